@@ -1,0 +1,3 @@
+"""Search: the vector index."""
+
+__all__: list[str] = []

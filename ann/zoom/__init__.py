@@ -1,0 +1,1 @@
+"""The Zoom vector index (arXiv 1809.04067): a preview in DRAM, full vectors on SSD."""

@@ -1,0 +1,1 @@
+"""DRAM/SSD tiering primitives, and the systems built on them."""

@@ -1,0 +1,4 @@
+// One registration function per translation unit; module.cpp calls them all.
+#pragma once
+
+#include <nanobind/nanobind.h>
