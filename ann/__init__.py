@@ -1,3 +1,5 @@
 """Search: the vector index."""
 
-__all__: list[str] = []
+from memhier.ann.zoom import SearchResult, ZoomIndex
+
+__all__ = ["SearchResult", "ZoomIndex"]

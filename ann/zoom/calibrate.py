@@ -1,0 +1,113 @@
+"""How many lists to probe and how many candidates to read, measured on vectors of the index itself.
+
+Sampled vectors play the queries; each must find its nearest neighbours other than itself. Everything is read off the
+preview: a neighbour is found when its code ranks among the candidates, so calibration reads nothing from SSD.
+"""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.preview import Preview
+
+__all__ = ["Calibration", "NeighbourTruth", "calibrate"]
+
+NEIGHBOURS = 10
+_QUERIES = 256
+_TARGET = 0.98
+_CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400)
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Default search effort.
+
+    Attributes
+    ----------
+    nprobe
+        Lists probed.
+    candidates
+        Full vectors read for k = 10; more in proportion for larger k.
+    recall
+        The recall@10 that these gave on the sampled vectors.
+    """
+
+    nprobe: int
+    candidates: int
+    recall: float
+
+
+class NeighbourTruth:
+    """Exact neighbours of sampled vectors, gathered while the source streams by.
+
+    Parameters
+    ----------
+    count
+        Number of vectors in the index.
+    seed
+        Chooses the sampled vectors.
+    """
+
+    def __init__(self, count: int, seed: int) -> None:
+        chosen = np.random.default_rng(seed).permutation(count)[:_QUERIES]
+        self.rows: Ints = np.sort(chosen).astype(np.int64)
+        self.neighbours = min(NEIGHBOURS, count - 1)
+        self._distances = np.full((len(self.rows), self.neighbours), np.inf, np.float32)
+        self._found = np.full((len(self.rows), self.neighbours), -1, np.int64)
+        self.queries: Floats = np.empty((0, 0), np.float32)
+
+    def add(self, start: int, vectors: Floats) -> None:
+        """Take in the vectors of rows `start` onwards, in the preview's space; `queries` must be set before."""
+        keep = min(self.neighbours + 1, len(vectors))
+        near, found = faiss.knn(self.queries, vectors, keep)
+        found += start
+        near[found == self.rows[:, None]] = np.inf  # a vector is no neighbour of its own
+        near, found = np.hstack([self._distances, near]), np.hstack([self._found, found])
+        order = np.argsort(near, axis=1, kind="stable")[:, : self.neighbours]
+        self._distances = np.take_along_axis(near, order, 1)
+        self._found = np.take_along_axis(found, order, 1)
+
+    def positions(self, position_of_row: Ints) -> tuple[Ints, Ints]:
+        """Return where the neighbours ``[q, 10]`` and the queries themselves ``[q]`` stand in list order."""
+        return position_of_row[self._found], position_of_row[self.rows]
+
+
+def calibrate(preview: Preview, truth: NeighbourTruth, position_of_row: Ints) -> Calibration:
+    """Return the least effort that reaches recall 0.98 on the sampled vectors, or the most if none does."""
+    if truth.neighbours == 0:
+        return Calibration(1, NEIGHBOURS, 1.0)
+    neighbours, own = truth.positions(position_of_row)
+    best = Calibration(preview.lists, _CANDIDATES[-1], 0.0)
+    nprobe = min(4, preview.lists)
+    while True:
+        ranks = _ranks(preview, truth.queries, neighbours, own, nprobe)
+        # Half of the loss that the target allows may come from lists left out, half from candidates not read.
+        if (ranks < _CANDIDATES[-1]).mean() >= (1 + _TARGET) / 2 or nprobe == preview.lists:
+            break
+        nprobe = min(2 * nprobe, preview.lists)
+    for candidates in _CANDIDATES:
+        recall = float((ranks < candidates).mean())
+        best = Calibration(nprobe, candidates, recall)
+        if recall >= _TARGET:
+            break
+    return best
+
+
+def _ranks(preview: Preview, queries: Floats, neighbours: Ints, own: Ints, nprobe: int) -> Ints:
+    """Return the rank of each true neighbour among the candidates, the query itself not counted."""
+    most = _CANDIDATES[-1]
+    positions, _ = preview.search(queries, nprobe, most + 1)
+    is_own = positions == own[:, None]
+    ranks = np.full(neighbours.shape, most)
+    for column in range(neighbours.shape[1]):
+        match = (positions == neighbours[:, [column]]) & ~is_own
+        rank = match.argmax(axis=1)
+        before = np.cumsum(is_own, axis=1)[np.arange(len(rank)), rank]
+        ranks[:, column] = np.where(match.any(axis=1), rank - before, most)
+    return ranks

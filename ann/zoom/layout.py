@@ -1,0 +1,90 @@
+"""How a DRAM budget is spent: so many lists, so many bytes of code for each vector."""
+
+from dataclasses import dataclass
+
+from memhier.ann.zoom.preview import graph_bytes_per_list
+from memhier.ann.zoom.scan import CODES_PER_BOOK
+from memhier.ann.zoom.space import Metric, core_dimension
+from memhier.budget import format_bytes
+from memhier.errors import BudgetError
+from memhier.reader import PAGE_BYTES
+
+__all__ = ["Layout", "plan_layout"]
+
+WORKSPACE_BYTES = 256 << 10  # rows and candidates of one block of queries
+_VECTORS_PER_LIST = 200  # 0.5 % of n; shorter lists probe finer but cost 400 B and more each
+_LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
+_WIDEST, _NARROWEST = 32, 4  # dimensions that one byte of code describes; narrower than 4 hardly ranks better
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of an index, decided before it is built.
+
+    Attributes
+    ----------
+    lists
+        Number of inverted lists.
+    width
+        Dimension of the sub-vector that one byte of code describes.
+    padded
+        Dimension of the preview space, a multiple of `width`.
+    memory_bytes
+        DRAM the index will hold when open, everything counted.
+    """
+
+    lists: int
+    width: int
+    padded: int
+    memory_bytes: int
+
+    @property
+    def code_bytes(self) -> int:
+        return self.padded // self.width
+
+
+def plan_layout(count: int, dimension: int, metric: Metric, record_bytes: int, reader_bytes: int, dram: int) -> Layout:
+    """Return the layout with the longest codes that fits `dram` bytes.
+
+    Parameters
+    ----------
+    count, dimension, metric
+        Of the vectors.
+    record_bytes
+        Bytes of one vector with its id on SSD; a CRC is kept for each page of them.
+    reader_bytes
+        DRAM of the reader's buffers.
+    dram
+        The budget in bytes.
+
+    Raises
+    ------
+    BudgetError
+        When even the shortest codes do not fit; says what would be enough.
+    """
+    core = core_dimension(metric, dimension)
+    checksums = 4 * (count * record_bytes // PAGE_BYTES + 1)
+    fixed = reader_bytes + WORKSPACE_BYTES + checksums
+
+    def layout(width: int) -> Layout:
+        padded = -(-core // width) * width
+        lists = _count_lists(count, padded, dram)
+        book = 4 * CODES_PER_BOOK * padded
+        total = fixed + book + 8 + lists * graph_bytes_per_list(padded) + count * (padded // width)
+        return Layout(lists, width, padded, total)
+
+    narrowest = min(_NARROWEST, core)
+    for width in range(narrowest, _WIDEST + 1):
+        choice = layout(width)
+        if choice.memory_bytes <= dram:
+            return choice
+    enough = min(layout(width).memory_bytes for width in range(narrowest, _WIDEST + 1))
+    raise BudgetError(
+        f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
+        f"at least {format_bytes(enough)} ({enough} bytes) is needed"
+    )
+
+
+def _count_lists(count: int, padded: int, dram: int) -> int:
+    affordable = int(_LISTS_SHARE * dram) // graph_bytes_per_list(padded)
+    return max(1, min(count // _VECTORS_PER_LIST, affordable))

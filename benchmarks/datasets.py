@@ -1,0 +1,79 @@
+"""Real data sets, read from a local folder: ``MEMHIER_DATA``, or ``../shared/data`` beside the checkout."""
+
+import io
+import lzma
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set"]
+
+Matrix: TypeAlias = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchSet:
+    """Vectors to index and held-out queries, both ``[n, d]``."""
+
+    name: str
+    base: Matrix
+    queries: Matrix
+
+
+def data_folder() -> Path:
+    """Return where data sets are looked for; it need not exist."""
+    named = os.environ.get("MEMHIER_DATA")
+    return Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def load_search_set(name: str) -> SearchSet:
+    """Return one of :data:`SEARCH_SETS`.
+
+    Raises
+    ------
+    FileNotFoundError
+        When its folder is missing; the message says where it was looked for.
+    """
+    if name not in SEARCH_SETS:
+        raise ValueError(f"name={name!r}: expected one of {', '.join(SEARCH_SETS)}")
+    folder = data_folder() / name
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no data set {name!r} at {folder}: put it there, or set MEMHIER_DATA")
+    return SEARCH_SETS[name](name, folder)
+
+
+def _load_images(name: str, folder: Path) -> SearchSet:
+    base = _read_idx_images(folder / "train-images-idx3-ubyte.xz")
+    queries = _read_idx_images(folder / "t10k-images-idx3-ubyte.xz")
+    # Some copies are sorted by class: shuffled, so that a build that sees the start of the file sees all of it.
+    random = np.random.default_rng(0)
+    return SearchSet(name, base[random.permutation(len(base))], queries[random.permutation(len(queries))[:1000]])
+
+
+def _load_sift(name: str, folder: Path) -> SearchSet:
+    return SearchSet(name, _read_npy(folder / "base_u8.npy.xz"), _read_npy(folder / "query_u8.npy.xz"))
+
+
+def _read_idx_images(path: Path) -> Matrix:
+    raw = lzma.decompress(path.read_bytes())
+    magic, count, rows, columns = np.frombuffer(raw, ">u4", 4)
+    if magic != 0x803:
+        raise ValueError(f"{path}: magic {magic:#x} is not that of an IDX image file")
+    return np.frombuffer(raw, np.uint8, offset=16).reshape(int(count), int(rows * columns))
+
+
+def _read_npy(path: Path) -> Matrix:
+    loaded: Matrix = np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False)
+    return loaded
+
+
+SEARCH_SETS: dict[str, Callable[[str, Path], SearchSet]] = {
+    "fashion-mnist": _load_images,
+    "mnist": _load_images,
+    "sift-imagenet200k": _load_sift,
+}

@@ -1,0 +1,55 @@
+"""Exact search, and recall against it."""
+
+from typing import Any, TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["exact_neighbours", "recall_at_k"]
+
+Matrix: TypeAlias = npt.NDArray[Any]
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+_BLOCK_ROWS = 65536
+
+
+def exact_neighbours(base: Matrix, queries: Matrix, k: int, metric: str = "l2") -> tuple[npt.NDArray[np.int64], Floats]:
+    """Return row numbers and distances of the true neighbours, ``[q, k]``, comparing every vector in blocks.
+
+    Distances are those of :class:`memhier.ann.SearchResult`.
+    """
+    matrix = _prepare(queries, metric)
+    kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
+    sign = np.float32(1 if metric == "l2" else -1)
+    best = np.full((len(matrix), k), np.inf, np.float32)
+    rows = np.full((len(matrix), k), -1, np.int64)
+    for start in range(0, len(base), _BLOCK_ROWS):
+        block = _prepare(base[start : start + _BLOCK_ROWS], metric)
+        near, found = faiss.knn(matrix, block, min(k, len(block)), metric=kind)
+        near, found = np.hstack([best, sign * near]), np.hstack([rows, found + start])
+        order = np.argsort(near, axis=1, kind="stable")[:, :k]
+        best, rows = np.take_along_axis(near, order, 1), np.take_along_axis(found, order, 1)
+    return rows, best + np.float32(1) if metric == "cosine" else best
+
+
+def recall_at_k(found: Floats, true: Floats, tolerance: float = 1e-5) -> float:
+    """Return the share of answers as near as the true k-th neighbour, so that ties count.
+
+    Parameters
+    ----------
+    found, true
+        Distances ``[q, k]``, nearest first.
+    tolerance
+        Relative to the k-th distance, for the rounding of float32.
+    """
+    limit = true[:, -1:] + tolerance * np.maximum(np.abs(true[:, -1:]), 1.0)
+    return float((found <= limit).mean())
+
+
+def _prepare(block: Matrix, metric: str) -> Floats:
+    out = np.ascontiguousarray(block, dtype=np.float32)
+    if metric == "cosine":
+        norms = np.linalg.norm(out, axis=1, keepdims=True)
+        out = out / np.where(norms > 0, norms, 1)
+    return out

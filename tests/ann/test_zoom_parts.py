@@ -1,0 +1,152 @@
+"""The parts of the index on their own: source, space, layout, training."""
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier.ann.zoom.layout import plan_layout
+from memhier.ann.zoom.preview import PreviewTrainer, _apportion
+from memhier.ann.zoom.source import VectorSource, open_source
+from memhier.ann.zoom.space import core_dimension, fit_space
+from memhier.errors import BudgetError
+
+
+def test_iterator_and_array_give_the_same_source(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(97, 5)).astype(np.float32)
+    staged = open_source(iter([vectors[:1], vectors[1:1], vectors[1:50], vectors[50:]]), tmp_path)
+    whole = open_source(vectors, tmp_path)
+    assert (staged.count, staged.dimension, staged.dtype) == (97, 5, np.float32)
+    for (start, block), (other_start, other) in zip(staged.blocks(), whole.blocks(), strict=True):
+        assert start == other_start
+        np.testing.assert_array_equal(block, other)
+    np.testing.assert_array_equal(staged.take(np.array([0, 50, 96])), vectors[[0, 50, 96]])
+
+
+def test_blocks_cover_a_long_source_once_and_in_order():
+    vectors = np.arange(2_100_000 * 3, dtype=np.float32).reshape(-1, 3)
+    starts, lengths = zip(*[(start, len(block)) for start, block in VectorSource(vectors).blocks()], strict=True)
+    assert len(starts) > 1
+    assert list(starts) == [0, *np.cumsum(lengths)[:-1]]
+    assert sum(lengths) == len(vectors)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int8", "uint8", "float64"])
+def test_non_contiguous_sources_are_read_right(dtype, tmp_path):
+    wide = np.random.default_rng(1).integers(0, 100, (30, 8)).astype(dtype)
+    for view in (wide[::2], wide[:, ::2], wide.T, np.asfortranarray(wide)):
+        (_, block), *_ = open_source(view, tmp_path).blocks()
+        assert block.flags.c_contiguous
+        assert block.dtype == ("float32" if dtype == "float64" else dtype)
+        np.testing.assert_array_equal(block, view)
+
+
+@pytest.mark.parametrize(
+    ("vectors", "error", "message"),
+    [
+        (np.empty((0, 4), np.float32), ValueError, "empty"),
+        ([], ValueError, "two dimensions"),
+        (iter([]), ValueError, "empty"),
+        (np.ones((3, 0), np.float32), ValueError, "d of at least 1"),
+        (np.ones(3, np.float32), ValueError, "two dimensions"),
+        (np.ones((2, 2), np.int32), TypeError, "int32"),
+        (np.ones((2, 2), np.complex64), TypeError, "complex64"),
+        (np.array([[1, 2], [np.nan, 1]], np.float32), ValueError, "row 1"),
+        (np.array([[1, 2], [3, 1], [np.inf, 0]], np.float16), ValueError, "row 2"),
+        (iter([np.ones((3, 2), np.float32), np.array([[1, np.inf]], np.float32)]), ValueError, "row 3"),
+        (iter([np.ones((3, 2), np.float32), np.ones((3, 3), np.float32)]), ValueError, "block 1"),
+        (iter([np.ones((3, 2), np.float32), np.ones((3, 2), np.uint8)]), ValueError, "block 1"),
+        (7, TypeError, "int"),
+    ],
+)
+def test_bad_vectors_are_refused_by_name(vectors, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        open_source(vectors, tmp_path)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    metric=st.sampled_from(["l2", "ip", "cosine"]),
+    dimension=st.sampled_from([1, 3, 97]),
+    scale=st.sampled_from([1e-6, 1.0, 1e6]),
+    pad=st.integers(0, 5),
+)
+def test_nearest_in_the_preview_space_is_nearest_by_the_metric(seed, metric, dimension, scale, pad):
+    random = np.random.default_rng(seed)
+    vectors = (random.normal(size=(50, dimension)) * scale * random.uniform(0.1, 2, (50, 1))).astype(np.float32)
+    query = (random.normal(size=(1, dimension)) * scale).astype(np.float32)
+    space = fit_space(VectorSource(vectors), metric, core_dimension(metric, dimension) + pad)
+    mapped, mapped_query = space.vectors(vectors), space.queries(query)
+    assert np.isfinite(mapped).all()
+    assert np.abs(mapped).max() <= 1.001
+    preview = np.square(mapped - mapped_query).sum(axis=1, dtype=np.float64)
+    exact_vectors, exact_query = vectors.astype(np.float64), query.astype(np.float64)[0]
+    if metric == "l2":
+        exact = np.square(exact_vectors - exact_query).sum(axis=1)
+    else:
+        exact = -exact_vectors @ exact_query
+        if metric == "cosine":
+            exact /= np.linalg.norm(exact_vectors, axis=1)
+    best = preview.argmin()
+    spread = max(float(np.ptp(exact)), 1e-30)
+    assert exact[best] <= exact.min() + 1e-3 * spread
+
+
+def test_overflowing_values_are_refused():
+    with pytest.raises(ValueError, match="overflow"):
+        fit_space(VectorSource(np.full((2, 4), 1e30, np.float32)), "l2", 4)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    count=st.sampled_from([1, 3, 97, 5000, 10**6, 10**8]),
+    dimension=st.sampled_from([1, 3, 97, 128, 768, 4096]),
+    metric=st.sampled_from(["l2", "ip", "cosine"]),
+    dram=st.integers(10**5, 10**10),
+)
+def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, dram):
+    try:
+        layout = plan_layout(count, dimension, metric, 4 * dimension + 8, 600_000, dram)
+    except BudgetError as error:
+        enough = int(str(error).split("(")[1].split()[0])
+        assert enough > dram
+        layout = plan_layout(count, dimension, metric, 4 * dimension + 8, 600_000, enough)
+        dram = enough
+    assert layout.memory_bytes <= dram
+    assert layout.padded % layout.width == 0
+    assert layout.padded >= core_dimension(metric, dimension)
+    assert 1 <= layout.lists <= count
+
+
+def test_more_dram_buys_longer_codes():
+    codes = [plan_layout(10**6, 128, "l2", 520, 0, dram << 20).code_bytes for dram in (10, 20, 40, 80)]
+    assert codes == sorted(codes)
+    assert codes[0] < codes[-1]
+
+
+def test_training_does_not_depend_on_threads():
+    sample = np.random.default_rng(3).normal(size=(3000, 16)).astype(np.float32)
+    threads = faiss.omp_get_max_threads()
+    results = []
+    try:
+        for count in (1, 4):
+            faiss.omp_set_num_threads(count)
+            trainer = PreviewTrainer(sample, 40, 4, seed=9)
+            lists = trainer.assign(sample)
+            graph = bytes(faiss.serialize_index(trainer.graph))
+            results.append(
+                (graph, trainer.codebook().tobytes(), lists.tobytes(), trainer.encode(sample, lists).tobytes())
+            )
+    finally:
+        faiss.omp_set_num_threads(threads)
+    assert results[0] == results[1]
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(1, 20))
+def test_lists_are_shared_out_exactly(sizes, lists):
+    lists = min(lists, sum(sizes))
+    shares = _apportion(np.array(sizes), lists)
+    assert shares.sum() == lists
+    assert (shares >= 0).all()
