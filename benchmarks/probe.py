@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from memhier.budget import format_bytes
@@ -34,12 +35,14 @@ def probe(path: str, json_path: str | None, size: str, seconds: float, seed: int
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise click.ClickException(f"--json {json_path}: {folder} is not a directory that can be written to")
     # A terminated process would leave the temporary file behind; leaving by an exception removes it.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        with Console(stderr=True).status(f"Reading scattered pages under {path} ..."):
+        with Console(stderr=True).status(f"Reading scattered pages under {escape(path)} ..."):
             profile = probe_device(path, size=size, seconds=seconds, seed=seed)
-    except (OSError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise click.ClickException(_plain(error)) from error
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if json_path == "-":
         click.echo(profile.to_json())
         return
@@ -48,7 +51,7 @@ def probe(path: str, json_path: str | None, size: str, seconds: float, seed: int
     show(profile, Console())
 
 
-def _plain(error: OSError | ValueError) -> str:
+def _plain(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error)
@@ -56,7 +59,9 @@ def _plain(error: OSError | ValueError) -> str:
 
 def show(profile: DeviceProfile, console: Console) -> None:
     """Print a profile as a table, with the machine and what to know before trusting the figures below it."""
-    table = Table(title=f"Random {format_bytes(profile.page_bytes)} reads under {profile.path}", title_justify="left")
+    table = Table(
+        title=f"Random {format_bytes(profile.page_bytes)} reads under {escape(profile.path)}", title_justify="left"
+    )
     for title in ("depth", "IOPS", "MB/s", "p50 us", "p99 us"):
         table.add_column(title, justify="right")
     for row in profile.depths:
@@ -65,9 +70,9 @@ def show(profile: DeviceProfile, console: Console) -> None:
             f"{row.latency_p50_us:,.0f}", f"{row.latency_p99_us:,.0f}",
         )  # fmt: skip
     console.print(table)
-    console.print(f"sequential {profile.sequential_mb_per_s:,.0f} MB/s", highlight=False)
+    console.out(f"sequential {profile.sequential_mb_per_s:,.0f} MB/s", highlight=False)
     mode = "direct I/O" if profile.direct else "buffered"
     how = f"{profile.engine}, {mode}, over {format_bytes(profile.span_bytes)} of {profile.file_system}"
-    console.print(f"{how} on {profile.device}; {profile.kernel}; {profile.date}", highlight=False, markup=False)
+    console.out(f"{how} on {profile.device}; {profile.kernel}; {profile.date}", highlight=False)
     for note in profile.notes:
-        console.print(f"note: {note}", style="yellow", highlight=False, markup=False)
+        console.out(f"note: {note}", style="yellow", highlight=False)

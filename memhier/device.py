@@ -5,7 +5,6 @@ figures include the price of this library and of the engine that this machine pe
 """
 
 import errno
-import json
 import math
 import os
 import platform
@@ -15,17 +14,16 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._device_profile import DepthProfile, DeviceProfile
+from memhier._python_reader import THREADS_MAX
 from memhier.budget import format_bytes, parse_bytes
-from memhier.errors import FormatError
 from memhier.reader import Reader
 
 __all__ = ["DepthProfile", "DeviceProfile", "probe"]
@@ -35,131 +33,13 @@ _PAGE = 4096
 _STRIDE = 2
 # One call's reads share one buffer (32 MiB): long enough that filling and draining the queue costs little.
 _CALL_READS = 8192
+# Enough different pages that none is read twice in a slice of time, in 8 MiB however large the file.
+_OFFSETS_MAX = 1 << 20
 _STREAM_BLOCK = 1 << 20
-_STREAM_DEPTH = 8
+_STREAM_DEPTH = 32
 _ROUNDS = 5
 _DEPTH_MAX = 1024
-_JSON_FORMAT = "memhier.DeviceProfile/1"
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
-
-
-@dataclass(frozen=True)
-class DepthProfile:
-    """Random page reads with `depth` of them in flight: medians over the rounds.
-
-    Attributes
-    ----------
-    depth
-        Reads kept in flight by one calling thread.
-    iops
-        Reads per second.
-    mb_per_s
-        Bandwidth of those reads, in 10**6 bytes per second.
-    latency_p50_us, latency_p99_us
-        Microseconds from handing one read to the kernel until its bytes are there.
-    reads
-        Reads measured, in all rounds together.
-    """
-
-    depth: int
-    iops: float
-    mb_per_s: float
-    latency_p50_us: float
-    latency_p99_us: float
-    reads: int
-
-
-@dataclass(frozen=True)
-class DeviceProfile:
-    """What :func:`probe` measured, and where and how.
-
-    Attributes
-    ----------
-    path
-        The directory or file that was probed, absolute.
-    file_system, device
-        Type and source of the mount under the path (``"ext4"``, ``"/dev/nvme0n1p2"``), or ``"unknown"``.
-    kernel
-        Operating system and release.
-    date
-        When the measurement ended, ISO 8601, UTC.
-    engine
-        The reader's engine (``"uring"``, ``"aio"``, ``"threads"``, ``"python"``).
-    direct
-        Whether reads went past the page cache. When they did not, the cache was dropped before each measurement.
-    page_bytes
-        Size of one random read.
-    span_bytes
-        Size of the file, or of the part of it, over which the reads were scattered.
-    seed
-        Seed of the file's bytes and of the order of reads.
-    sequential_mb_per_s
-        Bandwidth of reading in file order, in 10**6 bytes per second.
-    depths
-        One row per queue depth, shallow first.
-    notes
-        What to know before trusting the figures; empty when nothing is in doubt.
-    """
-
-    path: str
-    file_system: str
-    device: str
-    kernel: str
-    date: str
-    engine: str
-    direct: bool
-    page_bytes: int
-    span_bytes: int
-    seed: int
-    sequential_mb_per_s: float
-    depths: tuple[DepthProfile, ...]
-    notes: tuple[str, ...]
-
-    def to_json(self) -> str:
-        """Return the profile as JSON text that :meth:`from_json` reads back."""
-        return json.dumps({"format": _JSON_FORMAT, **asdict(self)}, indent=2)
-
-    @classmethod
-    def from_json(cls, text: str) -> "DeviceProfile":
-        """Return the profile that :meth:`to_json` wrote.
-
-        Raises
-        ------
-        FormatError
-            When the text is not such a profile, with what is missing or unknown in it.
-        """
-        try:
-            record = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise FormatError(f"not a device profile: not JSON ({error})") from None
-        if not isinstance(record, dict) or record.pop("format", None) != _JSON_FORMAT:
-            raise FormatError(f'not a device profile: expected JSON with "format": "{_JSON_FORMAT}"')
-        _check_fields(cls, record)
-        for row in record["depths"]:
-            _check_fields(DepthProfile, row)
-        record["depths"] = tuple(DepthProfile(**row) for row in record["depths"])
-        record["notes"] = tuple(record["notes"])
-        return cls(**record)
-
-
-# What each annotation of the two classes above may hold once it has been through JSON.
-_JSON_TYPES: dict[Any, tuple[type, ...]] = {
-    str: (str,), bool: (bool,), int: (int,), float: (int, float),
-    tuple[DepthProfile, ...]: (list,), tuple[str, ...]: (list,),
-}  # fmt: skip
-
-
-def _check_fields(cls: type, record: object) -> None:
-    if not isinstance(record, dict):
-        raise FormatError(f"not a device profile: expected an object for {cls.__name__}, got {record!r}")
-    expected = {field.name: field.type for field in fields(cls)}
-    wrong = sorted(expected.keys() ^ record.keys())
-    if wrong:
-        raise FormatError(f"not a device profile: {cls.__name__} has missing or unknown fields: {', '.join(wrong)}")
-    for name, kind in expected.items():
-        value = record[name]
-        if not isinstance(value, _JSON_TYPES[kind]) or (kind is not bool and isinstance(value, bool)):
-            raise FormatError(f"not a device profile: {cls.__name__}.{name}={value!r}, expected {kind}")
 
 
 def probe(
@@ -219,7 +99,7 @@ def probe(
     if stat.S_ISREG(mode):
         span = min(span, target.stat().st_size)
     span = span // _STREAM_BLOCK * _STREAM_BLOCK
-    smallest = max(max(depths) * _PAGE * _STRIDE, _STREAM_BLOCK * _STREAM_DEPTH)
+    smallest = max(max(depths) * _PAGE * _STRIDE, 8 * _STREAM_BLOCK)
     if span < smallest:
         what = "size" if stat.S_ISDIR(mode) else f"path={str(target)!r} and size"
         raise ValueError(
@@ -258,9 +138,12 @@ def _random_file(folder: Path, size: int, seed: int) -> Iterator[Path]:
     descriptor, name = tempfile.mkstemp(prefix=".memhier-probe-", dir=folder)
     try:
         try:
-            for start in range(0, size, _STREAM_BLOCK):
-                _write_all(descriptor, bits.random_raw(min(_STREAM_BLOCK, size - start) // 8))
+            for _ in range(size // _STREAM_BLOCK):
+                _write_all(descriptor, bits.random_raw(_STREAM_BLOCK // 8))
             os.fsync(descriptor)
+        except OSError as error:
+            error.filename = name
+            raise
         finally:
             os.close(descriptor)
         yield Path(name)
@@ -275,18 +158,16 @@ def _write_all(descriptor: int, words: npt.NDArray[np.uint64]) -> None:
 
 
 class _Stream:
-    """Offsets that never repeat within a call and repeat across calls only after all others came."""
+    """Offsets taken in turn: none twice in a call, and none again before all others came."""
 
     def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
         self._offsets = offsets
         self._next = 0
 
     def take(self, count: int) -> npt.NDArray[np.int64]:
-        if self._next == len(self._offsets):
-            self._next = 0
-        part = self._offsets[self._next : self._next + count]
-        self._next += len(part)
-        return part
+        turn = np.arange(self._next, self._next + min(count, len(self._offsets)))
+        self._next = (self._next + len(turn)) % len(self._offsets)
+        return self._offsets.take(turn, mode="wrap")
 
 
 class _Cell:
@@ -338,9 +219,10 @@ class _Cell:
 
 
 def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[int, ...], seed: int) -> DeviceProfile:
-    rng = np.random.default_rng(seed)
-    scattered = _Stream(rng.permutation(span // (_PAGE * _STRIDE)) * np.int64(_PAGE * _STRIDE))
-    blocks = _Stream(np.arange(0, span, _STREAM_BLOCK, dtype=np.int64))
+    places = span // (_PAGE * _STRIDE)
+    chosen = np.random.default_rng(seed).choice(places, min(places, _OFFSETS_MAX), replace=False)
+    scattered = _Stream(chosen.astype(np.int64) * (_PAGE * _STRIDE))
+    blocks = _Stream(np.arange(0, min(span, _OFFSETS_MAX * _STREAM_BLOCK), _STREAM_BLOCK, dtype=np.int64))
     buffer = np.empty(_CALL_READS * _PAGE, np.uint8)
     buffer.fill(0)  # the first touch of a page of memory is not the device's time
     with ExitStack() as stack:
@@ -348,7 +230,6 @@ def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[
         cells.append(_Cell(file, span, _STREAM_DEPTH, _STREAM_BLOCK, blocks))
         for cell in cells:
             stack.callback(cell.reader.close)
-        direct = bool(cells[0].reader.stats()["direct"])
         for cell in cells:
             _drop_cache(file)
             cell.warm(buffer)
@@ -365,13 +246,13 @@ def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[
             kernel=f"{platform.system()} {platform.release()}",
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             engine=cells[0].reader.engine,
-            direct=direct,
+            direct=bool(cells[0].reader.stats()["direct"]),
             page_bytes=_PAGE,
             span_bytes=span,
             seed=seed,
             sequential_mb_per_s=sequential.mb_per_s,
             depths=tuple(rows),
-            notes=_notes(file, file_system, direct),
+            notes=_notes(cells[0].reader, file, file_system, depths),
         )
 
 
@@ -384,11 +265,13 @@ def _drop_cache(file: Path) -> None:
             os.close(descriptor)
 
 
-def _notes(file: Path, file_system: str, direct: bool) -> tuple[str, ...]:
+def _notes(reader: Reader, file: Path, file_system: str, depths: tuple[int, ...]) -> tuple[str, ...]:
     notes = []
+    if reader.engine == "python" and max(depths) > THREADS_MAX:
+        notes.append(f"the Python engine keeps at most {THREADS_MAX} reads in flight: deeper rows measure the same")
     if file_system in _IN_MEMORY:
         notes.append(f"{file_system} lives in memory: these are not the figures of a device")
-    elif not direct:
+    elif not reader.stats()["direct"]:
         notes.append("buffered: direct I/O was refused; the page cache was dropped before each measurement")
     status = file.stat()
     if status.st_blocks * 512 < status.st_size:
