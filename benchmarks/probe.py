@@ -62,8 +62,8 @@ def show(profile: DeviceProfile, console: Console) -> None:
     table = Table(
         title=f"Random {format_bytes(profile.page_bytes)} reads under {escape(profile.path)}", title_justify="left"
     )
-    for title in ("depth", "IOPS", "MB/s", "p50 us", "p99 us"):
-        table.add_column(title, justify="right")
+    for name in ("depth", "IOPS", "MB/s", "p50 us", "p99 us"):
+        table.add_column(name, justify="right")
     for row in profile.depths:
         table.add_row(
             str(row.depth), f"{row.iops:,.0f}", f"{row.mb_per_s:,.1f}",

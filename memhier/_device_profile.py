@@ -107,6 +107,8 @@ class DeviceProfile:
             _check_fields(DepthProfile, row)
         record["depths"] = tuple(DepthProfile(**row) for row in record["depths"])
         record["notes"] = tuple(record["notes"])
+        if not all(isinstance(note, str) for note in record["notes"]):
+            raise FormatError(f"not a device profile: notes={record['notes']!r}, expected texts")
         return cls(**record)
 
 
