@@ -1,0 +1,70 @@
+"""What may be done at a path: whose directory it is, and who may write there."""
+
+import errno
+import os
+import re
+from pathlib import Path
+
+from memhier._catalog import Catalog
+from memhier.errors import CorruptionError, FormatError, LockedError
+from memhier.files import File, Files, read_file
+
+__all__ = ["STORE_NAMES", "already_exists", "clear_directory", "refuse_foreign", "require_published", "take_lock"]
+
+STORE_NAMES = frozenset({"lock", "catalog", "catalog.sum", "catalog.sum.new", "segments", "tmp"})
+_LOCK_MARK = b"memhier\n"
+
+
+def require_published(files: Files, root: Path) -> None:
+    """Refuse a path where no store was ever published."""
+    if not files.exists(str(root)):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root))
+    if files.exists(str(root / "catalog.sum")):
+        return
+    if not files.exists(str(root / "catalog")):
+        raise FormatError(f"{root}: not a memhier store (no 'catalog' there)")
+    if not Catalog(files, str(root)).is_unfinished():
+        raise CorruptionError(f"{root / 'catalog.sum'}: missing, but the catalog beside it has commits")
+    raise FormatError(f"{root}: an unfinished store, nothing was ever committed to it; build it again")
+
+
+def refuse_foreign(files: Files, root: Path) -> None:
+    """Refuse a directory with anything in it that this library did not put there, before touching it."""
+    try:
+        names = set(files.list(str(root)))
+    except NotADirectoryError:
+        raise already_exists(root) from None
+    if not names:
+        return
+    # The lock is the first file of a new store; a crash may leave it empty, and then alone.
+    mark = read_file(files, str(root / "lock")) if "lock" in names else None
+    if not names <= STORE_NAMES or mark is None or not (mark.startswith(_LOCK_MARK) or (not mark and len(names) == 1)):
+        raise already_exists(root)
+
+
+def already_exists(root: Path) -> FileExistsError:
+    """Return the error for a path that is taken."""
+    return FileExistsError(errno.EEXIST, "something is there already; choose a new path or remove it first", str(root))
+
+
+def take_lock(files: Files, root: Path) -> File:
+    """Become the one writer: return the locked file, to be closed to give the lock back."""
+    path = str(root / "lock")
+    file = files.open(path, "a")
+    try:
+        if not file.lock(exclusive=True):
+            holder = re.search(rb"pid (\d+)", read_file(files, path))
+            who = f"process {int(holder[1])}" if holder else "another process"
+            raise LockedError(f"{root}: {who} has it open for writing")
+        file.truncate(0)
+        file.pwrite(_LOCK_MARK + f"pid {os.getpid()}\n".encode(), 0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def clear_directory(files: Files, path: Path) -> None:
+    """Remove every file in a directory, if there is one."""
+    for name in files.list(str(path)) if files.exists(str(path)) else []:
+        files.remove(str(path / name))

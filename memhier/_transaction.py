@@ -1,0 +1,170 @@
+"""One change of a store, all or nothing."""
+
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from memhier._segments import SegmentWriter, check_segment_name, segment_file_name
+from memhier.errors import ClosedError
+from memhier.files import Files
+
+if TYPE_CHECKING:
+    from memhier.store import Store
+
+__all__ = ["Transaction", "check_key"]
+
+_KEY_BYTES_MAX = 400  # LMDB takes 511, our prefix included.
+_VALUE_BYTES_MAX = 16 * 2**20
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that the catalog could not hold."""
+    if not isinstance(key, str):
+        raise TypeError(f"key={key!r}: expected text")
+    if not 1 <= len(key.encode()) <= _KEY_BYTES_MAX:
+        raise ValueError(f"key={key!r}: expected 1 to {_KEY_BYTES_MAX} bytes of UTF-8")
+
+
+class Transaction:
+    """Changes that become visible together at `commit`, or not at all. Made by `Store.begin`; for one thread.
+
+    Leaving its ``with`` block without `commit` aborts it and removes what it wrote.
+    """
+
+    def __init__(self, store: "Store", files: Files, directory: Path, generation: int) -> None:
+        self._store = store
+        self._files = files
+        self._directory = directory
+        self._generation = generation
+        self._writers: dict[str, SegmentWriter] = {}
+        self._dropped: set[str] = set()
+        self._values: dict[str, bytes | None] = {}
+        self._pid = os.getpid()
+        self._open = True
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by write buffers, checksums and values, in bytes."""
+        values = sum(len(key) + len(value or b"") for key, value in self._values.items())
+        return values + sum(writer.memory_bytes for writer in self._writers.values())
+
+    def segment(self, name: str) -> SegmentWriter:
+        """Begin a new segment; an older one of this name is replaced at commit.
+
+        Raises
+        ------
+        ValueError
+            When `name` is not 1 to 100 letters, digits, ``-`` or ``_``, or was begun in this transaction already.
+        """
+        self._check_open()
+        check_segment_name(name)
+        if name in self._writers:
+            raise ValueError(f"name={name!r}: this transaction already writes a segment of that name")
+        path = self._directory / segment_file_name(name, self._generation)
+        try:
+            file = self._files.open(str(path), "x")
+        except BaseException:
+            self.abort()
+            raise
+        writer = SegmentWriter(name, self._generation, path, file, self.abort)
+        self._writers[name] = writer
+        return writer
+
+    def drop(self, name: str) -> None:
+        """Remove a committed segment. Readers that have it open keep it.
+
+        Raises
+        ------
+        KeyError
+            When there is no such segment.
+        """
+        self._check_open()
+        if name not in self._store.segments() or name in self._dropped:
+            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._store.segments())}")
+        self._dropped.add(name)
+
+    def put(self, key: str, value: Any) -> None:
+        """Set a value of the catalog.
+
+        Parameters
+        ----------
+        key
+            1 to 400 bytes of UTF-8.
+        value
+            A C-contiguous buffer of at most 16 MiB: every open store holds it in DRAM. Larger things belong in a
+            segment.
+        """
+        self._check_open()
+        check_key(key)
+        contents = bytes(value) if isinstance(value, bytes | bytearray) else memoryview(value).tobytes()
+        if len(contents) > _VALUE_BYTES_MAX:
+            raise ValueError(
+                f"value of {key!r}: {len(contents):,} bytes, expected at most {_VALUE_BYTES_MAX:,}; "
+                "write a segment instead"
+            )
+        self._values[key] = contents
+
+    def delete(self, key: str) -> None:
+        """Remove a value of the catalog.
+
+        Raises
+        ------
+        KeyError
+            When there is none.
+        """
+        self._check_open()
+        check_key(key)
+        if self._values.get(key, self._store.get(key)) is None:
+            raise KeyError(f"key={key!r}: no such value")
+        self._values[key] = None
+
+    def commit(self) -> int:
+        """Make all changes durable and visible; return the new generation.
+
+        Raises
+        ------
+        OSError
+            When a write fails. The store is then closed for writing: what the disk holds is known again after
+            reopening, which finds the last commit or, if only the last step failed, this one.
+        """
+        self._check_open()
+        try:
+            written = [writer.finish() for writer in self._writers.values()]
+            if written:
+                self._files.sync_directory(str(self._directory))
+        except BaseException as error:
+            self._store._fail(error)
+            self.abort()
+            raise
+        self._open = False
+        self._store._commit(self._values, written, self._dropped)
+        return self._generation
+
+    def abort(self) -> None:
+        """Forget everything and remove what was written. A second call does nothing."""
+        if not self._open or self._pid != os.getpid():
+            return
+        self._open = False
+        self._store._end_transaction()
+        for writer in self._writers.values():
+            writer.close()
+            try:
+                self._files.remove(str(writer.path))
+            except OSError:
+                # It is part of nothing; the next writer removes it.
+                continue
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError("the transaction is over")
+        if self._pid != os.getpid():
+            raise ClosedError("the transaction belongs to the process that this one was forked from")

@@ -1,0 +1,12 @@
+"""The file layer: everything persistent goes through it, so that faults and crashes can be rehearsed.
+
+`RealFiles` talks to the operating system, `MemoryFiles` remembers what a power cut would leave behind, and
+`FaultyFiles` wraps either to fail at a chosen call.
+"""
+
+from memhier.files._faulty import Fault, FaultyFiles, SimulatedCrash
+from memhier.files._interface import File, Files, Mode, read_file
+from memhier.files._memory import MemoryFiles
+from memhier.files._real import RealFiles
+
+__all__ = ["Fault", "FaultyFiles", "File", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash", "read_file"]

@@ -1,0 +1,149 @@
+"""The file layer on the operating system."""
+
+import fcntl
+import os
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from memhier.files._interface import Buffer, File, FileBase, Mode
+
+__all__ = ["RealFiles"]
+
+_FLAGS = {
+    "r": os.O_RDONLY,
+    "w": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
+    "x": os.O_RDWR | os.O_CREAT | os.O_EXCL,
+    "a": os.O_RDWR | os.O_CREAT,
+}
+# macOS has no fdatasync.
+_fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+@contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Calls on a descriptor fail without a path: add it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from None
+
+
+class _RealFile(FileBase):
+    def __init__(self, path: str, mode: Mode) -> None:
+        self._path = path
+        self._fd = os.open(path, _FLAGS[mode], 0o644)
+        self._end = self.size() if mode == "a" else 0
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        with _naming(self._path):
+            return os.fstat(self._fd).st_size
+
+    def read_into(self, buffer: bytearray | memoryview, offset: int) -> int:
+        view = memoryview(buffer).cast("B")
+        done = 0
+        with _naming(self._path):
+            while done < len(view):
+                count = os.preadv(self._fd, [view[done:]], offset + done)
+                if count == 0:
+                    break
+                done += count
+        return done
+
+    def append(self, data: Buffer) -> int:
+        offset = self._end
+        self.pwrite(data, offset)
+        return offset
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        view = memoryview(data).cast("B")
+        done = 0
+        with _naming(self._path):
+            # A call may write less than asked: a signal, a full disk, or the 2 GiB limit of one call.
+            while done < len(view):
+                done += os.pwrite(self._fd, view[done:], offset + done)
+        self._end = max(self._end, offset + done)
+
+    def truncate(self, length: int) -> None:
+        with _naming(self._path):
+            os.ftruncate(self._fd, length)
+        self._end = length
+
+    def fdatasync(self) -> None:
+        with _naming(self._path):
+            _fdatasync(self._fd)
+
+    def lock(self, *, exclusive: bool) -> bool:
+        with _naming(self._path):
+            try:
+                fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+        if exclusive:
+            _exclusive.add(self)
+        return True
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self) -> None:
+        # __init__ may have failed before there was a descriptor.
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
+
+_exclusive: weakref.WeakSet[_RealFile] = weakref.WeakSet()
+
+
+def _drop_inherited_locks() -> None:
+    """An flock lives until every copy of its descriptor is closed: a worker process must not outlive its writer's."""
+    for file in list(_exclusive):
+        file.close()
+
+
+os.register_at_fork(after_in_child=_drop_inherited_locks)
+
+
+class RealFiles:
+    """Files of the operating system.
+
+    Locks are ``flock`` locks: they belong to the open file, end with the process however it ends, and an exclusive
+    one is not handed to forked children.
+    """
+
+    def open(self, path: str, mode: Mode) -> File:
+        return _RealFile(path, mode)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(old, new)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def list(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def exists(self, path: str) -> bool:
+        return os.path.lexists(path)
+
+    def make_directory(self, path: str) -> None:
+        if not os.path.isdir(path):
+            os.mkdir(path)
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with _naming(path):
+                os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def clock(self) -> float:
+        return time.monotonic()
