@@ -91,6 +91,11 @@ class PythonPageReader:
         """DRAM held, in bytes."""
         return int(self._arena.nbytes)
 
+    @property
+    def planned_bytes(self) -> int:
+        """The same once calls have run, with a window's plan: order, offsets and pages of each request."""
+        return self.memory_bytes + WINDOW_REQUESTS * 64
+
     def add(
         self,
         fd: int,
@@ -227,7 +232,7 @@ def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
     while done < wanted:
         at = done // 512 * 512 if source.file.direct else done  # direct reads resume on a block boundary
         try:
-            got = os.preadv(source.file.fd, [memoryview(lane)[at:whole]], start + at)
+            got = os.preadv(source.file.fd, [lane[at:whole].data], start + at)
         except OSError as error:
             batch.fault = batch.fault or ("errno", source.file, error.errno or 0, 0, 0)
             return 0

@@ -81,7 +81,7 @@ def distances(
     Parameters
     ----------
     queries
-        float32 ``[nq, d]`` (or ``[d]`` for one), C-contiguous.
+        float32 ``[nq, d]``, or ``[d]`` for one; copied unless C-contiguous.
     rows
         ``[n, d]`` of float32, float16, int8 or uint8, or of uint16 with ``dtype="bfloat16"``. The elements of a row are
         adjacent; the rows may lie any number of bytes apart and at any alignment, so a field of a record will do.
@@ -119,8 +119,8 @@ def distances(
         out = np.empty(count, np.float32)
     elif not isinstance(out, np.ndarray) or out.dtype != np.float32 or out.shape != (count,):
         raise ValueError(f"out: expected float32 [{count}]")
-    elif not (out.flags.c_contiguous and out.flags.writeable):
-        raise ValueError("out: expected a contiguous array that may be written to")
+    elif not out.flags.carray:
+        raise ValueError("out: expected a contiguous, aligned array that may be written to")
     if backend.core is None:
         _python_kernels.distances(queries, rows, name, metric, query_of_row, out)
     else:
@@ -145,7 +145,7 @@ def _check_queries(queries: NDArray[np.float32]) -> NDArray[np.float32]:
         queries = queries[None]
     if queries.ndim != 2:
         raise ValueError(f"queries: expected shape [nq, d], got {list(queries.shape)}")
-    return np.ascontiguousarray(queries)
+    return queries if queries.flags.c_contiguous and queries.flags.aligned else queries.copy()
 
 
 def _check_rows(rows: NDArray[Any], dtype: str | None, dimension: int) -> str:
@@ -171,8 +171,9 @@ def _check_query_of_row(query_of_row: NDArray[np.int32], count: int, queries: in
     if not isinstance(query_of_row, np.ndarray) or query_of_row.dtype != np.int32:
         got = getattr(query_of_row, "dtype", type(query_of_row))
         raise TypeError(f"query_of_row: expected a numpy array of int32, got {got}")
-    if query_of_row.shape != (count,) or not query_of_row.flags.c_contiguous:
-        raise ValueError(f"query_of_row: expected shape [{count}], contiguous; got {list(query_of_row.shape)}")
+    flags = query_of_row.flags
+    if query_of_row.shape != (count,) or not (flags.c_contiguous and flags.aligned):
+        raise ValueError(f"query_of_row: expected shape [{count}], contiguous, aligned; got {list(query_of_row.shape)}")
     if count and (int(query_of_row.min()) < 0 or int(query_of_row.max()) >= queries):
         index = int(np.flatnonzero((query_of_row < 0) | (query_of_row >= queries))[0])
         raise ValueError(f"query_of_row[{index}]={int(query_of_row[index])}: expected 0 to {queries - 1}")

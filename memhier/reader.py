@@ -31,6 +31,8 @@ class _Core(Protocol):
     def engine(self) -> str: ...
     @property
     def memory_bytes(self) -> int: ...
+    @property
+    def planned_bytes(self) -> int: ...
     def add(
         self,
         fd: int,
@@ -115,6 +117,14 @@ class Reader:
     def memory_bytes(self) -> int:
         """DRAM held by page buffers, plans, rings and threads, in bytes."""
         return self._core.memory_bytes + int(self._lengths.nbytes)
+
+    @property
+    def planned_bytes(self) -> int:
+        """DRAM that will be held once calls of one thread at a time have run, in bytes; for budgets made beforehand.
+
+        Each further thread that reads at the same time, up to four in all, adds as much again.
+        """
+        return self._core.planned_bytes + int(self._lengths.nbytes)
 
     def add(
         self, path: str | os.PathLike[str], length: int | None = None, checksums: NDArray[np.uint32] | None = None
@@ -364,7 +374,7 @@ def _as_offsets(offsets: Any) -> NDArray[np.int64]:
         array = array.astype(np.int64)
     if array.ndim != 1:
         raise ValueError(f"offsets: expected shape [n], got {list(array.shape)}")
-    return np.ascontiguousarray(array)
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
 
 
 def _check_array(name: str, array: Any, dtype: type, shape: tuple[int, ...]) -> None:
@@ -374,8 +384,8 @@ def _check_array(name: str, array: Any, dtype: type, shape: tuple[int, ...]) -> 
         )
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{name}: expected a C-contiguous array; numpy.ascontiguousarray makes one")
+    if not (array.flags.c_contiguous and array.flags.aligned):
+        raise ValueError(f"{name}: expected a C-contiguous, aligned array; numpy.ascontiguousarray makes one")
     if name != "file" and not array.flags.writeable:
         raise ValueError(f"{name}: expected an array that may be written to")
 
@@ -388,7 +398,7 @@ def _check_checksums(checksums: Any, length: int) -> NDArray[np.uint32] | None:
         raise TypeError(
             f"checksums: expected a numpy array of uint32, got {getattr(checksums, 'dtype', type(checksums))}"
         )
-    if checksums.ndim != 1 or len(checksums) < pages or not checksums.flags.c_contiguous:
+    if checksums.ndim != 1 or len(checksums) < pages or not (checksums.flags.c_contiguous and checksums.flags.aligned):
         raise ValueError(
             f"checksums: expected shape [{pages}], C-contiguous, one for each page of {length} bytes; "
             f"got {list(checksums.shape)}"

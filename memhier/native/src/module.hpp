@@ -2,3 +2,7 @@
 #pragma once
 
 #include <nanobind/nanobind.h>
+
+void register_crc32c(nanobind::module_& m);
+void register_distance(nanobind::module_& m);
+void register_reader(nanobind::module_& m);

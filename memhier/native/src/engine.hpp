@@ -1,0 +1,79 @@
+// What a way of doing many reads at a time looks like: io_uring, Linux AIO, or a pool of threads.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+namespace memhier {
+
+constexpr std::size_t kPageBytes = 4096;
+// Neighbouring pages become one read of up to 64 KiB; more gains nothing and would starve single pages of buffers.
+constexpr std::size_t kRunPages = 16;
+
+using Clock = std::chrono::steady_clock;
+
+// An open file as the core sees it. Python owns the descriptor and the checksums.
+struct Source {
+  int fd;
+  bool direct;
+  bool drops_cache;                // buffered, but the page cache should not fill up
+  std::uint64_t length;            // committed bytes
+  const std::uint32_t* checksums;  // one per page, or null
+};
+
+// One read of neighbouring pages. Its parts must stay put until it is finished: the kernel may look at them late.
+struct Io {
+  const Source* source;
+  std::uint64_t offset;  // of the first page
+  std::uint32_t pages;
+  std::uint32_t wanted;   // bytes the file must have; less than the pages only at its end
+  std::uint32_t done;     // bytes landed by earlier, short reads
+  std::uint32_t resumed;  // where in the run the read now on its way starts
+  std::uint32_t retries;
+  std::uint32_t first_request;  // the sorted requests that touch these pages
+  std::uint32_t stop_request;
+  std::int64_t result;  // bytes read, or minus the error number
+  Clock::time_point submitted;
+  std::array<std::byte*, kRunPages> page;  // where each page lands
+  std::array<iovec, kRunPages> parts;      // the same, neighbours joined, from `resumed` on
+  std::uint32_t part_count;
+
+  // Lays out the parts for what is still missing.
+  void aim();
+};
+
+class Engine {
+ public:
+  virtual ~Engine() = default;
+
+  virtual const char* name() const = 0;
+  // Takes a read that was aimed. At most the engine's depth may be queued or in flight.
+  virtual void queue(Io& io) = 0;
+  // Hands over what is queued, waits until at least one read is finished, and appends all that are. Returns 0, or the
+  // error that kept queued reads from being handed over, and then nothing is in flight.
+  virtual int submit_and_wait(std::vector<Io*>& finished) = 0;
+  // Forgets what is queued and was not handed over.
+  virtual void withdraw() = 0;
+  virtual std::size_t in_flight() const = 0;
+  virtual std::size_t memory_bytes() const = 0;
+};
+
+class ThreadPool;
+
+// Each throws std::system_error where the system does not allow it.
+std::unique_ptr<Engine> make_uring_engine(unsigned depth);
+std::unique_ptr<Engine> make_aio_engine(unsigned depth);
+std::unique_ptr<Engine> make_thread_engine(std::shared_ptr<ThreadPool> pool, unsigned depth);
+
+// Threads start with the first read.
+std::shared_ptr<ThreadPool> make_thread_pool(unsigned depth);
+std::size_t memory_bytes_of(const ThreadPool& pool);
+std::size_t planned_bytes_of(const ThreadPool& pool);  // once all have started
+
+}  // namespace memhier

@@ -1,0 +1,232 @@
+// The page reader as Python sees it: files by handle, and one crossing of the interpreter lock for a whole batch.
+#include <nanobind/stl/string.h>
+
+#include <cerrno>
+
+#include "buffer.hpp"
+#include "module.hpp"
+#include "pool.hpp"
+
+namespace nb = nanobind;
+
+namespace memhier {
+namespace {
+
+// A source and what keeps it alive: the Python object that owns the descriptor, and the array of checksums.
+struct OpenFile : Source {
+  OpenFile(const Source& source, nb::object owner, Buffer checksums)
+      : Source(source), owner(std::move(owner)), checksums_view(std::move(checksums)) {}
+  nb::object owner;
+  Buffer checksums_view;
+};
+
+// The open files at one moment. A batch keeps the table it started with, so files may come and go while it runs. Tables
+// are only dropped with the GIL held, as that may drop Python objects.
+struct Table {
+  std::vector<std::shared_ptr<const OpenFile>> files;  // by handle; null where one was removed
+  std::vector<const Source*> sources;
+};
+
+[[noreturn]] void raise_os_error(const std::system_error& error) {
+  const nb::object text = nb::str(error.what());
+  const nb::object arguments = nb::make_tuple(error.code().value(), text);
+  PyErr_SetObject(PyExc_OSError, arguments.ptr());
+  throw nb::python_error();
+}
+
+const char* kind_name(Fault::Kind kind) {
+  switch (kind) {
+    case Fault::Kind::error: return "errno";
+    case Fault::Kind::cut_short: return "short";
+    case Fault::Kind::checksum: return "checksum";
+    case Fault::Kind::range: return "range";
+    case Fault::Kind::closed: return "closed";
+  }
+  return "";
+}
+
+nb::object describe(const std::optional<Fault>& fault) {
+  if (!fault) return nb::none();
+  const nb::object owner = fault->source == nullptr ? nb::none() : static_cast<const OpenFile*>(fault->source)->owner;
+  return nb::make_tuple(kind_name(fault->kind), owner, fault->first, fault->second, fault->third);
+}
+
+class PageReader {
+ public:
+  PageReader(std::string engine, unsigned depth)
+      : wanted_(std::move(engine)), depth_(depth), table_(std::make_shared<Table>()) {
+    make_pool();
+  }
+
+  ~PageReader() { forget_parents_pool(); }
+
+  int add(int fd, bool direct, bool drops_cache, std::uint64_t length, nb::handle checksums, nb::object owner) {
+    auto file = open(Source{fd, direct, drops_cache, length, nullptr}, checksums, std::move(owner));
+    auto next = std::make_shared<Table>(*table_);
+    next->sources.push_back(file.get());
+    next->files.push_back(std::move(file));
+    table_ = std::move(next);
+    return static_cast<int>(table_->files.size()) - 1;
+  }
+
+  void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, nb::handle checksums) {
+    const OpenFile& old = at(handle);
+    replace(handle, open(Source{old.fd, direct, drops_cache, length, nullptr}, checksums, old.owner));
+  }
+
+  void remove(int handle) {
+    at(handle);
+    replace(handle, nullptr);
+  }
+
+  nb::object read(nb::handle files, nb::handle offsets, std::size_t length, nb::handle out, nb::handle latency) {
+    const bool one_file = PyLong_Check(files.ptr());
+    const Buffer file_of = one_file ? Buffer() : Buffer(files, Buffer::Access::read);
+    const Buffer starts(offsets, Buffer::Access::read);
+    const Buffer rows(out, Buffer::Access::write);
+    const Buffer times = Buffer::optional(latency, Buffer::Access::write);
+    const std::size_t count = starts.count<std::int64_t>();
+    starts.require(length > 0 && count <= UINT32_MAX, "length: at least 1; offsets: fewer than 2**32");
+    starts.require(one_file || file_of.count<std::int32_t>() == count, "file: one int32 per offset");
+    rows.require(rows.bytes() / length == count && rows.bytes() % length == 0, "out: length bytes per offset");
+    starts.require(times.empty() || times.count<float>() == count, "latency: one float32 per offset");
+
+    const std::shared_ptr<const Table> table = table_;
+    const Batch batch{table->sources,
+                      one_file ? nullptr : file_of.as<const std::int32_t>(),
+                      one_file ? nb::cast<std::int32_t>(files) : 0,
+                      starts.as<const std::int64_t>(),
+                      count,
+                      length,
+                      rows.as<std::byte>(),
+                      times.empty() ? nullptr : times.as<float>()};
+    make_pool_after_fork();
+    Counters done;
+    std::optional<Fault> fault;
+    {
+      nb::gil_scoped_release released;
+      fault = run(batch, done);
+    }
+    ++calls_;
+    requests_ += count;
+    done_.reads += done.reads;
+    done_.pages += done.pages;
+    done_.bytes += done.bytes;
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return describe(fault);
+  }
+
+  nb::dict counters() const {
+    nb::dict counts;
+    counts["calls"] = calls_;
+    counts["requests"] = requests_;
+    counts["reads"] = done_.reads;
+    counts["pages"] = done_.pages;
+    counts["bytes"] = done_.bytes;
+    return counts;
+  }
+
+  const char* engine() const { return pool_->engine(); }
+
+  std::size_t memory_bytes() const {
+    // A pool from before a fork is the parent's memory, and its lock may be held by a thread that is not here.
+    const std::size_t tables = table_->files.size() * (sizeof(std::shared_ptr<OpenFile>) + sizeof(Source*));
+    return tables + (pool_->made_here() ? pool_->memory_bytes() : 0);
+  }
+
+  std::size_t planned_bytes() const { return pool_->planned_bytes(); }
+
+  void close() {
+    if (pool_->made_here()) {
+      nb::gil_scoped_release released;
+      pool_->close();
+    }
+    table_ = std::make_shared<Table>();
+  }
+
+ private:
+  // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
+  std::optional<Fault> run(const Batch& batch, Counters& done) {
+    const Pool::Loan context(*pool_);
+    if (!context) return Fault{Fault::Kind::closed};
+    for (std::size_t start = 0; start < batch.count; start += kWindowRequests) {
+      if (start > 0) {
+        nb::gil_scoped_acquire acquired;
+        if (PyErr_CheckSignals() != 0) return std::nullopt;
+      }
+      if (auto fault = context->read_window(batch, start, done)) return fault;
+    }
+    return std::nullopt;
+  }
+
+  static std::shared_ptr<const OpenFile> open(Source source, nb::handle checksums, nb::object owner) {
+    Buffer view = Buffer::optional(checksums, Buffer::Access::read);
+    if (!view.empty()) {
+      const std::size_t pages = (source.length + kPageBytes - 1) / kPageBytes;
+      view.require(view.count<std::uint32_t>() >= pages, "checksums: one uint32 per page");
+      source.checksums = view.as<const std::uint32_t>();
+    }
+    return std::make_shared<const OpenFile>(source, std::move(owner), std::move(view));
+  }
+
+  const OpenFile& at(int handle) const {
+    if (handle < 0 || static_cast<std::size_t>(handle) >= table_->files.size() || !table_->files[handle])
+      throw nb::value_error("file: not an open handle");
+    return *table_->files[handle];
+  }
+
+  void replace(int handle, std::shared_ptr<const OpenFile> file) {
+    auto next = std::make_shared<Table>(*table_);
+    next->sources[handle] = file.get();
+    next->files[handle] = std::move(file);
+    table_ = std::move(next);
+  }
+
+  void make_pool() {
+    try {
+      pool_ = std::make_unique<Pool>(wanted_, depth_);
+    } catch (const std::system_error& error) {
+      raise_os_error(error);
+    }
+  }
+
+  void make_pool_after_fork() {
+    if (pool_->made_here()) return;
+    forget_parents_pool();
+    make_pool();
+  }
+
+  // A child must not touch its parent's rings, nor locks that threads held which did not survive the fork. Leaking the
+  // pool is the one safe thing to do with it; its page buffers and rings were not copied to the child anyway.
+  void forget_parents_pool() {
+    if (pool_ && !pool_->made_here()) static_cast<void>(pool_.release());
+  }
+
+  const std::string wanted_;
+  const unsigned depth_;
+  std::shared_ptr<const Table> table_;
+  std::unique_ptr<Pool> pool_;
+  std::uint64_t calls_ = 0, requests_ = 0;
+  Counters done_;
+};
+
+}  // namespace
+}  // namespace memhier
+
+void register_reader(nb::module_& m) {
+  using memhier::PageReader;
+  nb::class_<PageReader>(m, "PageReader")
+      .def(nb::init<std::string, unsigned>(), nb::arg("engine"), nb::arg("depth"))
+      .def("add", &PageReader::add, nb::arg("fd"), nb::arg("direct"), nb::arg("drops_cache"), nb::arg("length"),
+           nb::arg("checksums").none(), nb::arg("file"))
+      .def("extend", &PageReader::extend, nb::arg("handle"), nb::arg("direct"), nb::arg("drops_cache"),
+           nb::arg("length"), nb::arg("checksums").none())
+      .def("remove", &PageReader::remove, nb::arg("handle"))
+      .def("read", &PageReader::read, nb::arg("files"), nb::arg("offsets"), nb::arg("length"), nb::arg("out"),
+           nb::arg("latency").none())
+      .def("counters", &PageReader::counters)
+      .def("close", &PageReader::close)
+      .def_prop_ro("engine", &PageReader::engine)
+      .def_prop_ro("memory_bytes", &PageReader::memory_bytes)
+      .def_prop_ro("planned_bytes", &PageReader::planned_bytes);
+}
