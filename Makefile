@@ -1,45 +1,65 @@
-# Everything sets itself up in .venv; the only needs are Python 3.11+, g++ and make.
+# Everything sets itself up in .venv; the only needs are Python 3.11+ with venv, g++ and make.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-export PIP_DISABLE_PIP_VERSION_CHECK := 1
-export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+# Every install goes through the pins. The path stays relative: pip splits an absolute one at its spaces.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 NATIVE := $(wildcard memhier/native/CMakeLists.txt memhier/native/src/*)
 TREE := memhier ann recsys benchmarks tests
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test lint types pytest clean
+# Tests measure nothing while something else compiles, and messages stay in order.
+.NOTPARALLEL:
+.PHONY: help build build-python demo test lint types pytest pytest-python soak clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
 build: $(VENV)/.installed  ## create .venv and install memhier into it, editable
 
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "memhier needs Python 3.11 or newer; choose one with: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "Creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 has no venv; on Debian: apt install python3-venv" >&2; exit 1; }
+
 # cmake and ninja come as wheels, so no system package is needed; building without isolation keeps rebuilds short.
-$(VENV)/.tools: constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q scikit-build-core nanobind cmake ninja
-	touch $@
+$(VENV)/.tools: constraints.txt | $(BIN)/python
+	@echo "Installing the build tools"
+	@$(INSTALL) scikit-build-core nanobind cmake ninja
+	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
-	$(BIN)/pip install -q --no-build-isolation -e ".[dev]"
-	touch $@
+	@echo "Compiling memhier and installing what it needs (a minute or two the first time)"
+	@$(INSTALL) --no-build-isolation -e ".[dev]"
+	@touch $@
+
+build-python: | $(BIN)/python  ## the same where nothing can be compiled: memhier in pure Python
+	@$(INSTALL) scikit-build-core
+	@$(INSTALL) --no-build-isolation -C wheel.cmake=false -e ".[dev]"
+	@touch $(VENV)/.tools && touch $(VENV)/.installed
 
 demo: build  ## index every function of this Python installation and search it from SSD
 	$(BIN)/memhier demo
 
-lint: build
+test: lint types pytest pytest-python  ## all checks: ruff, mypy, the tests, and memhier's own again in pure Python
+
+lint: build  ## ruff, rules and format
 	$(BIN)/ruff check $(TREE)
 	$(BIN)/ruff format --check $(TREE)
 
-types: build
+types: build  ## mypy, strict
 	$(BIN)/mypy
 
-pytest: build
+pytest: build  ## the tests, on the compiled core where there is one
 	$(BIN)/python -m pytest
 
-test: lint types pytest  ## ruff, mypy and pytest
+pytest-python: build  ## memhier's own tests without the compiled core
+	MEMHIER_NATIVE=0 $(BIN)/python -m pytest tests/memhier
+
+soak: build  ## the slow tests
+	$(BIN)/python -m pytest -m slow
 
 clean:  ## remove build products (not .venv)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
