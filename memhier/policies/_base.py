@@ -1,0 +1,159 @@
+"""What every policy is to the tiers: batches of keys in, hits and victims out.
+
+A policy keeps no rows; it decides which keys are resident. One :meth:`Policy.access` makes a whole batch resident:
+
+1. the batch's own keys and the pinned ones may not leave;
+2. if the batch does not fit beside what is resident, room for all of it is made first;
+3. then its keys are accessed in their order, misses entering as they come.
+
+With batches of one key this is the textbook's access-by-access cache, which is what :meth:`Policy.replay` runs.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.backend import core
+from memhier.errors import BudgetError
+from memhier.policies._reference import Order, Reference
+
+__all__ = ["Access", "EvictionPolicy", "Keys", "Policy", "as_keys", "check_capacity", "over_budget"]
+
+Keys = npt.NDArray[np.int64]
+
+# Compiled policies number the resident keys and those of one batch, together, with 31 bits.
+_CAPACITY_MAX = 2**30
+
+
+class Access(NamedTuple):
+    """What one batch did.
+
+    Attributes
+    ----------
+    hit
+        bool [n]: whether the key was resident when its turn came. A key's second turn in a batch is a hit.
+    evicted
+        int64 [m]: the keys that left to make room, first victim first. They left before any of the batch entered.
+    """
+
+    hit: npt.NDArray[np.bool_]
+    evicted: Keys
+
+
+class Policy(Protocol):
+    """Decides which keys stay resident. Deterministic, and safe to call from one thread at a time."""
+
+    @property
+    def capacity(self) -> int:
+        """Keys that may be resident at once."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of DRAM that the policy itself holds."""
+
+    def __len__(self) -> int:
+        """Return the number of resident keys."""
+
+    def __contains__(self, key: int) -> bool:
+        """Return whether a key is resident."""
+
+    def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
+        """Make a batch of keys resident, as the module's text describes.
+
+        Parameters
+        ----------
+        keys
+            int64 [n], in access order; repeats allowed.
+        pinned
+            int64 [p]: keys in use elsewhere that must not be evicted. Those that are not resident are ignored.
+
+        Raises
+        ------
+        BudgetError
+            When the batch's distinct keys and the pinned ones exceed the capacity. Nothing has changed then.
+        """
+
+    def replay(self, keys: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Access keys one at a time: each is a batch of its own. Returns bool [n], the hits."""
+
+    def discard(self, keys: npt.ArrayLike) -> None:
+        """Let keys go without counting it as an eviction; keys that are not resident are ignored."""
+
+
+def as_keys(keys: npt.ArrayLike, name: str = "keys") -> Keys:
+    """Return `keys` as a contiguous int64 [n], copied only if they are not one already."""
+    array = np.asarray(keys)
+    if array.ndim != 1:
+        raise ValueError(f"{name} has shape {array.shape}: expected one dimension, int64 [n]")
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} has dtype {array.dtype}: expected integers (int64)")
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise ValueError(f"{name} holds {array.max()}: expected keys within int64")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def check_capacity(capacity: int, name: str = "capacity") -> int:
+    """Return a capacity in rows, or say what is wrong with it."""
+    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer):
+        raise TypeError(f"{name}={capacity!r}: expected a number of rows as an int")
+    if not 1 <= capacity <= _CAPACITY_MAX:
+        raise ValueError(f"{name}={capacity!r}: expected from 1 to {_CAPACITY_MAX} rows")
+    return int(capacity)
+
+
+def over_budget(enough: int, capacity: int) -> BudgetError:
+    """Return the error for a batch that cannot be resident all at once."""
+    return BudgetError(
+        f"capacity={capacity}: the batch's distinct keys and the pinned ones are {enough} rows; a capacity of {enough} "
+        "would be enough, or smaller batches"
+    )
+
+
+class EvictionPolicy:
+    """A policy run by the compiled core, or by its own Python order where the core is missing."""
+
+    def __init__(self, capacity: int, native: str, order: Callable[[int], Order]) -> None:
+        self._capacity = check_capacity(capacity)
+        self._engine: Any = (
+            Reference(self._capacity, order(self._capacity)) if core is None else getattr(core, native)(self._capacity)
+        )
+
+    @property
+    def capacity(self) -> int:
+        """Keys that may be resident at once."""
+        return self._capacity
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of DRAM that the policy itself holds."""
+        return int(self._engine.memory_bytes)
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._engine
+
+    def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
+        """Make a batch of keys resident; see :meth:`Policy.access`."""
+        batch = as_keys(keys)
+        hit = np.empty(len(batch), np.bool_)
+        outcome = self._engine.access(batch, as_keys(pinned, "pinned"), hit)
+        if isinstance(outcome, int):
+            raise over_budget(outcome, self._capacity)
+        return Access(hit, np.frombuffer(outcome, np.int64))
+
+    def replay(self, keys: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+        """Access keys one at a time; see :meth:`Policy.replay`."""
+        trace = as_keys(keys)
+        hit = np.empty(len(trace), np.bool_)
+        self._engine.replay(trace, hit)
+        return hit
+
+    def discard(self, keys: npt.ArrayLike) -> None:
+        """Let keys go; see :meth:`Policy.discard`."""
+        self._engine.discard(as_keys(keys))

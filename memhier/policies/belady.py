@@ -1,0 +1,168 @@
+"""Belady's rule: what is needed farthest ahead goes first."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.backend import core
+from memhier.policies._base import Access, Keys, as_keys, check_capacity, over_budget
+from memhier.policies._belady_reference import BeladyReference
+
+__all__ = ["Belady"]
+
+_HALF_LIFE_MAX = 2**40
+
+
+class Belady:
+    """Evicts what is needed farthest ahead, among keys announced to be needed; what is not announced goes before.
+
+    With the whole future announced this is MIN (Belady, IBM Systems Journal 5(2), 1966): no policy that has to take in
+    every key it is asked for has fewer misses. All keys of a batch are needed at one time, for which the rule stays
+    optimal. Beyond the announced window, keys are ranked by how often they were accessed while they were resident or
+    announced, an access counting half as much as one that comes `half_life` keys later.
+
+    Parameters
+    ----------
+    capacity
+        Keys that may be resident at once.
+    half_life
+        In accesses, repeats within a batch not counted. By default eight times the capacity.
+
+    Notes
+    -----
+    Memory grows with the window: about 12 bytes for each announced access and 80 for each key resident or announced.
+
+    Examples
+    --------
+    >>> policy = Belady(2)
+    >>> for batch in ([1], [2], [3], [1]):
+    ...     policy.announce(batch)
+    >>> [policy.access(batch).evicted.tolist() for batch in ([1], [2], [3], [1])]
+    [[], [], [2], []]
+    """
+
+    def __init__(self, capacity: int, *, half_life: int | None = None) -> None:
+        self._capacity = check_capacity(capacity)
+        if half_life is None:
+            half_life = 8 * self._capacity
+        if isinstance(half_life, bool) or not isinstance(half_life, int | np.integer):
+            raise TypeError(f"half_life={half_life!r}: expected a number of accesses as an int")
+        if not 1 <= half_life <= _HALF_LIFE_MAX:
+            raise ValueError(f"half_life={half_life!r}: expected from 1 to {_HALF_LIFE_MAX} accesses")
+        make = BeladyReference if core is None else core.BeladyPolicy
+        self._engine: Any = make(self._capacity, int(half_life))
+
+    @property
+    def capacity(self) -> int:
+        """Keys that may be resident at once."""
+        return self._capacity
+
+    @property
+    def pending(self) -> int:
+        """Batches announced and not yet accessed."""
+        return int(self._engine.pending)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of DRAM that the policy itself holds."""
+        return int(self._engine.memory_bytes)
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def __contains__(self, key: int) -> bool:
+        return key in self._engine
+
+    def announce(self, keys: npt.ArrayLike) -> None:
+        """Say which keys the batch after those already announced will access.
+
+        Parameters
+        ----------
+        keys
+            int64 [n]; order and repeats do not matter here.
+
+        Raises
+        ------
+        BudgetError
+            When the distinct keys exceed the capacity: such a batch could never be accessed.
+        """
+        enough = self._engine.announce(as_keys(keys))
+        if enough:
+            raise over_budget(enough, self._capacity)
+
+    def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
+        """Make a batch of keys resident; see :meth:`memhier.policies.Policy.access`.
+
+        Where batches are announced, `keys` are those of the oldest one, in any order.
+
+        Raises
+        ------
+        ValueError
+            When they are others. Nothing has changed then.
+        """
+        batch = as_keys(keys)
+        hit = np.empty(len(batch), np.bool_)
+        outcome = self._engine.access(batch, as_keys(pinned, "pinned"), hit)
+        if isinstance(outcome, int):
+            raise over_budget(outcome, self._capacity)
+        return Access(hit, np.frombuffer(outcome, np.int64))
+
+    def advance(self) -> tuple[Keys, Access]:
+        """Access the oldest announced batch, and say what it was.
+
+        Returns
+        -------
+        keys
+            int64 [n]: its distinct keys, in the order in which they were announced first.
+        access
+            A hit or miss for each of them, and the victims.
+
+        Raises
+        ------
+        ValueError
+            When no batch is announced.
+        """
+        if not self.pending:
+            raise ValueError("no batch is announced: call announce first")
+        keys, hit, evicted = self._engine.advance()
+        return np.frombuffer(keys, np.int64), Access(np.frombuffer(hit, np.bool_), np.frombuffer(evicted, np.int64))
+
+    def expire(self) -> Keys:
+        """Let all resident keys go that no announced batch needs. Returns them, int64 [m], by time of last access."""
+        return np.frombuffer(self._engine.expire(), np.int64)
+
+    def replay(self, keys: npt.ArrayLike, *, lookahead: int | None = None) -> npt.NDArray[np.bool_]:
+        """Access keys one at a time, each knowing those that follow.
+
+        Parameters
+        ----------
+        keys
+            int64 [n].
+        lookahead
+            How many of the following accesses are known at each; all of them by default.
+
+        Returns
+        -------
+        hit
+            bool [n].
+
+        Raises
+        ------
+        ValueError
+            When batches are announced already, or `lookahead` is negative.
+        """
+        trace = as_keys(keys)
+        if lookahead is None:
+            lookahead = len(trace)
+        if lookahead < 0:
+            raise ValueError(f"lookahead={lookahead}: expected zero or more accesses")
+        if self.pending:
+            raise ValueError(f"{self.pending} batches are announced and not accessed: access those before a replay")
+        hit = np.empty(len(trace), np.bool_)
+        self._engine.replay(trace, min(lookahead, len(trace)), hit)
+        return hit
+
+    def discard(self, keys: npt.ArrayLike) -> None:
+        """Let keys go; see :meth:`memhier.policies.Policy.discard`. Announced uses of them stay announced."""
+        self._engine.discard(as_keys(keys))
