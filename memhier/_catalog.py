@@ -32,6 +32,8 @@ _MAP_BYTES = 64 * 2**30
 _MAGIC = b"mhguard1"
 _GUARD = struct.Struct("<8sQQQ")  # magic, transaction, page size, blocks
 _CHECKSUM = struct.Struct("<I")
+_NUMBER = struct.Struct("<Q")
+_NUMBER_KEY = b"transaction"
 _READ_BYTES = 2**20
 _RACE_SECONDS = 10.0
 
@@ -81,7 +83,8 @@ class Catalog:
             )
             try:
                 with environment.begin(write=True) as transaction:
-                    for key, value in changes.items():
+                    number = {_NUMBER_KEY: _NUMBER.pack(transaction.id())}
+                    for key, value in {**changes, **number}.items():
                         if value is None:
                             transaction.delete(key)
                         else:
@@ -172,6 +175,9 @@ class Catalog:
             if seal != _seal(key, value):
                 raise CorruptionError(f"{self._data}: the value of {key!r} does not match its checksum")
             entries[key] = value
+        # A root page could be made to look newer than it is by one bit; its tree tells.
+        if entries.pop(_NUMBER_KEY, None) != _NUMBER.pack(meta.transaction):
+            raise CorruptionError(f"{self._data}: the tree is not that of transaction {meta.transaction}")
         return Snapshot(meta.transaction, entries)
 
     def _read_guard(self) -> _Guard:

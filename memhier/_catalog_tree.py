@@ -3,8 +3,8 @@
 LMDB trusts its file: it has no checksums, and a cut or flipped page can take the process down with SIGSEGV or SIGBUS.
 So the library only ever lets LMDB write, after the file was checked; reading goes through this walk, which compares
 every page with a checksum kept elsewhere and believes no number before it is in range. LMDB never overwrites a page
-of its last two snapshots, so a walk needs no lock: a page that does not match means that the snapshot is old, or
-damaged.
+of its newest snapshot, so a walk needs no lock: a page that does not match means that the snapshot is no longer the
+newest, or damaged.
 
 The structures are those of lmdb's ``mdb.c`` on 64-bit little-endian machines; FORMAT.md lists them.
 """

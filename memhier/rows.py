@@ -160,13 +160,13 @@ class Rows:
 
     def __init__(self, store: Store, name: str, reader: "Reader") -> None:
         record = store.get(f"rows/{name}")
-        if record is None:
+        info = store.segments().get(name)
+        if record is None or info is None:
             raise FormatError(f"{store.path}: no rows named {name!r}; its segments are {sorted(store.segments())}")
         if len(record) != _RECORD.size:
             raise CorruptionError(f"{store.path}: the record of rows {name!r} has {len(record)} bytes")
         self.row_bytes, self._count = _RECORD.unpack(record)
         self._per_page = rows_per_page(self.row_bytes)
-        info = store.segments()[name]
         if info.payload != self._offset(self._count):
             raise CorruptionError(
                 f"{info.path}: {info.payload} bytes do not hold {self._count} rows of {self.row_bytes}"

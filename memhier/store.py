@@ -294,7 +294,10 @@ class Store:
     def _is_unfinished(self) -> bool:
         """Whether nothing was ever committed here; said with the lock held."""
         if self._files.exists(str(self._path / "catalog.sum")):
-            return Contents.decode(self._catalog.read().entries, self._path, checked=False).generation == 0
+            try:
+                return Contents.decode(self._catalog.read().entries, self._path, checked=False).generation == 0
+            except (CorruptionError, FormatError):
+                return False
         segments = str(self._path / "segments")
         has_segments = self._files.exists(segments) and bool(self._files.list(segments))
         return not has_segments and self._catalog.is_unfinished()

@@ -86,7 +86,8 @@ class MemoryFiles:
             self._parent(path)
             inode = _Inode()
             self._rename(path, {path: inode})
-        elif mode == "x":
+            return _MemoryFile(path, inode)
+        if mode == "x":
             raise _fault(errno.EEXIST, path)
         file = _MemoryFile(path, inode)
         if mode == "w":
@@ -221,6 +222,8 @@ class _MemoryFile(FileBase):
         self._record(length, None)
 
     def _record(self, offset: int, data: bytes | None) -> None:
+        if data == b"":
+            return
         self._inode.pending.append((offset, data))
         _change(self._inode.contents, offset, data)
 

@@ -67,7 +67,8 @@ class _RealFile(FileBase):
             # A call may write less than asked: a signal, a full disk, or the 2 GiB limit of one call.
             while done < len(view):
                 done += os.pwrite(self._fd, view[done:], offset + done)
-        self._end = max(self._end, offset + done)
+        if done:
+            self._end = max(self._end, offset + done)
 
     def truncate(self, length: int) -> None:
         with _naming(self._path):
