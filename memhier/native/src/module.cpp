@@ -5,4 +5,5 @@ NB_MODULE(_core, m) {
   register_crc32c(m);
   register_distance(m);
   register_reader(m);
+  register_slotmap(m);
 }
