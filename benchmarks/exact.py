@@ -48,8 +48,8 @@ def recall_at_k(found: Floats, true: Floats, tolerance: float = 1e-5) -> float:
 
 
 def _prepare(block: Matrix, metric: str) -> Floats:
-    out = np.ascontiguousarray(block, dtype=np.float32)
+    out: Floats = np.array(block, dtype=np.float32, order="C")
     if metric == "cosine":
         norms = np.linalg.norm(out, axis=1, keepdims=True)
-        out = out / np.where(norms > 0, norms, 1)
+        out /= np.where(norms > 0, norms, np.float32(1))
     return out

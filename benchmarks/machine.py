@@ -12,14 +12,15 @@ _PACKAGES = ("memhier", "numpy", "faiss-cpu", "lmdb")
 
 def describe_machine() -> dict[str, str | int | float]:
     """Return processor, cores, memory, kernel, load and the versions of what is measured."""
-    return {
+    machine: dict[str, str | int | float] = {
         "processor": _first_field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": os.cpu_count() or 0,
         "memory": _first_field("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "load": os.getloadavg()[0],
-    } | {name: _version(name) for name in _PACKAGES}
+    }
+    return machine | {name: _version(name) for name in _PACKAGES}
 
 
 def _first_field(path: str, name: str) -> str:

@@ -59,6 +59,8 @@ def write_index(
             _write_preview(tx, preview)
             tx.put("index", _describe(source, space, layout, effort, dram, seed))
             tx.commit()
+    for leftover in scratch.iterdir():  # a staged iterator
+        leftover.unlink()
 
 
 def _reader_bytes(scratch: Path) -> int:

@@ -22,7 +22,7 @@ from memhier.budget import parse_bytes
 from memhier.errors import ClosedError, CorruptionError, FormatError
 from memhier.reader import Reader
 from memhier.rows import Rows
-from memhier.store import Store
+from memhier.store import Store, Verify
 
 __all__ = ["SearchResult", "ZoomIndex"]
 
@@ -152,7 +152,7 @@ class ZoomIndex:
         return cls.open(place)
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, verify: str = "read") -> Self:
+    def open(cls, path: str | PathLike[str], *, verify: Verify = "read") -> Self:
         """Open the index at `path` for searching.
 
         Parameters

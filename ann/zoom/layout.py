@@ -66,25 +66,19 @@ def plan_layout(count: int, dimension: int, metric: Metric, record_bytes: int, r
     checksums = 4 * (count * record_bytes // PAGE_BYTES + 1)
     fixed = reader_bytes + WORKSPACE_BYTES + checksums
 
-    def layout(width: int) -> Layout:
+    least = []
+    for width in range(min(_NARROWEST, core), _WIDEST + 1):
         padded = -(-core // width) * width
-        lists = _count_lists(count, padded, dram)
-        book = 4 * CODES_PER_BOOK * padded
-        total = fixed + book + 8 + lists * graph_bytes_per_list(padded) + count * (padded // width)
-        return Layout(lists, width, padded, total)
-
-    narrowest = min(_NARROWEST, core)
-    for width in range(narrowest, _WIDEST + 1):
-        choice = layout(width)
-        if choice.memory_bytes <= dram:
-            return choice
-    enough = min(layout(width).memory_bytes for width in range(narrowest, _WIDEST + 1))
+        per_list = graph_bytes_per_list(padded)
+        without_lists = fixed + 4 * CODES_PER_BOOK * padded + 8 + count * (padded // width)
+        lists = max(1, min(count // _VECTORS_PER_LIST, int(_LISTS_SHARE * dram) // per_list))
+        total = without_lists + lists * per_list
+        if total <= dram:
+            return Layout(lists, width, padded, total)
+        least.append(without_lists + per_list)
+    # A budget this much larger than all but the lists leaves the lists their share.
+    enough = int(min(least) / (1 - _LISTS_SHARE)) + 1
     raise BudgetError(
         f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
-
-
-def _count_lists(count: int, padded: int, dram: int) -> int:
-    affordable = int(_LISTS_SHARE * dram) // graph_bytes_per_list(padded)
-    return max(1, min(count // _VECTORS_PER_LIST, affordable))

@@ -98,7 +98,7 @@ class Preview:
 def load_graph(data: Bytes, lists: int, padded: int) -> Any:
     """Return the graph from the bytes of :meth:`Preview.save_graph`, checked against what the catalog says."""
     try:
-        graph = faiss.downcast_index(faiss.deserialize_index(data))
+        graph = faiss.deserialize_index(data)
     except RuntimeError as error:
         raise CorruptionError(f"the centroid graph cannot be read: {error}") from error
     if graph.ntotal != lists or graph.d != padded:
@@ -211,7 +211,7 @@ def _train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
 def _apportion(sizes: npt.NDArray[np.int64], lists: int) -> npt.NDArray[np.int64]:
     """Share `lists` out in proportion to `sizes`, exactly, at most one for each member."""
     exact = sizes * (lists / sizes.sum())
-    shares = np.minimum(np.floor(exact).astype(np.int64), sizes)
+    shares: Ints = np.minimum(np.floor(exact).astype(np.int64), sizes)
     for cluster in np.argsort(shares - exact, kind="stable")[: lists - int(shares.sum())]:
         shares[cluster] += 1
     return shares

@@ -33,11 +33,11 @@ class VectorSource:
         """Yield ``(first row, block)`` in order; blocks are C-contiguous and at most 8 MiB as float32."""
         rows = max(1, _BLOCK_BYTES // (4 * self.dimension))
         for start in range(0, self.count, rows):
-            yield start, np.ascontiguousarray(self._matrix[start : start + rows], dtype=self.dtype)
+            yield start, _convert(self._matrix[start : start + rows], self.dtype)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Block:
         """Return the given rows (ascending, so that a memmap is read forward)."""
-        return np.ascontiguousarray(self._matrix[rows], dtype=self.dtype)
+        return _convert(self._matrix[rows], self.dtype)
 
 
 def open_source(vectors: object, scratch: Path) -> VectorSource:
@@ -67,7 +67,7 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
         for number, item in enumerate(blocks):
             block = _check_block(np.asarray(item), f"block {number} of vectors")
             if block.dtype == np.float64:
-                block = block.astype(np.float32)
+                block = _convert(block, np.dtype(np.float32))
             if count == 0:
                 dimension, dtype = block.shape[1], block.dtype
             elif block.shape[1] != dimension or block.dtype != dtype:
@@ -90,6 +90,11 @@ def _check_block(block: Block, name: str) -> Block:
         names = ", ".join(map(str, STORED_DTYPES))
         raise TypeError(f"{name} has dtype {block.dtype}: expected one of {names} (float64 is stored as float32)")
     return block
+
+
+def _convert(block: Block, dtype: np.dtype[Any]) -> Block:
+    with np.errstate(over="ignore"):  # what leaves the range becomes infinity, which _check_finite reports
+        return np.ascontiguousarray(block, dtype=dtype)
 
 
 def _check_finite(block: Block, start: int) -> None:

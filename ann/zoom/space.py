@@ -83,7 +83,7 @@ def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace
             max_squared = max(max_squared, float(np.einsum("ij,ij->i", values, values).max()))
     max_norm = max_squared**0.5
     reach = max(largest, max_norm)
-    if reach**2 * 4 * source.dimension > np.finfo(np.float32).max:
+    if reach**2 * 4 * source.dimension > float(np.finfo(np.float32).max):
         raise ValueError(
             f"vectors hold values up to {largest:.3g}: their squared distances overflow float32; scale them down"
         )

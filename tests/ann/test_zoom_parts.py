@@ -55,6 +55,8 @@ def test_non_contiguous_sources_are_read_right(dtype, tmp_path):
         (np.array([[1, 2], [np.nan, 1]], np.float32), ValueError, "row 1"),
         (np.array([[1, 2], [3, 1], [np.inf, 0]], np.float16), ValueError, "row 2"),
         (iter([np.ones((3, 2), np.float32), np.array([[1, np.inf]], np.float32)]), ValueError, "row 3"),
+        (np.array([[1, 2], [1, 1e300]]), ValueError, "row 1"),
+        (iter([np.array([[1, 2], [1, 1e300]])]), ValueError, "row 1"),
         (iter([np.ones((3, 2), np.float32), np.ones((3, 3), np.float32)]), ValueError, "block 1"),
         (iter([np.ones((3, 2), np.float32), np.ones((3, 2), np.uint8)]), ValueError, "block 1"),
         (7, TypeError, "int"),
