@@ -37,7 +37,7 @@ $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
 
 build-python: | $(BIN)/python  ## the same where nothing can be compiled: memhier in pure Python
 	@$(INSTALL) scikit-build-core
-	@$(INSTALL) --no-build-isolation -C wheel.cmake=false -e ".[dev]"
+	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[dev]"
 	@touch $(VENV)/.tools && touch $(VENV)/.installed
 
 demo: build  ## index every function of this Python installation and search it from SSD

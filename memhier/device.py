@@ -6,6 +6,7 @@ figures include the price of this library and of the engine that this machine pe
 
 import errno
 import math
+import mmap
 import os
 import platform
 import shutil
@@ -36,7 +37,7 @@ _CALL_READS = 8192
 # Enough different pages that none is read twice in a slice of time, in 8 MiB however large the file.
 _OFFSETS_MAX = 1 << 20
 _STREAM_BLOCK = 1 << 20
-_STREAM_DEPTH = 32
+_STREAM_DEPTH = 128
 _ROUNDS = 5
 _DEPTH_MAX = 1024
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
@@ -223,8 +224,9 @@ def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[
     chosen = np.random.default_rng(seed).choice(places, min(places, _OFFSETS_MAX), replace=False)
     scattered = _Stream(chosen.astype(np.int64) * (_PAGE * _STRIDE))
     blocks = _Stream(np.arange(0, min(span, _OFFSETS_MAX * _STREAM_BLOCK), _STREAM_BLOCK, dtype=np.int64))
-    buffer = np.empty(_CALL_READS * _PAGE, np.uint8)
-    buffer.fill(0)  # the first touch of a page of memory is not the device's time
+    # On a page boundary, so that the device writes straight into it; touched once before, as that takes time, too.
+    buffer = np.frombuffer(mmap.mmap(-1, _CALL_READS * _PAGE), np.uint8)
+    buffer.fill(0)
     with ExitStack() as stack:
         cells = [_Cell(file, span, depth, _PAGE, scattered) for depth in depths]
         cells.append(_Cell(file, span, _STREAM_DEPTH, _STREAM_BLOCK, blocks))

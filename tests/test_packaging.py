@@ -40,7 +40,7 @@ def run(*command: str | Path, folder: Path, **environment: str) -> str:
 
 def build_wheel(source: Path, folder: Path, *settings: str) -> Path:
     """Build a wheel as ``pip wheel`` does, with the build tools that are installed and nothing from the network."""
-    options = [f"-C{setting}" for setting in (f"build-dir={folder / 'cmake'}", *settings)]
+    options = [f"--config-settings={setting}" for setting in (f"build-dir={folder / 'cmake'}", *settings)]
     command = (sys.executable, "-m", "pip", "wheel", "-q", "--no-build-isolation", "--no-deps", "--no-index", *options)
     run(*command, "-w", folder, source, folder=folder)
     (wheel,) = folder.glob("*.whl")
