@@ -1,0 +1,198 @@
+"""Store: readers beside a writer, in other processes and in forked children, and without permission to write."""
+
+import errno
+import os
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from memhier.errors import ClosedError, LockedError, MemhierError
+from memhier.reader import Reader
+from memhier.store import Store
+
+KIND = "test"
+# Where a sync costs nothing, hundreds of commits fit into a test.
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        yield Path(folder) / "store"
+
+
+def commit(store: Store, values: dict[str, bytes] | None = None, **segments: bytes) -> int:
+    with store.begin() as tx:
+        for key, value in (values or {}).items():
+            tx.put(key, value)
+        for name, contents in segments.items():
+            tx.segment(name).append(contents)
+        return tx.commit()
+
+
+def contents(store: Store) -> tuple[dict[str, bytes | None], dict[str, bytes]]:
+    values = {key: store.get(key) for key in store.keys()}  # noqa: SIM118
+    return values, {name: store.read_segment(name).tobytes() for name in store.segments()}
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Run `work` in a forked child and return the status it ended with."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
+def test_a_reader_keeps_its_generation(root: Path) -> None:
+    with Store.create(root, KIND) as writer, Reader() as reader:
+        commit(writer, {"n": b"1"}, s=b"1" * 5000)
+        old = Store.open(root, KIND)
+        commit(writer, {"n": b"2"}, s=b"2" * 5000)
+        assert sorted(os.listdir(root / "segments")) == ["s.00000001.seg", "s.00000002.seg"]
+        assert [finding.harmless for finding in old.check()] == [True]
+        handle = old.attach("s", reader)
+        with writer.begin() as tx:
+            tx.drop("s")
+            tx.commit()
+        assert contents(old) == ({"n": b"1"}, {"s": b"1" * 5000})
+        assert os.listdir(root / "segments") == ["s.00000001.seg"]
+        old.close()
+        with Store.open(root, KIND) as new:
+            assert (new.generation, contents(new)) == (3, ({"n": b"2"}, {}))
+        commit(writer)
+        assert os.listdir(root / "segments") == [], "the next commit removes what the last reader let go of"
+        assert reader.read(handle, [4990], 10).tobytes() == b"1" * 10, "a file that is open outlives its name"
+
+
+def test_a_reader_beside_a_busy_writer(root: Path) -> None:
+    """Every snapshot is whole: the number, the value and the segment are of one commit."""
+    store = Store.create(root, KIND)
+    commit(store, {"n": b"0"}, s=b"0")
+    store.close()
+    stop, stopped = os.pipe()
+
+    def write() -> None:
+        os.close(stopped)
+        os.set_blocking(stop, False)
+        with Store.open(root, KIND, writable=True) as store:
+            while True:
+                number = str(store.generation).encode()
+                commit(store, {"n": number, "pad": number * 3000}, s=number * 5000)
+                try:
+                    if os.read(stop, 1) == b"":
+                        return
+                except BlockingIOError:
+                    continue
+
+    child = os.fork()
+    if child == 0:
+        try:
+            write()
+        finally:
+            os._exit(0)
+    os.close(stop)
+    seen = set()
+    while len(seen) < 100:
+        with Store.open(root, KIND, verify="open") as reader:
+            number = str(reader.generation - 1).encode()
+            assert reader.get("n") == number
+            assert reader.read_segment("s").tobytes() in (number * 5000, b"0")
+            seen.add(reader.generation)
+    os.close(stopped)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_one_writer(root: Path) -> None:
+    with Store.create(root, KIND) as store:
+        commit(store)
+        with pytest.raises(LockedError, match=f"process {os.getpid()} has it open for writing") as error:
+            Store.open(root, KIND, writable=True)
+        assert isinstance(error.value, BlockingIOError)
+        assert isinstance(error.value, MemhierError)
+        with Store.open(root, KIND) as reader, pytest.raises(OSError, match="writable=True") as refused:
+            reader.begin()
+        assert refused.value.errno == errno.EROFS
+    with Store.open(root, KIND, writable=True) as store:
+        commit(store)
+
+
+def test_a_forked_child_reads_and_does_not_write(root: Path) -> None:
+    with Store.create(root, KIND) as writer:
+        commit(writer, {"a": b"1"}, s=b"s" * 5000)
+        reader = Store.open(root, KIND)
+        tx = writer.begin()
+        tx.segment("t").append(b"t")
+
+        def child() -> None:
+            assert contents(reader) == ({"a": b"1"}, {"s": b"s" * 5000})
+            with Store.open(root, KIND) as own:
+                assert contents(own) == contents(reader)
+            for call in (writer.begin, tx.commit):
+                with pytest.raises(ClosedError, match="fork"):
+                    call()
+            writer.close()
+
+        assert in_child(child) == 0
+        with pytest.raises(LockedError):
+            Store.open(root, KIND, writable=True)
+        assert tx.commit() == 2, "the child must not end its parent's transaction"
+        reader.close()
+    with Store.open(root, KIND, verify="open") as store:
+        assert sorted(store.segments()) == ["s", "t"]
+
+
+def test_the_lock_goes_with_the_writer_and_not_with_its_children(root: Path) -> None:
+    with Store.create(root, KIND) as store:
+        commit(store)
+    (started, start), (wait, go) = os.pipe(), os.pipe()
+    writer = os.fork()
+    if writer == 0:
+        os.close(go)
+        Store.open(root, KIND, writable=True)
+        if os.fork() == 0:
+            os.write(start, b".")
+            os.read(wait, 1)
+        os._exit(0)
+    os.waitpid(writer, 0)
+    os.read(started, 1)
+    Store.open(root, KIND, writable=True).close()
+    for end in (started, start, wait, go):
+        os.close(end)
+
+
+def test_a_read_only_directory(root: Path) -> None:
+    with Store.create(root, KIND) as store:
+        commit(store, {"a": b"1"}, s=b"s" * 97)
+    paths = [root.parent, root, *root.rglob("*")]
+    for path in paths:
+        path.chmod(0o555 if path.is_dir() else 0o444)
+
+    def read() -> None:
+        if os.geteuid() == 0:
+            # Permissions do not stop root.
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        with Store.open(root, KIND, verify="open") as store, Reader() as reader:
+            assert contents(store) == ({"a": b"1"}, {"s": b"s" * 97})
+            assert reader.read(store.attach("s", reader), [0], 97).tobytes() == b"s" * 97
+            assert store.check() == []
+        for call in (lambda: Store.open(root, KIND, writable=True), lambda: Store.create(root.parent / "new", KIND)):
+            with pytest.raises(PermissionError) as error:
+                call()
+            assert str(error.value.filename).startswith(str(root.parent))
+
+    try:
+        before = {path: path.stat().st_mtime_ns for path in paths}
+        assert in_child(read) == 0
+        assert before == {path: path.stat().st_mtime_ns for path in paths}
+    finally:
+        for path in paths:
+            path.chmod(stat.S_IRWXU)
