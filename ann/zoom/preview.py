@@ -75,7 +75,7 @@ class Preview:
         """Return the `nprobe` lists nearest to each query, int64 ``[q, nprobe]``; -1 where the graph found fewer."""
         if nprobe >= self.lists:
             return np.broadcast_to(np.arange(self.lists, dtype=np.int64), (len(queries), self.lists)).copy()
-        parameters = faiss.SearchParametersHNSW(efSearch=max(2 * nprobe, 64))
+        parameters = faiss.SearchParametersHNSW(efSearch=max(2 * nprobe, 32))
         probes: Ints = self.graph.search(queries, nprobe, params=parameters)[1]
         return probes
 

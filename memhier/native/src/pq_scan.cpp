@@ -22,8 +22,9 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-constexpr size_t kCentroids = 256;  // one byte selects a sub-centroid
-constexpr size_t kTile = 32;
+constexpr size_t kCodes = 256;  // one byte selects a sub-centroid
+constexpr size_t kTile = 32;   // of them at a time
+constexpr size_t kGroup = 4;   // lists whose tables are made together
 
 struct Candidate {
   float distance;
@@ -77,23 +78,29 @@ void subtract_centroid(const float* query, const uint16_t* centroid, size_t dim,
   for (size_t t = 0; t < dim; ++t) residual[t] = query[t] - half_to_float(centroid[t]);
 }
 
-// table[m][j] = |residual_m - codebook[m][j]|^2 for every sub-vector m and code j. The codebook comes transposed
-// to [m][t][j] so that the inner loop runs over the 256 codes.
+// tables[g][m][j] = |residual_m of list g - codebook[m][j]|^2 for every sub-vector m and code j, for kGroup lists at a
+// time: the codebook is larger than the cache next to the core, so each load of it serves all of them. It comes
+// transposed to [m][t][j], so that the inner loop runs over codes.
 MEMHIER_CLONES
-void fill_table(const float* residual, const float* codebook, size_t subvectors, size_t width, float* table) {
+void fill_tables(const float* residuals, const float* codebook, size_t subvectors, size_t width, float* tables) {
+  const size_t dim = subvectors * width, table_size = subvectors * kCodes;
   for (size_t m = 0; m < subvectors; ++m) {
-    for (size_t tile = 0; tile < kCentroids; tile += kTile) {
-      float sums[kTile] = {};  // in registers for the whole sub-vector
-      for (size_t t = 0; t < width; ++t) {
-        const float value = residual[m * width + t];
-        const float* codes = codebook + (m * width + t) * kCentroids + tile;
+    for (size_t tile = 0; tile < kCodes; tile += kTile) {
+      float sums[kGroup][kTile] = {};  // in registers for the whole sub-vector
+      for (size_t t = m * width; t < (m + 1) * width; ++t) {
+        const float* codes = codebook + t * kCodes + tile;
+        for (size_t g = 0; g < kGroup; ++g) {
+          const float value = residuals[g * dim + t];
 #pragma omp simd
-        for (size_t j = 0; j < kTile; ++j) {
-          const float difference = value - codes[j];
-          sums[j] += difference * difference;
+          for (size_t j = 0; j < kTile; ++j) {
+            const float difference = value - codes[j];
+            sums[g][j] += difference * difference;
+          }
         }
       }
-      std::memcpy(table + m * kCentroids + tile, sums, sizeof sums);
+      for (size_t g = 0; g < kGroup; ++g) {
+        std::memcpy(tables + g * table_size + m * kCodes + tile, sums[g], sizeof sums[g]);
+      }
     }
   }
 }
@@ -102,9 +109,9 @@ float code_distance(const uint8_t* code, const float* table, size_t subvectors) 
   float sum[4] = {0, 0, 0, 0};
   size_t m = 0;
   for (; m + 4 <= subvectors; m += 4) {
-    for (size_t lane = 0; lane < 4; ++lane) sum[lane] += table[(m + lane) * kCentroids + code[m + lane]];
+    for (size_t lane = 0; lane < 4; ++lane) sum[lane] += table[(m + lane) * kCodes + code[m + lane]];
   }
-  for (; m < subvectors; ++m) sum[0] += table[m * kCentroids + code[m]];
+  for (; m < subvectors; ++m) sum[0] += table[m * kCodes + code[m]];
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
@@ -126,7 +133,7 @@ size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Sta
   const size_t subvectors = codebook.shape(0), width = codebook.shape(1), k = positions.shape(1);
   if (probes.shape(0) != count || positions.shape(0) != count || distances.shape(0) != count ||
       distances.shape(1) != k || centroids.shape(1) != dim || starts.shape(0) != lists + 1 ||
-      codes.shape(1) != subvectors || subvectors * width != dim || codebook.shape(2) != kCentroids) {
+      codes.shape(1) != subvectors || subvectors * width != dim || codebook.shape(2) != kCodes) {
     throw std::invalid_argument("pq_scan: array shapes do not fit together");
   }
   const int64_t total = static_cast<int64_t>(codes.shape(0));
@@ -145,24 +152,33 @@ size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Sta
   }
 
   nb::gil_scoped_release released;
-  std::vector<float> residual(dim), table(subvectors * kCentroids);
+  std::vector<float> residuals(kGroup * dim), tables(kGroup * subvectors * kCodes);
   NearestHeap nearest(std::min(k, static_cast<size_t>(total)));
   size_t scanned = 0;
   for (size_t q = 0; q < count; ++q) {
     nearest.clear();
-    for (size_t p = 0; p < probe_count; ++p) {
-      const int64_t list = probes.data()[q * probe_count + p];
-      if (list < 0 || start[list] == start[list + 1]) continue;
-      const uint16_t* centroid = centroids.data() + static_cast<size_t>(list) * dim;
-      const float* query = queries.data() + q * dim;
-      subtract_centroid(query, centroid, dim, residual.data());
-      fill_table(residual.data(), codebook.data(), subvectors, width, table.data());
-      const uint8_t* code = codes.data() + static_cast<size_t>(start[list]) * subvectors;
-      for (int64_t position = start[list]; position < start[list + 1]; ++position, code += subvectors) {
-        const float distance = code_distance(code, table.data(), subvectors);
-        if (distance <= nearest.threshold()) nearest.offer({distance, position});
+    const int64_t* lists_of_query = probes.data() + q * probe_count;
+    for (size_t p = 0; p < probe_count;) {
+      int64_t group[kGroup];
+      size_t filled = 0;
+      for (; p < probe_count && filled < kGroup; ++p) {
+        const int64_t list = lists_of_query[p];
+        if (list < 0 || start[list] == start[list + 1]) continue;
+        subtract_centroid(queries.data() + q * dim, centroids.data() + static_cast<size_t>(list) * dim, dim,
+                          residuals.data() + filled * dim);
+        group[filled++] = list;
       }
-      scanned += static_cast<size_t>(start[list + 1] - start[list]);
+      if (filled == 0) continue;
+      fill_tables(residuals.data(), codebook.data(), subvectors, width, tables.data());
+      for (size_t g = 0; g < filled; ++g) {
+        const float* table = tables.data() + g * subvectors * kCodes;
+        const uint8_t* code = codes.data() + static_cast<size_t>(start[group[g]]) * subvectors;
+        for (int64_t position = start[group[g]]; position < start[group[g] + 1]; ++position, code += subvectors) {
+          const float distance = code_distance(code, table, subvectors);
+          if (distance <= nearest.threshold()) nearest.offer({distance, position});
+        }
+        scanned += static_cast<size_t>(start[group[g] + 1] - start[group[g]]);
+      }
     }
     int64_t* out_positions = positions.data() + q * k;
     float* out_distances = distances.data() + q * k;
