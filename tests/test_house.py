@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -186,28 +187,31 @@ def test_public_names_exist_and_say_what_they_are(name: str) -> None:
     assert len(set(module.__all__)) == len(module.__all__), f"{name}.__all__ repeats a name"
     silent = [entry for entry in module.__all__ if entry.startswith("_") or not _is_described(getattr(module, entry))]
     assert not silent, f"{name}.__all__ has names that are private or without a docstring"
-    classes = [value for entry in module.__all__ if inspect.isclass(value := getattr(module, entry))]
-    # An implementation may leave the words to the interface exported beside it.
-    described = {method for kind in classes for method, value in _methods(kind) if _is_described(value)}
-    silent = [
-        f"{kind.__name__}.{method}" for kind in classes for method, _ in _methods(kind) if method not in described
-    ]
+    # An implementation may leave the words to the interface that its package exports.
+    package = importlib.import_module(name.rpartition(".")[0] or name)
+    described = {method for kind in _classes(module) + _classes(package) for method in _methods(kind, described=True)}
+    methods = [(f"{kind.__name__}.{method}", method) for kind in _classes(module) for method in _methods(kind)]
+    silent = [shown for shown, method in methods if method not in described]
     assert not silent, f"{name} has methods without a docstring"
+
+
+def _classes(module: ModuleType) -> list[type]:
+    """Return the classes of the house that a module exports."""
+    values = [getattr(module, entry) for entry in getattr(module, "__all__", ())]
+    return [value for value in values if inspect.isclass(value) and value.__module__.startswith("memhier")]
 
 
 def _is_described(value: object) -> bool:
     # A constant has no docstring of its own; it is explained in the source.
-    has_docstring = inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)
-    return bool(inspect.getdoc(value)) or not (has_docstring or isinstance(value, property))
+    return bool(inspect.getdoc(value)) or not (inspect.isclass(value) or inspect.isroutine(value))
 
 
-def _methods(kind: type) -> list[tuple[str, object]]:
-    """Return the public methods and properties that this class of the house defines itself."""
-    if not kind.__module__.startswith("memhier"):
-        return []
-    names = (name for name in vars(kind) if not name.startswith("_"))
-    return [(name, value) for name in names if _is_callable_or_property(value := inspect.getattr_static(kind, name))]
-
-
-def _is_callable_or_property(value: object) -> bool:
-    return isinstance(value, property | classmethod | staticmethod) or inspect.isfunction(value)
+def _methods(kind: type, *, described: bool = False) -> list[str]:
+    """Return the public methods and properties that a class defines itself: all, or those with a docstring."""
+    named = [(name, inspect.getattr_static(kind, name)) for name in vars(kind) if not name.startswith("_")]
+    return [
+        name
+        for name, value in named
+        if (isinstance(value, property | classmethod | staticmethod) or inspect.isfunction(value))
+        and (inspect.getdoc(value) or not described)
+    ]
