@@ -4,7 +4,7 @@ Inverted lists whose centroids are reached through an HNSW graph (Zoom, arXiv 18
 centroids affordable), and a product-quantised code of each vector's residual to its centroid, in list order.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import faiss
@@ -51,21 +51,22 @@ class Preview:
         int64 ``[lists + 1]``.
     codes
         uint8 ``[n, m]`` in list order.
+    centroids
+        float16 ``[lists, d]``: the graph's own storage, not a copy.
     """
 
     graph: Any
     codebook: Floats
     starts: Ints
     codes: Bytes
+    centroids: npt.NDArray[np.float16] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "centroids", centroid_view(self.graph))
 
     @property
     def lists(self) -> int:
         return len(self.starts) - 1
-
-    @property
-    def centroids(self) -> npt.NDArray[np.float16]:
-        """The graph's own storage, seen as float16 ``[lists, d]``; no copy."""
-        return centroid_view(self.graph)
 
     @property
     def memory_bytes(self) -> int:
@@ -109,6 +110,7 @@ def load_graph(data: Bytes, lists: int, padded: int) -> Any:
 
 
 def centroid_view(graph: Any) -> npt.NDArray[np.float16]:
+    """Return the fp16 centroids in the graph's memory, ``[lists, d]``; valid while the graph is."""
     storage = faiss.downcast_index(graph.storage)
     raw: Bytes = faiss.rev_swig_ptr(storage.codes.data(), storage.codes.size())
     return raw.view(np.float16).reshape(graph.ntotal, graph.d)
