@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier import _python_slots, backend
+from memhier._arrays import as_ints, check_array, check_range
 from memhier.errors import BudgetError
 
 __all__ = ["SlotMap"]
 
 CAPACITY_MAX = 2**31 - 1  # slots are held as int32
-_INT64_MAX = np.iinfo(np.int64).max
 
 Ints = NDArray[np.int64]
 
@@ -139,7 +139,7 @@ class SlotMap:
         if out is None:
             out = np.empty(shape, np.int64)
         else:
-            _check_out(out, shape)
+            check_array("out", out, np.int64, shape)
             if np.may_share_memory(out, flat):
                 flat = flat.copy()
         self._core.find(flat, out.reshape(-1))
@@ -270,9 +270,10 @@ class SlotMap:
         TypeError, ValueError
             For a slot that is no integer, out of range, or free.
         """
-        flat, shape = _as_ints("slots", slots)
-        _check_range("slots", flat, self._capacity, f"a slot, 0 to {self._capacity - 1}")
-        keys = np.empty(shape, np.int64)
+        index = as_ints("slots", slots)
+        check_range("slots", index, self._capacity, f"a slot, 0 to {self._capacity - 1}")
+        keys = np.empty(index.shape, np.int64)
+        flat = index.reshape(-1)
         empty = self._core.keys_of(flat, keys.reshape(-1))
         if empty < len(flat):
             raise ValueError(f"slots[{empty}]={flat[empty]}: expected a slot that holds a key, but it is free")
@@ -283,10 +284,12 @@ class SlotMap:
         return self._core.items()
 
     def _as_keys(self, keys: Any) -> tuple[Ints, tuple[int, ...]]:
-        flat, shape = _as_ints("keys", keys)
+        array = as_ints("keys", keys)
+        if array.size > CAPACITY_MAX:
+            raise ValueError(f"keys: expected at most {CAPACITY_MAX} in one batch, got {array.size}")
         if self._key_space is not None:
-            _check_range("keys", flat, self._key_space, f"0 to {self._key_space - 1}, as key_space says")
-        return flat, shape
+            check_range("keys", array, self._key_space, f"0 to {self._key_space - 1}, as key_space says")
+        return array.reshape(-1), array.shape
 
 
 def _core_class(key_space: int | None) -> Any:
@@ -316,28 +319,3 @@ def _check_sizes(capacity: int, key_space: int | None, batch: int) -> tuple[int,
     if not 0 <= batch <= CAPACITY_MAX:
         raise ValueError(f"batch={batch}: expected 0 to {CAPACITY_MAX} keys")
     return capacity, key_space, batch
-
-
-def _as_ints(name: str, values: Any) -> tuple[Ints, tuple[int, ...]]:
-    """Return values as a flat, contiguous int64 array, and the shape they came in."""
-    array = np.asarray(values)
-    if array.dtype.kind not in "iu" and array.size:
-        raise TypeError(f"{name}: expected integers, got an array of {array.dtype}")
-    if array.size > CAPACITY_MAX:
-        raise ValueError(f"{name}: expected at most {CAPACITY_MAX} in one batch, got {array.size}")
-    if array.dtype.kind == "u" and array.size and int(array.max()) > _INT64_MAX:
-        raise ValueError(f"{name}: expected int64, but {int(array.max())} does not fit")
-    return np.ascontiguousarray(array, np.int64).reshape(-1), array.shape
-
-
-def _check_range(name: str, flat: Ints, limit: int, expected: str) -> None:
-    if len(flat) and (int(flat.min()) < 0 or int(flat.max()) >= limit):
-        at = int(np.flatnonzero((flat < 0) | (flat >= limit))[0])
-        raise ValueError(f"{name}[{at}]={flat[at]}: expected {expected}")
-
-
-def _check_out(out: Any, shape: tuple[int, ...]) -> None:
-    if not isinstance(out, np.ndarray) or out.dtype != np.int64:
-        raise TypeError(f"out: expected an int64 array, got {getattr(out, 'dtype', type(out).__name__)}")
-    if out.shape != shape or not out.flags.c_contiguous or not out.flags.writeable:
-        raise ValueError(f"out: expected a writable, C-contiguous array of shape {shape}, got shape {out.shape}")

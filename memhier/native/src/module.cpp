@@ -4,6 +4,7 @@ NB_MODULE(_core, m) {
   m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
   register_crc32c(m);
   register_distance(m);
+  register_fence(m);
   register_pq_scan(m);
   register_reader(m);
   register_slotmap(m);

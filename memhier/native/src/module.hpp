@@ -5,6 +5,7 @@
 
 void register_crc32c(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
+void register_fence(nanobind::module_& m);
 void register_pq_scan(nanobind::module_& m);
 void register_reader(nanobind::module_& m);
 void register_slotmap(nanobind::module_& m);
