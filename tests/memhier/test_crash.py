@@ -1,0 +1,397 @@
+"""A commit under crashes and faults: afterwards there is the old generation or the new one, never a mix.
+
+Power cuts are enumerated in memory, faults come at every call in turn, and kill -9 hits real processes.
+"""
+
+import errno
+import os
+import random
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from memhier.errors import ClosedError
+from memhier.files import Fault, FaultyFiles, File, Files, MemoryFiles, Mode, RealFiles, SimulatedCrash, read_file
+from memhier.files._interface import Buffer, FileBase
+from memhier.store import Store
+
+KIND = "test"
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+State = tuple[int, dict[str, bytes | None], dict[str, bytes]]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        yield Path(folder) / "store"
+
+
+def state(store: Store) -> State:
+    values = {key: store.get(key) for key in store.keys()}  # noqa: SIM118
+    return store.generation, values, {name: store.read_segment(name).tobytes() for name in store.segments()}
+
+
+def first(store: Store) -> None:
+    with store.begin() as tx:
+        tx.put("changed", b"1")
+        tx.put("deleted", b"1" * 5000)
+        tx.segment("kept").append(b"k" * 97)
+        tx.segment("replaced").append(b"1" * 9000)
+        tx.segment("dropped").append(b"d")
+        tx.commit()
+
+
+def second(store: Store) -> None:
+    with store.begin() as tx:
+        tx.put("changed", b"2" * 9000)
+        tx.put("added", b"2")
+        tx.delete("deleted")
+        tx.segment("replaced").append(b"2" * 5000)
+        tx.segment("added").append(b"2" * (2**20 + 4097))
+        tx.drop("dropped")
+        tx.commit()
+
+
+BEFORE: State = (
+    1,
+    {"changed": b"1", "deleted": b"1" * 5000},
+    {"kept": b"k" * 97, "replaced": b"1" * 9000, "dropped": b"d"},
+)
+AFTER: State = (
+    2,
+    {"changed": b"2" * 9000, "added": b"2"},
+    {"kept": b"k" * 97, "replaced": b"2" * 5000, "added": b"2" * (2**20 + 4097)},
+)
+
+
+class Tee:
+    """Works on disk and repeats every change in memory, LMDB's own included; calls `after` after each."""
+
+    def __init__(self, folder: Path, memory: MemoryFiles) -> None:
+        self.real, self.memory, self.folder = RealFiles(), memory, str(folder)
+        self.after: Callable[[str], None] = lambda _: None
+
+    def place(self, path: str) -> str:
+        return path.removeprefix(self.folder) or "/"
+
+    def notice_lmdb(self) -> None:
+        for data in Path(self.folder).glob("*/catalog/data.mdb"):
+            contents, path = data.read_bytes(), self.place(str(data))
+            if not self.memory.exists(path) or read_file(self.memory, path) != contents:
+                with self.memory.open(path, "w") as file:
+                    file.append(contents)
+                    file.fdatasync()  # LMDB's commit is durable; its directory entry is ours to sync
+
+    def done(self, title: str) -> None:
+        self.notice_lmdb()
+        self.after(title)
+
+    def open(self, path: str, mode: Mode) -> File:
+        file = TeeFile(self, self.real.open(path, mode), self.memory.open(self.place(path), mode))
+        self.done(f"open-{mode} {path}")
+        return file
+
+    def rename(self, old: str, new: str) -> None:
+        self.real.rename(old, new)
+        self.memory.rename(self.place(old), self.place(new))
+        self.done(f"rename {new}")
+
+    def remove(self, path: str) -> None:
+        self.real.remove(path)
+        self.memory.remove(self.place(path))
+        self.done(f"remove {path}")
+
+    def list(self, path: str) -> list[str]:
+        assert self.real.list(path) == self.memory.list(self.place(path))
+        return self.real.list(path)
+
+    def exists(self, path: str) -> bool:
+        return self.real.exists(path)
+
+    def make_directory(self, path: str) -> None:
+        self.real.make_directory(path)
+        self.memory.make_directory(self.place(path))
+        self.done(f"make_directory {path}")
+
+    def sync_directory(self, path: str) -> None:
+        self.notice_lmdb()
+        self.memory.sync_directory(self.place(path))
+        self.done(f"sync_directory {path}")
+
+    def clock(self) -> float:
+        return self.real.clock()
+
+
+class TeeFile(FileBase):
+    def __init__(self, tee: Tee, real: File, memory: File) -> None:
+        self.tee, self.real, self.memory, self.path = tee, real, memory, real.path
+
+    def size(self) -> int:
+        return self.real.size()
+
+    def read_into(self, buffer: bytearray | memoryview, offset: int) -> int:
+        return self.real.read_into(buffer, offset)
+
+    def append(self, data: Buffer) -> int:
+        self.memory.append(data)
+        offset = self.real.append(data)
+        self.tee.done(f"append {self.path}")
+        return offset
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        self.real.pwrite(data, offset)
+        self.memory.pwrite(data, offset)
+        self.tee.done(f"pwrite {self.path}")
+
+    def truncate(self, length: int) -> None:
+        self.real.truncate(length)
+        self.memory.truncate(length)
+        self.tee.done(f"truncate {self.path}")
+
+    def fdatasync(self) -> None:
+        self.memory.fdatasync()
+        self.tee.done(f"fdatasync {self.path}")
+
+    def lock(self, *, exclusive: bool) -> bool:
+        assert self.memory.lock(exclusive=exclusive)
+        return self.real.lock(exclusive=exclusive)
+
+    def close(self) -> None:
+        self.real.close()
+        self.memory.close()
+
+
+def found_in(files: Files) -> State:
+    with Store.open("/store", KIND, verify="open", files=files) as store:
+        return state(store)
+
+
+def test_every_power_cut_leaves_the_old_or_the_new(root: Path) -> None:
+    memory = MemoryFiles()
+    tee = Tee(root.parent, memory)
+    with Store.create(root, KIND, files=tee) as store:
+        first(store)
+        allowed = [BEFORE]
+        seen: list[int] = []
+
+        def cut(title: str) -> None:
+            for how, files in memory.crashes():
+                found = found_in(files)
+                assert found in allowed, f"after {title}: {how}"
+                seen.append(found[0])
+
+        cut("the first commit")
+        allowed.append(AFTER)
+        tee.after = cut
+        second(store)
+        allowed.remove(BEFORE)
+        cut("the second commit")
+        assert set(seen) == {1, 2}
+        assert len(seen) > 200
+
+
+def test_power_cuts_inside_lmdb(root: Path) -> None:
+    """LMDB syncs its pages before it writes the root: until then any of them may be lost, and afterwards none."""
+    with Store.create(root, KIND) as store:
+        first(store)
+    data, guard = root / "catalog" / "data.mdb", root / "catalog.sum"
+    old, old_guard = data.read_bytes(), guard.read_bytes()
+    with Store.open(root, KIND, writable=True) as store, Store.open(root, KIND):  # the reader keeps the old segments
+        second(store)
+    new = data.read_bytes()
+    old += bytes(len(new) - len(old))
+    changed = [page for page in range(len(new) // 4096) if new[page * 4096 :][:4096] != old[page * 4096 :][:4096]]
+    roots, pages = [page for page in changed if page < 2], [page for page in changed if page >= 2]
+    assert len(roots) == 1
+    guard.write_bytes(old_guard)
+    rng = random.Random(3)
+    for kept in [[], pages, *(rng.sample(pages, rng.randint(1, len(pages))) for _ in range(30)), pages + roots]:
+        image = bytearray(old)
+        for page in kept:
+            image[page * 4096 : (page + 1) * 4096] = new[page * 4096 : (page + 1) * 4096]
+        data.write_bytes(image)
+        with Store.open(root, KIND, verify="open") as store:
+            assert state(store) == BEFORE, "readers go by the guard"
+        copy = root.parent / "copy"
+        shutil.copytree(root, copy)
+        complete = len(kept) > len(pages)
+        with Store.open(copy, KIND, writable=True, verify="open") as store:
+            assert state(store) == (AFTER if complete else BEFORE), "the next writer finishes what LMDB has committed"
+            if not complete:
+                second(store)
+        with Store.open(copy, KIND, verify="open") as store:
+            assert state(store) == AFTER
+        shutil.rmtree(copy)
+
+
+def outcome(work: Callable[[], None]) -> BaseException | None:
+    try:
+        work()
+    except (OSError, SimulatedCrash) as error:
+        return error
+    return None
+
+
+def run_with(files: Files, root: Path) -> None:
+    with Store.open(root, KIND, writable=True, files=files) as store:
+        second(store)
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_fault_at_every_call(root: Path, fault: Fault) -> None:
+    with Store.create(root, KIND) as store:
+        first(store)
+    counting = FaultyFiles(RealFiles())
+    shutil.copytree(root, root.parent / "counted")
+    run_with(counting, root.parent / "counted")
+    assert {"append", "fdatasync", "rename", "sync_directory", "remove"} <= {call.split()[0] for call in counting.calls}
+    outcomes = set()
+    for call, name in enumerate(counting.calls, 1):
+        if fault is Fault.SHORT_WRITE and not name.startswith(("append", "pwrite")):
+            continue
+        copy = root.parent / f"copy{call}"
+        shutil.copytree(root, copy)
+        files = FaultyFiles(RealFiles(), call, fault)
+        raised = outcome(lambda copy=copy, files=files: run_with(files, copy))
+        if isinstance(raised, OSError):
+            assert raised.errno == (errno.EIO if fault is Fault.EIO else errno.ENOSPC), name
+            assert str(raised.filename).startswith(str(copy))
+        else:
+            assert raised is None or fault is Fault.CRASH
+        committed = raised is None
+        with Store.open(copy, KIND, verify="open") as store:
+            found = state(store)
+            assert found == AFTER if committed else found in (BEFORE, AFTER), name
+            assert all(finding.harmless for finding in store.check())
+        with Store.open(copy, KIND, writable=True) as store:
+            found = state(store)
+            outcomes.add((committed, found[0]))
+            assert found in (BEFORE, AFTER)
+            if found == BEFORE:
+                second(store)
+            assert store.check() == []
+        with Store.open(copy, KIND, verify="open") as store:
+            assert state(store) == AFTER
+        shutil.rmtree(copy)
+    assert outcomes >= {(False, 1), (False, 2)}, "faults before and after LMDB's commit"
+
+
+def _fail_during(root: Path, operation: str, change: Callable[[Store], None]) -> None:
+    """Make the first such operation of `change` fail, and look at the store that it happened to."""
+    counting = FaultyFiles(RealFiles())
+    shutil.copytree(root, root.parent / "counted")
+    with Store.open(root.parent / "counted", KIND, writable=True, files=counting) as store:
+        opened = len(counting.calls)
+        change(store)
+    shutil.rmtree(root.parent / "counted")
+    call = next(i for i, name in enumerate(counting.calls) if i >= opened and name.startswith(operation))
+    with Store.open(root, KIND, writable=True, files=FaultyFiles(RealFiles(), call + 1, Fault.EIO)) as store:
+        with pytest.raises(OSError, match="error"):
+            change(store)
+        assert state(store) == BEFORE
+        if operation == "append":
+            change(store)
+            assert state(store) == AFTER
+        else:
+            with pytest.raises(ClosedError, match="reopen"):
+                store.begin()
+
+
+@pytest.mark.parametrize("operation", ["append", "fdatasync", "sync_directory", "rename"])
+def test_a_failed_sync_is_not_tried_again(root: Path, operation: str) -> None:
+    """A failed append aborts its transaction; a failure inside of a commit closes the store for writing."""
+
+    def change(store: Store) -> None:
+        with store.begin() as tx:
+            # The long segment is written before the commit begins.
+            tx.segment("added").append(b"2" * (2**20 + 4097))
+            tx.segment("replaced").append(b"2" * 5000)
+            for key in ("changed", "added"):
+                tx.put(key, AFTER[1][key])
+            tx.delete("deleted")
+            tx.drop("dropped")
+            tx.commit()
+
+    with Store.create(root, KIND) as store:
+        first(store)
+    _fail_during(root, operation, change)
+
+
+def test_lmdb_that_cannot_write_closes_the_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from memhier import _catalog
+
+    with Store.create(root, KIND) as store:
+        first(store)
+        monkeypatch.setattr(_catalog, "_MAP_BYTES", 16 * 4096)
+        with store.begin() as tx:
+            tx.put("large", bytes(20 * 4096))
+            with pytest.raises(OSError, match="outgrew") as error:
+                tx.commit()
+        assert (error.value.errno, error.value.filename) == (errno.ENOSPC, str(root / "catalog" / "data.mdb"))
+        with pytest.raises(ClosedError, match="outgrew"):
+            store.begin()
+        assert state(store) == BEFORE
+    monkeypatch.undo()
+    with Store.open(root, KIND, writable=True) as store:
+        second(store)
+    with Store.open(root, KIND) as store:
+        assert state(store) == AFTER
+
+
+def _commit_until_killed(root: Path, report: int) -> None:
+    with Store.open(root, KIND, writable=True) as store:
+        while True:
+            number = store.generation + 1
+            with store.begin() as tx:
+                tx.put("number", b"%d" % number)
+                tx.segment("data").append(b"%d " % number * (number * 997 % 20_000))
+                if number % 3 == 0:
+                    tx.segment(f"extra{number % 5}").append(b"%d" % number)
+                tx.commit()
+            os.write(report, number.to_bytes(8, "little"))
+
+
+def _kill_rounds(root: Path, rounds: int, seed: int) -> None:
+    rng = random.Random(seed)
+    with Store.create(root, KIND) as store, store.begin() as tx:
+        tx.put("number", b"1")
+        tx.segment("data").append(b"1 " * 997)
+        tx.commit()
+    for _ in range(rounds):
+        reports, report = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                _commit_until_killed(root, report)
+            finally:
+                os._exit(1)
+        os.close(report)
+        told = os.read(reports, 8)
+        time.sleep(rng.random() * 0.02)
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        with open(reports, "rb") as pipe:
+            told += pipe.read()
+        returned = int.from_bytes(told[-8:], "little")
+        with Store.open(root, KIND, verify="open") as store:
+            number = store.generation
+            assert number in (returned, returned + 1), "a commit that returned is lost, or a false one is found"
+            assert store.get("number") == b"%d" % number
+            assert store.read_segment("data").tobytes() == b"%d " % number * (number * 997 % 20_000)
+            assert all(finding.harmless for finding in store.check())
+    with Store.open(root, KIND, writable=True) as store:
+        assert store.check() == []
+
+
+def test_kill_during_commits(root: Path) -> None:
+    _kill_rounds(root, 60, seed=1)
+
+
+@pytest.mark.slow
+def test_kill_during_commits_for_longer(tmp_path: Path) -> None:
+    _kill_rounds(tmp_path / "store", 200, seed=2)

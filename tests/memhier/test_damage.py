@@ -1,0 +1,172 @@
+"""A cut at any length, a flip of any bit, in every kind of file: an error by name or the same contents, never a crash.
+
+Reading is tried in memory, over every byte of the small files. Writers, which let LMDB map the catalog, are tried in a
+forked child, so that a signal would be seen.
+"""
+
+import os
+import random
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memhier.errors import CorruptionError, FormatError
+from memhier.files import MemoryFiles
+from memhier.store import Store
+
+KIND = "test"
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+GUARD, DATA, SEGMENT = "catalog.sum", "catalog/data.mdb", "segments/s.00000003.seg"
+
+
+@pytest.fixture(scope="module")
+def store_files() -> Iterator[dict[str, bytes]]:
+    """The files of a store of three commits, with large and small values, free pages and a segment."""
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        root = Path(folder) / "store"
+        with Store.create(root, KIND) as store:
+            for number in range(3):
+                with store.begin() as tx:
+                    tx.put("small", b"%d" % number)
+                    tx.put("large", b"%d" % number * 5000)
+                    tx.segment("s").append(bytes(range(256)) * 20)
+                    tx.commit()
+        yield {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def found_in(files: MemoryFiles | None, root: str = "/store", writable: bool = False) -> object:
+    """Return what a store holds, or None where it says that it is damaged."""
+    try:
+        with Store.open(root, KIND, files=files, writable=writable) as store:
+            values = {key: store.get(key) for key in store.keys()}  # noqa: SIM118
+            return values, {name: store.read_segment(name).tobytes() for name in store.segments()}
+    except (CorruptionError, FormatError):
+        return None
+
+
+def in_memory(contents: dict[str, bytes]) -> MemoryFiles:
+    files = MemoryFiles()
+    for directory in ("/store", "/store/catalog", "/store/segments"):
+        files.make_directory(directory)
+    for name in (GUARD, DATA, SEGMENT):
+        with files.open(f"/store/{name}", "x") as file:
+            file.append(contents[name])
+    return files
+
+
+def flip(files: MemoryFiles, name: str, position: int, bit: int) -> None:
+    with files.open(f"/store/{name}", "a") as file:
+        byte = bytearray(1)
+        file.read_into(byte, position)
+        file.pwrite(bytes([byte[0] ^ 1 << bit]), position)
+
+
+def test_every_cut(store_files: dict[str, bytes]) -> None:
+    intact = found_in(in_memory(store_files))
+    assert intact is not None
+    for name in (GUARD, DATA, SEGMENT):
+        length = len(store_files[name])
+        # One file, cut shorter and shorter.
+        files = in_memory(store_files)
+        step = 1 if length < 10_000 else 61
+        for cut in range(length - 1, -1, -step):
+            with files.open(f"/store/{name}", "a") as file:
+                file.truncate(cut)
+            found = found_in(files)
+            # LMDB's last pages may be free ones, which nobody reads.
+            assert found is None or (name == DATA and found == intact), f"{name} cut to {cut}"
+        files.remove(f"/store/{name}")
+        assert found_in(files) is None
+
+
+def flips(length: int, stride: int) -> Iterator[tuple[int, int]]:
+    rng = random.Random(length)
+    for position in range(0, length, stride):
+        yield min(position + rng.randrange(stride), length - 1), rng.randrange(8)
+
+
+def check_flips(store_files: dict[str, bytes], stride: int) -> None:
+    files = in_memory(store_files)
+    intact = found_in(files)
+    harmless = 0
+    for name in (GUARD, DATA, SEGMENT):
+        for position, bit in flips(len(store_files[name]), 1 if name == GUARD else stride):
+            flip(files, name, position, bit)
+            found = found_in(files)
+            assert found is None or (name == DATA and found == intact), f"{name}: bit {bit} of byte {position}"
+            harmless += found is not None
+            flip(files, name, position, bit)
+    assert found_in(files) == intact
+    assert harmless > 0, "free pages are not read"
+
+
+def test_flips(store_files: dict[str, bytes]) -> None:
+    check_flips(store_files, 23)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_flip_in_every_byte(store_files: dict[str, bytes]) -> None:
+    check_flips(store_files, 1)
+
+
+def open_and_write_damaged(root: Path, intact: bytes, stride: int) -> int:
+    """Open and commit on damaged catalogs; return how many a writer took for good."""
+    expected = found_in(None, str(root))
+    kept = {path: path.read_bytes() for path in (root / GUARD, root / DATA)}
+    segments = {path: path.read_bytes() for path in (root / "segments").iterdir()}
+    rng = random.Random(7)
+    cuts = [intact[:length] for length in range(0, len(intact), 509)]
+    # All of the two root pages that has a meaning, and a sample of the rest.
+    positions = [*range(160), *range(4096, 4256), *range(4256, len(intact), stride)]
+    taken = 0
+    for damaged in (*cuts, *(_flipped(intact, position, rng.randrange(8)) for position in positions)):
+        (root / DATA).write_bytes(damaged)
+        found = found_in(None, str(root), writable=True)
+        assert found in (None, expected)
+        if found is not None:
+            taken += 1
+            with Store.open(root, KIND, writable=True) as store, store.begin() as tx:
+                tx.put("more", b"m" * 9000)
+                tx.commit()
+            with Store.open(root, KIND, verify="open") as store:
+                assert store.get("more") == b"m" * 9000
+                assert store.get("small") == b"2"
+        for path, contents in {**kept, **segments}.items():
+            path.write_bytes(contents)
+    return taken
+
+
+def _flipped(contents: bytes, position: int, bit: int) -> bytes:
+    damaged = bytearray(contents)
+    damaged[position] ^= 1 << bit
+    return bytes(damaged)
+
+
+def check_writers(store_files: dict[str, bytes], stride: int) -> None:
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        root = Path(folder) / "store"
+        for name, contents in store_files.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_bytes(contents)
+        child = os.fork()
+        if child == 0:
+            try:
+                os._exit(0 if open_and_write_damaged(root, store_files[DATA], stride) else 2)
+            except BaseException as error:
+                os.write(2, f"{error!r}\n".encode())
+                os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        assert status == 0, f"ended with {status} (negative: a signal)"
+
+
+def test_writers_on_damaged_catalogs(store_files: dict[str, bytes]) -> None:
+    check_writers(store_files, 97)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_writers_on_every_damaged_byte(store_files: dict[str, bytes]) -> None:
+    check_writers(store_files, 1)
