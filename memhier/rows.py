@@ -43,7 +43,8 @@ class RowsWriter:
     tx
         The transaction; the rows exist once it is committed.
     name
-        Of the segment, and of the catalog's value ``rows/<name>`` that describes it.
+        Of the segment, and of the catalog's value ``rows/<name>`` that describes it. Replacing or dropping the segment
+        otherwise makes the rows unreadable.
     row_bytes
         Bytes per row, 1 to 2**30.
 
@@ -213,7 +214,7 @@ class Rows:
         if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= self._count):
             index = int(np.flatnonzero((rows < 0) | (rows >= self._count))[0])
             raise IndexError(f"numbers[{index}]={int(rows[index])}: expected 0 to {self._count - 1}")
-        return self._reader.read(self._handle, self._offset(rows.astype(np.int64)), self.row_bytes, out)
+        return self._reader.read(self._handle, self._offset(rows.astype(np.int64, copy=False)), self.row_bytes, out)
 
     def read_range(self, start: int, stop: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Read the rows from `start` up to but not including `stop`, for passing over all of them in blocks.
