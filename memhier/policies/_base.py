@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from memhier.backend import core
+from memhier import backend
 from memhier.errors import BudgetError
 from memhier.policies._reference import Order, Reference
 
@@ -118,6 +118,7 @@ class EvictionPolicy:
 
     def __init__(self, capacity: int, native: str, order: Callable[[int], Order]) -> None:
         self._capacity = check_capacity(capacity)
+        core = backend.core
         self._engine: Any = (
             Reference(self._capacity, order(self._capacity)) if core is None else getattr(core, native)(self._capacity)
         )

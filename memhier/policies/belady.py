@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memhier.backend import core
+from memhier import backend
 from memhier.policies._base import Access, Keys, as_keys, check_capacity, over_budget
 from memhier.policies._belady_reference import BeladyReference
 
@@ -50,7 +50,7 @@ class Belady:
             raise TypeError(f"half_life={half_life!r}: expected a number of accesses as an int")
         if not 1 <= half_life <= _HALF_LIFE_MAX:
             raise ValueError(f"half_life={half_life!r}: expected from 1 to {_HALF_LIFE_MAX} accesses")
-        make = BeladyReference if core is None else core.BeladyPolicy
+        make = BeladyReference if backend.core is None else backend.core.BeladyPolicy
         self._engine: Any = make(self._capacity, int(half_life))
 
     @property

@@ -2,9 +2,12 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
+  register_belady(m);
   register_crc32c(m);
   register_distance(m);
   register_fence(m);
+  register_offline(m);
+  register_policies(m);
   register_pq_scan(m);
   register_reader(m);
   register_slotmap(m);

@@ -3,9 +3,12 @@
 
 #include <nanobind/nanobind.h>
 
+void register_belady(nanobind::module_& m);
 void register_crc32c(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_fence(nanobind::module_& m);
+void register_offline(nanobind::module_& m);
+void register_policies(nanobind::module_& m);
 void register_pq_scan(nanobind::module_& m);
 void register_reader(nanobind::module_& m);
 void register_slotmap(nanobind::module_& m);
