@@ -18,6 +18,7 @@ __all__ = ["Calibration", "NeighbourTruth", "calibrate"]
 NEIGHBOURS = 10
 _QUERIES = 256
 _TARGET = 0.98
+_LEAST_GAIN = 0.002  # of recall, for probing twice as many lists
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -79,24 +80,29 @@ class NeighbourTruth:
 
 
 def calibrate(preview: Preview, truth: NeighbourTruth, position_of_row: Ints) -> Calibration:
-    """Return the least effort that reaches recall 0.98 on the sampled vectors, or the most if none does."""
+    """Return the least effort that reaches recall 0.98 on the sampled vectors, or comes as near as these codes can."""
     if truth.neighbours == 0:
         return Calibration(1, NEIGHBOURS, 1.0)
     neighbours, own = truth.positions(position_of_row)
-    best = Calibration(preview.lists, _CANDIDATES[-1], 0.0)
     nprobe = min(4, preview.lists)
-    while True:
-        ranks = _ranks(preview, truth.queries, neighbours, own, nprobe)
-        # Half of the loss that the target allows may come from lists left out, half from candidates not read.
-        if (ranks < _CANDIDATES[-1]).mean() >= (1 + _TARGET) / 2 or nprobe == preview.lists:
-            break
-        nprobe = min(2 * nprobe, preview.lists)
+    ranks = _ranks(preview, truth.queries, neighbours, own, nprobe)
+    # Half of the loss that the target allows may come from lists left out, half from candidates not read.
+    while _found(ranks) < (1 + _TARGET) / 2 and nprobe < preview.lists:
+        wider = min(2 * nprobe, preview.lists)
+        wider_ranks = _ranks(preview, truth.queries, neighbours, own, wider)
+        if _found(wider_ranks) - _found(ranks) < _LEAST_GAIN:
+            break  # what is missing now is lost to short codes, not to lists left out
+        nprobe, ranks = wider, wider_ranks
     for candidates in _CANDIDATES:
         recall = float((ranks < candidates).mean())
         best = Calibration(nprobe, candidates, recall)
         if recall >= _TARGET:
             break
     return best
+
+
+def _found(ranks: Ints) -> float:
+    return float((ranks < _CANDIDATES[-1]).mean())
 
 
 def _ranks(preview: Preview, queries: Floats, neighbours: Ints, own: Ints, nprobe: int) -> Ints:
