@@ -35,3 +35,13 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int, ...]) -> No
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
     if not array.flags.c_contiguous or not array.flags.writeable:
         raise ValueError(f"{name}: expected a writable, C-contiguous array of shape {shape}")
+
+
+def as_bytes(name: str, data: Any) -> memoryview:
+    """Return the bytes of anything with a C-contiguous buffer, without a copy."""
+    try:
+        return np.frombuffer(data, np.uint8).data
+    except TypeError as error:
+        raise TypeError(f"{name}: expected bytes or an object with a buffer, got {type(data).__name__}") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: expected C-contiguous bytes; numpy.ascontiguousarray makes them") from error
