@@ -11,8 +11,8 @@ import os
 import platform
 import shutil
 import stat
-import tempfile
 import time
+import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
@@ -136,20 +136,22 @@ def _random_file(folder: Path, size: int, seed: int) -> Iterator[Path]:
             str(folder),
         )
     bits = np.random.SFC64(seed)
-    descriptor, name = tempfile.mkstemp(prefix=".memhier-probe-", dir=folder)
+    # Named before it is made, inside the try: wherever an interrupt strikes, the name is there to be removed.
+    file = folder / f".memhier-probe-{uuid.uuid4().hex}"
     try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             for _ in range(size // _STREAM_BLOCK):
                 _write_all(descriptor, bits.random_raw(_STREAM_BLOCK // 8))
             os.fsync(descriptor)
         except OSError as error:
-            error.filename = name
+            error.filename = str(file)
             raise
         finally:
             os.close(descriptor)
-        yield Path(name)
+        yield file
     finally:
-        os.unlink(name)
+        file.unlink(missing_ok=True)
 
 
 def _write_all(descriptor: int, words: npt.NDArray[np.uint64]) -> None:

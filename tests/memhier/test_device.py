@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -162,6 +161,20 @@ class Interrupt(BaseException):
     """Stands for Ctrl-C, which is no Exception either."""
 
 
+def test_an_interrupt_as_the_file_is_made_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = os.open
+
+    def interrupted(*arguments: Any) -> int:
+        os.close(make(*arguments))
+        assert len(list(tmp_path.iterdir())) == 1
+        raise Interrupt
+
+    monkeypatch.setattr(os, "open", interrupted)
+    with pytest.raises(Interrupt):
+        probe(tmp_path, **SMALL)
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("method", ["warm", "run"])
 def test_the_file_goes_away_when_measuring_is_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
@@ -201,7 +214,7 @@ def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_full_device_is_refused_before_a_byte_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "mkstemp", lambda **_: pytest.fail("a file was made"))
+    monkeypatch.setattr(os, "open", lambda *_: pytest.fail("a file was made"))
     with pytest.raises(OSError, match="smaller size") as caught:
         probe(tmp_path, size="900TiB")
     assert caught.value.errno == errno.ENOSPC
@@ -255,7 +268,7 @@ def test_a_signal_in_the_command_leaves_no_file(tmp_path: Path, signal_name: str
     try:
         while not list(tmp_path.iterdir()):
             assert child.poll() is None, "the probe ended by itself"
-            time.sleep(0.01)
+            time.sleep(0.001)
         child.send_signal(getattr(signal, signal_name))
         assert child.wait() != 0
     finally:
