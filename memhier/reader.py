@@ -282,6 +282,7 @@ class Reader:
         self._files.clear()
 
     def __enter__(self) -> Self:
+        self._check_open()
         return self
 
     def __exit__(

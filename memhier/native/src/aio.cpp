@@ -65,24 +65,21 @@ class AioEngine final : public Engine {
   }
 
   int submit_and_wait(std::vector<Io*>& finished) override {
-    if (const int error = submit(); error != 0) return error;
-    for (;;) {
-      const long count = ::syscall(SYS_io_getevents, context_.get(), in_flight_ == 0 ? 0L : 1L,
-                                   static_cast<long>(events_.size()), events_.data(), nullptr);
-      if (count < 0 && errno == EINTR) continue;
-      if (count < 0) {  // not for a context and arguments that are valid; wait for what is on its way all the same
-        nap();
-        continue;
-      }
+    const std::size_t before = finished.size();
+    if (const int error = submit(finished); error != 0) return error;
+    while (finished.size() == before) {
+      const long count = ::syscall(SYS_io_getevents, context_.get(), 1L, static_cast<long>(events_.size()),
+                                   events_.data(), nullptr);
+      if (count < 0 && errno != EINTR) nap();  // not for a context that is valid; what is on its way must be waited for
       for (long i = 0; i < count; ++i) {
         Io* io = reinterpret_cast<Io*>(events_[i].data);
         io->result = events_[i].res;
         free_.push_back(reinterpret_cast<iocb*>(events_[i].obj));
         finished.push_back(io);
+        --in_flight_;
       }
-      in_flight_ -= static_cast<std::size_t>(count);
-      return 0;
     }
+    return 0;
   }
 
   void withdraw() override {
@@ -98,26 +95,30 @@ class AioEngine final : public Engine {
   }
 
   // Hands over all that is queued, or as much as the kernel takes while reads are on their way.
-  int submit() {
+  int submit(std::vector<Io*>& finished) {
     std::size_t at = 0;
     int error = 0;
     for (unsigned refusals = 0; at < queued_;) {
       const long taken =
           ::syscall(SYS_io_submit, context_.get(), static_cast<long>(queued_ - at), queue_.data() + at);
+      error = taken > 0 ? 0 : taken < 0 ? errno : EAGAIN;
       if (taken > 0) {
         at += static_cast<std::size_t>(taken);
         in_flight_ += static_cast<std::size_t>(taken);
-        continue;
+      } else if (error == EAGAIN) {
+        if (in_flight_ > 0 || ++refusals > kRefusalsMax) break;
+        nap();
+      } else if (error != EINTR) {  // the fault of the first read, which the kernel looked at before it took it
+        Io* io = reinterpret_cast<Io*>(queue_[at]->aio_data);
+        io->result = -error;
+        finished.push_back(io);
+        free_.push_back(queue_[at++]);
       }
-      error = taken < 0 ? errno : EAGAIN;
-      if (error == EINTR) continue;
-      if (error != EAGAIN || in_flight_ > 0 || ++refusals > kRefusalsMax) break;
-      nap();
     }
     std::move(queue_.begin() + static_cast<std::ptrdiff_t>(at), queue_.begin() + static_cast<std::ptrdiff_t>(queued_),
               queue_.begin());
     queued_ -= at;
-    return queued_ == 0 || in_flight_ > 0 ? 0 : error;
+    return error == EAGAIN && in_flight_ == 0 && finished.empty() ? error : 0;
   }
 
   AioContext context_;

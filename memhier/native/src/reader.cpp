@@ -130,11 +130,10 @@ class PageReader {
 
   std::size_t memory_bytes() const {
     // A pool from before a fork is the parent's memory, and its lock may be held by a thread that is not here.
-    const std::size_t tables = table_->files.size() * (sizeof(std::shared_ptr<OpenFile>) + sizeof(Source*));
-    return tables + (pool_->made_here() ? pool_->memory_bytes() : 0);
+    return table_bytes() + (pool_->made_here() ? pool_->memory_bytes() : 0);
   }
 
-  std::size_t planned_bytes() const { return pool_->planned_bytes(); }
+  std::size_t planned_bytes() const { return table_bytes() + pool_->planned_bytes(); }
 
   void close() {
     if (pool_->made_here()) {
@@ -157,6 +156,10 @@ class PageReader {
       if (auto fault = context->read_window(batch, start, done)) return fault;
     }
     return std::nullopt;
+  }
+
+  std::size_t table_bytes() const {
+    return table_->files.size() * (sizeof(OpenFile) + sizeof(std::shared_ptr<OpenFile>) + sizeof(Source*));
   }
 
   static std::shared_ptr<const OpenFile> open(Source source, nb::handle checksums, nb::object owner) {
