@@ -8,12 +8,16 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from memhier._catalog_tree import CatalogTree, read_page_size
 from memhier.errors import CorruptionError, FormatError
-from memhier.files import MemoryFiles
+from memhier.files import MemoryFiles, RealFiles
 from memhier.store import Store
 
 KIND = "test"
@@ -145,12 +149,17 @@ def _flipped(contents: bytes, position: int, bit: int) -> bytes:
     return bytes(damaged)
 
 
+def on_disk(folder: str, store_files: dict[str, bytes]) -> Path:
+    root = Path(folder) / "store"
+    for name, contents in store_files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(contents)
+    return root
+
+
 def check_writers(store_files: dict[str, bytes], stride: int) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
-        root = Path(folder) / "store"
-        for name, contents in store_files.items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(contents)
+        root = on_disk(folder, store_files)
         child = os.fork()
         if child == 0:
             try:
@@ -170,3 +179,70 @@ def test_writers_on_damaged_catalogs(store_files: dict[str, bytes]) -> None:
 @pytest.mark.timeout(600)
 def test_writers_on_every_damaged_byte(store_files: dict[str, bytes]) -> None:
     check_writers(store_files, 1)
+
+
+def test_an_old_root_cannot_pass_for_a_new_one(store_files: dict[str, bytes]) -> None:
+    """One bit makes the root of transaction 3 look like that of 5, which would be the commit after the guard's."""
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        root = on_disk(folder, store_files)
+        data = bytearray(store_files[DATA])
+        place = 4096 + 144
+        assert (data[144], data[place]) == (4, 3)
+        data[place] = 5
+        (root / DATA).write_bytes(data)
+        with pytest.raises(CorruptionError, match="transaction 5"):
+            Store.open(root, KIND, writable=True)
+        data[place] = 7
+        (root / DATA).write_bytes(data)
+        with pytest.raises(CorruptionError, match="transaction 7 follows 4"):
+            Store.open(root, KIND, writable=True)
+
+
+def test_damage_before_the_guard_was_written(store_files: dict[str, bytes]) -> None:
+    """The pages of a commit cut off by a crash have no checksums yet, but its values do."""
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        root = on_disk(folder, store_files)
+        with Store.open(root, KIND, writable=True) as store, store.begin() as tx:
+            tx.put("large", b"unmistakable" * 500)
+            tx.commit()
+        (root / GUARD).write_bytes(store_files[GUARD])
+        data = bytearray((root / DATA).read_bytes())
+        data[data.index(b"unmistakable") + 999] ^= 1
+        (root / DATA).write_bytes(data)
+        assert found_in(None, str(root)) == found_in(in_memory(store_files)), "readers still have the commit before"
+        with pytest.raises(CorruptionError, match="value of b'value/large'"):
+            Store.open(root, KIND, writable=True)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 8))
+def test_a_walk_believes_nothing(store_files: dict[str, bytes], seed: int, count: int) -> None:
+    """Without checksums, any bytes in the structure of a tree end in an error by name or in some entries."""
+    rng = random.Random(seed)
+    data = bytearray(store_files[DATA])
+    for _ in range(count):
+        # Headers, positions of nodes, root pages, and the nodes at the ends of pages.
+        page = rng.randrange(len(data) // 4096) * 4096
+        position = page + rng.choice([rng.randrange(152), 4095 - rng.randrange(400)])
+        data[position] = rng.choice([0, 255, rng.randrange(256)])
+    with tempfile.NamedTemporaryFile(dir=FAST) as file:
+        file.write(data)
+        file.flush()
+        with RealFiles().open(file.name, "r") as opened, suppress(CorruptionError, FormatError):
+            tree = CatalogTree(opened, read_page_size(opened), None)
+            for key, value in tree.walk(tree.read_meta(4)):
+                assert len(key) + len(value) < len(data)
+
+
+def test_a_walk_allocates_nothing_for_a_wrong_size(store_files: dict[str, bytes]) -> None:
+    data, key = bytearray(store_files[DATA]), b"value/large"
+    place = data.find(key)
+    while place >= 0:
+        data[place - 8 : place - 4] = b"\xff" * 4  # a value of 4 GiB
+        place = data.find(key, place + 1)
+    files = MemoryFiles()
+    with files.open("/data", "x") as file:
+        file.append(data)
+        tree = CatalogTree(file, 4096, None)
+        with pytest.raises(CorruptionError, match="lie past the end"):
+            list(tree.walk(tree.read_meta(4)))
