@@ -90,7 +90,11 @@ class Belady {
     const Buffer batch(keys, Buffer::Access::read);
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    return append(batch.as<const std::int64_t>(), batch.count<std::int64_t>());
+    append(batch.as<const std::int64_t>(), batch.count<std::int64_t>());
+    const std::size_t distinct = turns_[end_ - 1].count;
+    if (distinct <= capacity_) return 0;
+    take_back();
+    return distinct;
   }
 
   nb::object access(nb::handle keys, nb::handle pinned, nb::handle hit) {
@@ -106,9 +110,9 @@ class Belady {
       const auto* key = batch.as<const std::int64_t>();
       const std::size_t count = batch.count<std::int64_t>();
       const bool unannounced = end_ == turn_;
-      if (unannounced) enough = append(key, count);
+      if (unannounced) append(key, count);
       else as_announced = is_next(key, count);
-      if (enough == 0 && as_announced) {
+      if (as_announced) {
         enough = hold(held.as<const std::int64_t>(), held.count<std::int64_t>());
         if (enough > capacity_) {
           if (unannounced) take_back();
@@ -222,7 +226,7 @@ class Belady {
   }
 
   // Adds a batch at the window's far end.
-  std::size_t append(const std::int64_t* keys, std::size_t count) {
+  void append(const std::int64_t* keys, std::size_t count) {
     if (end_ - turn_ == turns_.size()) grow_turns();
     turns_[end_] = {written_, 0, {}};
     for_each_ahead(table_, keys, count, [&](std::size_t i, KeyTable::Token token) {
@@ -237,12 +241,8 @@ class Belady {
       }
       announce_use(number);
     });
-    const std::size_t distinct = written_ - turns_[end_].first;
-    turns_[end_].count = static_cast<std::uint32_t>(distinct);
+    turns_[end_].count = written_ - turns_[end_].first;
     ++end_;
-    if (distinct <= capacity_) return 0;
-    take_back();
-    return distinct;
   }
 
   void announce_use(std::uint32_t number) {
