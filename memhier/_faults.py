@@ -3,6 +3,7 @@
 Both cores report a fault as plain data, so that the wording and the class of an error exist once.
 """
 
+import errno
 import os
 from typing import NoReturn
 
@@ -13,7 +14,7 @@ Fault = tuple[str, PageFile | None, int, int, int]
 """Kind, file, and three numbers that depend on the kind:
 
 ``"errno"``: the error number; without a file it belongs to the engine, not to one read.
-``"short"``: where the file ended, the committed length.
+``"short"``: where a read found the file's end, the committed length.
 ``"checksum"``: the page, the CRC that was committed, the CRC that was read.
 ``"range"``: the index of the request; its file changed or went while the batch was on its way.
 ``"closed"``: nothing.
@@ -25,8 +26,11 @@ def raise_fault(fault: Fault, engine: str) -> NoReturn:
     kind, file, first, second, third = fault
     path = None if file is None else file.path
     if kind == "short":
+        size = 0 if file is None else file.size()
+        if size >= second:  # by now
+            raise OSError(errno.EIO, f"a read at byte {first:,} returned nothing", path)
         raise CorruptionError(
-            f"{path}: the file ends at byte {first:,}, but {second:,} bytes of it were committed; it was cut short"
+            f"{path}: the file ends at byte {size:,}, but {second:,} bytes of it were committed; it was cut short"
         )
     if kind == "checksum":
         raise CorruptionError(

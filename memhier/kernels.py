@@ -160,7 +160,7 @@ def _check_rows(rows: NDArray[Any], dtype: str | None, dimension: int) -> str:
         )
     if rows.ndim != 2 or rows.shape[1] != dimension:
         raise ValueError(f"rows: expected shape [n, {dimension}] as the queries have, got {list(rows.shape)}")
-    if rows.strides[1] != rows.itemsize and rows.shape[1] > 1:
+    if rows.strides[1] != rows.itemsize and rows.shape[1] > 1 and len(rows):
         raise ValueError(
             "rows: expected the elements of a row next to each other; numpy.ascontiguousarray makes them so"
         )

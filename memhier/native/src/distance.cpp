@@ -12,19 +12,11 @@
 
 #include "buffer.hpp"
 #include "module.hpp"
+#include "simd.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-// Clones need ifunc, which musl and Mach-O lack; under a sanitizer the resolver runs before the runtime is up.
-#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && !defined(__SANITIZE_THREAD__) && \
-    !defined(__SANITIZE_ADDRESS__)
-#define MEMHIER_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define MEMHIER_CLONES
-#endif
-#define MEMHIER_INLINE __attribute__((always_inline)) inline
 
 namespace nb = nanobind;
 
@@ -53,15 +45,7 @@ struct Bfloat16 {
 
 struct Float16 {
   static MEMHIER_INLINE float at(const std::byte* row, std::size_t index) {
-    const std::uint32_t half = reinterpret_cast<const Unaligned<std::uint16_t>::type*>(row)[index];
-    const std::uint32_t magnitude = (half & 0x7fff) << 13;
-    // Exponent biases differ by 112; a subnormal is built one exponent higher, where subtracting 2^-14 is exact.
-    const float normal = std::bit_cast<float>(magnitude + (112u << 23));
-    const float subnormal = std::bit_cast<float>(magnitude + (113u << 23)) - 0x1p-14f;
-    const float special = std::bit_cast<float>(magnitude | 0x7f800000u);
-    const std::uint32_t exponent = half & 0x7c00;
-    const float value = exponent == 0 ? subnormal : exponent == 0x7c00 ? special : normal;
-    return std::bit_cast<float>(std::bit_cast<std::uint32_t>(value) | (half & 0x8000) << 16);
+    return half_to_float(reinterpret_cast<const Unaligned<std::uint16_t>::type*>(row)[index]);
   }
 };
 
@@ -200,7 +184,8 @@ void distances_of_objects(nb::handle queries, nb::handle rows, int type, int met
   const std::size_t count = row.shape(0);
   const std::size_t dimension = row.shape(1);
   const auto element = kElementBytes[static_cast<std::size_t>(type)];
-  row.require(dimension < 2 || row.stride(1) == static_cast<std::ptrdiff_t>(element), "rows: elements must be adjacent");
+  const bool adjacent = dimension < 2 || count == 0 || row.stride(1) == static_cast<std::ptrdiff_t>(element);
+  row.require(adjacent, "rows: elements must be adjacent");
   result.require(result.count<float>() == count, "out: one float32 per row");
   const auto* indices = owner.empty() ? nullptr : owner.as<const std::int32_t>();
   if (indices != nullptr) {
