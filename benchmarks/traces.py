@@ -16,6 +16,7 @@ from memhier.errors import FormatError
 __all__ = ["TRACE_FORMATS", "guess_format", "read_blocks", "read_trace"]
 
 Keys = npt.NDArray[np.int64]
+File = IO[bytes] | gzip.GzipFile
 
 _BLOCK = 1 << 22
 # A line of its own in the traces of the LIRS paper, between parts; not an access.
@@ -86,7 +87,7 @@ _NAMES = {
 }
 
 
-def _open(path: Path) -> IO[bytes]:
+def _open(path: Path) -> File:
     if path.suffix == ".xz":
         return lzma.open(path, "rb")
     if path.suffix == ".gz":
@@ -94,11 +95,11 @@ def _open(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def _records(dtype: npt.DTypeLike, field: str | None = None) -> Callable[[IO[bytes]], Iterator[Keys]]:
+def _records(dtype: npt.DTypeLike, field: str | None = None) -> Callable[[File], Iterator[Keys]]:
     """Return a reader of packed records, whose field `field` is the key."""
     layout = np.dtype(dtype)
 
-    def read(file: IO[bytes]) -> Iterator[Keys]:
+    def read(file: File) -> Iterator[Keys]:
         size = _BLOCK // layout.itemsize * layout.itemsize
         while raw := file.read(size):
             # A decompressor may return less than was asked for before the end.
@@ -112,10 +113,10 @@ def _records(dtype: npt.DTypeLike, field: str | None = None) -> Callable[[IO[byt
     return read
 
 
-def _columns(column: int, columns: int) -> Callable[[IO[bytes]], Iterator[Keys]]:
+def _columns(column: int, columns: int) -> Callable[[File], Iterator[Keys]]:
     """Return a reader of lines of integers, of which `column` is the key; blank lines and marks are passed over."""
 
-    def read(file: IO[bytes]) -> Iterator[Keys]:
+    def read(file: File) -> Iterator[Keys]:
         while lines := file.readlines(_BLOCK):
             lines = [line for line in lines if line.strip() not in (b"", _MARK)]
             numbers = np.array(b"".join(lines).split(), np.int64)
@@ -127,14 +128,14 @@ def _columns(column: int, columns: int) -> Callable[[IO[bytes]], Iterator[Keys]]
     return read
 
 
-def _npy(file: IO[bytes]) -> Iterator[Keys]:
+def _npy(file: File) -> Iterator[Keys]:
     array: npt.NDArray[Any] = np.load(io.BytesIO(file.read()), allow_pickle=False)
     if array.ndim != 1 or array.dtype.kind not in "iu":
         raise ValueError(f"an array of {array.dtype} {array.shape}; expected integers [n]")
     yield array.astype(np.int64)
 
 
-TRACE_FORMATS: dict[str, Callable[[IO[bytes]], Iterator[Keys]]] = {
+TRACE_FORMATS: dict[str, Callable[[File], Iterator[Keys]]] = {
     "text": _columns(0, 1),
     "npy": _npy,
     "int32-be": _records(">i4"),

@@ -27,7 +27,8 @@ class Belady:
     capacity
         Keys that may be resident at once.
     half_life
-        In accesses, repeats within a batch not counted. By default eight times the capacity.
+        In accesses, repeats within a batch not counted. By default four times the capacity: half of that forgets too
+        much for training data, twice of that is slow to follow traces whose keys change.
 
     Notes
     -----
@@ -45,7 +46,7 @@ class Belady:
     def __init__(self, capacity: int, *, half_life: int | None = None) -> None:
         self._capacity = check_capacity(capacity)
         if half_life is None:
-            half_life = 8 * self._capacity
+            half_life = 4 * self._capacity
         if isinstance(half_life, bool) or not isinstance(half_life, int | np.integer):
             raise TypeError(f"half_life={half_life!r}: expected a number of accesses as an int")
         if not 1 <= half_life <= _HALF_LIFE_MAX:

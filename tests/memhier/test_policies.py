@@ -290,7 +290,7 @@ def test_static_passes_others_through(core: str) -> None:
     assert policy.access([7, 1, 8, 2, 7]).hit.tolist() == [False, False, False, False, True]
     hit, evicted = policy.access([7, 3], pinned=[2, 8])
     assert (hit.tolist(), evicted.tolist()) == ([True, False], [1])
-    with pytest.raises(BudgetError, match="2 keys never leave; for the others, .* a capacity of 3 would be enough"):
+    with pytest.raises(BudgetError, match=r"2 keys never leave; for the others, .* a capacity of 3 would be enough"):
         policy.access([4, 5], pinned=[3])
     policy.discard([7, 3])
     assert (7 in policy, 3 in policy, 2 in policy, len(policy)) == (False, False, True, 2)
