@@ -8,7 +8,7 @@ from pathlib import Path
 from memhier._segments import SegmentInfo
 from memhier.errors import FormatError
 
-__all__ = ["Contents"]
+__all__ = ["Contents", "check_kind"]
 
 _VERSION = 1
 _HEADER_KEY = b"store"
@@ -70,3 +70,11 @@ class Contents:
         """DRAM held by values and checksums, in bytes."""
         held = sum(len(key) + len(value) for key, value in self.values.items())
         return held + sum(info.memory_bytes for info in self.segments.values())
+
+
+def check_kind(kind: str) -> None:
+    """Refuse what could not be the kind of a store."""
+    if not isinstance(kind, str):
+        raise TypeError(f"kind={kind!r}: expected text")
+    if not 1 <= len(kind.encode()) <= 100:
+        raise ValueError(f"kind={kind!r}: expected 1 to 100 bytes of UTF-8")

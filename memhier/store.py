@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from memhier._catalog import Catalog, Snapshot
 from memhier._check import Finding, check_store
-from memhier._contents import Contents
+from memhier._contents import Contents, check_kind
 from memhier._segments import SegmentInfo, SegmentWriter, read_pages
 from memhier._store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier._transaction import Transaction
@@ -38,8 +38,8 @@ class Store:
     """Named segments and small values on SSD, changed by transactions.
 
     A store that is open for reading stays at the generation it found, whatever a writer does meanwhile, and keeps that
-    generation's files alive. It holds no LMDB handle, only values and checksums, so it works in forked children. One
-    process at a time may have it open for writing.
+    generation's files alive. It holds no LMDB handle, only values and checksums, so it works in forked children. Many
+    threads may read; one process, and in it one thread, may have it open for writing.
 
     Examples
     --------
@@ -87,7 +87,7 @@ class Store:
             When someone is just making a store there.
         """
         root, files = Path(path), files or RealFiles()
-        _check_kind(kind)
+        check_kind(kind)
         if files.exists(str(root)):
             refuse_foreign(files, root)
         else:
@@ -145,7 +145,7 @@ class Store:
             When another writer has it open.
         """
         root, files = Path(path), files or RealFiles()
-        _check_kind(kind)
+        check_kind(kind)
         if verify not in ("read", "open", "off"):
             raise ValueError(f"verify={verify!r}: expected 'read', 'open' or 'off'")
         require_published(files, root)
@@ -396,10 +396,3 @@ class Store:
                     with suppress(OSError), self._files.open(path, "r") as file:
                         if file.lock(exclusive=True):
                             self._files.remove(path)
-
-
-def _check_kind(kind: str) -> None:
-    if not isinstance(kind, str):
-        raise TypeError(f"kind={kind!r}: expected text")
-    if not 1 <= len(kind.encode()) <= 100:
-        raise ValueError(f"kind={kind!r}: expected 1 to 100 bytes of UTF-8")

@@ -327,3 +327,12 @@ def test_leftovers_are_reported_and_go_with_the_next_writer(root: Path) -> None:
         assert os.listdir(root / "segments") == ["s.00000001.seg"]
         assert commit(store, s=b"again") == 2
         assert store.check() == []
+
+
+def test_the_catalog_does_not_grow_with_commits(root: Path) -> None:
+    with Store.create(root, KIND) as store:
+        sizes = []
+        for number in range(100):
+            commit(store, {"large": os.urandom(50_000), f"key{number % 7}": b"v"}, s=bytes(4096 * (number % 5)))
+            sizes.append((root / "catalog" / "data.mdb").stat().st_size)
+        assert max(sizes[50:]) == max(sizes[:20]) < 8 * 50_000
