@@ -1,0 +1,1 @@
+"""``memhier demo``: search every function of this Python installation from SSD."""

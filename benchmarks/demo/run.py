@@ -1,0 +1,248 @@
+"""The demo from one end to the other: read, project, index, then measure the index opened cold."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from tqdm import tqdm
+
+from memhier.ann import ZoomIndex
+from memhier.benchmarks.demo.corpus import Corpus, CorpusFacts, Listing, write_corpus
+from memhier.benchmarks.demo.measure import (
+    SWEPT,
+    Cost,
+    K,
+    Truth,
+    cheapest,
+    choose_queries,
+    measure_cost,
+    settings,
+    share_found,
+)
+from memhier.benchmarks.demo.place import Built, Place
+from memhier.benchmarks.demo.projection import DIMENSION, Projection
+from memhier.benchmarks.demo.sources import SourceFile, fingerprint, installed_roots, source_files
+from memhier.benchmarks.demo.stages import Stages
+from memhier.benchmarks.demo.workers import read_files
+from memhier.benchmarks.exact import exact_neighbours
+from memhier.benchmarks.machine import describe_machine
+from memhier.errors import BudgetError
+
+__all__ = ["Answer", "Asked", "Report", "answer", "build", "measure", "up_to_date"]
+
+T = TypeVar("T")
+
+BUDGET_SHARE = 10  # the index gets a tenth of what the raw vectors take
+BUDGET_STEP = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user asked for; None where nothing was said.
+
+    Attributes
+    ----------
+    seed
+        Of every random choice; 0 by default.
+    limit
+        Functions at most; all by default.
+    dram
+        Budget of the index in bytes; a tenth of the raw vectors by default.
+    """
+
+    seed: int | None = None
+    limit: int | None = None
+    dram: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything the demo found out, ready for JSON by :func:`dataclasses.asdict`.
+
+    Attributes
+    ----------
+    corpus
+        What was read.
+    queries
+        Number of held-out sentences used as queries.
+    found_exact
+        Share of queries that find their function in the first 10 of exact search.
+    default
+        The setting that the index chose when it was built, measured on every query, cold.
+    tuned
+        The cheapest setting of the sweep with recall 0.99 (or the best recall, where none reaches it), likewise.
+    sweep
+        Settings measured on the first 200 queries.
+    index
+        :meth:`ZoomIndex.stats` after the measurement.
+    seconds
+        Of each stage.
+    path
+        Folder of the built demo.
+    machine
+        What the figures were measured on.
+    """
+
+    corpus: CorpusFacts
+    queries: int
+    found_exact: float
+    default: Cost
+    tuned: Cost
+    sweep: list[Cost]
+    index: dict[str, Any]
+    seconds: dict[str, float]
+    path: str
+    machine: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A function near a query, with its cosine distance."""
+
+    function: Listing
+    distance: float
+
+
+def up_to_date(place: Place, asked: Asked) -> bool:
+    """Return whether the current demo is of these packages and of all that was asked for."""
+    built = place.built()
+    if built is None or built.fingerprint != fingerprint(source_files(installed_roots())):
+        return False
+    wanted = {name: value for name, value in dataclasses.asdict(asked).items() if value is not None}
+    return all(getattr(built, name) == value for name, value in wanted.items())
+
+
+def build(place: Place, asked: Asked, stages: Stages) -> CorpusFacts:
+    """Read the installation and build its index; the place's current demo is replaced in the last step.
+
+    Raises
+    ------
+    BudgetError
+        When the budget asked for is too small.
+    ValueError
+        When the installation holds fewer than ten functions.
+    """
+    files = list(source_files(installed_roots()))
+    seed = asked.seed or 0
+    with place.replaced(Built(fingerprint(files), seed, asked.limit, asked.dram)) as folder:
+        facts = _read(folder, files, asked.limit, stages)
+        if facts.functions < K:
+            raise ValueError(
+                f"only {facts.functions} functions in {facts.files} files of {sys.prefix}: the demo needs {K}; "
+                "it reads .py files of the standard library and of site-packages"
+            )
+        corpus = Corpus(folder)
+        with stages.run("Find the directions that differ most"):
+            projection = Projection.fit(corpus, seed)
+            projection.save(folder / "projection.npz")
+        _write_vectors(folder, corpus, projection, stages)
+        with stages.run("Build the index", bar=False):
+            _build_index(folder, asked.dram, seed)
+    return facts
+
+
+def _read(folder: Path, files: Sequence[SourceFile], limit: int | None, stages: Stages) -> CorpusFacts:
+    with stages.run("Read the Python installation", len(files), "files") as bar:
+        # Closed here, limit reached or not, so that no process outlives the stage.
+        with closing(read_files(files)) as results:
+            return write_corpus(folder, _counted(results, bar), limit)
+
+
+def _counted(results: Iterator[T], bar: "tqdm[Any]") -> Iterator[T]:
+    for result in results:
+        bar.update()
+        yield result
+
+
+def _write_vectors(folder: Path, corpus: Corpus, projection: Projection, stages: Stages) -> None:
+    shape = (len(corpus), DIMENSION)
+    vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
+    with stages.run("Write the vectors", len(corpus), "vectors") as bar:
+        start = 0
+        for block in projection.vectors(corpus):
+            vectors[start : start + len(block)] = block
+            start += len(block)
+            bar.update(len(block))
+        vectors.flush()
+
+
+def _build_index(folder: Path, dram: int | None, seed: int) -> None:
+    vectors = np.load(folder / "vectors.npy", mmap_mode="r")
+    budget = dram or max(vectors.nbytes // BUDGET_SHARE, BUDGET_STEP)
+    while True:
+        try:
+            ZoomIndex.build(
+                folder / "index", vectors, metric="cosine", dram=budget, seed=seed, progress=sys.stderr.isatty()
+            ).close()
+            return
+        except BudgetError:
+            if dram is not None:
+                raise
+            budget += BUDGET_STEP  # buffers have a fixed size, more than a tenth of a small corpus
+
+
+def measure(place: Place, facts: CorpusFacts, asked: Asked, stages: Stages) -> Report:
+    """Open the index cold and compare it with exact search.
+
+    Raises
+    ------
+    ValueError
+        When no docstring is long enough for a query.
+    """
+    folder = place.current
+    corpus, projection = Corpus(folder), Projection.load(folder / "projection.npz")
+    with stages.run("Search exactly"):
+        rows, sentences = choose_queries(corpus, asked.seed or 0)
+        if not rows:
+            raise ValueError(
+                f"none of the {len(corpus):,} functions has a docstring that would do as a query; raise --limit"
+            )
+        queries = projection.queries(sentences)
+        vectors = np.load(folder / "vectors.npy", mmap_mode="r")
+        truth = Truth(np.array(rows), queries, *exact_neighbours(vectors, queries, K, "cosine"))
+    with ZoomIndex.open(folder / "index") as index:
+        with stages.run("Search the index from SSD", len(rows), "queries") as bar:
+            default = measure_cost(index, truth, done=bar.update)
+        grid = settings(index)
+        with stages.run("Trade recall against latency", len(grid), "settings") as bar:
+            costs = []
+            for nprobe, candidates in grid:
+                costs.append(measure_cost(index, truth, SWEPT, candidates=candidates, nprobe=nprobe))
+                bar.update()
+        best = cheapest(costs)
+        with stages.run(f"Search with {best.candidates} candidates", len(rows), "queries") as bar:
+            tuned = measure_cost(index, truth, candidates=best.candidates, nprobe=best.nprobe, done=bar.update)
+        stats = index.stats()
+    return Report(
+        corpus=facts,
+        queries=len(rows),
+        found_exact=share_found(truth.rows, truth.ids),
+        default=default,
+        tuned=tuned,
+        sweep=costs,
+        index=stats,
+        seconds=stages.seconds,
+        path=str(folder),
+        machine=describe_machine(),
+    )
+
+
+def answer(place: Place, query: str) -> list[Answer]:
+    """Return the ten functions nearest to a query in plain words.
+
+    Raises
+    ------
+    ValueError
+        When the query holds no word.
+    """
+    vector = Projection.load(place.current / "projection.npz").queries([query])[0]
+    with ZoomIndex.open(place.current / "index") as index:
+        result = index.search(vector, min(K, len(index)))
+    corpus = Corpus(place.current)
+    pairs = zip(result.ids.tolist(), result.distances.tolist(), strict=True)
+    return [Answer(corpus.listing(row), distance) for row, distance in pairs]
