@@ -1,1 +1,3 @@
 """The ``memhier`` command: demo, probe and benchmarks."""
+
+__all__: list[str] = []

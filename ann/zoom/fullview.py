@@ -46,6 +46,7 @@ class Fullview:
 
     @property
     def memory_bytes(self) -> int:
+        """DRAM held beside the store and the reader, in bytes."""
         return self._rows.memory_bytes
 
     def rank(self, queries: Floats, positions: Ints, k: int) -> tuple[Ints, Floats]:

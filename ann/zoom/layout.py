@@ -40,6 +40,7 @@ class Layout:
 
     @property
     def code_bytes(self) -> int:
+        """Bytes of code for each vector."""
         return self.padded // self.width
 
 

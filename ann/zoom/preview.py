@@ -66,10 +66,12 @@ class Preview:
 
     @property
     def lists(self) -> int:
+        """Number of inverted lists."""
         return len(self.starts) - 1
 
     @property
     def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
         return graph_memory_bytes(self.graph) + self.codebook.nbytes + self.starts.nbytes + self.codes.nbytes
 
     def route(self, queries: Floats, nprobe: int) -> Ints:
