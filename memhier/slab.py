@@ -1,11 +1,12 @@
 """Rows in DRAM by slot number, private to a process or shared read-only with others."""
 
+import contextlib
 import errno
 import mmap
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -103,7 +104,7 @@ class Slab:
         self._name = name
         self._owner = owner  # the process that may write; None where this slab is attached
         self._close_file = close_file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a block of writing may scatter
         self._closed = False
         self._generations = np.frombuffer(mapping, np.uint32, layout.slots, layout.generations_at)
         self._rows: NDArray[Any] = np.frombuffer(mapping, layout.row_type, layout.slots, layout.rows_at)
@@ -154,7 +155,7 @@ class Slab:
 
     @property
     def rows(self) -> NDArray[Any]:
-        """All rows in place, ``[slots, *shape]``; read-only, as writing past :meth:`scatter` leaves generations be."""
+        """All rows in place, ``[slots, *shape]``, read-only; :meth:`writing` gives them to be changed."""
         self._check_open()
         view = self._rows.view(self.dtype).reshape(self.slots, *self.shape)
         view.flags.writeable = False
@@ -248,9 +249,7 @@ class Slab:
         PermissionError
             When the slab belongs to another process.
         """
-        self._check_open()
-        if self._name is not None and self._owner != os.getpid():
-            raise PermissionError(errno.EACCES, "this process reads the slab, only its owner writes it", self._name)
+        self._check_writer()
         index = self._as_slots(slots)
         rows = np.asarray(rows)
         if rows.dtype != self.dtype:
@@ -258,14 +257,41 @@ class Slab:
         if rows.shape != index.shape + self.shape:
             raise ValueError(f"rows: expected shape {index.shape + self.shape}, got {rows.shape}")
         index, flat = index.reshape(-1), self._flat(np.ascontiguousarray(rows))
-        with self._lock:
-            # Also odd when an interrupt left the last write of this slot unfinished.
-            writing = self._generations[index] | np.uint32(1)
-            self._generations[index] = writing
-            _fence()
+        with self._marked(index):
             np.put(self._rows, index, flat, mode="clip")
-            _fence()
-            self._generations[index] = writing + np.uint32(1)
+
+    @contextlib.contextmanager
+    def writing(self, slots: Any) -> Iterator[NDArray[Any]]:
+        """Write rows in place, for updates that need not copy them out and back.
+
+        Parameters
+        ----------
+        slots
+            Integers, any shape: the rows that the block will change. Changing others goes unnoticed by readers.
+
+        Yields
+        ------
+        numpy.ndarray
+            All rows, ``[slots, *shape]``, writable. Other writers wait until the block ends. If an exception ends it,
+            the generations of these slots stay odd until they are written again.
+
+        Raises
+        ------
+        TypeError, ValueError, PermissionError
+            As in :meth:`scatter`.
+
+        Examples
+        --------
+        >>> slab = Slab(10, np.float32, 2)
+        >>> with slab.writing([3, 4]) as rows:
+        ...     rows[3:5] += 1
+        >>> slab.gather([3]).tolist(), slab.generations([2, 3]).tolist()
+        ([[1.0, 1.0]], [0, 2])
+        """
+        self._check_writer()
+        index = self._as_slots(slots).reshape(-1)
+        with self._marked(index):
+            yield self._rows.view(self.dtype).reshape(self.slots, *self.shape)
 
     def close(self) -> None:
         """Let go of the memory; it is freed when no array from :attr:`rows` and no attached slab uses it."""
@@ -290,6 +316,23 @@ class Slab:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the slab is closed")
+
+    def _check_writer(self) -> None:
+        self._check_open()
+        if self._name is not None and self._owner != os.getpid():
+            raise PermissionError(errno.EACCES, "this process reads the slab, only its owner writes it", self._name)
+
+    @contextlib.contextmanager
+    def _marked(self, index: NDArray[np.int64]) -> Iterator[None]:
+        """Hold the generations of slots odd while their rows are written."""
+        with self._lock:
+            # The last write of a slot may have broken off and left it odd already.
+            odd = self._generations[index] | np.uint32(1)
+            self._generations[index] = odd
+            _fence()
+            yield
+            _fence()
+            self._generations[index] = odd + np.uint32(1)
 
     def _flat(self, rows: NDArray[Any]) -> NDArray[Any]:
         # One opaque item a row: numpy then moves rows whole, twice as fast as it scatters rows of elements.

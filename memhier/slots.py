@@ -13,6 +13,7 @@ from memhier.errors import BudgetError
 __all__ = ["SlotMap"]
 
 CAPACITY_MAX = 2**31 - 1  # slots are held as int32
+_KEY_SPACE_MAX = 2**63 - 1
 
 Ints = NDArray[np.int64]
 
@@ -52,8 +53,8 @@ class SlotMap:
         each, which is faster than hashing, and smaller where ``key_space`` is below 4 times the capacity. None
         takes any key.
     batch
-        Keys in the largest batch for :meth:`unique` and :meth:`unique_find`: their working memory is taken at once.
-        A larger batch enlarges it, and it stays.
+        Keys in the largest batch for :meth:`unique`, :meth:`unique_find` and an :meth:`insert` of more keys than slots
+        are free: their working memory is taken at once. A larger batch enlarges it, and it stays.
 
     Raises
     ------
@@ -314,8 +315,8 @@ def _check_sizes(capacity: int, key_space: int | None, batch: int) -> tuple[int,
     key_space = None if key_space is None else operator.index(key_space)
     if not 1 <= capacity <= CAPACITY_MAX:
         raise ValueError(f"capacity={capacity}: expected 1 to {CAPACITY_MAX} slots")
-    if key_space is not None and key_space < 1:
-        raise ValueError(f"key_space={key_space}: expected at least one possible key, or None for any")
+    if key_space is not None and not 1 <= key_space <= _KEY_SPACE_MAX:
+        raise ValueError(f"key_space={key_space}: expected 1 to {_KEY_SPACE_MAX} possible keys, or None for any int64")
     if not 0 <= batch <= CAPACITY_MAX:
         raise ValueError(f"batch={batch}: expected 0 to {CAPACITY_MAX} keys")
     return capacity, key_space, batch

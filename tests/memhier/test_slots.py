@@ -299,6 +299,7 @@ def test_keys_outside_the_key_space(core: str, key: int) -> None:
         ({"capacity": True}, TypeError, "capacity=True"),
         ({"capacity": None}, TypeError, "capacity=None"),
         ({"capacity": 2, "key_space": 0}, ValueError, "key_space=0"),
+        ({"capacity": 2, "key_space": 2**64}, ValueError, "key_space=18446744073709551616: expected 1 to"),
         ({"capacity": 2, "key_space": "9"}, TypeError, "key_space='9'"),
         ({"capacity": 2, "batch": -1}, ValueError, "batch=-1"),
     ],
