@@ -4,8 +4,8 @@
 writes it. Two questions, each asked in pairs of neighbouring runs, since a shared device changes from minute to minute:
 
 - sustained: reads per second with 128 in flight;
-- a call: how long 100 scattered reads take when they are asked for at once. fio is told to submit 100, wait for all 100
-  and start again (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace shows it does). Its
+- a call: how long 100 scattered reads take when they are asked for at once. fio is told to submit 100, wait for all
+  and start again (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace shows it so). Its
   time for 100 is run time over batches, a mean, so the ratio compares means; the reader's median stands beside.
 """
 
