@@ -11,6 +11,7 @@ __all__ = ["main"]
 COMMANDS = {
     "demo": ("memhier.benchmarks.demo.command", "Search every function of this Python installation from SSD."),
     "probe": ("memhier.benchmarks.probe", "Measure the device under a path."),
+    "simulate": ("memhier.benchmarks.simulate", "Say how much DRAM a trace of accesses needs."),
 }
 
 
