@@ -17,7 +17,7 @@ __all__ = ["Calibration", "NeighbourTruth", "calibrate"]
 
 NEIGHBOURS = 10
 _QUERIES = 256
-_TARGET = 0.98
+_TARGET = 0.99
 _LEAST_GAIN = 0.002  # of recall, for probing twice as many lists
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400)
 
@@ -80,7 +80,7 @@ class NeighbourTruth:
 
 
 def calibrate(preview: Preview, truth: NeighbourTruth, position_of_row: Ints) -> Calibration:
-    """Return the least effort that reaches recall 0.98 on the sampled vectors, or comes as near as these codes can."""
+    """Return the least effort that reaches recall 0.99 on the sampled vectors, or comes as near as these codes can."""
     if truth.neighbours == 0:
         return Calibration(1, NEIGHBOURS, 1.0)
     neighbours, own = truth.positions(position_of_row)

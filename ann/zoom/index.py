@@ -192,7 +192,7 @@ class ZoomIndex:
         k
             Number of neighbours, at most ``len(index)``.
         candidates
-            Full vectors read and ranked exactly per query, at least `k`. Default: what gave recall 0.98 on held-out
+            Full vectors read and ranked exactly per query, at least `k`. Default: what gave recall 0.99 on held-out
             vectors at build, in proportion to `k`.
         nprobe
             Inverted lists scanned per query. Default: likewise. More are scanned where these hold fewer than `k`

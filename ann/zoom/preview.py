@@ -21,6 +21,8 @@ _EF_CONSTRUCTION = 80
 _EXACT_LISTS = 4096  # up to here every centroid is compared when vectors are assigned to lists
 _KMEANS_ROUNDS = 10
 _ROWS_PER_CENTROID = 48
+_BOOK_ROWS = 32 * CODES_PER_BOOK  # more of them, or more rounds, rank no better on real data
+_BOOK_ROUNDS = 8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -34,7 +36,7 @@ def graph_bytes_per_list(padded: int) -> int:
 
 def training_rows(lists: int) -> int:
     """Return how many vectors to sample for training: enough for the lists and for the codebook."""
-    return max(_ROWS_PER_CENTROID * lists, 64 * CODES_PER_BOOK)
+    return max(_ROWS_PER_CENTROID * lists, _BOOK_ROWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +149,9 @@ class PreviewTrainer:
             self._exact.add(self._centroids.astype(np.float32))
         self._quantizer = faiss.ProductQuantizer(sample.shape[1], sample.shape[1] // width, 8)
         self._quantizer.cp.seed = seed + 1
-        self._quantizer.cp.niter = _KMEANS_ROUNDS
+        self._quantizer.cp.niter = _BOOK_ROUNDS
         self._quantizer.cp.min_points_per_centroid = 1
-        rows = np.random.default_rng(seed).permutation(len(sample))[: 64 * CODES_PER_BOOK]
+        rows = np.random.default_rng(seed).permutation(len(sample))[:_BOOK_ROWS]
         residuals = self._residuals(sample[rows], self.assign(sample[rows]))
         # Each book needs at least 256 residuals; a smaller sample repeats itself.
         self._quantizer.train(np.resize(residuals, (max(len(residuals), CODES_PER_BOOK), residuals.shape[1])))

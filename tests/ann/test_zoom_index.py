@@ -404,5 +404,5 @@ def test_calibration_counts_what_a_search_would_find(tmp_path):
         true = exact_neighbours(vectors, vectors[rows], 11)[1]
         found = index.search(vectors[rows], 11, candidates=effort.candidates + 1, nprobe=effort.nprobe).distances
         measured = recall_at_k(found[:, 1:], true[:, 1:])
-        assert effort.recall >= 0.98
+        assert effort.recall >= 0.99
         assert measured >= effort.recall - 0.005  # by distance it can only be more, since ties count
