@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from memhier.benchmarks.demo.measure import cheapest
 from memhier.benchmarks.demo.place import Place, default_folder
 from memhier.benchmarks.demo.plot import plot_sweep
 from memhier.benchmarks.demo.report import print_answers, print_next_steps, print_report
@@ -71,7 +72,8 @@ def _run(place: Place, asked: Asked, json_path: Path | None) -> None:
         report = measure(place, facts, asked, stages)
         picture = place.current / "recall_latency.png"
         try:
-            plot_sweep(picture, report.sweep, report.tuned)
+            with stages.run("Draw the picture"):
+                plot_sweep(picture, report.sweep, cheapest(report.sweep))
             drawn = f"recall against latency: {picture}"
         except ImportError as error:
             drawn = f"no picture of recall against latency: {error}"
@@ -93,7 +95,9 @@ def _ask(place: Place, asked: Asked, query: str, json_path: Path | None) -> None
         answers = answer(place, query)
     print_answers(Console(), query, answers)
     if json_path is not None:
-        json_path.write_text(json.dumps([dataclasses.asdict(found) for found in answers], indent=2) + "\n")
+        json_path.write_text(
+            json.dumps([{**found.function._asdict(), "distance": found.distance} for found in answers], indent=2) + "\n"
+        )
 
 
 def _check_writable(path: Path) -> None:

@@ -141,8 +141,8 @@ def measure_cost(
 def settings(index: ZoomIndex) -> list[tuple[int, int]]:
     """Return the settings of the sweep, ``(nprobe, candidates)``: few to all lists scanned, candidates from k up."""
     lists = index.stats()["lists"]
-    probes = sorted({max(1, round(lists * share)) for share in (1 / 16, 1 / 4, 1)})
-    return [(nprobe, count) for nprobe in probes for count in (10, 20, 50, 100, 200, 400, 800) if count <= len(index)]
+    probes = sorted({max(1, round(lists * share)) for share in (1 / 8, 1 / 2, 1)})
+    return [(nprobe, count) for nprobe in probes for count in (10, 20, 50, 100, 200, 400) if count <= len(index)]
 
 
 def cheapest(costs: Sequence[Cost], recall: float = RECALL_WANTED) -> Cost:

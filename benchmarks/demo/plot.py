@@ -37,6 +37,8 @@ def plot_sweep(path: Path, costs: Sequence[Cost], chosen: Cost) -> None:
               label="tuned: cheapest with recall 0.99")  # fmt: skip
     axes.set(xlabel="latency p50, ms, one query at a time, from SSD", ylabel="recall@10 against exact search",
              xscale="log", title="Full vectors read for a query stand below the points")  # fmt: skip
+    for axis_ticks in (axes.xaxis.set_major_formatter, axes.xaxis.set_minor_formatter):
+        axis_ticks("{x:g}")
     axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=150)

@@ -147,10 +147,11 @@ def build(place: Place, asked: Asked, stages: Stages) -> CorpusFacts:
 
 
 def _read(folder: Path, files: Sequence[SourceFile], limit: int | None, stages: Stages) -> CorpusFacts:
-    with stages.run("Read the Python installation", len(files), "files") as bar:
-        # Closed here, limit reached or not, so that no process outlives the stage.
-        with closing(read_files(files)) as results:
-            return write_corpus(folder, _counted(results, bar), limit)
+    with (
+        stages.run("Read the Python installation", len(files), "files") as bar,
+        closing(read_files(files)) as results,  # limit reached or not: no process outlives the stage
+    ):
+        return write_corpus(folder, _counted(results, bar), limit)
 
 
 def _counted(results: Iterator[T], bar: "tqdm[Any]") -> Iterator[T]:

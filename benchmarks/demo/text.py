@@ -25,8 +25,9 @@ FIELD_WEIGHTS: Mapping[str, float] = {
     "name": 10.0, "qualifier": 2.0, "signature": 2.0, "documentation": 1.0, "code": 0.5,
 }  # fmt: skip
 
-# camelCase, HTTPServer and snake_case fall into their words; letters beyond ASCII and digits stay together.
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|[^\W\d_A-Za-z]+")
+# camelCase, HTTPServer and snake_case fall into their words; a run with letters beyond ASCII is one word.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_RUN = re.compile(r"[^\W\d_]+|\d+")
 
 
 def split_words(text: str) -> list[str]:
@@ -37,7 +38,10 @@ def split_words(text: str) -> list[str]:
     >>> split_words("HTTPServer.parse_date(isoString, 3)")
     ['http', 'server', 'parse', 'date', 'iso', 'string', '3']
     """
-    return [word.lower()[:WORD_CHARS_MAX] for word in _WORD.findall(text)]
+    if text.isascii():
+        return [word.lower()[:WORD_CHARS_MAX] for word in _WORD.findall(text)]
+    runs = [_WORD.findall(run) if run.isascii() else [run] for run in _RUN.findall(text)]
+    return [word.lower()[:WORD_CHARS_MAX] for words in runs for word in words]
 
 
 def weigh_fields(fields: Mapping[str, str]) -> dict[str, float]:

@@ -1,0 +1,246 @@
+"""``memhier demo`` from one end to the other, on a small installation and, once, on the real one."""
+
+import builtins
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner, Result
+
+from memhier.ann import ZoomIndex
+from memhier.benchmarks.demo import run as run_module
+from memhier.benchmarks.demo.command import demo
+from memhier.benchmarks.demo.measure import Cost, Truth, cheapest, measure_cost, share_found
+
+THINGS = [
+    "date", "zip", "median", "socket", "thread", "colour", "matrix", "letter", "kernel", "river", "planet", "engine",
+]  # fmt: skip
+DEEDS = ["parse", "open", "compute", "close", "rotate", "convert", "merge", "sort", "print", "forget"]
+
+
+@pytest.fixture
+def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A standard library of 120 functions, every one about something else."""
+    root = tmp_path / "lib"
+    root.mkdir()
+    for thing in THINGS:
+        lines = []
+        for number, deed in enumerate(DEEDS):
+            lines.append(
+                f"def {deed}_{thing}(text, strict={number}):\n"
+                f"    '''Will {deed} the given {thing} for the caller.\n\n"
+                f"    Raises an error when the {thing} is bad.'''\n"
+                f"    return {deed}({thing}, text, {number})\n"
+            )
+        (root / f"{thing}s.py").write_text("\n".join(lines))
+    monkeypatch.setattr(run_module, "installed_roots", lambda: [root])
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return root
+
+
+def invoke(*arguments: object) -> Result:
+    return CliRunner().invoke(demo, [str(argument) for argument in arguments])
+
+
+def test_the_demo_measures_what_it_says(installation: Path, tmp_path: Path) -> None:
+    result = invoke("--json", tmp_path / "report.json")
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "cache" / "memhier-demo" / "current"
+    for words in ("recall@10 against exact search", "latency p50, ms", "latency p99, ms", "page reads per query",
+                  "bytes a vector", "I/O engine", "120 x 256 float32", "Try next:", "memhier probe"):  # fmt: skip
+        assert words in result.output
+    assert (folder / "recall_latency.png").read_bytes().startswith(b"\x89PNG")
+
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["corpus"]["functions"] == 120
+    assert report["queries"] == 120
+    assert report["found_exact"] > 0.9
+    assert report["tuned"]["recall"] >= 0.99
+    assert report["tuned"]["found"] == pytest.approx(report["found_exact"], abs=0.02)
+    assert report["default"]["pages"] > 0
+    assert set(report["seconds"]) >= {"Read the Python installation", "Build the index", "Search the index from SSD"}
+
+    vectors = np.load(folder / "vectors.npy")
+    assert vectors.shape == (120, 256)
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
+    with ZoomIndex.open(folder / "index") as index:
+        # Buffers of a searched index have grown.
+        assert 0 <= report["index"]["memory_bytes"] - index.memory_bytes < 1 << 20
+        assert index.search(vectors[5], 1).ids.tolist() == [5]
+
+
+def test_a_query_builds_once_and_finds_the_obvious_function(installation: Path, tmp_path: Path) -> None:
+    first = invoke("--query", "rotate the planet", "--json", tmp_path / "answers.json")
+    assert first.exit_code == 0, first.output
+    assert "building in" in first.output
+    answers = json.loads((tmp_path / "answers.json").read_text())
+    assert len(answers) == 10
+    best = answers[0]
+    assert best["name"] == "planets.rotate_planet"
+    line = (installation / "planets.py").read_text().splitlines()[best["line"] - 1]
+    assert line.startswith("def rotate_planet")
+    assert [answer["distance"] for answer in answers] == sorted(answer["distance"] for answer in answers)
+    for words in (f"{installation / 'planets.py'}:{best['line']}", "def rotate_planet(text, strict=4)"):
+        assert words in first.output
+    assert f"{best['distance']:.3f}" in first.output
+
+    second = invoke("--query", "forget a letter")
+    assert "building" not in second.output
+    assert "letters.forget_letter" in second.output
+
+    (installation / "new.py").write_text("def teleport_llama(llama):\n    return llama\n")
+    third = invoke("--query", "teleport my llama")
+    assert "building in" in third.output
+    assert "new.teleport_llama" in third.output
+
+
+def test_options_that_ask_for_another_demo_build_it(installation: Path) -> None:
+    assert invoke("--query", "date", "--limit", 30).exit_code == 0
+    assert "building" not in invoke("--query", "date").output
+    assert "building" not in invoke("--query", "date", "--limit", 30).output
+    assert "building" in invoke("--query", "date", "--limit", 40).output
+    assert "building" in invoke("--query", "date", "--limit", 40, "--seed", 1).output
+
+
+def test_the_same_seed_gives_the_same_vectors(installation: Path, tmp_path: Path) -> None:
+    vectors = []
+    for name, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert invoke("--dir", tmp_path / name, "--query", "date", "--seed", seed).exit_code == 0
+        vectors.append(np.load(tmp_path / name / "current" / "vectors.npy"))
+    assert np.array_equal(vectors[0], vectors[1])
+    assert not np.array_equal(vectors[0], vectors[2])
+
+
+def test_without_matplotlib_the_demo_goes_on(installation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def refuse(name: str, *rest: Any) -> Any:
+        if name.startswith("matplotlib"):
+            raise ImportError(name)
+        return real(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    result = invoke("--limit", 30)
+    assert result.exit_code == 0, result.output
+    assert "pip install 'memhier[plots]'" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--dram", "lots"], "--dram='lots': expected a size"),
+        (["--dram", "1KiB"], "is needed"),
+        (["--query", "?!"], "holds no word"),
+        (["--limit", "3"], "Invalid value for '--limit'"),
+        (["--json", "/nowhere/at/all.json"], "cannot be written"),
+        (["--dir", __file__], "this is a file"),
+        (["--dir", str(Path(__file__).parent)], "holds files that are no demo's"),
+    ],
+)
+def test_user_errors_come_in_plain_words(installation: Path, arguments: list[str], words: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code in (1, 2)
+    assert words in result.output
+    assert "Traceback" not in result.output
+    assert isinstance(result.exception, SystemExit)
+
+
+def test_an_installation_without_functions_is_refused(installation: Path) -> None:
+    for file in installation.iterdir():
+        file.unlink()
+    result = invoke()
+    assert result.exit_code == 1
+    assert "only 0 functions in 0 files" in result.output
+
+
+def test_an_installation_without_docstrings_is_refused(installation: Path) -> None:
+    for file in installation.iterdir():
+        file.unlink()
+    (installation / "plain.py").write_text("".join(f"def f{i}(): return {i}\n" for i in range(20)))
+    result = invoke()
+    assert result.exit_code == 1
+    assert "none of the 20 functions has a docstring" in result.output
+
+
+def cost(nprobe: int, candidates: int, recall: float, p50: float = 1.0) -> Cost:
+    return Cost(nprobe, candidates, recall, 0.5, p50, p50, 1.0, 1.0)
+
+
+def test_the_tuned_setting_reads_least_among_those_with_the_recall_wanted() -> None:
+    costs = [cost(8, 50, 0.98), cost(64, 50, 0.995, 9.0), cost(8, 100, 0.992, 1.0), cost(64, 100, 1.0)]
+    assert cheapest(costs) is costs[1]
+    assert cheapest(costs, 1.1) is costs[3]
+
+
+def test_cost_counts_what_every_query_did(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).standard_normal((300, 16), np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    queries = vectors[:20]
+    distances = 1 - queries @ vectors.T
+    ids = np.argsort(distances, axis=1)[:, :10]
+    truth = Truth(np.arange(20), queries, ids, np.take_along_axis(distances, ids, 1))
+    calls: list[int] = []
+    with ZoomIndex.build(tmp_path / "index", vectors, metric="cosine", dram="4MiB") as index:
+        before = index.stats()
+        found = measure_cost(index, truth, candidates=300, nprobe=10**6, done=lambda: calls.append(1))
+        after = index.stats()
+    assert (found.recall, found.found, len(calls)) == (1.0, 1.0, 20)
+    assert found.pages == (after["pages"] - before["pages"]) / 20
+    assert found.reads == (after["reads"] - before["reads"]) / 20
+    assert 0 < found.p50_ms <= found.p99_ms
+
+
+def test_share_found() -> None:
+    assert share_found(np.array([1, 2, 3]), np.array([[1, 9], [9, 9], [9, 3]])) == pytest.approx(2 / 3)
+
+
+def start(folder: Path, *options: str) -> list[str]:
+    return [
+        sys.executable,
+        "-c",
+        "from memhier.benchmarks.cli import main; main()",
+        "demo",
+        "--dir",
+        str(folder),
+        *options,
+    ]
+
+
+def stop_while_reading(folder: Path, number: signal.Signals) -> None:
+    """Run the demo on the real installation, stop it while it reads, and see that all of its processes end."""
+    process = subprocess.Popen(start(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    listings = folder / "building" / "functions.jsonl"
+    while not listings.exists() or not listings.stat().st_size:
+        assert process.poll() is None, "the demo ended before it could be stopped"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert children or len(os.sched_getaffinity(0)) == 1
+    process.send_signal(number)
+    process.wait(60)
+    while any(os.path.exists(f"/proc/{child}") for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_killed_demo_starts_again_cleanly(tmp_path: Path) -> None:
+    stop_while_reading(tmp_path / "d", signal.SIGKILL)
+    assert (tmp_path / "d" / "building").exists()
+    command = start(tmp_path / "d", "--limit", "60", "--query", "parse")
+    again = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert not (tmp_path / "d" / "building").exists()
+    assert (tmp_path / "d" / "current" / "built.json").exists()
+
+
+def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
+    stop_while_reading(tmp_path / "d", signal.SIGTERM)
+    assert not (tmp_path / "d" / "building").exists()
