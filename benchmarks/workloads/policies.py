@@ -1,0 +1,145 @@
+"""Policies on whole published traces: misses, equality with plain caches access by access, and speed.
+
+``python -m memhier.benchmarks.workloads.policies`` prints the tables and, with ``--json``, writes them.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+from tqdm import tqdm
+
+from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.traces import read_trace
+from memhier.benchmarks.workloads.plain_caches import PLAIN_CACHES
+from memhier.curves import miss_ratio_curve
+from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
+from memhier.simulate import simulate
+
+__all__ = ["compare", "main", "measure_speed"]
+
+Keys = npt.NDArray[np.int64]
+
+POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
+SHARES = (0.001, 0.01, 0.1)
+CURVE_POINTS = 24
+SLOTS, ACCESSES, ROUNDS = 1_000_000, 400_000, 9
+
+
+def compare(path: Path, check: bool) -> list[dict[str, Any]]:
+    """Count misses on one trace at several capacities, and hold them against the plain caches."""
+    keys = read_trace(path)
+    distinct = len(np.unique(keys))
+    rows = []
+    for share in SHARES:
+        capacity = max(1, round(distinct * share))
+        row: dict[str, Any] = {"trace": path.name.split(".")[0], "accesses": len(keys), "distinct": distinct}
+        row |= {"share": share, "capacity": capacity, "equal": check}
+        for name, make in POLICIES.items():
+            hit = make(capacity).replay(keys)
+            row[name] = len(keys) - int(np.count_nonzero(hit))
+            if check and not np.array_equal(hit, PLAIN_CACHES[name](keys.tolist(), capacity)):
+                raise AssertionError(f"{path.name}: {name} at {capacity} rows differs from the plain cache")
+        rows.append(row)
+    return rows
+
+
+def worst_margin(path: Path) -> float:
+    """Return the smallest lead of Belady over the others at any of many capacities, in misses per access."""
+    keys = read_trace(path)
+    sizes = np.unique(np.rint(np.geomspace(1, len(np.unique(keys)), CURVE_POINTS)).astype(np.int64))
+    belady = miss_ratio_curve(keys, sizes, policy="belady").miss_ratio
+    others = [miss_ratio_curve(keys, sizes, policy=name).miss_ratio for name in POLICIES if name != "belady"]
+    return float(np.min(np.array(others) - belady))
+
+
+def measure_speed(longest: Keys) -> list[dict[str, Any]]:
+    """Return millions of accesses per second, of wall and of processor time, the best of several rounds."""
+    weights = np.cumsum(1 / np.arange(1, SLOTS + 1) ** 1.05)
+    rng = np.random.default_rng(0)
+    shuffled = rng.permutation(SLOTS)
+    skewed = shuffled[np.searchsorted(weights / weights[-1], rng.random(ACCESSES))]
+    uniform = rng.integers(0, SLOTS, ACCESSES)
+    rows = []
+    for name, make in POLICIES.items():
+        if name == "belady":
+            continue
+        policy = make(SLOTS)
+        policy.replay(shuffled)
+        for batch, words in ((skewed, "skewed"), (uniform, "uniform")):
+            rows.append(_rate(f"{name}: batches of {ACCESSES:,} hits, {words}, {SLOTS:,} rows", batch, policy.access))
+    distinct = len(np.unique(longest))
+    for name in POLICIES:
+        for share in (0.01, 0.1):
+            dram = max(1, round(distinct * share)) * 256
+
+            def run(keys: Keys, name: str = name, dram: int = dram) -> None:
+                simulate(keys, dram=dram, row_bytes=256, policy=name)
+
+            rows.append(_rate(f"simulate {name}, {share:.0%} of the rows in DRAM", longest, run))
+    sizes = np.unique(np.rint(np.geomspace(1, distinct, CURVE_POINTS)).astype(np.int64))
+    for name in ("lru", "belady"):
+
+        def draw(keys: Keys, name: str = name) -> None:
+            miss_ratio_curve(keys, sizes, policy=name)
+
+        rows.append(_rate(f"curve of {len(sizes)} capacities, {name}", longest, draw))
+    return rows
+
+
+def _rate(what: str, keys: Keys, call: Callable[[Keys], object]) -> dict[str, Any]:
+    walls, cpus = [], []
+    for _ in range(ROUNDS):
+        wall, cpu = time.perf_counter(), time.process_time()
+        call(keys)
+        walls.append(time.perf_counter() - wall)
+        cpus.append(time.process_time() - cpu)
+    return {"what": what, "wall": len(keys) / min(walls) / 1e6, "cpu": len(keys) / min(cpus) / 1e6}
+
+
+@click.command()
+@click.option("--check/--no-check", default=True, help="Hold every access against a plain cache: minutes.")
+@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the figures there.")
+def main(check: bool, json_path: str | None) -> None:
+    """Count misses of every policy on every trace of the data set ``cache-traces``, and measure speed."""
+    folder = data_folder() / "cache-traces"
+    paths = sorted(path for path in folder.glob("*.*") if path.suffix in (".xz", ".gz"))
+    if not paths:
+        raise click.ClickException(f"no traces at {folder}: put them there, or set MEMHIER_DATA")
+    console = Console()
+    rows = [row for path in tqdm(paths, desc="misses") for row in compare(path, check)]
+    table = Table("trace", "accesses", "rows", "capacity", *POLICIES, "Belady / best other")
+    for row in rows:
+        best = min(row[name] for name in POLICIES if name != "belady")
+        misses = [f"{row[name]:,}" for name in POLICIES]
+        table.add_row(
+            row["trace"], f"{row['accesses']:,}", f"{row['distinct']:,}", f"{row['capacity']:,}", *misses,
+            f"{row['belady'] / best:.3f}",
+        )  # fmt: skip
+    console.print("Misses, one access at a time" + (", equal to plain caches at every access" if check else ""))
+    console.print(table)
+    margin = min(worst_margin(path) for path in tqdm(paths, desc="curves"))
+    console.print(f"Belady against the others at {CURVE_POINTS} capacities of every trace: least lead {margin:.6f}")
+    if margin < 0:
+        raise AssertionError("Belady missed more than another policy")
+    longest = max((read_trace(path) for path in paths), key=len)
+    speeds = measure_speed(longest)
+    table = Table(f"million accesses a second (best of {ROUNDS})", "wall", "processor")
+    for row in speeds:
+        table.add_row(row["what"], f"{row['wall']:.1f}", f"{row['cpu']:.1f}")
+    console.print(table)
+    if json_path is not None:
+        record = {"machine": describe_machine(), "misses": rows, "least_lead": margin, "speed": speeds}
+        Path(json_path).write_text(json.dumps(record, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
