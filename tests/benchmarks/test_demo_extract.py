@@ -223,3 +223,8 @@ def test_the_roots_hold_the_standard_library_and_the_packages() -> None:
     assert len(set(roots)) == len(roots)
     assert any((root / "json" / "__init__.py").exists() for root in roots)
     assert any((root / "numpy" / "__init__.py").exists() for root in roots)
+
+
+def test_halves_that_meet_when_a_sentence_is_cut_are_cut_too(tmp_path: Path) -> None:
+    function = by_name(read(tmp_path, "def f():\n    '''A b.\n\n    So A A b. b. it goes.'''\n"))["f"]
+    assert function.documentation == "So it goes."
