@@ -175,6 +175,35 @@ class SegmentWriter:
             raise
         return offset
 
+    def flush(self) -> tuple[int, NDArray[np.uint32]]:
+        """Write the whole pages that wait, so that others can read them before the commit.
+
+        Returns
+        -------
+        length : int
+            Bytes in the file; up to a page less than was appended. A crash may still take them.
+        checksums : numpy.ndarray
+            uint32 [length / 4096], CRC32C per page. A view that later appends leave as it is.
+
+        Raises
+        ------
+        ClosedError, OSError
+            As in `append`.
+        """
+        if not self._open:
+            raise ClosedError(f"segment {self.name!r}: its transaction is over")
+        whole = self._filled // PAGE_BYTES * PAGE_BYTES
+        try:
+            if whole:
+                self._write(self._buffer[:whole])
+        except BaseException:
+            self._abort()
+            raise
+        rest = self._filled - whole
+        self._buffer[:rest] = self._buffer[whole : self._filled]
+        self._filled = rest
+        return self._pages * PAGE_BYTES, self._checksums[: self._pages]
+
     def finish(self) -> SegmentInfo:
         """Fill up the last page, make the file durable, close it and describe it."""
         end = -(-self._filled // PAGE_BYTES) * PAGE_BYTES

@@ -181,6 +181,11 @@ class Store:
         return self._contents.generation
 
     @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._writer_pid is not None
+
+    @property
     def memory_bytes(self) -> int:
         """DRAM held: values, checksums (4 bytes per page), and the buffers of an open transaction, in bytes."""
         return self._contents.memory_bytes + (0 if self._transaction is None else self._transaction.memory_bytes)
