@@ -1,0 +1,109 @@
+"""Which record of a log is the newest of its key: an index in DRAM of fixed size."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier._log_parts import slot_of
+from memhier.errors import BudgetError
+from memhier.slots import SlotMap
+
+__all__ = ["LogIndex"]
+
+Ints = NDArray[np.int64]
+_BLOCK = 2**16
+
+
+class LogIndex:
+    """Keys to places, and to lengths where records differ in length. All memory is taken at once.
+
+    Parameters
+    ----------
+    capacity
+        Most keys at a time.
+    length
+        Of every record; None keeps one per key.
+    """
+
+    def __init__(self, capacity: int, length: int | None) -> None:
+        self._slots = SlotMap(capacity, batch=_BLOCK)
+        self._places: Ints = np.full(self._slots.capacity, -1, np.int64)
+        self._length = length
+        self._lengths: NDArray[np.uint32] = np.zeros(self._slots.capacity if length is None else 0, np.uint32)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def capacity(self) -> int:
+        """Most keys at a time."""
+        return self._slots.capacity
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        return self._slots.memory_bytes + self._places.nbytes + self._lengths.nbytes
+
+    def places(self, keys: Ints) -> Ints:
+        """Return the place of each key, -1 where there is none."""
+        slots = self._slots.find(keys)
+        # Slot -1 is some other key's: what is found there does not count.
+        return np.where(slots >= 0, self._places[slots], -1)
+
+    def lengths(self, keys: Ints) -> Ints:
+        """Return the length of each key's record; undefined where there is none."""
+        if self._length is not None:
+            return np.full(len(keys), self._length, np.int64)
+        return self._lengths[self._slots.find(keys)].astype(np.int64)
+
+    def reserve(self, keys: Ints) -> Ints:
+        """Return a slot for each key, new ones without a place yet.
+
+        Raises
+        ------
+        BudgetError
+            When they do not all fit; nothing has changed then.
+        """
+        try:
+            return self._slots.insert(keys)
+        except BudgetError:
+            raise BudgetError(
+                f"keys: with them there would be more than capacity={self.capacity} distinct ones ({len(self)} are "
+                "there now); delete keys first, or open the log with a larger capacity"
+            ) from None
+
+    def point(self, slots: Ints, places: Ints, lengths: Ints) -> None:
+        """Say where the records of reserved slots are; where a slot comes twice, the last place counts."""
+        self._places[slots] = places
+        if self._length is None:
+            self._lengths[slots] = lengths
+
+    def erase(self, keys: Ints) -> None:
+        """Forget keys."""
+        slots = self._slots.erase(keys)
+        self._places[slots[slots >= 0]] = -1
+
+    def keys(self) -> Iterator[Ints]:
+        """Yield all keys in blocks, in no order that means anything."""
+        for start in range(0, self.capacity, _BLOCK):
+            slots = np.flatnonzero(self._places[start : start + _BLOCK] >= 0) + start
+            if len(slots):
+                yield self._slots.keys_of(slots)
+
+    def live(self, parts: int) -> tuple[Ints, Ints]:
+        """Return the records and the bytes of records, by slot of the part table, that are the newest of their key."""
+        records, sizes = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
+        for start in range(0, self.capacity, _BLOCK):
+            places = self._places[start : start + _BLOCK]
+            used = places >= 0
+            slots = slot_of(places[used])
+            counts = np.bincount(slots, minlength=parts)
+            records += counts
+            if self._length is not None:
+                sizes += counts * self._length
+            else:
+                weights: Any = self._lengths[start : start + _BLOCK][used]
+                sizes += np.bincount(slots, weights, parts).astype(np.int64)
+        return records, sizes

@@ -1,0 +1,239 @@
+"""What every log of records has: an index in DRAM, parts on SSD, commits, deletions and compaction.
+
+Records are only ever appended; the newest of a key counts. The index is not stored: it is rebuilt at open from the
+entries, newest first, so that it never holds more keys than are alive.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from memhier._arrays import as_ints
+from memhier._log_core import Flags, Ints, LogCore
+from memhier._log_parts import LogRecord
+from memhier._transaction import check_key
+from memhier.errors import BudgetError, CorruptionError, FormatError
+from memhier.store import Store
+
+if TYPE_CHECKING:
+    from memhier.reader import Reader
+
+__all__ = ["RecordLog"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,70}")
+
+
+class RecordLog(LogCore):
+    """What `RowLog` and `Samples` have in common.
+
+    One thread changes a log at a time; any number read meanwhile.
+    """
+
+    def __init__(
+        self, store: Store, name: str, reader: "Reader", capacity: int, record_bytes: int, per_page: int | None
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"name={name!r}: expected text")
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"name={name!r}: expected 1 to 70 letters, digits, '-' or '_'")
+        self._value_key = f"log/{name}"
+        record = self._read_record(store, name, capacity, record_bytes)
+        super().__init__(store, name, reader, capacity, record, per_page)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes: the index, the tail, and the buffers of a transaction that is open."""
+        held = self._index.memory_bytes + self._table.memory_bytes + self._tail.buffer.nbytes
+        return held + (0 if self._tx is None else self._tx.memory_bytes)
+
+    @property
+    def capacity(self) -> int:
+        """Most keys at a time."""
+        return self._index.capacity
+
+    def __len__(self) -> int:
+        """How many keys have a record."""
+        self._check_open()
+        return len(self._index)
+
+    def contains(self, keys: Any) -> Flags:
+        """Return whether each key has a record.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape.
+
+        Returns
+        -------
+        numpy.ndarray
+            bool, of the shape of `keys`.
+        """
+        self._check_open()
+        wanted = as_ints("keys", keys)
+        with self._lock:
+            found: Flags = self._index.places(wanted.reshape(-1)) >= 0
+        return found.reshape(wanted.shape)
+
+    def keys(self) -> Iterator[Ints]:
+        """Yield all keys, int64 arrays of at most 65,536, in no order that means anything.
+
+        The log must not change meanwhile.
+        """
+        self._check_open()
+        return self._index.keys()
+
+    def delete(self, keys: Any) -> None:
+        """Delete records; keys that have none are left out.
+
+        Parameters
+        ----------
+        keys
+            Integers [n].
+
+        Raises
+        ------
+        OSError
+            When the store is open for reading, or a write fails.
+        """
+        self._check_open()
+        wanted = self._as_keys(keys)
+        with self._writer:
+            self._begin()
+            there = wanted[self._index.places(wanted) >= 0]
+            with self._lock:
+                self._index.erase(there)
+            self._enter_deletions(there)
+
+    def commit(self, values: Mapping[str, bytes] | None = None) -> int:
+        """Make everything since the last commit durable at once; return the store's new generation.
+
+        Where many small parts have come together, they are merged first.
+
+        Parameters
+        ----------
+        values
+            Values of the store's catalog to set in the same transaction.
+
+        Raises
+        ------
+        OSError
+            When a write fails. The log is closed for everything then; open store and log again.
+        """
+        self._check_open()
+        for key, value in (values or {}).items():
+            check_key(key)
+            if key == self._value_key:
+                raise ValueError(f"values: {key!r} is the log's own")
+            if not isinstance(value, bytes):
+                raise TypeError(f"values[{key!r}]: expected bytes, got {type(value).__name__}")
+        with self._writer:
+            self._begin()
+            self._merge()
+            with self._failing() as tx:
+                for key, value in (values or {}).items():
+                    tx.put(key, value)
+                if self._fresh:
+                    self._fresh[-1].seal()
+                tx.put(self._value_key, self._record().encode())
+                generation = tx.commit()
+                self._adopt()
+            self._tx = None
+        return generation
+
+    def compact(self, live_below: float = 0.5) -> int:
+        """Rewrite what is alive of the parts in which less than a share is; commit to have their space back.
+
+        What was written since the last commit stays as it is.
+
+        Parameters
+        ----------
+        live_below
+            The share of a part's bytes, 0 to 1. With 1 every part that holds anything dead is rewritten.
+
+        Returns
+        -------
+        int
+            How many parts will go.
+
+        Raises
+        ------
+        OSError
+            When the store is open for reading, or a read or write fails.
+        """
+        self._check_open()
+        if not 0 <= live_below <= 1:
+            raise ValueError(f"live_below={live_below!r}: expected a share, 0 to 1")
+        with self._writer:
+            self._begin()
+            sparse = self._sparse_parts(live_below)
+            for part in sparse:
+                self._rewrite(part)
+        return len(sparse)
+
+    def stats(self) -> dict[str, int | float]:
+        """Return plain numbers; takes a pass over the index.
+
+        ``records`` and ``capacity``; ``parts``; ``live_bytes`` of the newest records, of ``log_bytes`` on SSD;
+        ``appended_bytes`` of records handed in and ``written_bytes`` with entries, padding and compaction, since the
+        log was opened; ``write_amplification``, the second over the first.
+        """
+        self._check_open()
+        with self._lock:
+            parts = [*self._parts.values(), *(opened.part for opened in self._fresh)]
+            live = int(self._index.live(len(self._table.handles))[1].sum())
+            return {
+                "records": len(self._index),
+                "capacity": self.capacity,
+                "parts": len(parts),
+                "live_bytes": live,
+                "log_bytes": sum(part.bytes for part in parts),
+                "appended_bytes": self._appended_bytes,
+                "written_bytes": self._written_bytes,
+                "write_amplification": self._written_bytes / max(1, self._appended_bytes),
+            }
+
+    def close(self) -> None:
+        """Forget what was not committed and let go of the reader's files. Store and reader stay open."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._tx is not None:
+            self._tx.abort()
+        self._let_go()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @staticmethod
+    def _as_keys(keys: Any) -> Ints:
+        wanted = as_ints("keys", keys)
+        if wanted.ndim != 1:
+            raise ValueError(f"keys: expected shape [n], got {list(wanted.shape)}")
+        return wanted
+
+    def _read_record(self, store: Store, name: str, capacity: int, record_bytes: int) -> LogRecord:
+        """Return what the catalog says about the log; a new one where a writer opens one that is not there."""
+        what, value = type(self).__name__, store.get(self._value_key)
+        if value is None:
+            if not store.writable:
+                raise FormatError(f"{store.path}: no {what} named {name!r}; its values are {store.keys()}")
+            return LogRecord(record_bytes, 0, 0, [])
+        record = LogRecord.decode(value)
+        if record is None:
+            raise CorruptionError(f"{store.path}: the record of log {name!r} has {len(value)} bytes")
+        if record.record_bytes != record_bytes:
+            sizes = [
+                "of different lengths" if size == 0 else f"of {size} bytes"
+                for size in (record.record_bytes, record_bytes)
+            ]
+            raise FormatError(f"{store.path}: log {name!r} holds records {sizes[0]}, expected {sizes[1]}")
+        if isinstance(capacity, int) and capacity < record.live:
+            raise BudgetError(f"capacity={capacity}: log {name!r} holds {record.live} keys; expected at least as many")
+        return record
