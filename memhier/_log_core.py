@@ -131,13 +131,9 @@ class LogCore:
         inside: Flags = (slot_of(places) == self._fresh[-1].part.slot) & self._tail.holds(offset_of(places))
         return inside
 
-    def _files(self, places: Ints, in_file: Flags) -> tuple[NDArray[np.int32], Ints]:
-        """Return handles and offsets for places of which some are in no file: those repeat the first that is.
-
-        So one call of the reader fills a whole array in place, and a page that it reads anyway is all that it costs.
-        """
-        filled = np.where(in_file, places, places[int(np.argmax(in_file))] if len(places) else 0)
-        return self._table.handles[slot_of(filled)], offset_of(filled)
+    def _files(self, places: Ints) -> tuple[NDArray[np.int32], Ints]:
+        """Return the reader's handles and the offsets of places; with the lock held."""
+        return self._table.handles[slot_of(places)], offset_of(places)
 
     # Writing. Everything that could leave index and files at odds happens under `_failing`.
 
@@ -275,9 +271,10 @@ class LogCore:
         for entries, offsets, _ in read_entries(self._store, self._name, self._reader, part, self._per_page):
             has_record = entries["length"] != DELETED
             keys = entries["key"].astype(np.int64)
-            kept = keys[has_record]
-            live = self._index.places(kept) == place(part.slot, offsets)
-            self._move(part, kept[live], offsets[live], entries["length"][has_record][live].astype(np.int64))
+            kept, lengths = keys[has_record], entries["length"][has_record].astype(np.int64)
+            # The length as well: what follows an empty record begins where it does.
+            live = (self._index.places(kept) == place(part.slot, offsets)) & (self._index.lengths(kept) == lengths)
+            self._move(part, kept[live], offsets[live], lengths[live])
             if not is_oldest:
                 gone = keys[~has_record]
                 self._enter_deletions(gone[self._index.places(gone) < 0])
