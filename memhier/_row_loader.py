@@ -1,0 +1,286 @@
+"""Fills slots of a slab with rows from wherever they are: the write queue, the log, or nowhere yet.
+
+A slot is EMPTY until it is filled, LOADING while the reading thread is at it, and READY then. A read that fails leaves
+its slots EMPTY, so whoever needs the rows next tries again.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier._write_queue import WriteQueue
+from memhier.codecs import Codec
+from memhier.errors import BudgetError, ClosedError, CorruptionError
+from memhier.slab import Slab
+
+if TYPE_CHECKING:
+    from memhier.row_log import RowLog
+
+__all__ = ["EMPTY", "LOADING", "READY", "Initial", "Job", "RowLoader"]
+
+EMPTY, LOADING, READY = range(3)
+
+Ints = NDArray[np.int64]
+Initial = Callable[[Ints], Any]
+
+
+class Job:
+    """Rows for the reading thread; `error` is set before `done` if it could not read them."""
+
+    def __init__(self, keys: Ints, slots: Ints) -> None:
+        self.keys = keys
+        self.slots = slots
+        self.done = threading.Event()
+        self.error: BaseException | None = None
+
+
+class RowLoader:
+    """Loads rows on the caller's thread or on its own; both share one staging buffer, and take turns with it."""
+
+    def __init__(
+        self, slab: Slab, log: "RowLog", queue: WriteQueue, codec: Codec, initial: Initial | None, staged: int
+    ) -> None:
+        self._slab = slab
+        self._log = log
+        self._queue = queue
+        self._codec = codec
+        self._initial = initial
+        self.states = np.zeros(slab.slots, np.uint8)
+        # Whether the key in a slot has a row in the log, or will have once its changes are written.
+        self._stored = np.zeros(slab.slots, np.bool_)
+        self._written = len(log)  # keys that have a row in the log, or will have
+        elements = int(np.prod(slab.shape, dtype=np.int64))
+        self._encoded = np.empty((staged, codec.encoded_bytes(slab.dtype, elements)), np.uint8)
+        # Rows that are stored as they are need no second buffer.
+        self._decoded = None if codec.lossless else np.empty((staged, elements), slab.dtype)
+        self._changed = threading.Condition()
+        self._busy = False
+        self._hurry = 0  # callers who wait for their turn, before whom the thread stands back
+        self._jobs: deque[Job] = deque()
+        self._failed: BaseException | None = None
+        self._closed = False
+        self._counts = dict.fromkeys(("first_touches", "refetches", "queue_hits"), 0)
+        self._stall_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="memhier-load", daemon=True)
+        self._thread.start()
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes, the rows on their way to the thread included."""
+        waiting = sum(job.keys.nbytes + job.slots.nbytes for job in tuple(self._jobs))
+        decoded = 0 if self._decoded is None else self._decoded.nbytes
+        return self.states.nbytes + self._stored.nbytes + self._encoded.nbytes + decoded + waiting
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that callers have waited for rows."""
+        return self._stall_s
+
+    def counts(self) -> dict[str, int]:
+        """Return how many rows came from where."""
+        return dict(self._counts)
+
+    def check(self) -> None:
+        """Raise, once, what has gone wrong on the thread since the last time and was not raised by its ticket."""
+        error, self._failed = self._failed, None
+        if isinstance(error, OSError):
+            raise OSError(error.errno, f"a prefetch failed: {error.strerror}", error.filename) from error
+        if error is not None:
+            kind = CorruptionError if isinstance(error, CorruptionError) else RuntimeError
+            raise kind(f"a prefetch failed: {error}") from error
+
+    def ensure(self, keys: Ints, slots: Ints) -> None:
+        """Return once all these slots are READY."""
+        while not ((states := self.states[slots]) == READY).all():
+            empty = states == EMPTY
+            if empty.any():
+                started = time.perf_counter()
+                self._read(*self.prepare(keys[empty], slots[empty]), self._turn)
+                self._stall_s += time.perf_counter() - started
+            self.settle(slots)
+
+    def settle(self, slots: Ints) -> None:
+        """Return once the thread is done with these slots, whether it could fill them or not."""
+        if (self.states[slots] == LOADING).any():
+            started = time.perf_counter()
+            with self._changed:
+                self._changed.wait_for(lambda: not (self.states[slots] == LOADING).any())
+            self._stall_s += time.perf_counter() - started
+
+    def prepare(self, keys: Ints, slots: Ints) -> tuple[Ints, Ints]:
+        """Fill the slots of rows that need no read; return keys and slots of those that do."""
+        if len(self._queue):
+            waiting = self._from_queue(keys, slots)
+            keys, slots = keys[~waiting], slots[~waiting]
+        known = np.asarray(self._log.contains(keys))
+        self._stored[slots] = known
+        if not known.all():
+            self._first_rows(keys[~known], slots[~known])
+        return keys[known], slots[known]
+
+    def check_never_written(self, keys: Ints, slots: Ints) -> int:
+        """Return how many of these keys were never written; raise BudgetError when they are too many for the log.
+
+        `slots` are those of the keys, -1 where a key has none.
+        """
+        written = np.zeros(len(keys), np.bool_)
+        resident = slots >= 0
+        written[resident] = self._stored[slots[resident]]
+        unsure = keys[~written]
+        # The queue first: from there a row goes to the log, never back.
+        written[~written] = self._queue.find(unsure) | self._log.contains(unsure)
+        new = len(keys) - int(np.count_nonzero(written))
+        if self._written + new > self._log.capacity:
+            raise BudgetError(
+                f"keys: {new} of them are new beside {self._written} that were written before, but the log's index has "
+                f"room for rows={self._log.capacity}; make the tier with rows={self._written + new} or more"
+            )
+        return new
+
+    def wrote(self, slots: Ints, never_written: int) -> None:
+        """Note that slots have got rows that are to be kept, some of them of keys that were never written."""
+        self._stored[slots] = True
+        self._written += never_written
+        self._mark(slots, READY)
+
+    def forget(self, slots: Ints) -> None:
+        """Note that slots have got new keys, whose rows are still to come."""
+        self._stored[slots] = False
+        self._mark(slots, EMPTY)
+
+    def submit(self, job: Job) -> None:
+        """Give rows to the thread. Their slots are LOADING until it has read them."""
+        with self._changed:
+            self.states[job.slots] = LOADING
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def wait(self, job: Job) -> None:
+        """Wait until the thread is done with a job, and raise what prevented it."""
+        started = time.perf_counter()
+        job.done.wait()
+        self._stall_s += time.perf_counter() - started
+        if job.error is not None:
+            if self._failed is job.error:
+                self._failed = None
+            raise job.error
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep the thread from reading inside the block."""
+        with self._turn():
+            yield
+
+    def close(self) -> None:
+        """End the thread after the read that is under way; jobs that still wait fail."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _from_queue(self, keys: Ints, slots: Ints) -> NDArray[np.bool_]:
+        found = np.zeros(len(keys), np.bool_)
+        with self._turn():
+            for start in range(0, len(keys), len(self._encoded)):
+                part = slice(start, start + len(self._encoded))
+                found[part] = self._queue.take(keys[part], self._encoded)
+                self._fill(slots[part][found[part]])
+        self._stored[slots[found]] = True
+        self._counts["queue_hits"] += int(np.count_nonzero(found))
+        return found
+
+    def _first_rows(self, keys: Ints, slots: Ints) -> None:
+        """Fill slots with what rows are before they are first written."""
+        for start in range(0, len(keys), len(self._encoded)):
+            part = slice(start, start + len(self._encoded))
+            shape = (len(keys[part]), *self._slab.shape)
+            rows = np.zeros(shape, self._slab.dtype) if self._initial is None else np.asarray(self._initial(keys[part]))
+            if rows.dtype != self._slab.dtype:
+                raise TypeError(f"initial: expected it to return an array of {self._slab.dtype}, got {rows.dtype}")
+            if rows.shape != shape:
+                raise ValueError(f"initial: expected it to return shape {shape}, got {rows.shape}")
+            self._slab.scatter(slots[part], rows)
+            self._mark(slots[part], READY)
+        self._counts["first_touches"] += len(keys)
+
+    def _read(self, keys: Ints, slots: Ints, turn: Callable[[], Any]) -> None:
+        for start in range(0, len(keys), len(self._encoded)):
+            part = slice(start, start + len(self._encoded))
+            count = len(keys[part])
+            with turn():
+                self._log.read(keys[part], out=self._encoded[:count])
+                self._fill(slots[part])
+            self._counts["refetches"] += count
+
+    def _fill(self, slots: Ints) -> None:
+        """Decode the first staged rows into slots; for whose turn it is."""
+        if not len(slots):
+            return
+        encoded = self._encoded[: len(slots)]
+        if self._decoded is None:
+            rows = encoded.view(self._slab.dtype)
+        else:
+            rows = self._codec.decode(encoded, out=self._decoded[: len(slots)])
+        self._slab.scatter(slots, rows.reshape(len(slots), *self._slab.shape))
+        self._mark(slots, READY)
+
+    def _mark(self, slots: Ints, state: int) -> None:
+        with self._changed:
+            self.states[slots] = state
+            self._changed.notify_all()
+
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        with self._changed:
+            self._hurry += 1
+            try:
+                self._changed.wait_for(lambda: not self._busy)
+                self._busy = True
+            finally:
+                self._hurry -= 1
+        yield from self._until_done()
+
+    @contextmanager
+    def _background_turn(self) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: not self._busy and not self._hurry)
+            self._busy = True
+        yield from self._until_done()
+
+    def _until_done(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._busy = False
+                self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._jobs)
+                if self._closed:
+                    break
+                job = self._jobs[0]
+            try:
+                self._read(job.keys, job.slots, self._background_turn)
+            except BaseException as error:
+                self._fail(job, error)
+            with self._changed:
+                self._jobs.popleft()
+            job.done.set()
+        for job in self._jobs:
+            self._fail(job, ClosedError("closed before the rows of this ticket were read"))
+            job.done.set()
+        self._jobs.clear()
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        job.error = self._failed = error
+        unread = job.slots[self.states[job.slots] == LOADING]
+        self._mark(unread, EMPTY)

@@ -1,0 +1,178 @@
+"""Slots that may not be evicted: pinned rows, and rows read ahead that wait to be gathered."""
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier._row_loader import Job
+from memhier.errors import BudgetError
+
+__all__ = ["Pin", "Pins", "Ticket"]
+
+Ints = NDArray[np.int64]
+
+_TICKETS_MAX = 1024
+
+
+class Ticket:
+    """Rows on their way into DRAM. They stay there until they are gathered, or the ticket is released.
+
+    Leaving its ``with`` block releases a ticket.
+    """
+
+    def __init__(
+        self, slots: NDArray[np.int32], job: Job, wait: Callable[[Job], None], release: Callable[["Ticket"], None]
+    ) -> None:
+        self._slots = slots
+        self._job = job
+        self._wait = wait
+        self._release = release
+
+    def __len__(self) -> int:
+        """How many rows are still held."""
+        return len(self._slots)
+
+    @property
+    def done(self) -> bool:
+        """Whether the read is over."""
+        return self._job.done.is_set()
+
+    def wait(self) -> None:
+        """Wait until the rows are there.
+
+        Raises
+        ------
+        OSError, CorruptionError
+            When they could not be read. A gather tries again.
+        ClosedError
+            When the tier was closed before.
+        """
+        self._wait(self._job)
+
+    def release(self) -> None:
+        """Let rows go that were not gathered. A second call does nothing."""
+        self._release(self)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Pin:
+    """Rows that stay in DRAM until the pin is released, or its ``with`` block left."""
+
+    def __init__(self, keys: Ints, unpin: Callable[[Ints], None]) -> None:
+        self._keys = keys
+        self._unpin = unpin
+
+    def release(self) -> None:
+        """Let the rows go. A second call does nothing."""
+        keys, self._keys = self._keys, self._keys[:0]
+        self._unpin(keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Pins:
+    """How often each slot is pinned, and the open tickets from the oldest to the newest."""
+
+    def __init__(self, slots: int) -> None:
+        self._pinned = np.zeros(slots, np.int32)
+        self._ahead = np.zeros(slots, np.uint16)  # tickets that hold a slot
+        self._marks = np.zeros(slots, np.bool_)
+        self._tickets: list[Ticket] = []
+        self._rows_ahead = 0
+
+    @staticmethod
+    def bytes_for(slots: int) -> int:
+        """Return the most that `memory_bytes` can be for so many slots."""
+        return slots * (4 + 2 + 1 + 4 * _rows_max(1))
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self._pinned.nbytes + self._ahead.nbytes + self._marks.nbytes + 4 * self._rows_ahead
+
+    def held(self) -> Ints:
+        """Return the slots that may not be evicted, int64 [m]."""
+        return np.flatnonzero((self._pinned > 0) | (self._ahead > 0))
+
+    def is_held(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return which of these slots may not be evicted."""
+        held: NDArray[np.bool_] = (self._pinned[slots] > 0) | (self._ahead[slots] > 0)
+        return held
+
+    def is_ahead(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return which of these slots a ticket holds."""
+        ahead: NDArray[np.bool_] = self._ahead[slots] > 0
+        return ahead
+
+    def pin(self, slots: Ints) -> None:
+        """Pin distinct slots once more."""
+        self._pinned[slots] += 1
+
+    def is_pinned(self, slots: Ints) -> NDArray[np.bool_]:
+        """Return which of these slots are pinned, tickets aside."""
+        pinned: NDArray[np.bool_] = self._pinned[slots] > 0
+        return pinned
+
+    def unpin(self, slots: Ints) -> None:
+        """Pin distinct slots, all of them pinned, once less."""
+        self._pinned[slots] -= 1
+
+    def check_room(self, rows: int) -> None:
+        """Raise BudgetError when a ticket for so many rows would be one too many."""
+        limit = _rows_max(len(self._pinned))
+        if len(self._tickets) == _TICKETS_MAX or self._rows_ahead + rows > limit:
+            raise BudgetError(
+                f"keys: {rows} rows beside {len(self._tickets)} open tickets for {self._rows_ahead} rows; expected at "
+                f"most {_TICKETS_MAX} tickets and {limit} rows in all: gather their rows, or release them"
+            )
+
+    def open(self, ticket: Ticket) -> None:
+        """Hold a ticket's slots, which are distinct."""
+        self._ahead[ticket._slots] += np.uint16(1)
+        self._rows_ahead += len(ticket)
+        self._tickets.append(ticket)
+
+    def gathered(self, slots: Ints) -> None:
+        """Let distinct slots go that were gathered; of several tickets for one, the oldest lets go."""
+        if not self._tickets:
+            return
+        self._marks[slots] = True
+        for ticket in self._tickets:
+            taken = self._marks[ticket._slots]
+            self._marks[ticket._slots[taken]] = False
+            self._let_go(ticket, taken)
+        self._marks[slots] = False
+        self._tickets = [ticket for ticket in self._tickets if len(ticket)]
+
+    def release(self, ticket: Ticket) -> None:
+        """Let all go that a ticket still holds."""
+        self._let_go(ticket, np.ones(len(ticket), np.bool_))
+        self._tickets = [other for other in self._tickets if other is not ticket]
+
+    def _let_go(self, ticket: Ticket, taken: NDArray[np.bool_]) -> None:
+        if not taken.any():
+            return
+        self._ahead[ticket._slots[taken]] -= np.uint16(1)
+        ticket._slots = ticket._slots[~taken]
+        self._rows_ahead -= int(np.count_nonzero(taken))
+
+
+def _rows_max(slots: int) -> int:
+    # Tickets of neighbouring batches share rows, so there may be more rows than slots; but not without limit.
+    return 2 * slots

@@ -1,0 +1,116 @@
+"""What a tier is made of, opened within a budget and closed together."""
+
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from memhier._residents import Residents
+from memhier._row_loader import Initial, RowLoader
+from memhier._slab_memory import Layout
+from memhier._tiered_sizes import Needs, Sizes, check_policy, policy_bytes
+from memhier._write_queue import WriteQueue
+from memhier.codecs import get_codec
+from memhier.policies import Policy
+from memhier.reader import Reader
+from memhier.row_log import RowLog
+from memhier.slab import Slab
+from memhier.slots import CAPACITY_MAX
+from memhier.store import Store
+
+__all__ = ["KIND", "TieredParts"]
+
+KIND = "tiered"
+
+# Of an open transaction: what waits to be written of records and of their entries.
+_WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
+# Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
+_CHECKSUM_BYTES = 16
+_PAGE_BYTES = 4096
+
+
+class TieredParts:
+    """Slab, log, write queue, loader and residents of one tier, and the store and the reader where they are its own.
+
+    Closed by `close`, or when it is forgotten: the threads know the parts, but nobody who knows the whole.
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        name: str,
+        layout: Layout,
+        rows: int,
+        dram: int,
+        policy: str | Policy,
+        initial: Initial | None,
+        codec: str,
+        key_space: int | None,
+        batch: int | None,
+        reader: Reader | None,
+    ) -> None:
+        check_policy(policy)
+        if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
+            raise TypeError(f"rows={rows!r}: expected a number of keys as an int")
+        if not 1 <= rows <= CAPACITY_MAX:
+            raise ValueError(f"rows={rows}: expected 1 to {CAPACITY_MAX} keys")
+        cold = get_codec(codec)
+        encoded_bytes = cold.encoded_bytes(layout.dtype, layout.row_type.itemsize // layout.dtype.itemsize)
+        self._own_reader = self._own_store = None
+        with ExitStack() as opened:
+            if not isinstance(store, Store):
+                store = self._own_store = opened.enter_context(_open_store(Path(store)))
+            if reader is None:
+                reader = self._own_reader = opened.enter_context(Reader())
+            self.reader = reader
+            self.log = RowLog(store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows))
+            opened.callback(self.log.close)
+            fixed_bytes = (
+                self.log.memory_bytes + _WRITE_BUFFERS_BYTES + rows * encoded_bytes // _PAGE_BYTES * _CHECKSUM_BYTES
+            )
+            if self._own_reader is not None:
+                fixed_bytes += self._own_reader.planned_bytes
+            needs = Needs(layout, encoded_bytes, cold.lossless, key_space, batch, policy_bytes(policy), fixed_bytes)
+            sizes = Sizes(needs, dram)
+            capacity = sizes.solve(policy)
+            self.batch = sizes.batch
+            self.slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
+            self.queue = WriteQueue(self.log, sizes.queued, encoded_bytes)
+            opened.callback(self.queue.close)
+            self.loader = RowLoader(self.slab, self.log, self.queue, cold, initial, sizes.staged)
+            opened.callback(self.loader.close)
+            self.residents = Residents(sizes, capacity, policy, self.slab, self.queue, cold)
+            self._finalizer = weakref.finalize(self, _close, opened.pop_all().close, os.getpid())
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        held = sum(part.memory_bytes for part in (self.slab, self.residents, self.queue, self.loader, self.log))
+        if self._own_store is not None and self.alive:
+            held += sum(info.memory_bytes for info in self._own_store.segments().values())
+        return held + (0 if self._own_reader is None else self._own_reader.memory_bytes)
+
+    @property
+    def alive(self) -> bool:
+        """Whether nobody has closed it."""
+        return self._finalizer.alive
+
+    def close(self) -> None:
+        """End the threads, then close everything. A second call does nothing."""
+        self._finalizer()
+
+
+def _open_store(path: Path) -> Store:
+    try:
+        return Store.create(path, KIND)
+    except FileExistsError:
+        return Store.open(path, KIND, writable=True)
+
+
+def _close(close: Callable[[], None], pid: int) -> None:
+    # A forked child has neither the threads nor, perhaps, the state of the locks that closing would need.
+    if pid == os.getpid():
+        close()

@@ -1,0 +1,166 @@
+"""Rows on their way out of DRAM: a bounded buffer that serves reads while a thread empties it into the log."""
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import ClosedError
+from memhier.slots import SlotMap
+
+if TYPE_CHECKING:
+    from memhier.row_log import RowLog
+
+__all__ = ["WriteQueue"]
+
+Ints = NDArray[np.int64]
+Bytes = NDArray[np.uint8]
+
+
+class WriteQueue:
+    """Encoded rows by key that the log does not have yet.
+
+    A key has one place: a newer row overwrites one that still waits, which spares a write. A row leaves only once the
+    log has it, so that looking here first and in the log second always finds the newest. The thread waits until half
+    of the queue is taken, or somebody drains it: few long appends cost less than many short ones.
+
+    When an append fails the queue is closed for good, as nobody knows what the log has got: every call raises.
+    """
+
+    def __init__(self, log: "RowLog", rows: int, row_bytes: int) -> None:
+        self._log = log
+        self._places = SlotMap(rows)
+        self._rows = np.empty((rows, row_bytes), np.uint8)
+        # Puts so far of each place's row: tells whether a row was overwritten while it was being appended.
+        self._puts = np.zeros(rows, np.uint32)
+        self._outgoing = np.empty((batch_rows(rows), row_bytes), np.uint8)
+        self._changed = threading.Condition()
+        self._drains = 0
+        self._closed = False
+        self._failure: BaseException | None = None
+        self._written = 0
+        self._stall_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="memhier-write", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """How many rows wait."""
+        return len(self._places)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self._places.memory_bytes + self._rows.nbytes + self._puts.nbytes + self._outgoing.nbytes
+
+    @staticmethod
+    def bytes_for(rows: int, row_bytes: int) -> int:
+        """Return what `memory_bytes` of such a queue will be."""
+        return SlotMap.bytes_for(rows) + (row_bytes + 4) * rows + row_bytes * batch_rows(rows)
+
+    @property
+    def written(self) -> int:
+        """Rows handed to the log so far."""
+        return self._written
+
+    @property
+    def stall_s(self) -> float:
+        """Seconds that callers have waited, for room or for the queue to drain."""
+        return self._stall_s
+
+    def check(self) -> None:
+        """Raise ClosedError when an append has failed, with what went wrong as its cause."""
+        if self._failure is not None:
+            raise ClosedError(
+                f"closed since rows could not be written ({self._failure}); reopen to go on from the last checkpoint"
+            ) from self._failure
+
+    def put(self, keys: Ints, rows: Bytes) -> None:
+        """Take rows in, [n, row_bytes] of distinct keys, waiting for room as often as need be."""
+        start = 0
+        with self._changed:
+            while start < len(keys):
+                self.check()
+                # Overwriting needs no room: as many rows as the free places allow for new keys among them.
+                new = self._places.find(keys[start:]) < 0
+                stop = start + int(np.searchsorted(np.cumsum(new), self._places.free, side="right"))
+                if stop == start:
+                    self._wait()
+                    continue
+                places = self._places.insert(keys[start:stop])
+                self._rows[places] = rows[start:stop]
+                self._puts[places] += np.uint32(1)
+                start = stop
+                self._changed.notify_all()
+
+    def find(self, keys: Ints) -> NDArray[np.bool_]:
+        """Return which keys wait here."""
+        return self._places.find(keys) >= 0
+
+    def take(self, keys: Ints, out: Bytes) -> NDArray[np.bool_]:
+        """Copy the rows of those keys that wait here to the first rows of `out`; return which they are."""
+        with self._changed:
+            places = self._places.find(keys)
+            found: NDArray[np.bool_] = places >= 0
+            np.take(self._rows, places[found], axis=0, out=out[: np.count_nonzero(found)], mode="clip")
+            return found
+
+    def drain(self) -> None:
+        """Wait until the log has every row."""
+        with self._changed:
+            self._drains += 1
+            self._changed.notify_all()
+            try:
+                while len(self._places):
+                    self.check()
+                    self._wait()
+            finally:
+                self._drains -= 1
+            self.check()
+
+    def close(self) -> None:
+        """End the thread after the append that is under way; rows that still wait are dropped."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        started = time.perf_counter()
+        self._changed.wait()
+        self._stall_s += time.perf_counter() - started
+
+    def _run(self) -> None:
+        try:
+            while self._append_some():
+                continue
+        except BaseException as error:
+            with self._changed:
+                self._failure = error
+                self._changed.notify_all()
+
+    def _append_some(self) -> bool:
+        """Wait for rows and append as many as fit the buffer; False once closed."""
+        with self._changed:
+            self._changed.wait_for(self._due)
+            if self._closed:
+                return False
+            keys, places = (array[: len(self._outgoing)] for array in self._places.items())
+            puts = self._puts[places]
+            # A copy: the places may be overwritten while the log works.
+            rows = np.take(self._rows, places, axis=0, out=self._outgoing[: len(places)], mode="clip")
+        self._log.append(keys, rows)
+        with self._changed:
+            self._places.erase(keys[self._puts[places] == puts])
+            self._written += len(keys)
+            self._changed.notify_all()
+        return True
+
+    def _due(self) -> bool:
+        return self._closed or len(self._places) > (0 if self._drains else self._places.capacity // 2)
+
+
+def batch_rows(rows: int) -> int:
+    """Return how many rows at most are appended at a time."""
+    return max(1, rows // 4)

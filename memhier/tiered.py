@@ -1,0 +1,396 @@
+"""Rows of a table larger than DRAM: those in use lie in a slab, all others in a log on SSD.
+
+One lock makes calls run one after the other. Which rows are resident changes only inside calls, so results and counts
+do not depend on the two threads: one reads rows ahead into slots that are already theirs, the other appends rows that
+have left to the log.
+"""
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from memhier._arrays import as_ints, check_array
+from memhier._row_loader import EMPTY, Initial, Job
+from memhier._slab_memory import Layout
+from memhier._tickets import Pin, Ticket
+from memhier._tiered_parts import KIND, TieredParts
+from memhier.budget import parse_bytes
+from memhier.errors import BudgetError, ClosedError
+from memhier.policies import Policy
+from memhier.reader import Reader
+from memhier.store import Store
+
+__all__ = ["KIND", "Tiered"]
+
+Ints = NDArray[np.int64]
+
+
+class Tiered:
+    """A table of rows by int64 key, as large as the SSD, used through a DRAM budget.
+
+    A row that was never written is what `initial` says, without a read. Changed rows leave DRAM through a write queue
+    that serves them until the log has them. What is on SSD becomes durable with :meth:`checkpoint`; without one, a
+    reopened tier is as of the last. Safe to use from many threads, whose calls run one after the other, but only by
+    the process that made it. Whatever order calls come in, gathered rows equal those of a dict, however small the
+    budget, as long as the codec is lossless; with another, rows are rounded when they leave DRAM.
+
+    Parameters
+    ----------
+    store
+        A store open for writing, or the path of one, which is made if there is none.
+    name
+        Of the table in the store.
+    dtype, shape
+        Of a row, as in :class:`memhier.slab.Slab`.
+    rows
+        Most distinct keys that will ever be written: the log's index is made for so many.
+    dram
+        Bytes for everything: ``"64MiB"``. What is left after the index and all buffers holds rows.
+    policy
+        ``"lru"``, ``"lfu"``, ``"s3fifo"``, ``"belady"``, or a policy, whose capacity is then the number of slots.
+        A gather or a prefetch accesses all its keys, except that a gather leaves out rows a ticket holds: prefetching a
+        batch and gathering it count once. A scatter or a pin accesses only keys that are not resident. Batches
+        announced to Belady come on top of the budget, and must be accessed as announced.
+    initial
+        From keys, int64 [n], to the rows ``[n, *shape]`` of the same dtype that they have before they are first
+        written. Asked again when such a row comes back without having been written, so it must depend on the keys only.
+        Zeros by default.
+    codec
+        How rows are kept on SSD; see :func:`memhier.codecs.get_codec`.
+    key_space
+        Where all keys are 0 to ``key_space - 1``; see :class:`memhier.slots.SlotMap`.
+    batch
+        Most keys in one call, for which working memory is set aside; by default what a sixteenth of the budget allows.
+    reader
+        Does the reads and stays the caller's, who counts its memory. By default the tier has its own.
+
+    Raises
+    ------
+    BudgetError
+        When `dram` is too small; the message says what would be enough.
+    TypeError, ValueError
+        For an unfit argument.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "table"
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    ...     table.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
+    ...     generation = table.checkpoint()
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    ...     table.gather([2, 5, 2]).tolist()
+    [[4.0, 5.0, 6.0], [0.0, 0.0, 0.0], [4.0, 5.0, 6.0]]
+    """
+
+    def __init__(
+        self,
+        store: Store | str | os.PathLike[str],
+        name: str,
+        dtype: DTypeLike,
+        shape: int | tuple[int, ...] = (),
+        *,
+        rows: int,
+        dram: int | str = "64MiB",
+        policy: str | Policy = "lru",
+        initial: Initial | None = None,
+        codec: str = "none",
+        key_space: int | None = None,
+        batch: int | None = None,
+        reader: Reader | None = None,
+    ) -> None:
+        layout = Layout.checked(1, dtype, shape)
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        parts = TieredParts(
+            store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader
+        )
+        self._parts = parts
+        self._slab, self._residents, self._loader, self._log = parts.slab, parts.residents, parts.loader, parts.log
+
+    @property
+    def capacity(self) -> int:
+        """Rows that may be resident at once."""
+        return self._slab.slots
+
+    @property
+    def policy(self) -> Policy:
+        """Who decides what stays: for announcing batches to Belady."""
+        return self._residents.policy
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes: slab, map, policy, flags, pins, queue, buffers, the log's index; its own reader's."""
+        return self._parts.memory_bytes
+
+    def gather(self, keys: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+        """Copy rows out, making them resident.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape; may repeat.
+        out
+            Of the table's dtype and shape ``[*keys.shape, *shape]``, C-contiguous, to fill instead of allocating.
+
+        Returns
+        -------
+        numpy.ndarray
+            ``[*keys.shape, *shape]``; `out` where it was given.
+
+        Raises
+        ------
+        BudgetError
+            When the distinct keys and the rows that are pinned or held by tickets outnumber the slots, or `keys` the
+            batch; the message says what would be enough. Nothing has changed then.
+        OSError, CorruptionError
+            When rows could not be read now, or by an earlier prefetch; the next call tries again.
+        ClosedError
+            After :meth:`close`, in a forked child, or once rows could not be written.
+        """
+        with self._call():
+            index = self._as_keys(keys)
+            if out is not None:
+                check_array("out", out, self._slab.dtype, index.shape + self._slab.shape)
+            unique, inverse, slots = self._residents.map.unique_find(index)
+            self._admit(unique, slots, self._not_ahead(index, inverse, slots))
+            self._loader.ensure(unique, slots)
+            rows = self._slab.gather(slots[inverse], out)
+            self._residents.pins.gathered(slots)
+            return rows
+
+    def scatter(self, keys: Any, rows: Any) -> None:
+        """Write rows. They are in DRAM then, and on SSD after they were evicted or flushed.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape. Where one comes twice, its last row stays.
+        rows
+            ``[*keys.shape, *shape]`` of the table's dtype.
+
+        Raises
+        ------
+        BudgetError, OSError, ClosedError
+            As in :meth:`gather`; BudgetError also when the table has no room for so many new keys.
+        ValueError
+            For rows that the codec cannot hold.
+        """
+        with self._call():
+            index = self._as_keys(keys)
+            rows = self._as_rows(rows, index)
+            unique, inverse, slots = self._residents.map.unique_find(index)
+            never_written = self._loader.check_never_written(unique, slots)
+            self._admit(unique, slots, unique[slots < 0])
+            self._loader.settle(slots)
+            self._slab.scatter(slots[inverse], rows)
+            self._residents.dirty[slots] = True
+            self._loader.wrote(slots, never_written)
+
+    def prefetch(self, keys: Any) -> Ticket:
+        """Begin to make rows resident, and return at once, unless rows that leave have to wait for the write queue.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape; may repeat.
+
+        Returns
+        -------
+        Ticket
+            Holds the rows in DRAM until they are gathered, each on its own, or the ticket is released.
+
+        Raises
+        ------
+        BudgetError, OSError, ClosedError
+            As in :meth:`gather`; BudgetError also when too many tickets are open.
+        """
+        with self._call():
+            index = self._as_keys(keys)
+            unique, _, slots = self._residents.map.unique_find(index)
+            self._residents.pins.check_room(len(unique))
+            self._admit(unique, slots, index.reshape(-1))
+            empty = self._loader.states[slots] == EMPTY
+            job = Job(*self._loader.prepare(unique[empty], slots[empty]))
+            ticket = Ticket(slots.astype(np.int32), job, self._loader.wait, self._release)
+            self._residents.pins.open(ticket)
+            self._loader.submit(job)
+            return ticket
+
+    def pin(self, keys: Any) -> Pin:
+        """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
+
+        Raises
+        ------
+        BudgetError, OSError, ClosedError
+            As in :meth:`gather`.
+        """
+        with self._call():
+            unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
+            self._admit(unique, slots, unique[slots < 0])
+            self._loader.ensure(unique, slots)
+            self._residents.pins.pin(slots)
+            return Pin(unique, self.unpin)
+
+    def unpin(self, keys: Any) -> None:
+        """Take back one :meth:`pin` of each of the keys.
+
+        Raises
+        ------
+        ValueError
+            When one is not pinned. Nothing has changed then.
+        """
+        with self._release_call() as alive:
+            if not alive:
+                return
+            unique, _, slots = self._residents.map.unique_find(as_ints("keys", keys))
+            pinned = slots >= 0
+            pinned[pinned] = self._residents.pins.is_pinned(slots[pinned])
+            if not pinned.all():
+                raise ValueError(f"keys: {int(unique[~pinned][0])} is not pinned")
+            self._residents.pins.unpin(slots)
+
+    def flush(self) -> None:
+        """Write all changed rows to the log, and wait until it has them; :meth:`checkpoint` makes them durable.
+
+        Raises
+        ------
+        ClosedError
+            When they could not be written.
+        """
+        with self._call():
+            self._residents.flush()
+
+    def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
+        """Make the table durable as it is now, with values of the caller's, all or nothing.
+
+        Parameters
+        ----------
+        values
+            For the store's catalog: what else must be known to go on from here, such as the step of the training.
+
+        Returns
+        -------
+        int
+            The store's new generation.
+
+        Raises
+        ------
+        OSError, ClosedError
+            When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
+        """
+        with self._call():
+            self._residents.flush()
+            try:
+                with self._loader.paused():
+                    self._log.compact()
+                    return self._log.commit(None if values is None else dict(values))
+            except BaseException as error:
+                self._failure = error
+                raise
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers about what was done so far.
+
+        ``capacity`` and ``resident`` rows; ``accesses`` (keys gathered or prefetched, and those brought in by a scatter
+        or a pin), ``hits`` and ``misses`` of them; where missed rows came from: ``first_touches`` (never written: no
+        read), ``queue_hits``, ``refetches``; ``evictions``; ``writes`` (rows handed to the log) and ``queued`` (rows on
+        their way); ``reads`` and ``read_bytes`` of the reader; ``stall_s``, seconds that calls have waited for reads or
+        for the write queue.
+        """
+        residents, reader = self._residents, self._parts.reader.stats()
+        return {
+            "capacity": self.capacity,
+            "resident": len(residents.map),
+            "accesses": residents.accesses,
+            "hits": residents.accesses - residents.misses,
+            "misses": residents.misses,
+            "evictions": residents.evictions,
+            **self._loader.counts(),
+            "writes": self._parts.queue.written,
+            "queued": len(self._parts.queue),
+            "reads": reader["reads"],
+            "read_bytes": reader["bytes"],
+            "stall_s": self._loader.stall_s + self._parts.queue.stall_s,
+        }
+
+    def close(self) -> None:
+        """Stop the threads and free all memory; a second call does nothing.
+
+        Rows changed since the last checkpoint are lost.
+        """
+        if self._pid == os.getpid():
+            with self._lock:
+                self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _call(self) -> Iterator[None]:
+        """Let one call at a time in, after what has gone wrong in the background has been said."""
+        if self._pid != os.getpid():
+            raise ClosedError(f"this tier belongs to process {self._pid}, which forked this one; open another here")
+        with self._lock:
+            if not self._parts.alive:
+                raise ClosedError("the tier is closed")
+            if self._failure is not None:
+                raise ClosedError(f"closed since a checkpoint failed ({self._failure}); reopen it") from self._failure
+            self._parts.queue.check()
+            self._loader.check()
+            yield
+
+    @contextmanager
+    def _release_call(self) -> Iterator[bool]:
+        """Let one call at a time in that only gives back; yield whether there is still something to give it to."""
+        if self._pid != os.getpid():
+            yield False
+            return
+        with self._lock:
+            yield self._parts.alive
+
+    def _release(self, ticket: Ticket) -> None:
+        with self._release_call() as alive:
+            if alive:
+                self._residents.pins.release(ticket)
+
+    def _admit(self, unique: Ints, slots: Ints, accessed: Ints) -> None:
+        new = self._residents.admit(unique, slots, accessed)
+        self._loader.forget(new)
+
+    def _not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
+        """Return the keys that no ticket holds: the others were accessed when they were prefetched."""
+        ahead = slots >= 0
+        ahead[ahead] = self._residents.pins.is_ahead(slots[ahead])
+        accessed: Ints = keys[~ahead[inverse]] if ahead.any() else keys.reshape(-1)
+        return accessed
+
+    def _as_keys(self, keys: Any) -> Ints:
+        index = as_ints("keys", keys)
+        if index.size > self._parts.batch:
+            raise BudgetError(
+                f"keys: {index.size} in one call, but working memory is set aside for batch={self._parts.batch}; make "
+                f"the tier with batch={index.size}, or pass fewer at a time"
+            )
+        return index
+
+    def _as_rows(self, rows: Any, index: Ints) -> NDArray[Any]:
+        array: NDArray[Any] = np.asarray(rows)
+        if array.dtype != self._slab.dtype:
+            raise TypeError(f"rows: expected an array of {self._slab.dtype}, got {array.dtype}")
+        if array.shape != index.shape + self._slab.shape:
+            raise ValueError(f"rows: expected shape {index.shape + self._slab.shape}, got {array.shape}")
+        self._residents.check_rows(array.reshape(-1, *self._slab.shape))
+        return array
