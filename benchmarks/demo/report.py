@@ -49,7 +49,7 @@ def _settings(report: Report) -> Table:
     table.add_column("", style="bold")
     for name in ("as built", "tuned", "exact search"):
         table.add_column(name, justify="right")
-    table.add_row("recall@10 against exact search", *(f"{cost.recall:.4f}" for cost in both), "1")
+    table.add_row("recall@10 against exact search", *(f"{cost.recall:.4f}" for cost in both), "1.0000")
     table.add_row("function found in first 10", *(f"{cost.found:.1%}" for cost in both), f"{report.found_exact:.1%}")
     table.add_row("latency p50, ms", *(f"{cost.p50_ms:.2f}" for cost in both))
     table.add_row("latency p99, ms", *(f"{cost.p99_ms:.2f}" for cost in both))

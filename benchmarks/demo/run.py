@@ -162,14 +162,12 @@ def _counted(results: Iterator[T], bar: "tqdm[Any]") -> Iterator[T]:
 
 def _write_vectors(folder: Path, corpus: Corpus, projection: Projection, stages: Stages) -> None:
     shape = (len(corpus), DIMENSION)
-    vectors = np.lib.format.open_memmap(folder / "vectors.npy", mode="w+", dtype=np.float32, shape=shape)
-    with stages.run("Write the vectors", len(corpus), "vectors") as bar:
-        start = 0
+    # Written, not mapped: a full disk is an error here and would be the end of the process there.
+    with open(folder / "vectors.npy", "wb") as file, stages.run("Write the vectors", shape[0], "vectors") as bar:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
         for block in projection.vectors(corpus):
-            vectors[start : start + len(block)] = block
-            start += len(block)
+            file.write(block.astype("<f4", copy=False).data)
             bar.update(len(block))
-        vectors.flush()
 
 
 def _build_index(folder: Path, dram: int | None, seed: int) -> None:

@@ -213,6 +213,14 @@ def start(folder: Path, *options: str) -> list[str]:
     ]
 
 
+def runs(pid: str) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"  # ended, and waiting for init to notice
+
+
 def stop_while_reading(folder: Path, number: signal.Signals) -> None:
     """Run the demo on the real installation, stop it while it reads, and see that all of its processes end."""
     process = subprocess.Popen(start(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -226,7 +234,7 @@ def stop_while_reading(folder: Path, number: signal.Signals) -> None:
     assert children or len(os.sched_getaffinity(0)) == 1
     process.send_signal(number)
     process.wait(60)
-    while any(os.path.exists(f"/proc/{child}") for child in children):
+    while any(map(runs, children)):
         assert time.monotonic() < deadline
         time.sleep(0.02)
 
@@ -244,3 +252,14 @@ def test_a_killed_demo_starts_again_cleanly(tmp_path: Path) -> None:
 def test_a_terminated_demo_leaves_nothing_behind(tmp_path: Path) -> None:
     stop_while_reading(tmp_path / "d", signal.SIGTERM)
     assert not (tmp_path / "d" / "building").exists()
+
+
+def test_a_disk_without_room_is_told_in_plain_words(tmp_path: Path) -> None:
+    *python, program, name, option, folder = start(tmp_path / "d")
+    program = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (800_000, 800_000)); {program}"
+    command = [*python, program, name, option, folder, "--limit", "1000", "--query", "parse"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "Error: File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "d" / "current").exists()
