@@ -11,7 +11,7 @@ TREE := memhier ann recsys benchmarks tests
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python demo test lint types pytest pytest-python soak clean
+.PHONY: help build build-python demo test lint types pytest pytest-python soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -60,6 +60,34 @@ pytest-python: build  ## memhier's own tests without the compiled core
 
 soak: build  ## the slow tests
 	$(BIN)/python -m pytest -m slow
+
+# The interpreter that .venv was made from: .venv's own would import the editable, plain core first.
+BASE = $(shell $(BIN)/python -c 'import sys; print(sys._base_executable)')
+SITE = $(shell $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+runtime = $(shell realpath $$(g++ -print-file-name=$(1)))
+space := $(subst ,, )
+
+sanitize: sanitize-address sanitize-thread  ## memhier's tests on a core built with ASan and UBSan, then with TSan
+
+# Assertions are on (no NDEBUG). Python and numpy leak by design, so leaks are not looked for.
+sanitize-address: FLAGS = -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize-address: RUNTIMES = libasan.so libubsan.so libstdc++.so.6
+sanitize-address: RUN = ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+
+# GCC 12's TSan clashes with much address randomisation, at build time as well; forked readers must survive in the child.
+sanitize-thread: FLAGS = -fsanitize=thread
+sanitize-thread: RUNTIMES = libtsan.so libstdc++.so.6
+sanitize-thread: RUN = TSAN_OPTIONS="exitcode=66 die_after_fork=0" setarch -R
+
+sanitize-address sanitize-thread: build
+	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake -S memhier/native -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Debug \
+	    -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_CXX_FLAGS="-O1 -g -fno-omit-frame-pointer $(FLAGS)" >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake --build build/$@
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --install build/$@ --prefix build/$@/site >/dev/null
+	cp memhier/native/memhier_native/__init__.py build/$@/site/memhier_native/
+	env MEMHIER_NATIVE=1 PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/$@/site:$(CURDIR):$(SITE)" \
+	    LD_PRELOAD="$(subst $(space),:,$(foreach name,$(RUNTIMES),$(call runtime,$(name))))" \
+	    $(RUN) $(BASE) -m pytest -q -p no:cacheprovider -o timeout=600 tests/memhier tests/ann/test_zoom_scan.py
 
 clean:  ## remove build products (not .venv)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
