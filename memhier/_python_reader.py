@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -170,14 +170,16 @@ class PythonPageReader:
             self._work(batch, iter(runs))
             return
         shared = iter(runs)
+        workers: list[Future[None]] = []
         try:
-            workers = [self._pool.submit(self._work, batch, shared) for _ in range(min(self._threads, len(runs)))]
-        except RuntimeError:
+            for _ in range(min(self._threads, len(runs))):
+                # Not a comprehension: those submitted before an error must be waited for, too.
+                workers.append(self._pool.submit(self._work, batch, shared))  # noqa: PERF401
+        except RuntimeError:  # closed meanwhile
             batch.fault = ("closed", None, 0, 0, 0)
-            return
         try:
             wait(workers)
-        except BaseException as error:  # a signal: the caller's array must outlive every read into it
+        except BaseException as error:  # a signal; no thread may write into the caller's array after this call
             batch.error = error
             wait(workers)
 

@@ -16,6 +16,7 @@ from memhier import backend
 from memhier._faults import Fault, raise_fault
 from memhier._page_file import PAGE_BYTES, PageFile
 from memhier._python_reader import PythonPageReader
+from memhier._read_arguments import as_int, as_offsets, check_array, check_checksums, empty_rows
 from memhier.errors import ClosedError, CorruptionError
 
 __all__ = ["PAGE_BYTES", "Reader"]
@@ -156,7 +157,7 @@ class Reader:
         self._check_open()
         file = PageFile(path, self._direct)
         length = self._check_length(file, length)
-        checksums = _check_checksums(checksums, length)
+        checksums = check_checksums(checksums, length)
         with self._guard():
             handle = self._core.add(file.fd, file.direct, file.drops_cache, length, checksums, file)
             if handle >= len(self._lengths):
@@ -184,7 +185,7 @@ class Reader:
             raise ValueError(
                 f"length={length}: the file already has {int(self._lengths[file])} committed bytes; expected no fewer"
             )
-        checksums = _check_checksums(checksums, length)
+        checksums = check_checksums(checksums, length)
         page_file.settle()
         with self._guard():
             self._core.extend(file, page_file.direct, page_file.drops_cache, length, checksums)
@@ -239,17 +240,18 @@ class Reader:
         """
         if self._closed:
             raise ClosedError("read from a closed reader")
-        if type(length) is not int or length < 1:
-            raise ValueError(f"length={length!r}: expected an int of at least 1 byte")
-        offsets = _as_offsets(offsets)
+        length = as_int("length", length)
+        if length < 1:
+            raise ValueError(f"length={length}: expected at least 1 byte")
+        offsets = as_offsets(offsets)
         count = len(offsets)
         files = self._check_ranges(file, offsets, length)
         if out is None:
-            out = _empty_rows(count, length)
+            out = empty_rows(count, length)
         else:
-            _check_array("out", out, np.uint8, (count, length))
+            check_array("out", out, np.uint8, (count, length))
         if latency is not None:
-            _check_array("latency", latency, np.float32, (count,))
+            check_array("latency", latency, np.float32, (count,))
         if count:
             fault = self._core.read(files, offsets, length, out, latency)
             if fault is not None:
@@ -324,7 +326,7 @@ class Reader:
     ) -> int | NDArray[np.int32]:
         """Return `file` as the core takes it; refuse ranges that leave their file."""
         if isinstance(file, np.ndarray) and file.ndim:
-            _check_array("file", file, np.int32, offsets.shape)
+            check_array("file", file, np.int32, offsets.shape)
             if not len(file):
                 return file
             if int(file.min()) < 0 or int(file.max()) >= len(self._lengths):
@@ -335,7 +337,7 @@ class Reader:
             if wrong.any():
                 self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
             return file
-        handle = int(file)
+        handle = as_int("file", file)
         self._page_file(handle)
         if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[handle] - length):
             wrong = (offsets < 0) | (offsets > self._lengths[handle] - length)
@@ -365,52 +367,3 @@ def _make_core(engine: str | None, depth: int) -> _Core:
         )
     core: _Core = backend.core.PageReader(engine or "auto", depth)
     return core
-
-
-def _as_offsets(offsets: Any) -> NDArray[np.int64]:
-    array: NDArray[Any] = np.asarray(offsets)
-    if array.dtype != np.int64:
-        if array.size and array.dtype.kind not in "iu":
-            raise TypeError(f"offsets: expected integers, got {array.dtype}")
-        array = array.astype(np.int64)
-    if array.ndim != 1:
-        raise ValueError(f"offsets: expected shape [n], got {list(array.shape)}")
-    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
-
-
-def _check_array(name: str, array: Any, dtype: type, shape: tuple[int, ...]) -> None:
-    if not isinstance(array, np.ndarray) or array.dtype != dtype:
-        raise TypeError(
-            f"{name}: expected a numpy array of {dtype.__name__}, got {getattr(array, 'dtype', type(array))}"
-        )
-    if array.shape != shape:
-        raise ValueError(f"{name}: expected shape {list(shape)}, got {list(array.shape)}")
-    if not (array.flags.c_contiguous and array.flags.aligned):
-        raise ValueError(f"{name}: expected a C-contiguous, aligned array; numpy.ascontiguousarray makes one")
-    if name != "file" and not array.flags.writeable:
-        raise ValueError(f"{name}: expected an array that may be written to")
-
-
-def _check_checksums(checksums: Any, length: int) -> NDArray[np.uint32] | None:
-    if checksums is None:
-        return None
-    pages = -(-length // PAGE_BYTES)
-    if not isinstance(checksums, np.ndarray) or checksums.dtype != np.uint32:
-        raise TypeError(
-            f"checksums: expected a numpy array of uint32, got {getattr(checksums, 'dtype', type(checksums))}"
-        )
-    if checksums.ndim != 1 or len(checksums) < pages or not (checksums.flags.c_contiguous and checksums.flags.aligned):
-        raise ValueError(
-            f"checksums: expected shape [{pages}], C-contiguous, one for each page of {length} bytes; "
-            f"got {list(checksums.shape)}"
-        )
-    return checksums
-
-
-def _empty_rows(count: int, length: int) -> NDArray[np.uint8]:
-    """Allocate the result; on a page boundary where that lets the device write straight into it."""
-    if length % PAGE_BYTES:
-        return np.empty((count, length), np.uint8)
-    raw = np.empty(count * length + PAGE_BYTES, np.uint8)
-    start = -int(raw.__array_interface__["data"][0]) % PAGE_BYTES
-    return raw[start : start + count * length].reshape(count, length)

@@ -64,11 +64,12 @@ class AioEngine final : public Engine {
     queue_[queued_++] = &block;
   }
 
-  int submit_and_wait(std::vector<Io*>& finished) override {
+  int submit_and_wait(std::size_t least, std::vector<Io*>& finished) override {
     const std::size_t before = finished.size();
     if (const int error = submit(finished); error != 0) return error;
     while (finished.size() == before) {
-      const long count = ::syscall(SYS_io_getevents, context_.get(), 1L, static_cast<long>(events_.size()),
+      const auto enough = static_cast<long>(std::min(least, in_flight_));
+      const long count = ::syscall(SYS_io_getevents, context_.get(), enough, static_cast<long>(events_.size()),
                                    events_.data(), nullptr);
       if (count < 0 && errno != EINTR) nap();  // not for a context that is valid; what is on its way must be waited for
       for (long i = 0; i < count; ++i) {

@@ -69,7 +69,7 @@ std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start,
     if (!fault_) issue();
     if (free_ios_.size() == ios_.size()) break;
     finished_.clear();
-    if (const int error = engine_->submit_and_wait(finished_); error != 0) {
+    if (const int error = engine_->submit_and_wait(worth_waiting_for(), finished_); error != 0) {
       assert(engine_->in_flight() == 0);
       engine_->withdraw();
       reset();
@@ -83,6 +83,15 @@ std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start,
   counters.pages += counters_.pages;
   counters.bytes += counters_.bytes;
   return fault_;
+}
+
+// How many reads to wait for. Every wait ends in a switch of threads, so a few at a time are fetched: an eighth of the
+// queue, which keeps the device busy, or half of what is left at the end, which leaves little to do after the last one.
+std::size_t Context::worth_waiting_for() const {
+  if (batch_->latency != nullptr) return 1;  // each read's time is asked for
+  const std::size_t waited_for = ios_.size() - free_ios_.size();
+  const bool more = !fault_ && (waiting_ || !plan_.finished());
+  return std::max<std::size_t>(1, waited_for / (more ? 8 : 2));
 }
 
 // Checks every request again, although Python has: the arrays are the caller's and may have changed since.

@@ -54,6 +54,7 @@ class Context {
   std::optional<Fault> plan_window(const Batch& batch, std::size_t start);
   void reset();
   void issue();
+  std::size_t worth_waiting_for() const;
   bool prepare(const Run& run);
   void claim_rows(Io& io);
   void land(Io& io);

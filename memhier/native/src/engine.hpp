@@ -55,9 +55,10 @@ class Engine {
   virtual const char* name() const = 0;
   // Takes a read that was aimed. At most the engine's depth may be queued or in flight.
   virtual void queue(Io& io) = 0;
-  // Hands over what is queued, waits until at least one read is finished, and appends all that are. Returns 0, or the
-  // error that kept queued reads from being handed over, and then nothing is in flight.
-  virtual int submit_and_wait(std::vector<Io*>& finished) = 0;
+  // Hands over what is queued, waits until at least `least` of what is in flight is finished, and appends all that is;
+  // or sooner, when something is refused. Returns 0, or the error that kept queued reads from being handed over, and
+  // then nothing is in flight.
+  virtual int submit_and_wait(std::size_t least, std::vector<Io*>& finished) = 0;
   // Forgets what is queued and was not handed over.
   virtual void withdraw() = 0;
   virtual std::size_t in_flight() const = 0;

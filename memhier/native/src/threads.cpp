@@ -95,14 +95,15 @@ class ThreadEngine final : public Engine {
   void queue(Io& io) override { queued_.push_back(&io); }
   void withdraw() override { queued_.clear(); }
 
-  int submit_and_wait(std::vector<Io*>& finished) override {
+  int submit_and_wait(std::size_t least, std::vector<Io*>& finished) override {
     if (!queued_.empty()) {
       if (const int error = pool_->submit(queued_, *this); error != 0) return error;
       in_flight_ += queued_.size();
       queued_.clear();
     }
     std::unique_lock lock(mutex_);
-    if (in_flight_ > 0) landed_.wait(lock, [this] { return !finished_.empty(); });
+    enough_ = std::min(least, in_flight_);
+    landed_.wait(lock, [this] { return finished_.size() >= enough_; });
     finished.insert(finished.end(), finished_.begin(), finished_.end());
     in_flight_ -= finished_.size();
     finished_.clear();
@@ -113,13 +114,14 @@ class ThreadEngine final : public Engine {
     // Notified under the lock: once it is released the waiter may be gone, and this engine with it.
     const std::lock_guard lock(mutex_);
     finished_.push_back(io);
-    landed_.notify_one();
+    if (finished_.size() == enough_) landed_.notify_one();
   }
 
  private:
   std::shared_ptr<ThreadPool> pool_;
   std::vector<Io*> queued_;
   std::size_t in_flight_ = 0;
+  std::size_t enough_ = 0;
   std::mutex mutex_;
   std::condition_variable landed_;
   std::vector<Io*> finished_;

@@ -131,18 +131,19 @@ class UringEngine final : public Engine {
     ++queued_;
   }
 
-  int submit_and_wait(std::vector<Io*>& finished) override {
+  int submit_and_wait(std::size_t least, std::vector<Io*>& finished) override {
     store_release(sq_tail_, tail_);
+    const auto enough = static_cast<unsigned>(std::min<std::size_t>(least, queued_ + in_flight_));
     for (unsigned refusals = 0;;) {
-      const unsigned least = ready() == 0 ? 1 : 0;
-      const long taken = ::syscall(kEnterCall, ring_.get(), queued_, least, kEnterGetEvents, nullptr, 0);
+      const long taken = ::syscall(kEnterCall, ring_.get(), queued_, enough, kEnterGetEvents, nullptr, 0);
       const int error = taken < 0 ? errno : 0;
       if (taken > 0) {
         queued_ -= static_cast<unsigned>(taken);
         in_flight_ += static_cast<unsigned>(taken);
       }
-      if (ready() != 0) break;
+      if (ready() >= enough) break;
       if (error == 0 || error == EINTR) continue;
+      if (ready() != 0) break;
       if (in_flight_ == 0 && ((error != EAGAIN && error != EBUSY) || ++refusals > kRefusalsMax)) return error;
       // Reads are on their way, so something will finish; completions need no further call to be seen.
       nap();
