@@ -135,7 +135,8 @@ class RecordLog(LogCore):
                 for key, value in (values or {}).items():
                     tx.put(key, value)
                 if self._fresh:
-                    self._fresh[-1].seal()
+                    with self._lock:
+                        self._fresh[-1].seal()
                 tx.put(self._value_key, self._record().encode())
                 generation = tx.commit()
                 self._adopt()

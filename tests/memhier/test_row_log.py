@@ -1,19 +1,21 @@
-"""RowLog against a dict: any order of changes, commits, compactions, reopenings, crashes and faults."""
+"""RowLog against a dict: any order of changes, commits, compactions, reopenings, crashes and faults.
+
+What a log promises beside that, and what it costs, is in `test_row_log_promises.py`.
+"""
 
 import os
 import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from numpy.typing import NDArray
 
-from memhier import _log_core
+from memhier import _log_core, _log_replay
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.reader import Reader
 from memhier.row_log import RowLog
@@ -22,18 +24,6 @@ from memhier.store import Store
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 KEYS = st.integers(0, 40) | st.sampled_from([-1, -(2**63), 2**63 - 1])
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(dir=FAST) as folder:
-        yield Path(folder) / "store"
-
-
-@pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
-    with Reader() as reader:
-        yield reader
 
 
 class RowLogMachine(RuleBasedStateMachine):
@@ -55,7 +45,7 @@ class RowLogMachine(RuleBasedStateMachine):
         self.committed: dict[int, bytes] = {}
         self.generation = self.log.commit()
 
-    def rows(self, count: int) -> np.ndarray:
+    def rows(self, count: int) -> NDArray[np.uint8]:
         self.count += 1
         return np.random.default_rng(self.count).integers(0, 256, (count, self.row_bytes), np.uint8)
 
@@ -163,6 +153,7 @@ class SmallPartsMachine(RowLogMachine):
         self.patch.setattr(_log_core, "_PART_BYTES", 20_000)
         self.patch.setattr(_log_core, "_MERGE_PARTS", 3)
         self.patch.setattr(_log_core, "_ENTRIES_BLOCK", 7)
+        self.patch.setattr(_log_replay, "_BLOCK", 5)
 
     def teardown(self) -> None:
         self.patch.undo()

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memhier import _log_core
+from memhier import _log_core, _log_replay
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.reader import Reader
@@ -46,13 +46,14 @@ def record(size: int, seed: int) -> bytes:
 class SamplesMachine(RuleBasedStateMachine):
     """`now` is what must be read, `committed` what a crash must leave, with its generation."""
 
-    part_bytes, merge_parts = _log_core._PART_BYTES, _log_core._MERGE_PARTS
+    part_bytes, merge_parts, block = _log_core._PART_BYTES, _log_core._MERGE_PARTS, _log_replay._BLOCK
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(_log_core, "_PART_BYTES", self.part_bytes)
         self.patch.setattr(_log_core, "_MERGE_PARTS", self.merge_parts)
+        self.patch.setattr(_log_replay, "_BLOCK", self.block)
         self.folder = tempfile.TemporaryDirectory(dir=FAST)
         self.root = Path(self.folder.name) / "s"
         self.reader = Reader()
@@ -135,7 +136,7 @@ class SamplesMachine(RuleBasedStateMachine):
 class SmallPartsMachine(SamplesMachine):
     """The same with parts that fill up inside of a transaction, and merges at every few commits."""
 
-    part_bytes, merge_parts = 100_000, 3
+    part_bytes, merge_parts, block = 100_000, 3, 5
 
 
 SamplesMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
@@ -161,7 +162,10 @@ def test_one_submission_and_whole_pages(root: Path, reader: Reader) -> None:
         assert samples.get([]) == []
 
 
-def test_an_empty_record_and_what_follows_at_its_place(root: Path, reader: Reader) -> None:
+def test_an_empty_record_and_what_follows_at_its_place(
+    root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_log_replay, "_BLOCK", 2)
     with Store.create(root, KIND) as store, Samples(store, "s", reader, 10) as samples:
         samples.put([1, 2], [b"x" * 9, b""])
         samples.put([2, 3], [b"full", b""])
