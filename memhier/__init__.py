@@ -1,6 +1,7 @@
 """DRAM/SSD tiering primitives, and the systems built on them.
 
-The tiers know bytes, rows, slots, plans and devices. Search is in :mod:`memhier.ann`, training in :mod:`memhier.recsys`.
+The tiers know bytes, rows, slots, plans and devices. Search is in :mod:`memhier.ann`, training in
+:mod:`memhier.recsys`.
 """
 
 from memhier.budget import format_bytes, parse_bytes
