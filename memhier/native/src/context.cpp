@@ -85,13 +85,14 @@ std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start,
   return fault_;
 }
 
-// How many reads to wait for. Every wait ends in a switch of threads, so a few at a time are fetched: an eighth of the
-// queue, which keeps the device busy, or half of what is left at the end, which leaves little to do after the last one.
+// How many reads to wait for. Every wait may cost a switch of threads, so several are fetched at a time: an eighth of
+// the queue while there is more to queue, which keeps the device busy; at the end all but an eighth, so that most rows are
+// delivered while the last reads are on their way.
 std::size_t Context::worth_waiting_for() const {
   if (batch_->latency != nullptr) return 1;  // each read's time is asked for
   const std::size_t waited_for = ios_.size() - free_ios_.size();
   const bool more = !fault_ && (waiting_ || !plan_.finished());
-  return std::max<std::size_t>(1, waited_for / (more ? 8 : 2));
+  return std::max<std::size_t>(1, more ? waited_for / 8 : waited_for - waited_for / 8);
 }
 
 // Checks every request again, although Python has: the arrays are the caller's and may have changed since.
