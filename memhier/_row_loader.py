@@ -66,6 +66,7 @@ class RowLoader:
         self._failed: BaseException | None = None
         self._closed = False
         self._counts = dict.fromkeys(("first_touches", "refetches", "queue_hits"), 0)
+        self._read_s = 0.0
         self._stall_s = 0.0
         self._thread = threading.Thread(target=self._run, name="memhier-load", daemon=True)
         self._thread.start()
@@ -81,6 +82,11 @@ class RowLoader:
     def stall_s(self) -> float:
         """Seconds that callers have waited for rows."""
         return self._stall_s
+
+    @property
+    def read_s(self) -> float:
+        """Seconds that reads of the log have taken, on whichever thread."""
+        return self._read_s
 
     def counts(self) -> dict[str, int]:
         """Return how many rows came from where."""
@@ -214,8 +220,10 @@ class RowLoader:
             part = slice(start, start + len(self._encoded))
             count = len(keys[part])
             with turn():
+                started = time.perf_counter()
                 self._log.read(keys[part], out=self._encoded[:count])
                 self._fill(slots[part])
+                self._read_s += time.perf_counter() - started
             self._counts["refetches"] += count
 
     def _fill(self, slots: Ints) -> None:

@@ -302,8 +302,8 @@ class Tiered:
         ``capacity`` and ``resident`` rows; ``accesses`` (keys gathered or prefetched, and those brought in by a scatter
         or a pin), ``hits`` and ``misses`` of them; where missed rows came from: ``first_touches`` (never written: no
         read), ``queue_hits``, ``refetches``; ``evictions``; ``writes`` (rows handed to the log) and ``queued`` (rows on
-        their way); ``reads`` and ``read_bytes`` of the reader; ``stall_s``, seconds that calls have waited for reads or
-        for the write queue.
+        their way); ``reads`` and ``read_bytes`` of the reader; ``read_s``, seconds that reads have taken, and
+        ``stall_s``, seconds that calls have waited for reads or for the write queue.
         """
         residents, reader = self._residents, self._parts.reader.stats()
         return {
@@ -318,6 +318,7 @@ class Tiered:
             "queued": len(self._parts.queue),
             "reads": reader["reads"],
             "read_bytes": reader["bytes"],
+            "read_s": self._loader.read_s,
             "stall_s": self._loader.stall_s + self._parts.queue.stall_s,
         }
 
