@@ -4,7 +4,7 @@ import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from memhier.ann import ZoomIndex
 from memhier.benchmarks.demo.corpus import Corpus
 from memhier.benchmarks.exact import recall_at_k
 
-__all__ = ["Cost", "Truth", "cheapest", "choose_queries", "measure_cost", "settings", "share_found"]
+__all__ = ["Cost", "Setting", "Truth", "cheapest", "choose_queries", "measure_costs", "share_found", "swept_settings"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -99,50 +99,75 @@ def share_found(rows: Ints, ids: Ints) -> float:
     return float((ids == rows[:, None]).any(axis=1).mean())
 
 
-def measure_cost(
+class Setting(NamedTuple):
+    """Lists scanned and full vectors read for a query; None for the index's own choice."""
+
+    nprobe: int | None = None
+    candidates: int | None = None
+
+
+def measure_costs(
     index: ZoomIndex,
     truth: Truth,
+    settings: Sequence[Setting],
     queries: int = QUERIES,
-    *,
-    candidates: int | None = None,
-    nprobe: int | None = None,
     done: Callable[[], object] = lambda: None,
-) -> Cost:
-    """Search for the first `queries` queries one at a time and return how well that does and what it costs.
+) -> list[Cost]:
+    """Search for the first `queries` queries one at a time, with each setting, and return how well each does.
 
-    `done` is called after each.
+    The settings take turns query by query, so that a neighbour's burst of work hits all of them alike. They are at
+    different queries at any time, so that none reads what another has just brought into a device's cache. `done` is
+    called after each search.
     """
     queries = min(queries, len(truth.queries))
-    distances = np.empty((queries, K), np.float32)
-    ids = np.empty((queries, K), np.int64)
-    seconds = np.empty(queries)
-    reads = pages = 0
-    for i, query in enumerate(truth.queries[:queries]):
+    tallies = [_Tally(queries) for _ in settings]
+    for turn in range(queries):
+        for i, (setting, tally) in enumerate(zip(settings, tallies, strict=True)):
+            row = (turn + i * queries // len(settings)) % queries
+            tally.search(index, truth.queries[row], row, setting)
+            done()
+    return [tally.cost(truth) for tally in tallies]
+
+
+class _Tally:
+    """What one setting found and what it cost."""
+
+    def __init__(self, queries: int) -> None:
+        self._ids = np.empty((queries, K), np.int64)
+        self._distances = np.empty((queries, K), np.float32)
+        self._seconds = np.empty(queries)
+        self._reads = self._pages = self._nprobe = self._candidates = 0
+
+    def search(self, index: ZoomIndex, query: Floats, row: int, setting: Setting) -> None:
         start = time.perf_counter()
-        result = index.search(query, K, candidates=candidates, nprobe=nprobe)
-        seconds[i] = time.perf_counter() - start
-        ids[i], distances[i] = result.ids, result.distances
-        reads += result.stats["reads"]
-        pages += result.stats["pages"]
-        done()
-    p50, p99 = np.percentile(seconds, [50, 99]) * 1000
-    return Cost(
-        nprobe=result.stats["nprobe"],
-        candidates=result.stats["candidates"],
-        recall=recall_at_k(distances, truth.distances[:queries]),
-        found=share_found(truth.rows[:queries], ids),
-        p50_ms=float(p50),
-        p99_ms=float(p99),
-        reads=reads / queries,
-        pages=pages / queries,
-    )
+        result = index.search(query, K, nprobe=setting.nprobe, candidates=setting.candidates)
+        self._seconds[row] = time.perf_counter() - start
+        self._ids[row], self._distances[row] = result.ids, result.distances
+        self._reads += result.stats["reads"]
+        self._pages += result.stats["pages"]
+        self._nprobe, self._candidates = result.stats["nprobe"], result.stats["candidates"]
+
+    def cost(self, truth: Truth) -> Cost:
+        queries = len(self._seconds)
+        p50, p99 = np.percentile(self._seconds, [50, 99]) * 1000
+        return Cost(
+            nprobe=self._nprobe,
+            candidates=self._candidates,
+            recall=recall_at_k(self._distances, truth.distances[:queries]),
+            found=share_found(truth.rows[:queries], self._ids),
+            p50_ms=float(p50),
+            p99_ms=float(p99),
+            reads=self._reads / queries,
+            pages=self._pages / queries,
+        )
 
 
-def settings(index: ZoomIndex) -> list[tuple[int, int]]:
-    """Return the settings of the sweep, ``(nprobe, candidates)``: few to all lists scanned, candidates from k up."""
+def swept_settings(index: ZoomIndex) -> list[Setting]:
+    """Return the settings of the sweep: few to all lists scanned, candidates from k up."""
     lists = index.stats()["lists"]
     probes = sorted({max(1, round(lists * share)) for share in (1 / 8, 1 / 2, 1)})
-    return [(nprobe, count) for nprobe in probes for count in (10, 20, 50, 100, 200, 400) if count <= len(index)]
+    counts = [count for count in (10, 20, 50, 100, 200, 400) if count <= len(index)]
+    return [Setting(nprobe, count) for nprobe in probes for count in counts]
 
 
 def cheapest(costs: Sequence[Cost], recall: float = RECALL_WANTED) -> Cost:

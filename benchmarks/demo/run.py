@@ -17,12 +17,13 @@ from memhier.benchmarks.demo.measure import (
     SWEPT,
     Cost,
     K,
+    Setting,
     Truth,
     cheapest,
     choose_queries,
-    measure_cost,
-    settings,
+    measure_costs,
     share_found,
+    swept_settings,
 )
 from memhier.benchmarks.demo.place import Built, Place
 from memhier.benchmarks.demo.projection import DIMENSION, Projection
@@ -205,17 +206,14 @@ def measure(place: Place, facts: CorpusFacts, asked: Asked, stages: Stages) -> R
         vectors = np.load(folder / "vectors.npy", mmap_mode="r")
         truth = Truth(np.array(rows), queries, *exact_neighbours(vectors, queries, K, "cosine"))
     with ZoomIndex.open(folder / "index") as index:
-        with stages.run("Search the index from SSD", len(rows), "queries") as bar:
-            default = measure_cost(index, truth, done=bar.update)
-        grid = settings(index)
-        with stages.run("Trade recall against latency", len(grid), "settings") as bar:
-            costs = []
-            for nprobe, candidates in grid:
-                costs.append(measure_cost(index, truth, SWEPT, candidates=candidates, nprobe=nprobe))
-                bar.update()
+        grid = swept_settings(index)
+        swept = min(SWEPT, len(rows))
+        with stages.run("Trade recall against latency", len(grid) * swept, "searches") as bar:
+            costs = measure_costs(index, truth, grid, swept, bar.update)
         best = cheapest(costs)
-        with stages.run(f"Search with {best.candidates} candidates", len(rows), "queries") as bar:
-            tuned = measure_cost(index, truth, candidates=best.candidates, nprobe=best.nprobe, done=bar.update)
+        both = [Setting(), Setting(best.nprobe, best.candidates)]
+        with stages.run("Search the index from SSD", 2 * len(rows), "searches") as bar:
+            default, tuned = measure_costs(index, truth, both, done=bar.update)
         stats = index.stats()
     return Report(
         corpus=facts,

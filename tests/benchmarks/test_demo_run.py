@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.demo import run as run_module
 from memhier.benchmarks.demo.command import demo
-from memhier.benchmarks.demo.measure import Cost, Truth, cheapest, measure_cost, share_found
+from memhier.benchmarks.demo.measure import Cost, Setting, Truth, cheapest, measure_costs, share_found
 
 THINGS = [
     "date", "zip", "median", "socket", "thread", "colour", "matrix", "letter", "kernel", "river", "planet", "engine",
@@ -189,12 +189,17 @@ def test_cost_counts_what_every_query_did(tmp_path: Path) -> None:
     calls: list[int] = []
     with ZoomIndex.build(tmp_path / "index", vectors, metric="cosine", dram="4MiB") as index:
         before = index.stats()
-        found = measure_cost(index, truth, candidates=300, nprobe=10**6, done=lambda: calls.append(1))
+        settings = [Setting(10**6, 300), Setting(1, 10), Setting()]
+        found, least, default = measure_costs(index, truth, settings, done=lambda: calls.append(1))
         after = index.stats()
-    assert (found.recall, found.found, len(calls)) == (1.0, 1.0, 20)
-    assert found.pages == (after["pages"] - before["pages"]) / 20
-    assert found.reads == (after["reads"] - before["reads"]) / 20
-    assert 0 < found.p50_ms <= found.p99_ms
+    assert (found.recall, found.found, len(calls)) == (1.0, 1.0, 60)
+    assert (found.candidates, least.candidates, least.nprobe) == (300, 10, 1)
+    assert least.recall < default.recall <= 1
+    for name in ("pages", "reads"):
+        total = sum(getattr(cost, name) for cost in (found, least, default))
+        assert total == pytest.approx((after[name] - before[name]) / 20)
+    assert least.pages < default.pages < found.pages
+    assert all(0 < cost.p50_ms <= cost.p99_ms for cost in (found, least, default))
 
 
 def test_share_found() -> None:
