@@ -14,12 +14,12 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 import numpy.typing as npt
 
-from memhier.policies._reference import KEY_BYTES
-
 __all__ = ["BeladyReference"]
 
 Keys = npt.NDArray[np.int64]
 
+# What CPython takes for one resident key and for one announced use of a key, measured.
+_KEY_BYTES, _USE_BYTES = 660, 850
 # Scores are scaled back by this power of two before they could overflow a double.
 _RESCALE = 512
 
@@ -56,7 +56,7 @@ class BeladyReference:
     @property
     def memory_bytes(self) -> int:
         announced = sum(map(len, self._window))
-        return sys.getsizeof(self._resident) + KEY_BYTES * (2 * announced + 3 * len(self._resident))
+        return sys.getsizeof(self) + _USE_BYTES * announced + _KEY_BYTES * len(self._resident)
 
     def announce(self, keys: Keys) -> int:
         """Add a batch at the window's far end; or return the capacity that would be enough for it."""
