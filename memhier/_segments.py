@@ -196,6 +196,7 @@ class SegmentWriter:
         try:
             if whole:
                 self._write(self._buffer[:whole])
+            self._drain()
         except BaseException:
             self._abort()
             raise
@@ -210,6 +211,7 @@ class SegmentWriter:
         self._buffer[self._filled : end] = 0
         if end:
             self._write(self._buffer[:end])
+        self._drain()
         self._file.fdatasync()
         self.close()
         checksums = self._checksums[: self._pages].copy()
@@ -229,8 +231,15 @@ class SegmentWriter:
             grown[: self._pages] = self._checksums[: self._pages]
             self._checksums = grown
         self._checksums[self._pages : self._pages + count] = crc32c_pages(pages)
-        self._file.append(pages.data)
+        self._put(pages)
         self._pages += count
+
+    def _put(self, pages: NDArray[np.uint8]) -> None:
+        """Hand pages to the file; the memory may be written again afterwards."""
+        self._file.append(pages.data)
+
+    def _drain(self) -> None:
+        """Wait until the file has all that was handed to it. Here it has it at once."""
 
 
 def read_pages(file: File, info: SegmentInfo, out: NDArray[np.uint8] | None = None) -> list[int]:

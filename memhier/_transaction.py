@@ -49,8 +49,15 @@ class Transaction:
         values = sum(len(key) + len(value or b"") for key, value in self._values.items())
         return values + sum(writer.memory_bytes for writer in self._writers.values())
 
-    def segment(self, name: str) -> SegmentWriter:
+    def segment(self, name: str, *, direct: bool = False) -> SegmentWriter:
         """Begin a new segment; an older one of this name is replaced at commit.
+
+        Parameters
+        ----------
+        name
+            What the catalog will call it.
+        direct
+            Write past the page cache, by a thread, with 2 MiB more of buffers.
 
         Raises
         ------
@@ -63,11 +70,15 @@ class Transaction:
             raise ValueError(f"name={name!r}: this transaction already writes a segment of that name")
         path = self._directory / segment_file_name(name, self._generation)
         try:
-            file = self._files.open(str(path), "x")
+            file = self._files.open(str(path), "d" if direct else "x")
         except BaseException:
             self.abort()
             raise
-        writer = SegmentWriter(name, self._generation, path, file, self.abort)
+        kind: type[SegmentWriter] = SegmentWriter
+        if direct:
+            # Its thread pool is of no use to those who only read.
+            from memhier._direct_segment import DirectSegmentWriter as kind
+        writer = kind(name, self._generation, path, file, self.abort)
         self._writers[name] = writer
         return writer
 

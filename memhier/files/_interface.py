@@ -7,8 +7,11 @@ __all__ = ["Buffer", "File", "FileBase", "Files", "Mode", "read_file"]
 
 Buffer = bytes | bytearray | memoryview
 
-Mode = Literal["r", "w", "x", "a"]
-"""``r`` reads what exists; ``w`` empties or creates, ``x`` creates what must not exist, ``a`` keeps what is there."""
+Mode = Literal["r", "w", "x", "a", "d"]
+"""``r`` reads what exists; ``w`` empties or creates, ``x`` creates what must not exist, ``a`` keeps what is there.
+
+``d`` is ``x`` for writes past the page cache: of whole pages, at page offsets, from memory that begins on a page. Where
+a file system has no direct I/O it writes as ``x`` does."""
 
 
 class File(Protocol):

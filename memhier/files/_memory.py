@@ -87,7 +87,7 @@ class MemoryFiles:
             inode = _Inode()
             self._rename(path, {path: inode})
             return _MemoryFile(path, inode)
-        if mode == "x":
+        if mode in ("x", "d"):
             raise _fault(errno.EEXIST, path)
         file = _MemoryFile(path, inode)
         if mode == "w":

@@ -1,5 +1,6 @@
 """The file layer on the operating system."""
 
+import errno
 import fcntl
 import os
 import time
@@ -11,11 +12,13 @@ from memhier.files._interface import Buffer, File, FileBase, Mode
 
 __all__ = ["RealFiles"]
 
+_O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _FLAGS = {
     "r": os.O_RDONLY,
     "w": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
     "x": os.O_RDWR | os.O_CREAT | os.O_EXCL,
     "a": os.O_RDWR | os.O_CREAT,
+    "d": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
 # macOS has no fdatasync.
 _fdatasync = getattr(os, "fdatasync", os.fsync)
@@ -34,6 +37,7 @@ class _RealFile(FileBase):
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
         self._fd = os.open(path, _FLAGS[mode], 0o644)
+        self._direct = mode == "d" and bool(_O_DIRECT) and self._set_direct(True)
         self._end = self.size() if mode == "a" else 0
 
     @property
@@ -66,9 +70,26 @@ class _RealFile(FileBase):
         with _naming(self._path):
             # A call may write less than asked: a signal, a full disk, or the 2 GiB limit of one call.
             while done < len(view):
-                done += os.pwrite(self._fd, view[done:], offset + done)
+                try:
+                    done += os.pwrite(self._fd, view[done:], offset + done)
+                except OSError as error:
+                    # Some file systems take the flag and refuse the write; the rest of a short one is not aligned.
+                    if not self._direct or error.errno != errno.EINVAL:
+                        raise
+                    self._direct = self._set_direct(False)
         if done:
             self._end = max(self._end, offset + done)
+
+    def _set_direct(self, wanted: bool) -> bool:
+        """Write past the page cache or not; return whether the file does now."""
+        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | _O_DIRECT if wanted else flags & ~_O_DIRECT)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return False
+        return wanted
 
     def truncate(self, length: int) -> None:
         with _naming(self._path):
