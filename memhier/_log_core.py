@@ -61,13 +61,21 @@ class LogCore:
     """
 
     def __init__(
-        self, store: Store, name: str, reader: "Reader", capacity: int, record: LogRecord, per_page: int | None
+        self,
+        store: Store,
+        name: str,
+        reader: "Reader",
+        capacity: int,
+        record: LogRecord,
+        per_page: int | None,
+        direct: bool,
     ) -> None:
         self._store = store
         self._name = name
         self._reader = reader
         self._record_bytes = record.record_bytes
         self._per_page = per_page
+        self._direct = direct
         self._following = record.following
         self._index = LogIndex(capacity, record.record_bytes or None)
         self._table = PartTable()
@@ -125,10 +133,14 @@ class LogCore:
                 self._reader.remove(handle)
 
     def _in_tail(self, places: Ints) -> Flags:
-        """Return which places are read from DRAM; with the lock held."""
+        """Return which places are read from DRAM, the others being in files; with the lock held."""
         if not self._fresh:
             return np.zeros(len(places), np.bool_)
-        inside: Flags = (slot_of(places) == self._fresh[-1].part.slot) & self._tail.holds(offset_of(places))
+        opened, offsets = self._fresh[-1], offset_of(places)
+        written = slot_of(places) == opened.part.slot
+        with self._failing():
+            opened.make_readable(offsets[written & ~self._tail.holds(offsets)])
+        inside: Flags = written & self._tail.holds(offsets)
         return inside
 
     def _files(self, places: Ints) -> tuple[NDArray[np.int32], Ints]:
@@ -219,7 +231,7 @@ class LogCore:
         assert self._tx is not None
         part = Part(self._following, self._table.take())
         self._following += 1
-        self._fresh.append(OpenPart(self._tx, self._name, part, self._tail, self._reader, self._table))
+        self._fresh.append(OpenPart(self._tx, self._name, part, self._tail, self._reader, self._table, self._direct))
         return self._fresh[-1]
 
     def _record(self) -> LogRecord:

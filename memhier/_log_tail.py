@@ -51,20 +51,22 @@ class LogTail:
 class OpenPart:
     """Appends records and entries to the two segments of a new part.
 
-    Every record is readable from the tail or from the file: what the file lacks stays in the tail, and so do the
-    `LARGE_BYTES` before that, in which a record that reaches across may begin.
+    Every record below `LARGE_BYTES` is readable from the tail or from the file: what the file lacks stays in the tail,
+    and so do the `LARGE_BYTES` before that, in which a record that reaches across may begin. Larger records, and what
+    comes before them, are left to `make_readable`: few are read before the commit, and so they are written in peace.
     """
 
     def __init__(
-        self, tx: Transaction, log: str, part: Part, tail: LogTail, reader: "Reader", table: PartTable
+        self, tx: Transaction, log: str, part: Part, tail: LogTail, reader: "Reader", table: PartTable, direct: bool
     ) -> None:
         self.part = part
         self._reader = reader
         self._table = table
         self._tail = tail
+        self._readable = 0  # bytes of the file that the reader has
         self._given = 0  # bytes of records handed to the segment
         records, entries = part.segments(log)
-        self._records = tx.segment(records)
+        self._records = tx.segment(records, direct=direct)
         self._entries = tx.segment(entries)
         tail.reset(0)
 
@@ -87,7 +89,11 @@ class OpenPart:
         self._records.append(bytes(end - offset - len(record)))
         self._given = self.part.end = end
         self._tail.reset(end)
-        self._flush(0)
+
+    def make_readable(self, offsets: NDArray[np.int64]) -> None:
+        """Let the reader have records that are in no tail any more and that the file may not have yet."""
+        if self._tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - LARGE_BYTES:
+            self._flush(LARGE_BYTES)
 
     def enter(self, entries: NDArray[np.void]) -> None:
         """Append entries, `ENTRY` [n]."""
@@ -121,6 +127,7 @@ class OpenPart:
             self._table.handles[self.part.slot] = self._reader.add(str(self._records.path), length, checksums)
         else:
             self._reader.extend(handle, length, checksums)
+        self._readable = length
         tail = self._tail
         start = max(tail.start, length - keep)
         rest = tail.buffer[start - tail.start : tail.filled]

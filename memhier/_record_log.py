@@ -31,7 +31,14 @@ class RecordLog(LogCore):
     """
 
     def __init__(
-        self, store: Store, name: str, reader: "Reader", capacity: int, record_bytes: int, per_page: int | None
+        self,
+        store: Store,
+        name: str,
+        reader: "Reader",
+        capacity: int,
+        record_bytes: int,
+        per_page: int | None,
+        direct: bool,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"name={name!r}: expected text")
@@ -39,7 +46,7 @@ class RecordLog(LogCore):
             raise ValueError(f"name={name!r}: expected 1 to 70 letters, digits, '-' or '_'")
         self._value_key = f"log/{name}"
         record = self._read_record(store, name, capacity, record_bytes)
-        super().__init__(store, name, reader, capacity, record, per_page)
+        super().__init__(store, name, reader, capacity, record, per_page, direct)
 
     @property
     def memory_bytes(self) -> int:

@@ -41,6 +41,8 @@ class RowLog(RecordLog):
         Does the reads; stays the caller's.
     capacity
         Most distinct keys at a time, 1 to 2**31 - 1: 36 bytes of DRAM are taken at once for each.
+    direct
+        Write rows past the page cache, by a thread: for many megabytes a commit that are not read back soon.
 
     Raises
     ------
@@ -65,13 +67,15 @@ class RowLog(RecordLog):
     ([3, 0, 2], [True, False, True])
     """
 
-    def __init__(self, store: Store, name: str, row_bytes: int, reader: "Reader", capacity: int) -> None:
+    def __init__(
+        self, store: Store, name: str, row_bytes: int, reader: "Reader", capacity: int, *, direct: bool = False
+    ) -> None:
         if isinstance(row_bytes, bool) or not isinstance(row_bytes, int | np.integer):
             raise TypeError(f"row_bytes={row_bytes!r}: expected an int")
         if not 1 <= row_bytes <= ROW_BYTES_MAX:
             raise ValueError(f"row_bytes={row_bytes}: expected 1 to {ROW_BYTES_MAX}")
         self.row_bytes = int(row_bytes)
-        super().__init__(store, name, reader, capacity, self.row_bytes, rows_per_page(self.row_bytes))
+        super().__init__(store, name, reader, capacity, self.row_bytes, rows_per_page(self.row_bytes), direct)
 
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
         """Set rows. Where a key comes twice, its last row counts.

@@ -62,7 +62,7 @@ class Samples(RecordLog):
     """
 
     def __init__(self, store: Store, name: str, reader: "Reader", capacity: int) -> None:
-        super().__init__(store, name, reader, capacity, 0, None)
+        super().__init__(store, name, reader, capacity, 0, None, False)
 
     def put(self, keys: Any, records: Sequence[Any]) -> None:
         """Set records. Where a key comes twice, its last record counts.

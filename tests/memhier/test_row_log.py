@@ -40,7 +40,7 @@ class RowLogMachine(RuleBasedStateMachine):
     def create(self, row_bytes: int) -> None:
         self.row_bytes = row_bytes
         self.store = Store.create(self.root, KIND)
-        self.log = RowLog(self.store, "t", row_bytes, self.reader, 60)
+        self.log = RowLog(self.store, "t", row_bytes, self.reader, 60, direct=True)
         self.now: dict[int, bytes] = {}
         self.committed: dict[int, bytes] = {}
         self.generation = self.log.commit()
@@ -85,7 +85,7 @@ class RowLogMachine(RuleBasedStateMachine):
         self.log.close()
         self.store.close()
         self.store = Store.open(self.root, KIND, writable=True, files=files)
-        self.log = RowLog(self.store, "t", self.row_bytes, self.reader, 60)
+        self.log = RowLog(self.store, "t", self.row_bytes, self.reader, 60, direct=self.count % 2 == 0)
 
     @rule(exact=st.booleans())
     def restart(self, exact: bool) -> None:

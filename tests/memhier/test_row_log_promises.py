@@ -164,6 +164,27 @@ def test_one_submission_and_one_page_for_a_packed_row(root: Path, reader: Reader
         assert reader.stats()["calls"] == before["calls"]
 
 
+@pytest.mark.parametrize("row_bytes", [97, 3000, 5000, 65_536, 100_001])
+def test_rows_are_readable_while_their_part_grows(root: Path, reader: Reader, row_bytes: int) -> None:
+    """Before the commit they lie in the file, in the tail, or across: beginning in one and ending in the other."""
+    count = 3 * 2**20 // row_bytes
+    table = random_rows(count, row_bytes)
+    rng = np.random.default_rng(0)
+    with Store.create(root, KIND) as store, RowLog(store, "t", row_bytes, reader, count) as log:
+        done = 0
+        while done < count:
+            step = min(int(rng.integers(1, 1 + count // 5)), count - done)
+            log.append(np.arange(done, done + step), table[done : done + step])
+            done += step
+            rows, found = log.read(np.arange(done + 1))
+            assert found[:-1].all()
+            assert np.array_equal(rows[:-1], table[:done])
+        log.commit()
+        assert np.array_equal(log.read(np.arange(count))[0], table)
+        assert reader.stats()["files"] == 1
+    assert reader.stats()["files"] == 0
+
+
 def test_memory_is_counted_and_bounded(root: Path, reader: Reader) -> None:
     capacity, rows = 10_000, random_rows(1000, 1000)
     with Store.create(root, KIND) as store, RowLog(store, "t", 1000, reader, capacity) as log:
@@ -184,6 +205,7 @@ def test_parts_stay_few_and_writes_bounded(root: Path, reader: Reader) -> None:
             log.commit()
             assert log.stats()["parts"] <= 7 * (1 + int(np.log2(1 + turn)) // 3)
             assert len(os.listdir(root / "segments")) == 2 * log.stats()["parts"]
+            assert reader.stats()["files"] == log.stats()["parts"]
         stats = log.stats()
         assert stats["write_amplification"] < 4.1 * (1000 + 12) / 1000
         assert stats["appended_bytes"] == stats["live_bytes"] == 3_000_000
