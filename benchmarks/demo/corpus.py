@@ -1,6 +1,6 @@
 """The functions of an installation on disk: what to print about each, and its words with their weights.
 
-Five files, written front to back while the sources are read, so that memory holds the vocabulary, a digest for each
+Six files, written front to back while the sources are read, so that memory holds the vocabulary, a digest for each
 function seen and nothing else that grows:
 
 ``functions.jsonl``  one object a line: name, signature, path, line, sentence

@@ -20,7 +20,7 @@ HASHES = 8  # coordinates that one n-gram is added to or taken from
 HASHED_WORDS = 4096  # at a time
 WORD_CHARS_MAX = 24  # longer ones are encoded data, not words
 
-# How much a word counts in each part of a function. Chosen on 3,000 queries that are not among those the demo reports.
+# How much a word counts in each part of a function. Chosen on 3,000 queries drawn with another seed.
 # The names of the package, the module and the class count less than the function's own: they are shared by many.
 FIELD_WEIGHTS: Mapping[str, float] = {
     "name": 10.0, "qualifier": 2.0, "signature": 2.0, "documentation": 1.0, "code": 0.5,
