@@ -19,12 +19,12 @@ from memhier import backend
 from memhier.errors import BudgetError
 from memhier.policies._reference import Order, Reference
 
-__all__ = ["Access", "EvictionPolicy", "Keys", "Policy", "as_keys", "check_capacity", "over_budget"]
+__all__ = ["Access", "EvictionPolicy", "Keys", "Policy", "as_keys", "check_capacity", "over_budget", "refuse_oversized"]
 
 Keys = npt.NDArray[np.int64]
 
-# Compiled policies number the resident keys and those of one batch, together, with 31 bits.
-_CAPACITY_MAX = 2**30
+# Compiled policies number the resident keys and those of one batch, three times the capacity at most, with 31 bits.
+_CAPACITY_MAX = 2**29
 
 
 class Access(NamedTuple):
@@ -105,6 +105,19 @@ def check_capacity(capacity: int, name: str = "capacity") -> int:
     return int(capacity)
 
 
+def refuse_oversized(batch: Keys, pinned: Keys, policy: Policy, capacity: int) -> None:
+    """Raise for a batch far too large, so that no table grows to its size before that is found out.
+
+    Smaller ones are refused by the policies themselves, at no cost to those that fit.
+    """
+    if len(batch) <= 2 * capacity:
+        return
+    distinct = len(np.unique(batch))
+    if distinct > capacity:
+        held = [key for key in pinned.tolist() if key in policy]
+        raise over_budget(len(np.union1d(batch, np.array(held, np.int64))), capacity)
+
+
 def over_budget(enough: int, capacity: int) -> BudgetError:
     """Return the error for a batch that cannot be resident all at once."""
     return BudgetError(
@@ -141,9 +154,10 @@ class EvictionPolicy:
 
     def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
         """Make a batch of keys resident; see :meth:`Policy.access`."""
-        batch = as_keys(keys)
+        batch, held = as_keys(keys), as_keys(pinned, "pinned")
+        refuse_oversized(batch, held, self, self._capacity)
         hit = np.empty(len(batch), np.bool_)
-        outcome = self._engine.access(batch, as_keys(pinned, "pinned"), hit)
+        outcome = self._engine.access(batch, held, hit)
         if isinstance(outcome, int):
             raise over_budget(outcome, self._capacity)
         return Access(hit, np.frombuffer(outcome, np.int64))

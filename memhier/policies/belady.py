@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.policies._base import Access, Keys, as_keys, check_capacity, over_budget
+from memhier.policies._base import Access, Keys, as_keys, check_capacity, over_budget, refuse_oversized
 from memhier.policies._belady_reference import BeladyReference
 
 __all__ = ["Belady"]
@@ -88,7 +88,9 @@ class Belady:
         BudgetError
             When the distinct keys exceed the capacity: such a batch could never be accessed.
         """
-        enough = self._engine.announce(as_keys(keys))
+        batch = as_keys(keys)
+        refuse_oversized(batch, batch[:0], self, self._capacity)
+        enough = self._engine.announce(batch)
         if enough:
             raise over_budget(enough, self._capacity)
 
@@ -102,9 +104,10 @@ class Belady:
         ValueError
             When they are others. Nothing has changed then.
         """
-        batch = as_keys(keys)
+        batch, held = as_keys(keys), as_keys(pinned, "pinned")
+        refuse_oversized(batch, held, self, self._capacity)
         hit = np.empty(len(batch), np.bool_)
-        outcome = self._engine.access(batch, as_keys(pinned, "pinned"), hit)
+        outcome = self._engine.access(batch, held, hit)
         if isinstance(outcome, int):
             raise over_budget(outcome, self._capacity)
         return Access(hit, np.frombuffer(outcome, np.int64))

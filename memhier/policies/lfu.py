@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from memhier.policies._base import EvictionPolicy
 
-__all__ = ["LFU", "LFUOrder"]
+__all__ = ["LFU"]
 
 
 class LFUOrder:

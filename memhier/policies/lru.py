@@ -6,7 +6,7 @@ from itertools import islice
 
 from memhier.policies._base import EvictionPolicy
 
-__all__ = ["LRU", "LRUOrder"]
+__all__ = ["LRU"]
 
 
 class LRUOrder:

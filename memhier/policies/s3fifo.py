@@ -5,7 +5,7 @@ from collections.abc import Collection
 
 from memhier.policies._base import EvictionPolicy
 
-__all__ = ["S3FIFO", "S3FIFOOrder"]
+__all__ = ["S3FIFO"]
 
 _USES_MAX = 3
 

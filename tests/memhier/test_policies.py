@@ -338,7 +338,7 @@ def test_bad_keys(core: str, name: str, wrong: Any, error: type[Exception], word
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize(
     ("wrong", "error"),
-    [(0, ValueError), (-1, ValueError), (2**30 + 1, ValueError), (1.0, TypeError), (True, TypeError)],
+    [(0, ValueError), (-1, ValueError), (2**29 + 1, ValueError), (1.0, TypeError), (True, TypeError)],
 )
 def test_bad_capacity(name: str, wrong: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match=f"capacity={wrong}: expected"):
@@ -382,6 +382,20 @@ def test_threads_that_share_a_policy_do_it_no_harm(name: str) -> None:
     misses = sum(int((~hit).sum()) for answer in answers for hit, _ in answer)
     victims = sum(len(evicted) for answer in answers for _, evicted in answer)
     assert misses - victims == len(policy) <= 1_000
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_batch_far_too_large_leaves_no_trace(core: str, name: str) -> None:
+    policy = POLICIES[name](100)
+    policy.replay(np.arange(100), **({"lookahead": 0} if name == "belady" else {}))
+    before = policy.memory_bytes
+    with pytest.raises(BudgetError, match="a capacity of 50002 would be enough"):
+        policy.access(np.arange(1_000, 51_000), pinned=[5, 6, 2_000, 7_000_000])
+    if isinstance(policy, Belady):
+        with pytest.raises(BudgetError, match="a capacity of 50000 would be enough"):
+            policy.announce(np.arange(1_000, 51_000))
+    assert (len(policy), policy.memory_bytes) == (100, before)
+    assert policy.access(np.arange(30_000) % 100).hit.all()
 
 
 @pytest.mark.parametrize("name", POLICIES)
