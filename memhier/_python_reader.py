@@ -152,6 +152,8 @@ class PythonPageReader:
             batch = _Batch(sources, order + start, part[order], offsets[window][order], length, out, latency)
             self._run_window(batch)
             if batch.error is not None:
+                if self._closed:
+                    return "closed", None, 0, 0, 0
                 raise batch.error
             if batch.fault is not None:
                 return batch.fault
@@ -175,11 +177,9 @@ class PythonPageReader:
             for _ in range(min(self._threads, len(runs))):
                 # Not a comprehension: those submitted before an error must be waited for, too.
                 workers.append(self._pool.submit(self._work, batch, shared))  # noqa: PERF401
-        except RuntimeError:  # closed meanwhile
-            batch.fault = ("closed", None, 0, 0, 0)
-        try:
             wait(workers)
-        except BaseException as error:  # a signal; no thread may write into the caller's array after this call
+        except BaseException as error:
+            # A signal, or the pool was closed meanwhile. No thread may write into the caller's array after this call.
             batch.error = error
             wait(workers)
 

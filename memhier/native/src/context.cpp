@@ -16,6 +16,9 @@ namespace {
 constexpr std::uint32_t kBlockBytes = 512;
 constexpr std::uint32_t kRetriesMax = 1000;
 
+// Errors that say nothing of the file. io_uring cancels a read when a signal meets the start of a kernel worker for it.
+bool is_passing(std::int64_t result) { return result == -EAGAIN || result == -EINTR || result == -ECANCELED; }
+
 }  // namespace
 
 void Io::aim() {
@@ -176,7 +179,7 @@ void Context::claim_rows(Io& io) {
 }
 
 void Context::land(Io& io) {
-  if ((io.result == -EAGAIN || io.result == -EINTR) && io.retries++ < kRetriesMax && !fault_) {
+  if (is_passing(io.result) && io.retries++ < kRetriesMax && !fault_) {
     engine_->queue(io);
     return;
   }
