@@ -1,0 +1,322 @@
+"""Checkpoints: the image of one moment, whatever changes while it is saved; old or new after any crash."""
+
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from memhier import checkpoint as checkpoint_module
+from memhier.checkpoint import CheckpointWriter, read_checkpoint
+from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
+from memhier.files import Fault, FaultyFiles, RealFiles, SimulatedCrash
+from memhier.reader import Reader
+from memhier.slab import Slab
+from memhier.store import Store
+
+KIND = "test"
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+ROWS = 97
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        yield Path(folder) / "store"
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    with Reader() as reader:
+        yield reader
+
+
+def table(seed: int, width: int = 700, rows: int = ROWS) -> NDArray[np.uint8]:
+    return np.random.default_rng(seed).integers(0, 256, (rows, width), np.uint8)
+
+
+class Gate:
+    """Lets the saving thread append batches one by one."""
+
+    def __init__(self, writer: CheckpointWriter) -> None:
+        self.tickets = threading.Semaphore(0)
+        self.append = writer._log.append
+        writer._log.append = self._append  # type: ignore[method-assign]
+
+    def _append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
+        assert self.tickets.acquire(timeout=30)
+        self.append(keys, rows)
+
+    def open(self, batches: int) -> None:
+        for _ in range(batches):
+            self.tickets.release()
+
+
+ROW_SETS = st.lists(st.integers(0, ROWS - 1), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    width=st.sampled_from([1, 3, 700, 4096, 5001]),
+    block=st.sampled_from([1, 4096, 9000, 70_000]),
+    images=st.lists(st.tuples(ROW_SETS, st.lists(st.tuples(st.integers(0, 3), ROW_SETS), max_size=4)), max_size=4),
+)
+def test_an_image_is_that_of_its_moment(
+    reader: Reader, width: int, block: int, images: list[tuple[list[int], list[tuple[int, list[int]]]]]
+) -> None:
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(dir=FAST) as folder:
+        patch.setattr(checkpoint_module, "_BATCH_BYTES", 2 * block)
+        rows, seed = table(0, width), 0
+        with (
+            Store.create(Path(folder) / "s", KIND) as store,
+            CheckpointWriter(store, "t", rows, reader, block_bytes=block, spare="2MiB") as writer,
+        ):
+            assert writer.write().blocks == len(writer._tracker)
+            gate = Gate(writer)
+            for before, during in images:
+                seed += 1
+                with writer.changing(before):
+                    rows[before] = table(seed, width)[before]
+                moment = rows.copy()
+                saving = writer.start({"seed": b"%d" % seed})
+                for batches, changed in during:
+                    gate.open(batches)
+                    seed += 1
+                    with writer.changing(changed):
+                        rows[changed] = table(seed, width)[changed]
+                gate.open(200)
+                saving.result(30)
+                gate.tickets = threading.Semaphore(0)
+                assert np.array_equal(read_checkpoint(store, "t", reader), moment)
+
+
+def test_only_what_changed_is_saved(root: Path, reader: Reader) -> None:
+    rows = table(0, 4096)
+    with (
+        Store.create(root, KIND) as store,
+        CheckpointWriter(store, "t", rows, reader, block_bytes="8KiB") as writer,
+    ):
+        assert (writer.write().blocks, writer.write().blocks) == (49, 0)
+        with writer.changing([[5, 4], [96, 5]]):
+            rows[[4, 5, 96]] = 1
+        saved = writer.write()
+        assert (saved.blocks, saved.bytes) == (2, 16384)
+        assert np.array_equal(read_checkpoint(store, "t", reader), rows)
+        for turn in range(30):
+            with writer.changing(np.arange(50)):
+                rows[:50] = turn
+            writer.write()
+            assert sum(info.length for info in store.segments().values()) < 2.6 * rows.nbytes
+        assert np.array_equal(read_checkpoint(store, "t", reader), rows)
+
+
+def test_a_slab_is_saved_and_filled_again(root: Path, reader: Reader) -> None:
+    with Store.create(root, KIND) as store, Slab(1000, np.float32, 6) as slab:
+        slab.scatter(np.arange(1000), np.arange(6000, dtype=np.float32).reshape(1000, 6))
+        with CheckpointWriter(store, "slab", slab.rows, reader) as writer:
+            writer.write({"step": b"7"})
+        filled = np.empty((1000, 6), np.float32)
+        assert read_checkpoint(store, "slab", reader, filled) is filled
+        assert np.array_equal(filled, slab.rows)
+        assert store.get("step") == b"7"
+        with CheckpointWriter(store, "slab", filled, reader, clean=True) as writer:
+            assert writer.write().blocks == 0
+
+
+def test_changes_beside_saves_with_few_spares(root: Path, reader: Reader) -> None:
+    """A thread keeps all rows equal; every image has equal rows. One spare: it often waits for the saving thread."""
+    rows = np.zeros((200, 1024), np.int32)
+    over = threading.Event()
+    with (
+        Store.create(root, KIND) as store,
+        CheckpointWriter(store, "t", rows, reader, block_bytes="8KiB", spare=1) as writer,
+    ):
+
+        def change() -> None:
+            everything = np.arange(200)
+            while not over.is_set():
+                with writer.changing(everything):
+                    for part in range(0, 200, 10):
+                        rows[part : part + 10] += 1
+                time.sleep(0)
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            images = []
+            for _ in range(15):
+                writer.write()
+                image = read_checkpoint(store, "t", reader).view(np.int32)
+                assert (image == image[0, 0]).all()
+                images.append(int(image[0, 0]))
+        finally:
+            over.set()
+            thread.join()
+        assert images == sorted(images)
+        assert images[-1] > images[0]
+
+
+@pytest.mark.parametrize("fault", [Fault.EIO, Fault.SHORT_WRITE, Fault.CRASH])
+def test_a_fault_at_every_call(root: Path, reader: Reader, fault: Fault) -> None:
+    old = table(1)
+    new = old.copy()
+    new[[3, 50]] = table(2)[[3, 50]]
+
+    def work(path: Path, files: FaultyFiles) -> None:
+        rows = old.copy()
+        with (
+            Store.open(path, KIND, writable=True, files=files) as store,
+            CheckpointWriter(store, "t", rows, reader, block_bytes=4096, clean=True) as writer,
+        ):
+            with writer.changing([3, 50]):
+                rows[:] = new
+            writer.write()
+
+    with Store.create(root, KIND) as store, CheckpointWriter(store, "t", old, reader, block_bytes=4096) as writer:
+        writer.write()
+    counting = FaultyFiles(RealFiles())
+    shutil.copytree(root, root.parent / "counted")
+    work(root.parent / "counted", counting)
+    seen = set()
+    for call in range(1, len(counting.calls) + 1):
+        path = root.parent / f"copy{call}"
+        shutil.copytree(root, path)
+        done = False
+        with suppress(OSError, SimulatedCrash):
+            work(path, FaultyFiles(RealFiles(), call, fault))
+            done = True
+        with Store.open(path, KIND, verify="open") as store:
+            image = read_checkpoint(store, "t", reader)
+        found = "new" if np.array_equal(image, new) else "old" if np.array_equal(image, old) else "a mix"
+        assert found == "new" if done else found in ("old", "new"), counting.calls[call - 1]
+        seen.add((done, found))
+        shutil.rmtree(path)
+    assert (False, "old") in seen
+
+
+def test_what_could_not_be_saved_is_saved_next_time(root: Path, reader: Reader) -> None:
+    rows = table(0)
+    with Store.create(root, KIND) as store:
+        with CheckpointWriter(store, "t", rows, reader, block_bytes=4096) as writer:
+            writer.write()
+            with writer.changing([1]):
+                rows[1] = 9
+            with store.begin(), pytest.raises(LockedError, match="another transaction"):
+                writer.write()
+            assert writer.write().blocks == 1
+        assert np.array_equal(read_checkpoint(store, "t", reader), rows)
+
+
+def test_what_is_refused(root: Path, reader: Reader) -> None:
+    rows = table(0)
+    with Store.create(root, KIND) as store:
+        for unfit, error in (
+            (rows[:, :5], ValueError),
+            (rows[:0], ValueError),
+            (np.array(3), ValueError),
+            (np.array([None]), TypeError),
+            ([[1]], TypeError),
+        ):
+            with pytest.raises(error, match="rows: expected"):
+                CheckpointWriter(store, "t", unfit, reader)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="clean=True"):
+            CheckpointWriter(store, "t", rows, reader, clean=True)
+        with CheckpointWriter(store, "t", rows, reader, block_bytes=4096) as writer:
+            gate = Gate(writer)
+            saving = writer.start()
+            with pytest.raises(LockedError, match="still being saved"):
+                writer.start()
+            gate.open(100)
+            saving.result(30)
+            with writer.changing([0]), pytest.raises(RuntimeError, match="inside of this thread's own change"):
+                writer.start()
+            for changed in ([ROWS], [-1]):
+                with pytest.raises(ValueError, match="a row, 0 to 96"):
+                    writer.changing(changed)
+            for values in ({"log/t": b""}, {"checkpoint/t": b""}, {"a": "b"}):
+                with pytest.raises(ValueError, match="values"):
+                    writer.start(values)  # type: ignore[arg-type]
+        with pytest.raises(ClosedError):
+            writer.start()
+        with pytest.raises(
+            FormatError, match="97 rows of 700 bytes in blocks of 5, expected 97 of 700 in blocks of 11"
+        ):
+            CheckpointWriter(store, "t", rows, reader, block_bytes=8192)
+        with pytest.raises(FormatError, match="no checkpoint named 'x'"):
+            read_checkpoint(store, "x", reader)
+        for out in (np.empty(5, np.uint8), np.empty((ROWS, 1400), np.uint8)[:, ::2]):
+            with pytest.raises(ValueError, match="out: expected"):
+                read_checkpoint(store, "t", reader, out)
+        path = store.segments()["t-0"].path
+        path.write_bytes(path.read_bytes()[:-1] + b"!")
+        with pytest.raises(CorruptionError):
+            read_checkpoint(store, "t", reader)
+
+
+def test_memory_is_counted(root: Path, reader: Reader) -> None:
+    rows = np.zeros((2**14, 1024), np.uint8)
+    with Store.create(root, KIND) as store, CheckpointWriter(store, "t", rows, reader, spare="1MiB") as writer:
+        idle = writer.memory_bytes
+        assert 3 * 2**20 < idle < 6 * 2**20
+        writer.write()
+        assert writer.memory_bytes == idle
+
+
+def _save_until_killed(root: Path, report: int) -> None:
+    store, rows = Store.open(root, KIND, writable=True), np.zeros((ROWS, 700), np.uint8)
+    reader = Reader()
+    read_checkpoint(store, "t", reader, rows)
+    writer = CheckpointWriter(store, "t", rows, reader, block_bytes=4096, clean=True)
+    while True:
+        version = store.generation + 1
+        with writer.changing(np.arange(version % ROWS, ROWS, 7)):
+            rows[version % ROWS :: 7] = version % 256
+        writer.write()
+        os.write(report, version.to_bytes(8, "little"))
+
+
+def test_kill_during_saves() -> None:
+    rng = random.Random(5)
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        root, expected = Path(folder) / "store", {1: np.zeros((ROWS, 700), np.uint8)}
+        with (
+            Store.create(root, KIND) as store,
+            Reader() as reader,
+            CheckpointWriter(store, "t", expected[1], reader, block_bytes=4096) as writer,
+        ):
+            writer.write()
+        for _ in range(15):
+            reports, report = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    _save_until_killed(root, report)
+                finally:
+                    os._exit(1)
+            os.close(report)
+            told = os.read(reports, 8)
+            time.sleep(rng.random() * 0.02)
+            os.kill(child, signal.SIGKILL)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+            with open(reports, "rb") as pipe:
+                told += pipe.read()
+            returned = int.from_bytes(told[-8:], "little")
+            with Store.open(root, KIND, verify="open") as store, Reader() as reader:
+                assert store.generation in (returned, returned + 1)
+                for version in range(len(expected) + 1, store.generation + 1):
+                    image = expected[version - 1].copy()
+                    image[version % ROWS :: 7] = version % 256
+                    expected[version] = image
+                assert np.array_equal(read_checkpoint(store, "t", reader), expected[store.generation])
