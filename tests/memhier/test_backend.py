@@ -1,8 +1,10 @@
 """The choice between the compiled core and Python, in processes of their own: it is made once, at import."""
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -52,3 +54,17 @@ def test_other_values_are_refused(value: str) -> None:
     done = ask(ASK, value)
     assert done.returncode != 0
     assert f"ValueError: MEMHIER_NATIVE={value!r}: expected 1 (compiled core), 0 (pure Python), or unset" in done.stderr
+
+
+@pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
+def test_the_stub_names_what_the_core_has() -> None:
+    root = Path(__file__).resolve().parents[2]
+    stub = ast.parse((root / "memhier/native/memhier_native/_core.pyi").read_text())
+    declared = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    assert set(declared) == {name for name in dir(backend.core) if not name.startswith("_")}
+    for name, node in declared.items():
+        if isinstance(node, ast.ClassDef):
+            methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            own = set(vars(getattr(backend.core, name)))
+            assert methods <= own, name
+            assert {method for method in own - methods if not method.startswith("_")} == set(), name
