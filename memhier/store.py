@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from memhier._catalog import Catalog, Snapshot
 from memhier._check import Finding, check_store
 from memhier._contents import Contents, check_kind
+from memhier._copy import copy_contents
 from memhier._segments import SegmentInfo, SegmentWriter, read_pages
 from memhier._store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier._transaction import Transaction
@@ -261,6 +262,33 @@ class Store:
             published = Contents.decode(self._catalog.read().entries, self._path, checked=True)
             contents = published if published.generation == contents.generation else contents
         return check_store(self._files, str(self._path), contents.segments.values())
+
+    def copy(self, path: str | os.PathLike[str]) -> None:
+        """Copy what is committed to a new store, each page checked, while others read and a writer goes on.
+
+        The copy is of the generation that is open here; of a writer, or with ``verify="off"``, of the newest. It can be
+        opened once it is whole; after a failure a new attempt takes its place over.
+
+        Parameters
+        ----------
+        path
+            As in `create`.
+
+        Raises
+        ------
+        FileExistsError
+            When there is something at `path`.
+        CorruptionError
+            When a page does not match its checksum.
+        """
+        self._check_open()
+        if self._writer_pid is not None or self._verify == "off":
+            # A reader of its own: it keeps the files there while they are copied.
+            with Store.open(self._path, self.kind, files=self._files) as source:
+                source.copy(path)
+            return
+        with Store.create(path, self.kind, files=self._files) as target:
+            copy_contents(self._files, self._contents, target.path)
 
     def close(self) -> None:
         """Abort an open transaction, give back the lock, and let go of the segments. A second call does nothing."""
