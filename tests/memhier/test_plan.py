@@ -77,7 +77,7 @@ class HandBelady:
 
 
 @given(batches=batches, capacity=st.integers(6, 13), lookahead=st.integers(0, 6))
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 def test_loads_equal_belady_restricted_to_the_window(batches: Batches, capacity: int, lookahead: int) -> None:
     """In number: of two keys needed next by the same batch it does not matter which one goes."""
     expected = [len(load) for load in HandBelady(batches, capacity, lookahead).loads()]
@@ -108,6 +108,7 @@ def test_loads_equal_belady_restricted_to_the_window_on_real_batches(
     beyond=st.sampled_from(["keep", "drop"]),
     dirty=st.booleans(),
 )
+@settings(deadline=None)
 def test_steps_can_be_carried_out(
     batches: Batches, capacity: int, lookahead: int | None, beyond: Any, dirty: bool
 ) -> None:
@@ -132,6 +133,7 @@ def test_steps_can_be_carried_out(
 
 
 @given(batches=batches, lookahead=st.integers(1, 6))
+@settings(deadline=None)
 def test_drop_loads_what_was_not_used_within_the_window(batches: Batches, lookahead: int) -> None:
     steps = plan(batches, 13, lookahead=lookahead, beyond="drop")
     for index, step in enumerate(steps):

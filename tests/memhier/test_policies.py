@@ -58,6 +58,7 @@ def skewed(count: int, keys: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(keys=trace, capacity=capacity)
+@settings(deadline=None)
 def test_replay_equals_the_plain_cache(name: str, keys: list[int], capacity: int) -> None:
     expected = PLAIN_CACHES[name](keys, capacity)
     for core in CORES:
@@ -81,6 +82,7 @@ def test_real_traces_equal_the_plain_cache(data: Callable[[str], Path], file: st
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(keys=trace, capacity=capacity)
+@settings(deadline=None)
 def test_batches_of_one_equal_a_replay(name: str, keys: list[int], capacity: int) -> None:
     for core in CORES:
         with on_core(core):
@@ -127,9 +129,12 @@ def run_batches(policy: Policy, batches: list[list[int]], pins: list[list[int]],
 @pytest.mark.skipif(backend.core is None, reason="no compiled core to compare")
 @pytest.mark.parametrize("name", [*POLICIES, "belady, one half-life an access"])
 @given(
-    batches=batches, pins=st.lists(st.lists(key, max_size=4), max_size=3), capacity=capacity, ahead=st.integers(0, 4)
+    batches=batches,
+    pins=st.lists(st.lists(key, max_size=4), max_size=3),
+    capacity=capacity,
+    ahead=st.integers(0, 4),
 )
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 def test_both_cores_choose_the_same_victims(
     name: str, batches: list[list[int]], pins: list[list[int]], capacity: int, ahead: int
 ) -> None:
@@ -142,6 +147,7 @@ def test_both_cores_choose_the_same_victims(
 
 @pytest.mark.parametrize("name", POLICIES)
 @given(batches=batches, pins=st.lists(key, max_size=6), capacity=capacity, rest=st.integers(0, 3))
+@settings(deadline=None)
 def test_a_batch_is_resident_together(
     name: str, batches: list[list[int]], pins: list[int], capacity: int, rest: int
 ) -> None:
@@ -213,9 +219,10 @@ def combinations_of(keys: list[int], count: int) -> Any:
 
 
 @given(
-    batches=st.lists(st.frozensets(st.integers(0, 5), max_size=3), min_size=1, max_size=8), capacity=st.integers(3, 5)
+    batches=st.lists(st.frozensets(st.integers(0, 5), max_size=3), min_size=1, max_size=8),
+    capacity=st.integers(3, 5),
 )
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_belady_on_batches_has_the_fewest_misses_there_can_be(batches: list[frozenset[int]], capacity: int) -> None:
     policy = Belady(capacity)
     for batch in batches:
@@ -274,6 +281,7 @@ def test_belady_takes_back_a_batch_that_pins_leave_no_room_for(core: str) -> Non
 
 
 @given(keys=trace, kept=st.lists(key, max_size=6), more=st.integers(1, 5))
+@settings(deadline=None)
 def test_static_keeps_its_keys(keys: list[int], kept: list[int], more: int) -> None:
     for core in CORES:
         with on_core(core):

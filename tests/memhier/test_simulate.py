@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
@@ -51,6 +51,7 @@ def skewed(count: int, keys: int, seed: int = 0) -> Keys:
 
 
 @given(trace=traces)
+@settings(deadline=None)
 def test_next_uses_and_stack_distances_by_definition(trace: Keys) -> None:
     keys = trace.tolist()
     following, distance = [], []
@@ -67,6 +68,7 @@ def test_next_uses_and_stack_distances_by_definition(trace: Keys) -> None:
 
 
 @given(trace=traces, capacity=st.integers(1, 9))
+@settings(deadline=None)
 def test_belady_hits_equal_the_plain_cache(trace: Keys, capacity: int) -> None:
     for core in CORES:
         with on_core(core):
@@ -95,6 +97,7 @@ def test_long_traces_on_both_cores() -> None:
 
 @pytest.mark.parametrize("policy", CURVE_POLICIES)
 @given(trace=traces.filter(len), sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6))
+@settings(deadline=None)
 def test_curves_equal_runs(policy: str, trace: Keys, sizes: list[int]) -> None:
     curve = miss_ratio_curve(np.array_split(trace, 3), sizes, policy=policy)
     for size, ratio in zip(sizes, curve.miss_ratio, strict=True):
@@ -154,6 +157,7 @@ def test_bad_arguments_of_curves() -> None:
 
 
 @given(trace=traces, keys=st.integers(1, 8), pieces=st.integers(1, 5), seed=st.integers(0, 3))
+@settings(deadline=None)
 def test_a_sample_holds_all_accesses_of_the_keys_with_the_smallest_hashes(
     trace: Keys, keys: int, pieces: int, seed: int
 ) -> None:
@@ -200,6 +204,7 @@ def count_by_hand(trace: list[list[int]], capacity: int, row_bytes: int) -> tupl
 
 
 @given(trace=batches, capacity=st.integers(6, 20), row_bytes=st.sampled_from([8, 1024, 1600, 4096, 5000]))
+@settings(deadline=None)
 def test_batches_are_counted_right(trace: list[list[int]], capacity: int, row_bytes: int) -> None:
     for core in CORES:
         with on_core(core):
@@ -211,6 +216,7 @@ def test_batches_are_counted_right(trace: list[list[int]], capacity: int, row_by
 
 @pytest.mark.parametrize("policy", SIMULATED_POLICIES)
 @given(trace=traces, capacity=st.integers(2, 9))
+@settings(deadline=None)
 def test_single_accesses_equal_batches_of_one(policy: str, trace: Keys, capacity: int) -> None:
     for core in CORES:
         with on_core(core):
