@@ -1,4 +1,4 @@
-"""Which blocks of an array changed, and what those held that change while they wait to be saved."""
+"""Which blocks of an array changed, and what rows held that change while their blocks wait to be saved."""
 
 import threading
 from collections.abc import Iterator
@@ -7,58 +7,64 @@ from contextlib import contextmanager
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.slots import SlotMap
+
 __all__ = ["BlockTracker"]
 
 Ints = NDArray[np.int64]
 
 
 class BlockTracker:
-    """Copy on write in software: a block about to change is copied first, if the image being saved still needs it.
+    """Copy on write in software: a row about to change is copied first, if the image being saved still needs it.
+
+    By rows, though saving goes by blocks: where changes are scattered, that is far less to copy.
 
     Parameters
     ----------
     source
-        uint8 [bytes]: the array, in blocks of `block_bytes`, the last one maybe shorter.
+        uint8 [rows, row_bytes]: the array.
+    block_rows
+        Rows per block; the last block may have fewer.
     spares
-        Copies held at a time; whoever changes one block more waits until one was saved.
+        Copies of rows held at a time; whoever changes more waits until some were saved.
     clean
         Whether the last image is just what the array holds now.
     """
 
-    def __init__(self, source: NDArray[np.uint8], block_bytes: int, spares: int, clean: bool) -> None:
+    def __init__(self, source: NDArray[np.uint8], block_rows: int, spares: int, clean: bool) -> None:
         self._source = source
-        self._block_bytes = block_bytes
-        count = -(-len(source) // block_bytes)
+        self._block_rows = block_rows
+        count = -(-len(source) // block_rows)
         self._dirty: NDArray[np.bool_] = np.full(count, not clean)
-        self._pending: NDArray[np.bool_] = np.zeros(count, np.bool_)
+        self._pending: NDArray[np.bool_] = np.zeros(count, np.bool_)  # of the image, not taken yet
         self._captured: Ints = np.empty(0, np.int64)
         self._position = 0
-        self._spares: NDArray[np.uint8] = np.zeros((spares, block_bytes), np.uint8)
-        self._free = list(range(spares))
-        self._preserved: dict[int, int] = {}
-        self._changing: list[int] = []  # the threads that are changing blocks now
+        self._slots = SlotMap(spares)
+        self._spares: NDArray[np.uint8] = np.empty((spares, source.shape[1]), np.uint8)
+        self._preserved: NDArray[np.bool_] = np.zeros(len(source), np.bool_)
+        self._waiting = 0
+        self._changing: list[int] = []  # the threads that are changing rows now
         self._capturing = False
         self._state = threading.Condition()
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held: 10 bytes per block, and the spares."""
-        return self._spares.nbytes + 10 * len(self._dirty)
+        """DRAM held: the spares and where they are, a byte per row, 10 per block."""
+        return self._spares.nbytes + self._slots.memory_bytes + self._preserved.nbytes + 10 * len(self._dirty)
 
     def __len__(self) -> int:
         return len(self._dirty)
 
     @contextmanager
-    def changing(self, blocks: Ints) -> Iterator[None]:
-        """Let the caller change these blocks until the context ends."""
+    def changing(self, rows: Ints) -> Iterator[None]:
+        """Let the caller change these rows until the context ends."""
         thread = threading.get_ident()
         with self._state:
             self._state.wait_for(lambda: not self._capturing or thread in self._changing)
             self._changing.append(thread)
             try:
-                self._dirty[blocks] = True
-                for block in np.unique(blocks[self._pending[blocks]]).tolist():
-                    self._preserve(block)
+                self._dirty[rows // self._block_rows] = True
+                self._preserve(rows)
             except BaseException:
                 self._changing.remove(thread)
                 raise
@@ -89,44 +95,60 @@ class BlockTracker:
     def take(self, out: NDArray[np.uint8]) -> Ints:
         """Copy blocks of the image that were not taken yet to the rows of `out`; return their numbers, none at the end.
 
-        What had to be preserved goes first: someone may be waiting for its place.
+        Where someone waits for a spare, blocks that give back some go first.
         """
         with self._state:
-            numbers: list[int] = []
-            while len(numbers) < len(out) and self._preserved:
-                block, spare = self._preserved.popitem()
-                out[len(numbers), : self._block_bytes] = self._spares[spare]
-                self._free.append(spare)
-                numbers.append(block)
-                self._pending[block] = False
-            while len(numbers) < len(out) and self._position < len(self._captured):
-                block = int(self._captured[self._position])
-                self._position += 1
-                if self._pending[block] and block not in self._preserved:
-                    self._copy(block, out[len(numbers)])
-                    numbers.append(block)
-                    self._pending[block] = False
+            if self._waiting and self._slots.free == 0:
+                numbers = np.unique(self._slots.items()[0] // self._block_rows)[: len(out)]
+            else:
+                numbers = self._next(len(out))
+            for block, place in zip(numbers.tolist(), out, strict=False):
+                self._copy(block, place)
+            self._pending[numbers] = False
             self._state.notify_all()
-        return np.array(numbers, np.int64)
+        return numbers
 
     def give_up(self) -> None:
         """The image was not saved: its blocks are to be saved with the next one."""
         with self._state:
             self._dirty[self._captured] = True
             self._pending[:] = False
-            self._free.extend(self._preserved.values())
-            self._preserved.clear()
+            rows = self._slots.items()[0]
+            self._slots.erase(rows)
+            self._preserved[rows] = False
             self._captured = np.empty(0, np.int64)
             self._state.notify_all()
 
-    def _preserve(self, block: int) -> None:
-        self._state.wait_for(lambda: not self._pending[block] or block in self._preserved or self._free)
-        if self._pending[block] and block not in self._preserved:
-            spare = self._free.pop()
-            self._copy(block, self._spares[spare])
-            self._preserved[block] = spare
+    def _preserve(self, rows: Ints) -> None:
+        while True:
+            needed = rows[self._pending[rows // self._block_rows] & ~self._preserved[rows]]
+            if not len(needed):
+                return
+            some = np.unique(needed)[: self._slots.free]
+            self._spares[self._slots.insert(some)] = self._source[some]
+            self._preserved[some] = True
+            if self._slots.free == 0:
+                self._waiting += 1
+                self._state.wait_for(lambda: self._slots.free > 0)
+                self._waiting -= 1
+
+    def _next(self, count: int) -> Ints:
+        numbers: list[int] = []
+        while len(numbers) < count and self._position < len(self._captured):
+            block = int(self._captured[self._position])
+            self._position += 1
+            if self._pending[block]:
+                numbers.append(block)
+        return np.array(numbers, np.int64)
 
     def _copy(self, block: int, out: NDArray[np.uint8]) -> None:
-        contents = self._source[block * self._block_bytes : (block + 1) * self._block_bytes]
-        out[: len(contents)] = contents
-        out[len(contents) :] = 0
+        """Copy a block as it was at the moment of the image, and let go of its preserved rows."""
+        start = block * self._block_rows
+        now = self._source[start : start + self._block_rows]
+        out[now.size :] = 0
+        image = out[: now.size].reshape(now.shape)
+        image[:] = now
+        old = np.flatnonzero(self._preserved[start : start + self._block_rows])
+        if len(old):
+            image[old] = self._spares[self._slots.erase(start + old)]
+            self._preserved[start + old] = False

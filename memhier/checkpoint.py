@@ -78,7 +78,7 @@ class CheckpointWriter:
     """Saves an array of rows, block by block, and afterwards only the blocks that changed.
 
     An image shows the array at the moment of :meth:`start`, whatever is changed while a thread saves it: whoever
-    changes rows says so before, and a block that the image still needs is copied first. It is committed as a whole, so
+    changes rows says so before, and a row that the image still needs is copied first. It is committed as a whole, so
     a crash leaves the last one or the new one. Writes go past the page cache. Space on SSD stays near twice the array
     or below, as blocks that were saved again free their old place.
 
@@ -97,7 +97,8 @@ class CheckpointWriter:
     block_bytes
         How much is saved where one row changed: bytes or text, rounded down to whole rows, at least one.
     spare
-        DRAM for the copies of blocks that change while an image waits for them; whoever changes more waits.
+        DRAM for copies of rows that change while an image still needs them; whoever changes more waits for the
+        device. With as much as the array, nobody ever waits.
     clean
         Whether `rows` holds just what the last checkpoint does, as after :func:`read_checkpoint`. Otherwise the
         first image has every block.
@@ -160,9 +161,9 @@ class CheckpointWriter:
         self._log = self._geometry.open_log(store, name, reader)
         self._reserved = {self._record_key, f"log/{name}"}
         size = self._geometry.block_bytes
-        spares = max(1, parse_bytes(spare, "spare") // size)
-        source = rows.reshape(-1).view(np.uint8)
-        self._tracker = BlockTracker(source, size, min(spares, self._geometry.blocks), clean)
+        spares = max(1, parse_bytes(spare, "spare") // row_bytes)
+        source = rows.reshape(-1).view(np.uint8).reshape(len(rows), row_bytes)
+        self._tracker = BlockTracker(source, self._geometry.block_rows, min(spares, len(rows)), clean)
         batch = max(1, _BATCH_BYTES // size)
         self._batch: NDArray[np.uint8] = np.zeros((batch, page_after(size)), np.uint8)
         self._thread = ThreadPoolExecutor(1, "checkpoint")
@@ -177,8 +178,8 @@ class CheckpointWriter:
     def changing(self, rows: Any) -> AbstractContextManager[None]:
         """Return a context in which rows may be changed. Changing rows outside of one damages images.
 
-        Costs a few microseconds, and 10 more for each block of which a running image needs a copy. An image begins
-        only when no thread is in such a context.
+        Costs some microseconds, and while an image is being saved a copy of each row that it still needs. An image
+        begins only when no thread is in such a context.
 
         Parameters
         ----------
@@ -187,7 +188,7 @@ class CheckpointWriter:
         """
         numbers = as_ints("rows", rows).reshape(-1)
         check_range("rows", numbers, self._geometry.rows, f"a row, 0 to {self._geometry.rows - 1}")
-        return self._tracker.changing(numbers // self._geometry.block_rows)
+        return self._tracker.changing(numbers)
 
     def start(self, values: Mapping[str, bytes] | None = None) -> Future[Checkpoint]:
         """Take an image of this moment and save it in a thread.
