@@ -148,6 +148,8 @@ class BlockTracker:
         out[now.size :] = 0
         image = out[: now.size].reshape(now.shape)
         image[:] = now
+        if not len(self._slots):
+            return
         old = np.flatnonzero(self._preserved[start : start + self._block_rows])
         if len(old):
             image[old] = self._spares[self._slots.erase(start + old)]

@@ -26,6 +26,7 @@ from memhier._log_parts import (
 )  # fmt: skip
 from memhier._log_replay import read_entries, replay
 from memhier._log_tail import BLOCK_BYTES, LogTail, OpenPart
+from memhier._segments import PAGE_BYTES
 from memhier._transaction import Transaction
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 from memhier.store import Store
@@ -200,7 +201,12 @@ class LogCore:
             before = int(ends[start - 1]) if start else 0
             barrier = int(large[np.searchsorted(large, start)])
             fits = int(np.searchsorted(ends, before + BLOCK_BYTES, "right"))
-            stop = start + 1 if barrier == start else min(barrier, max(fits, start + 1))
+            if barrier > start:
+                stop = min(barrier, max(fits, start + 1))
+            else:
+                # Large records go one by one, but for those of one length that leaves nothing to fill up.
+                run = self._record_bytes and self._record_bytes % PAGE_BYTES == 0
+                stop = max(fits, start + 1) if run else start + 1
             with self._failing(), self._lock:
                 opened = self._part_to_write()
                 offsets, end = lay_out(opened.part.end, lengths[start:stop], self._per_page)

@@ -105,6 +105,9 @@ def lay_out(end: int, lengths: Ints, per_page: int | None) -> tuple[Ints, int]:
         numbers = end // PAGE_BYTES * per_page + end % PAGE_BYTES // size + np.arange(len(lengths))
         offsets = numbers // per_page * PAGE_BYTES + numbers % per_page * size
         return offsets, int(offsets[-1]) + size
+    if int(lengths.min()) >= LARGE_BYTES and not (lengths % PAGE_BYTES).any():
+        ends = page_after(end) + np.cumsum(lengths)
+        return ends - lengths, int(ends[-1])
     offsets = np.empty(len(lengths), np.int64)
     start = 0
     for large in [*np.flatnonzero(lengths >= LARGE_BYTES).tolist(), len(lengths)]:

@@ -82,7 +82,7 @@ class OpenPart:
         self.part.end = end
 
     def append_large(self, record: NDArray[np.uint8], offset: int, end: int) -> None:
-        """Append a record of `LARGE_BYTES` or more, from the next page boundary to another."""
+        """Append one record of `LARGE_BYTES` or more, or several of whole pages, from a page boundary to another."""
         self._pad()
         self._give()
         self._records.append(record)
