@@ -54,6 +54,7 @@ class _Batch:
     length: int
     out: NDArray[np.uint8]
     latency: NDArray[np.float32] | None
+    tally: NDArray[np.int64] | None
     fault: Fault | None = None
     error: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -138,6 +139,7 @@ class PythonPageReader:
         length: int,
         out: NDArray[np.uint8],
         latency: NDArray[np.float32] | None,
+        tally: NDArray[np.int64] | None = None,
     ) -> Fault | None:
         """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return what prevented it."""
         if self._pid != os.getpid():
@@ -149,7 +151,7 @@ class PythonPageReader:
             window = slice(start, start + WINDOW_REQUESTS)
             part = np.full(len(offsets[window]), files, np.int32) if isinstance(files, int) else files[window]
             order = np.lexsort((offsets[window], part))
-            batch = _Batch(sources, order + start, part[order], offsets[window][order], length, out, latency)
+            batch = _Batch(sources, order + start, part[order], offsets[window][order], length, out, latency, tally)
             self._run_window(batch)
             if batch.error is not None:
                 if self._closed:
@@ -205,6 +207,8 @@ class PythonPageReader:
             self._counts["reads"] += reads
             self._counts["pages"] += pages
             self._counts["bytes"] += count
+            if batch.tally is not None:
+                batch.tally += (reads, pages, count)
 
 
 def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> Iterator[_Run]:

@@ -54,6 +54,7 @@ class _Core(Protocol):
         length: int,
         out: NDArray[np.uint8],
         latency: NDArray[np.float32] | None,
+        tally: NDArray[np.int64] | None = None,
     ) -> Fault | None: ...
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None: ...
@@ -207,6 +208,7 @@ class Reader:
         length: int,
         out: NDArray[np.uint8] | None = None,
         latency: NDArray[np.float32] | None = None,
+        tally: NDArray[np.int64] | None = None,
     ) -> NDArray[np.uint8]:
         """Read `length` bytes at each offset.
 
@@ -223,6 +225,8 @@ class Reader:
             multiples of 4096 the device writes straight into it. On an error its contents are undefined.
         latency
             float32 ``[n]`` to fill with the seconds from submission to completion of the I/O that served each request.
+        tally
+            int64 ``[3]`` to which the I/Os, pages and bytes read by this call are added.
 
         Returns
         -------
@@ -252,8 +256,10 @@ class Reader:
             check_array("out", out, np.uint8, (count, length))
         if latency is not None:
             check_array("latency", latency, np.float32, (count,))
+        if tally is not None:
+            check_array("tally", tally, np.int64, (3,))
         if count:
-            fault = self._core.read(files, offsets, length, out, latency)
+            fault = self._core.read(files, offsets, length, out, latency, tally)
             if fault is not None:
                 raise_fault(fault, self.engine)
         return out

@@ -184,7 +184,9 @@ class Rows:
         """DRAM held besides what store and reader count: none that grows."""
         return 0
 
-    def read(self, numbers: Any, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+    def read(
+        self, numbers: Any, out: NDArray[np.uint8] | None = None, tally: NDArray[np.int64] | None = None
+    ) -> NDArray[np.uint8]:
         """Read rows in any order; each page is read once.
 
         Parameters
@@ -193,6 +195,8 @@ class Rows:
             int64 [n], each 0 to ``len(self) - 1``; may repeat.
         out
             uint8 [n, row_bytes], C-contiguous, to fill instead of allocating.
+        tally
+            int64 [3] to which the I/Os, pages and bytes read by this call are added.
 
         Returns
         -------
@@ -214,7 +218,8 @@ class Rows:
         if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= self._count):
             index = int(np.flatnonzero((rows < 0) | (rows >= self._count))[0])
             raise IndexError(f"numbers[{index}]={int(rows[index])}: expected 0 to {self._count - 1}")
-        return self._reader.read(self._handle, self._offset(rows.astype(np.int64, copy=False)), self.row_bytes, out)
+        offsets = self._offset(rows.astype(np.int64, copy=False))
+        return self._reader.read(self._handle, offsets, self.row_bytes, out, tally=tally)
 
     def read_range(self, start: int, stop: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Read the rows from `start` up to but not including `stop`, for passing over all of them in blocks.

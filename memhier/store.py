@@ -87,7 +87,7 @@ class Store:
         LockedError
             When someone is just making a store there.
         """
-        root, files = Path(path), files or RealFiles()
+        root, files = Path(path).absolute(), files or RealFiles()
         check_kind(kind)
         if files.exists(str(root)):
             refuse_foreign(files, root)
@@ -145,7 +145,7 @@ class Store:
         LockedError
             When another writer has it open.
         """
-        root, files = Path(path), files or RealFiles()
+        root, files = Path(path).absolute(), files or RealFiles()
         check_kind(kind)
         if verify not in ("read", "open", "off"):
             raise ValueError(f"verify={verify!r}: expected 'read', 'open' or 'off'")

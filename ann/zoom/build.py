@@ -47,7 +47,7 @@ def write_index(
         positions = np.empty(source.count, np.int64)
         positions[order] = np.arange(source.count)
         starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=layout.lists))]).astype(np.int64)
-        preview = Preview(trainer.graph, trainer.codebook(), starts, codes[order])
+        preview = Preview(trainer.router, trainer.codebook(), starts, codes[order])
         bar.set_description("calibrate")
         effort = calibrate(preview, truth, positions)
         with store.begin() as tx:
@@ -75,7 +75,7 @@ def _reader_bytes(scratch: Path) -> int:
 
 
 def _train(source: VectorSource, space: PreviewSpace, layout: Layout, seed: int) -> PreviewTrainer:
-    wanted = min(source.count, training_rows(layout.lists))
+    wanted = min(source.count, training_rows(layout.lists, layout.padded))
     rows = np.sort(np.random.default_rng(seed).permutation(source.count)[:wanted])
     return PreviewTrainer(space.vectors(source.take(rows)), layout.lists, layout.width, seed)
 
@@ -104,7 +104,7 @@ def _write_preview(tx: Transaction, preview: Preview) -> None:
         ("codes", preview.codes),
         ("starts", preview.starts),
         ("codebook", preview.codebook),
-        ("graph", preview.save_graph()),
+        ("router", preview.router.save()),
     ):
         tx.segment(name).append(np.ascontiguousarray(data).view(np.uint8).data)
 

@@ -13,13 +13,14 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.preview import Preview
 
-__all__ = ["Calibration", "NeighbourTruth", "calibrate"]
+__all__ = ["TARGET", "Calibration", "NeighbourTruth", "calibrate"]
 
 NEIGHBOURS = 10
+TARGET = 0.99
 _QUERIES = 256
-_TARGET = 0.99
 _LEAST_GAIN = 0.002  # of recall, for probing twice as many lists
-_CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400)
+_CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
+_COPIES = 32  # of a vector that are recognised as such
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -56,7 +57,7 @@ class NeighbourTruth:
     """
 
     def __init__(self, count: int, seed: int) -> None:
-        chosen = np.random.default_rng(seed).permutation(count)[:_QUERIES]
+        chosen = np.random.default_rng([seed, 1]).permutation(count)[:_QUERIES]  # drawn apart from training's
         self.rows: Ints = np.sort(chosen).astype(np.int64)
         self.neighbours = min(NEIGHBOURS, count - 1)
         self._distances = np.full((len(self.rows), self.neighbours), np.inf, np.float32)
@@ -65,29 +66,34 @@ class NeighbourTruth:
 
     def add(self, start: int, vectors: Floats) -> None:
         """Take in the vectors of rows `start` onwards, in the preview's space; `queries` must be set before."""
-        keep = min(self.neighbours + 1, len(vectors))
+        keep = min(self.neighbours + _COPIES, len(vectors))
         near, found = faiss.knn(self.queries, vectors, keep)
         found += start
-        near[found == self.rows[:, None]] = np.inf  # a vector is no neighbour of its own
+        # Neither itself nor a copy of itself is what a query looks for: finding those would be too easy.
+        copy = near <= 1e-6 * np.einsum("ij,ij->i", self.queries, self.queries)[:, None]
+        near[copy | (found == self.rows[:, None])] = np.inf
         near, found = np.hstack([self._distances, near]), np.hstack([self._found, found])
         order = np.argsort(near, axis=1, kind="stable")[:, : self.neighbours]
         self._distances = np.take_along_axis(near, order, 1)
         self._found = np.take_along_axis(found, order, 1)
 
     def positions(self, position_of_row: Ints) -> tuple[Ints, Ints]:
-        """Return where the neighbours ``[q, 10]`` and the queries themselves ``[q]`` stand in list order."""
-        return position_of_row[self._found], position_of_row[self.rows]
+        """Return where neighbours ``[q, 10]`` and queries ``[q]`` stand in list order; -1 where there are fewer."""
+        # To a zero query everything is equally near by cosine and inner product: it has no neighbours to find.
+        sound = np.isfinite(self._distances) & (self.queries != 0).any(axis=1, keepdims=True)
+        neighbours = np.where(sound, position_of_row[self._found], -1)
+        return neighbours, position_of_row[self.rows]
 
 
 def calibrate(preview: Preview, truth: NeighbourTruth, position_of_row: Ints) -> Calibration:
     """Return the least effort that reaches recall 0.99 on the sampled vectors, or comes as near as these codes can."""
-    if truth.neighbours == 0:
-        return Calibration(1, NEIGHBOURS, 1.0)
     neighbours, own = truth.positions(position_of_row)
+    if (neighbours < 0).all():  # nothing but copies of one vector
+        return Calibration(1, NEIGHBOURS, 1.0)
     nprobe = min(4, preview.lists)
     ranks = _ranks(preview, truth.queries, neighbours, own, nprobe)
     # Half of the loss that the target allows may come from lists left out, half from candidates not read.
-    while _found(ranks) < (1 + _TARGET) / 2 and nprobe < preview.lists:
+    while _found(ranks) < (1 + TARGET) / 2 and nprobe < preview.lists:
         wider = min(2 * nprobe, preview.lists)
         wider_ranks = _ranks(preview, truth.queries, neighbours, own, wider)
         if _found(wider_ranks) - _found(ranks) < _LEAST_GAIN:
@@ -96,7 +102,7 @@ def calibrate(preview: Preview, truth: NeighbourTruth, position_of_row: Ints) ->
     for candidates in _CANDIDATES:
         recall = float((ranks < candidates).mean())
         best = Calibration(nprobe, candidates, recall)
-        if recall >= _TARGET:
+        if recall >= TARGET:
             break
     return best
 
@@ -106,7 +112,7 @@ def _found(ranks: Ints) -> float:
 
 
 def _ranks(preview: Preview, queries: Floats, neighbours: Ints, own: Ints, nprobe: int) -> Ints:
-    """Return the rank of each true neighbour among the candidates, the query itself not counted."""
+    """Return the ranks of all true neighbours among the candidates, int64 ``[r]``, the query itself not counted."""
     most = _CANDIDATES[-1]
     positions, _ = preview.search(queries, nprobe, most + 1)
     is_own = positions == own[:, None]
@@ -116,4 +122,4 @@ def _ranks(preview: Preview, queries: Floats, neighbours: Ints, own: Ints, nprob
         rank = match.argmax(axis=1)
         before = np.cumsum(is_own, axis=1)[np.arange(len(rank)), rank]
         ranks[:, column] = np.where(match.any(axis=1), rank - before, most)
-    return ranks
+    return ranks[neighbours >= 0]

@@ -16,7 +16,7 @@ from memhier.ann.zoom.space import Metric
 from memhier.kernels import distances
 from memhier.rows import Rows, RowsWriter
 
-__all__ = ["Fullview", "record_dtype", "write_records"]
+__all__ = ["Fullview", "record_dtype", "workspace_bytes", "write_records"]
 
 ID_BYTES = 8
 _BUCKET_BYTES = 64 << 20
@@ -28,6 +28,11 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 def record_dtype(dtype: np.dtype[Any], dimension: int) -> np.dtype[Any]:
     """Return the layout of a record on SSD: the vector, then its int64 id, little-endian, unpadded."""
     return np.dtype([("vector", dtype.newbyteorder("<"), (dimension,)), ("id", "<i8")])
+
+
+def workspace_bytes(record_bytes: int) -> int:
+    """Return the DRAM for the rows of one round of reads: 256 KiB, or 128 rows where those take more."""
+    return max(256 << 10, 128 * record_bytes)
 
 
 class Fullview:
@@ -49,7 +54,7 @@ class Fullview:
         """DRAM held beside the store and the reader, in bytes."""
         return self._rows.memory_bytes
 
-    def rank(self, queries: Floats, positions: Ints, k: int) -> tuple[Ints, Floats]:
+    def rank(self, queries: Floats, positions: Ints, k: int, tally: Ints) -> tuple[Ints, Floats]:
         """Return ids and exact distances of the `k` nearest among `positions`, int64 and float32 ``[q, k]``.
 
         Parameters
@@ -58,14 +63,25 @@ class Fullview:
             float32 ``[q, d]``.
         positions
             int64 ``[q, c]``, -1 for none; at least `k` of each row are not -1.
+        tally
+            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
         """
-        valid = positions >= 0
-        query_of_row = np.nonzero(valid)[0].astype(np.int32)
-        records = self._rows.read(positions[valid]).view(self._record)[:, 0]
+        query_of_row, column = np.nonzero(positions >= 0)
+        # In the order of the file, so that pages that many want are read once where they take several pieces.
+        order = np.argsort(positions[query_of_row, column], kind="stable")
+        query_of_row, column = query_of_row[order], column[order]
         exact = np.full(positions.shape, np.inf, np.float32)
-        exact[valid] = distances(queries, records["vector"], self._metric, query_of_row=query_of_row)
         ids = np.full(positions.shape, np.iinfo(np.int64).max)
-        ids[valid] = records["id"]
+        step = max(1, workspace_bytes(self._record.itemsize) // self._record.itemsize)
+        buffer = np.empty((min(step, len(order)), self._record.itemsize), np.uint8)
+        for start in range(0, len(order), step):
+            where = query_of_row[start : start + step], column[start : start + step]
+            rows = self._rows.read(positions[where], out=buffer[: len(where[0])], tally=tally)
+            records = rows.view(self._record)[:, 0]
+            near = distances(queries, records["vector"], self._metric, query_of_row=where[0].astype(np.int32))
+            exact[where], ids[where] = near, records["id"]
+        if self._metric == "cosine":
+            np.maximum(exact, 0, out=exact)  # rounding takes equal directions just below
         # Ties by id, so that the answer does not depend on where the build happened to put a vector.
         order = np.lexsort((ids, exact), axis=1)[:, :k]
         return np.take_along_axis(ids, order, 1), np.take_along_axis(exact, order, 1)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -12,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.build import KIND, VERSION, write_index
-from memhier.ann.zoom.calibrate import NEIGHBOURS, Calibration
-from memhier.ann.zoom.fullview import Fullview, record_dtype
-from memhier.ann.zoom.layout import WORKSPACE_BYTES
-from memhier.ann.zoom.preview import Preview, load_graph
+from memhier.ann.zoom.calibrate import NEIGHBOURS, TARGET, Calibration
+from memhier.ann.zoom.fullview import Fullview, record_dtype, workspace_bytes
+from memhier.ann.zoom.preview import Preview
+from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.scan import CODES_PER_BOOK
 from memhier.ann.zoom.space import METRICS, Metric, PreviewSpace
 from memhier.budget import parse_bytes
@@ -25,6 +26,8 @@ from memhier.rows import Rows
 from memhier.store import Store, Verify
 
 __all__ = ["SearchResult", "ZoomIndex"]
+
+_CANDIDATE_BYTES = 64  # positions, ids and distances on their way, beside the record itself
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -84,8 +87,9 @@ class ZoomIndex:
         self._effort = Calibration(**about["effort"])
         self._dtype = np.dtype(about["dtype"])
         self._preview = self._load_preview(about["lists"], about["width"])
+        self._record_bytes = record_dtype(self._dtype, self.dimension).itemsize
         rows = Rows(store, "vectors", reader)
-        if len(rows) != self._count or rows.row_bytes != record_dtype(self._dtype, self.dimension).itemsize:
+        if len(rows) != self._count or rows.row_bytes != self._record_bytes:
             raise CorruptionError(f"{store.path}: {len(rows)} records of {rows.row_bytes} bytes, not as described")
         self._fullview = Fullview(rows, self._dtype, self.dimension, self.metric)
         self._closed = False
@@ -113,7 +117,9 @@ class ZoomIndex:
             A directory that does not exist yet; its parent does.
         vectors
             Array or memmap ``[n, d]``, or an iterator of such blocks; float32, float16, int8 or uint8 (float64 is
-            stored as float32). Read in blocks: DRAM use beyond the codes is some 200 MiB whatever their number.
+            stored as float32). Read in blocks, never held whole. A build takes DRAM for the codes twice, 30 bytes a
+            vector, a training sample of at most 256 MiB twice and some 200 MiB of blocks; and up to three times the
+            vectors' size on disk while it runs.
         ids
             Integers ``[n]``, each once; 0 to n - 1 when not given.
         metric
@@ -138,18 +144,25 @@ class ZoomIndex:
         if metric not in METRICS:
             raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
         budget = parse_bytes(dram, "dram")
-        place = Path(path)
+        seed = _check_count("seed", seed, 0, 2**31 - 2, "what faiss takes")
+        place = Path(path).absolute()  # whatever directory a source of vectors may change to
         existed = place.exists()
-        store = Store.create(place, kind=KIND)
         try:
-            write_index(store, vectors, ids, metric, budget, seed, progress)
+            with Store.create(place, kind=KIND) as store:
+                write_index(store, vectors, ids, metric, budget, seed, progress)
         except BaseException:
-            store.close()
             if not existed:
                 shutil.rmtree(place, ignore_errors=True)
             raise
-        store.close()
-        return cls.open(place)
+        index = cls.open(place)
+        reached = index.stats()["calibrated_recall"]
+        if reached < TARGET - 0.01:
+            warnings.warn(
+                f"calibration found recall@{NEIGHBOURS} of {reached:.3f}, short of {TARGET}, on sampled vectors: "
+                f"more dram than {dram!r} makes longer codes; search takes nprobe= and candidates=",
+                stacklevel=2,
+            )
+        return index
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, verify: Verify = "read") -> Self:
@@ -192,7 +205,7 @@ class ZoomIndex:
         k
             Number of neighbours, at most ``len(index)``.
         candidates
-            Full vectors read and ranked exactly per query, at least `k`. Default: what gave recall 0.99 on held-out
+            Full vectors read and ranked exactly per query, at least `k`. Default: what gave recall 0.99 on sampled
             vectors at build, in proportion to `k`.
         nprobe
             Inverted lists scanned per query. Default: likewise. More are scanned where these hold fewer than `k`
@@ -212,19 +225,21 @@ class ZoomIndex:
         wanted = min(_check_count("candidates", wanted, k, None, "nothing"), self._count)
         probed = self._effort.nprobe if nprobe is None else _check_count("nprobe", nprobe, 1, None, "nothing")
         self._check_open()
-        before = self._reader.stats()
+        probed = min(probed, self._preview.lists)
+        tally = np.zeros(3, np.int64)
         ids = np.empty((len(matrix), k), np.int64)
         distances = np.empty((len(matrix), k), np.float32)
         scanned = 0
-        block = max(1, WORKSPACE_BYTES // (wanted * record_dtype(self._dtype, self.dimension).itemsize))
+        per_query = wanted * (self._record_bytes + _CANDIDATE_BYTES) + probed * 8
+        block = max(1, workspace_bytes(self._record_bytes) // per_query)
         for start in range(0, len(matrix), block):
             part = matrix[start : start + block]
-            positions, seen = self._candidates(part, k, wanted, min(probed, self._preview.lists))
-            ids[start : start + block], distances[start : start + block] = self._fullview.rank(part, positions, k)
+            positions, seen = self._candidates(part, k, wanted, probed)
+            near = self._fullview.rank(part, positions, k, tally)
+            ids[start : start + block], distances[start : start + block] = near
             scanned += seen
-        after = self._reader.stats()
         stats = {"queries": len(matrix), "nprobe": probed, "scanned": scanned, "candidates": wanted * len(matrix)}
-        stats |= {name: after[name] - before[name] for name in ("reads", "pages", "bytes")}
+        stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))
         return SearchResult(ids[0], distances[0], stats) if single else SearchResult(ids, distances, stats)
 
     def _candidates(self, queries: Floats, k: int, candidates: int, nprobe: int) -> tuple[Ints, int]:
@@ -232,7 +247,7 @@ class ZoomIndex:
         mapped = self._space.queries(queries)
         positions, scanned = self._preview.search(mapped, nprobe, candidates)
         short = np.flatnonzero(positions[:, k - 1] < 0)
-        while len(short):
+        while len(short) and nprobe < self._preview.lists:
             nprobe = min(2 * nprobe, self._preview.lists)
             positions[short], seen = self._preview.search(mapped[short], nprobe, candidates)
             scanned += seen
@@ -257,13 +272,13 @@ class ZoomIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes: codes, lists, centroid graph, codebook, page checksums, read and work buffers."""
+        """DRAM held, in bytes: codes, lists with their centroids, codebook, page checksums, read and work buffers."""
         return (
             self._preview.memory_bytes
             + self._fullview.memory_bytes
             + self._store.memory_bytes
             + self._reader.memory_bytes
-            + WORKSPACE_BYTES
+            + workspace_bytes(self._record_bytes)
         )
 
     def stats(self) -> dict[str, Any]:
@@ -318,7 +333,8 @@ class ZoomIndex:
                 f"queries has shape {array.shape}: expected [q, {self.dimension}] or [{self.dimension}], "
                 f"the dimension of the index"
             )
-        matrix = np.ascontiguousarray(np.atleast_2d(array), dtype=np.float32)
+        with np.errstate(over="ignore"):  # reported below, as infinity
+            matrix = np.ascontiguousarray(np.atleast_2d(array), dtype=np.float32)
         finite = np.isfinite(matrix).all(axis=1)
         if not finite.all():
             raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
@@ -331,7 +347,7 @@ class ZoomIndex:
         codebook = store.read_segment("codebook").view(np.float32).reshape(-1, width, CODES_PER_BOOK)
         if len(starts) != lists + 1 or starts[0] != 0 or starts[-1] != self._count or (np.diff(starts) < 0).any():
             raise CorruptionError(f"{store.path}: the starts of the lists do not describe {lists} lists")
-        return Preview(load_graph(store.read_segment("graph"), lists, padded), codebook, starts, codes)
+        return Preview(Router.load(store.read_segment("router"), lists, padded), codebook, starts, codes)
 
 
 def _check_count(name: str, value: object, low: int, high: int | None, what: str) -> int:

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from memhier.ann.zoom.preview import graph_bytes_per_list
+from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.router import router_bytes_per_list
 from memhier.ann.zoom.scan import CODES_PER_BOOK
 from memhier.ann.zoom.space import Metric, core_dimension
 from memhier.budget import format_bytes
@@ -11,8 +12,7 @@ from memhier.reader import PAGE_BYTES
 
 __all__ = ["Layout", "plan_layout"]
 
-WORKSPACE_BYTES = 256 << 10  # rows and candidates of one block of queries
-_VECTORS_PER_LIST = 200  # 0.5 % of n; shorter lists probe finer but cost 400 B and more each
+_VECTORS_PER_LIST = 200  # 0.5 % of n; shorter lists probe finer but each costs its centroid
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _WIDEST, _NARROWEST = 32, 4  # dimensions that one byte of code describes; narrower than 4 hardly ranks better
 
@@ -65,12 +65,12 @@ def plan_layout(count: int, dimension: int, metric: Metric, record_bytes: int, r
     """
     core = core_dimension(metric, dimension)
     checksums = 4 * (count * record_bytes // PAGE_BYTES + 1)
-    fixed = reader_bytes + WORKSPACE_BYTES + checksums
+    fixed = reader_bytes + workspace_bytes(record_bytes) + checksums
 
     least = []
     for width in range(min(_NARROWEST, core), _WIDEST + 1):
         padded = -(-core // width) * width
-        per_list = graph_bytes_per_list(padded)
+        per_list = router_bytes_per_list(padded, count // _VECTORS_PER_LIST)
         without_lists = fixed + 4 * CODES_PER_BOOK * padded + 8 + count * (padded // width)
         lists = max(1, min(count // _VECTORS_PER_LIST, int(_LISTS_SHARE * dram) // per_list))
         total = without_lists + lists * per_list

@@ -1,42 +1,36 @@
 """The preview: what of every vector is kept in DRAM, and the search that runs on it alone.
 
-Inverted lists whose centroids are reached through an HNSW graph (Zoom, arXiv 1809.04067; the graph makes many
-centroids affordable), and a product-quantised code of each vector's residual to its centroid, in list order.
+Inverted lists (Zoom, arXiv 1809.04067), and a product-quantised code of each vector's residual to the centroid of its
+list, in list order.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import faiss
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.router import EXACT_LISTS, Router
 from memhier.ann.zoom.scan import CODES_PER_BOOK, pq_scan
-from memhier.errors import CorruptionError
 
-__all__ = ["Preview", "PreviewTrainer", "graph_bytes_per_list"]
+__all__ = ["Preview", "PreviewTrainer", "training_rows"]
 
-GRAPH_NEIGHBOURS = 16  # M of HNSW: a list's node has up to 2 M links on the ground level
-_EF_CONSTRUCTION = 80
-_EXACT_LISTS = 4096  # up to here every centroid is compared when vectors are assigned to lists
 _KMEANS_ROUNDS = 10
 _ROWS_PER_CENTROID = 48
 _BOOK_ROWS = 32 * CODES_PER_BOOK  # more of them, or more rounds, rank no better on real data
 _BOOK_ROUNDS = 8
+_SAMPLE_BYTES = 256 << 20
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
-def graph_bytes_per_list(padded: int) -> int:
-    """Return the DRAM bytes of one list: fp16 centroid, graph links with their bookkeeping, start of the list."""
-    return 2 * padded + 4 * (2 * GRAPH_NEIGHBOURS + 2) + 8 + 4 + 8
-
-
-def training_rows(lists: int) -> int:
-    """Return how many vectors to sample for training: enough for the lists and for the codebook."""
-    return max(_ROWS_PER_CENTROID * lists, _BOOK_ROWS)
+def training_rows(lists: int, padded: int) -> int:
+    """Return how many vectors to sample for training: enough for lists and codebook, in at most 256 MiB of float32."""
+    affordable = _SAMPLE_BYTES // (4 * padded)
+    return max(lists, min(max(_ROWS_PER_CENTROID * lists, _BOOK_ROWS), affordable))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +39,20 @@ class Preview:
 
     Attributes
     ----------
-    graph
-        faiss HNSW over the fp16 centroids.
+    router
+        Finds a query's nearest lists, and holds their centroids.
     codebook
         float32 ``[m, width, 256]``.
     starts
         int64 ``[lists + 1]``.
     codes
         uint8 ``[n, m]`` in list order.
-    centroids
-        float16 ``[lists, d]``: the graph's own storage, not a copy.
     """
 
-    graph: Any
+    router: Router
     codebook: Floats
     starts: Ints
     codes: Bytes
-    centroids: npt.NDArray[np.float16] = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "centroids", centroid_view(self.graph))
 
     @property
     def lists(self) -> int:
@@ -74,56 +62,18 @@ class Preview:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return graph_memory_bytes(self.graph) + self.codebook.nbytes + self.starts.nbytes + self.codes.nbytes
-
-    def route(self, queries: Floats, nprobe: int) -> Ints:
-        """Return the `nprobe` lists nearest to each query, int64 ``[q, nprobe]``; -1 where the graph found fewer."""
-        if nprobe >= self.lists:
-            return np.broadcast_to(np.arange(self.lists, dtype=np.int64), (len(queries), self.lists)).copy()
-        parameters = faiss.SearchParametersHNSW(efSearch=max(2 * nprobe, 32))
-        probes: Ints = self.graph.search(queries, nprobe, params=parameters)[1]
-        return probes
+        return self.router.memory_bytes + self.codebook.nbytes + self.starts.nbytes + self.codes.nbytes
 
     def search(self, queries: Floats, nprobe: int, candidates: int) -> tuple[Ints, int]:
         """Return the positions of the nearest codes, int64 ``[q, candidates]``, and the number scanned.
 
         -1 pads the rows of queries whose lists hold fewer codes.
         """
+        probes = self.router.route(queries, nprobe)
         positions, _, scanned = pq_scan(
-            queries, self.route(queries, nprobe), self.centroids, self.starts, self.codes, self.codebook, candidates
+            queries, probes, self.router.centroids, self.starts, self.codes, self.codebook, candidates
         )
         return positions, scanned
-
-    def save_graph(self) -> Bytes:
-        """Return the graph as bytes."""
-        data: Bytes = faiss.serialize_index(self.graph)
-        return data
-
-
-def load_graph(data: Bytes, lists: int, padded: int) -> Any:
-    """Return the graph from the bytes of :meth:`Preview.save_graph`, checked against what the catalog says."""
-    try:
-        graph = faiss.deserialize_index(data)
-    except RuntimeError as error:
-        raise CorruptionError(f"the centroid graph cannot be read: {error}") from error
-    if graph.ntotal != lists or graph.d != padded:
-        raise CorruptionError(
-            f"the centroid graph holds {graph.ntotal} lists of dimension {graph.d}: expected {lists} of {padded}"
-        )
-    return graph
-
-
-def centroid_view(graph: Any) -> npt.NDArray[np.float16]:
-    """Return the fp16 centroids in the graph's memory, ``[lists, d]``; valid while the graph is."""
-    storage = faiss.downcast_index(graph.storage)
-    raw: Bytes = faiss.rev_swig_ptr(storage.codes.data(), storage.codes.size())
-    return raw.view(np.float16).reshape(graph.ntotal, graph.d)
-
-
-def graph_memory_bytes(graph: Any) -> int:
-    hnsw = graph.hnsw
-    links = 4 * (hnsw.neighbors.size() + hnsw.levels.size()) + 8 * hnsw.offsets.size()
-    return int(links) + centroid_view(graph).nbytes
 
 
 class PreviewTrainer:
@@ -142,11 +92,11 @@ class PreviewTrainer:
     """
 
     def __init__(self, sample: Floats, lists: int, width: int, seed: int) -> None:
-        self.graph = _build_graph(_train_centroids(sample, lists, seed))
+        self.router = Router.build(_train_centroids(sample, lists, seed))
         self._exact: Any = None
-        if lists <= _EXACT_LISTS:
+        if lists <= EXACT_LISTS:
             self._exact = faiss.IndexFlatL2(sample.shape[1])
-            self._exact.add(self._centroids.astype(np.float32))
+            self._exact.add(self.router.centroids.astype(np.float32))
         self._quantizer = faiss.ProductQuantizer(sample.shape[1], sample.shape[1] // width, 8)
         self._quantizer.cp.seed = seed + 1
         self._quantizer.cp.niter = _BOOK_ROUNDS
@@ -156,16 +106,9 @@ class PreviewTrainer:
         # Each book needs at least 256 residuals; a smaller sample repeats itself.
         self._quantizer.train(np.resize(residuals, (max(len(residuals), CODES_PER_BOOK), residuals.shape[1])))
 
-    @property
-    def _centroids(self) -> npt.NDArray[np.float16]:
-        return centroid_view(self.graph)
-
     def assign(self, vectors: Floats) -> npt.NDArray[np.int32]:
         """Return the list of each vector, int32 ``[n]``."""
-        if self._exact is not None:
-            nearest = self._exact.search(vectors, 1)[1]
-        else:
-            nearest = self.graph.search(vectors, 1, params=faiss.SearchParametersHNSW(efSearch=64))[1]
+        nearest = self._exact.search(vectors, 1)[1] if self._exact is not None else self.router.route(vectors, 1)
         return np.asarray(nearest[:, 0], dtype=np.int32)
 
     def encode(self, vectors: Floats, lists: npt.NDArray[np.int32]) -> Bytes:
@@ -181,20 +124,7 @@ class PreviewTrainer:
 
     def _residuals(self, vectors: Floats, lists: npt.NDArray[np.int32]) -> Floats:
         # To the fp16 centroid that search will see, not to the fp32 one that training found.
-        return vectors - self._centroids[lists].astype(np.float32)
-
-
-def _build_graph(centroids: Floats) -> Any:
-    graph = faiss.IndexHNSWSQ(centroids.shape[1], faiss.ScalarQuantizer.QT_fp16, GRAPH_NEIGHBOURS)
-    graph.hnsw.efConstruction = _EF_CONSTRUCTION
-    graph.train(centroids)
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)  # nodes inserted by several threads link in the order of their timing
-    try:
-        graph.add(centroids)
-    finally:
-        faiss.omp_set_num_threads(threads)
-    return graph
+        return vectors - self.router.centroids[lists].astype(np.float32)
 
 
 def _train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
@@ -203,7 +133,7 @@ def _train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
     One level costs ``s * lists * d`` per round; the second splits each of ``sqrt(lists)`` coarse clusters into its
     share of lists, which costs ``2 * s * sqrt(lists) * d``.
     """
-    if lists <= _EXACT_LISTS:
+    if lists <= EXACT_LISTS:
         return _kmeans(sample, lists, seed)
     coarse = _kmeans(sample, int(lists**0.5), seed)
     index = faiss.IndexFlatL2(sample.shape[1])

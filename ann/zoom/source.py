@@ -26,7 +26,7 @@ class VectorSource:
 
     def __init__(self, matrix: Block) -> None:
         self._matrix = matrix
-        self.dtype = np.dtype(np.float32) if matrix.dtype == np.float64 else matrix.dtype
+        self.dtype = _stored_dtype(matrix.dtype)
         self.count, self.dimension = matrix.shape
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
@@ -66,8 +66,7 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
     with path.open("wb") as file:
         for number, item in enumerate(blocks):
             block = _check_block(np.asarray(item), f"block {number} of vectors")
-            if block.dtype == np.float64:
-                block = _convert(block, np.dtype(np.float32))
+            block = _convert(block, _stored_dtype(block.dtype))
             if count == 0:
                 dimension, dtype = block.shape[1], block.dtype
             elif block.shape[1] != dimension or block.dtype != dtype:
@@ -86,10 +85,15 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
 def _check_block(block: Block, name: str) -> Block:
     if block.ndim != 2 or block.shape[1] == 0:
         raise ValueError(f"{name} has shape {block.shape}: expected two dimensions [n, d] with d of at least 1")
-    if block.dtype not in STORED_DTYPES and block.dtype != np.float64:
+    if _stored_dtype(block.dtype) not in STORED_DTYPES:
         names = ", ".join(map(str, STORED_DTYPES))
         raise TypeError(f"{name} has dtype {block.dtype}: expected one of {names} (float64 is stored as float32)")
     return block
+
+
+def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    native = dtype.newbyteorder("=")
+    return np.dtype(np.float32) if native == np.float64 else native
 
 
 def _convert(block: Block, dtype: np.dtype[Any]) -> Block:

@@ -1,6 +1,7 @@
 """The space of the preview: whatever the metric, nearest by L2 there is nearest by the metric.
 
-Cosine becomes L2 between unit vectors. The inner product becomes L2 by one added coordinate that gives every
+Cosine becomes L2 between unit vectors; an added coordinate holds a zero vector as far from every query as cosine
+similarity 0 is. The inner product becomes L2 by one added coordinate that gives every
 vector the same norm (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014). All values are scaled
 into the range where half precision is accurate, and zeros pad the dimension to a whole number of sub-vectors.
 """
@@ -17,6 +18,9 @@ __all__ = ["METRICS", "Metric", "PreviewSpace", "fit_space"]
 
 Metric: TypeAlias = Literal["l2", "ip", "cosine"]
 FloatMatrix: TypeAlias = npt.NDArray[np.float32]
+
+# Squares of what lies between are well within float32.
+_NORM_MIN, _NORM_MAX = 1e-15, 1e18
 
 METRICS: tuple[Metric, ...] = ("l2", "ip", "cosine")
 
@@ -47,30 +51,45 @@ class PreviewSpace:
 
     def vectors(self, block: Block) -> FloatMatrix:
         """Map indexed vectors ``[n, d]`` to float32 ``[n, padded]``."""
-        out = self._base(block)
+        out, squared = self._scaled(block)
         if self.metric == "ip":
-            values = block.astype(np.float64) * self.scale
-            squared = np.einsum("ij,ij->i", values, values)
             rest = np.maximum((self.max_norm * self.scale) ** 2 - squared, 0.0)
             out[:, self.dimension] = np.sqrt(rest)
+        elif self.metric == "cosine":
+            out[:, self.dimension] = squared == 0
         return out
 
     def queries(self, block: FloatMatrix) -> FloatMatrix:
-        """Map queries ``[n, d]`` to float32 ``[n, padded]``."""
-        return self._base(block)
+        """Map queries ``[n, d]`` to float32 ``[n, padded]``.
 
-    def _base(self, block: Block) -> FloatMatrix:
-        out = np.zeros((len(block), self.padded), np.float32)
-        np.multiply(block, self.scale, out=out[:, : self.dimension], casting="unsafe")
-        if self.metric == "cosine":
-            norms = np.sqrt(np.einsum("ij,ij->i", out, out, dtype=np.float64))
-            out /= np.where(norms > 0, norms, 1.0)[:, None].astype(np.float32)
+        Raises
+        ------
+        ValueError
+            When a query is so large that distances to it overflow float32, in its own scale or in that of the vectors.
+        """
+        out, squared = self._scaled(block)
+        norms = np.sqrt(squared) * max(1.0, 1.0 / self.scale)
+        if len(norms) and norms.max() > _NORM_MAX:
+            row = int(norms.argmax())
+            raise ValueError(f"queries row {row} is too large: distances to it overflow float32; scale it down")
         return out
+
+    def _scaled(self, block: Block) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
+        """Return scaled, for cosine normalised, vectors with room to spare, and their scaled squared norms."""
+        values = block.astype(np.float64)
+        values *= self.scale
+        squared = np.einsum("ij,ij->i", values, values)
+        if self.metric == "cosine":
+            values /= np.sqrt(np.where(squared > 0, squared, 1.0))[:, None]
+        out = np.zeros((len(block), self.padded), np.float32)
+        with np.errstate(over="ignore"):  # queries refuses what does
+            out[:, : self.dimension] = values
+        return out, squared
 
 
 def core_dimension(metric: Metric, dimension: int) -> int:
     """Return the dimension of the preview space before padding."""
-    return dimension + 1 if metric == "ip" else dimension
+    return dimension if metric == "l2" else dimension + 1
 
 
 def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace:
@@ -86,6 +105,10 @@ def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace
     if reach**2 * 4 * source.dimension > float(np.finfo(np.float32).max):
         raise ValueError(
             f"vectors hold values up to {largest:.3g}: their squared distances overflow float32; scale them down"
+        )
+    if 0 < reach < _NORM_MIN:
+        raise ValueError(
+            f"vectors hold values up to {largest:.3g} only: their squared distances underflow float32; scale them up"
         )
     scale = 1.0 / reach if reach > 0 else 1.0
     return PreviewSpace(metric, source.dimension, padded, max_norm, scale)

@@ -247,7 +247,7 @@ def segment(path, name):
     return found
 
 
-@pytest.mark.parametrize("name", ["vectors", "codes", "starts", "codebook", "graph"])
+@pytest.mark.parametrize("name", ["vectors", "codes", "starts", "codebook", "router"])
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing"])
 def test_damage_is_reported_and_spreads_nowhere(tmp_path, built, name, damage):
     path, vectors, _ = built
@@ -381,7 +381,8 @@ def test_memory_counts_everything_and_keeps_the_budget(tmp_path):
     for dram in ("1500KiB", "2MiB", "64MiB"):
         with ZoomIndex.build(tmp_path / dram, vectors, dram=dram) as index:
             index.search(vectors[:10], 10)
-            parts = index._preview.codes.nbytes + index._preview.centroids.nbytes + index._preview.codebook.nbytes
+            preview = index._preview
+            parts = preview.codes.nbytes + preview.router.centroids.nbytes + preview.codebook.nbytes
             assert parts < index.memory_bytes <= index.stats()["dram"]
 
 

@@ -137,9 +137,9 @@ def test_training_does_not_depend_on_threads():
             faiss.omp_set_num_threads(count)
             trainer = PreviewTrainer(sample, 40, 4, seed=9)
             lists = trainer.assign(sample)
-            graph = bytes(faiss.serialize_index(trainer.graph))
+            router = bytes(trainer.router.save())
             results.append(
-                (graph, trainer.codebook().tobytes(), lists.tobytes(), trainer.encode(sample, lists).tobytes())
+                (router, trainer.codebook().tobytes(), lists.tobytes(), trainer.encode(sample, lists).tobytes())
             )
     finally:
         faiss.omp_set_num_threads(threads)

@@ -263,3 +263,21 @@ def test_closing(engine: str, contents: list[tuple[Path, bytes]]) -> None:
             use()
     assert reader.engine == engine
     assert "closed" in repr(reader)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_tally_counts_its_own_call_alone(tmp_path: Path, engine: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(64 * 4096))
+    with open_reader(engine) as reader:
+        handle = reader.add(path)
+        tally = np.zeros(3, np.int64)
+        reader.read(handle, [0, 10, 40 * 4096], 8, tally=tally)
+        assert tally.tolist() == [2, 2, 2 * 4096]
+        reader.read(handle, [4095], 2)
+        reader.read(handle, [4095], 2, tally=tally)
+        assert tally.tolist() == [3, 4, 4 * 4096]
+        counts = reader.stats()
+        assert [counts[name] for name in ("reads", "pages", "bytes")] == [4, 6, 6 * 4096]
+        with pytest.raises(ValueError, match="tally"):
+            reader.read(handle, [0], 1, tally=np.zeros(2, np.int64))

@@ -79,17 +79,20 @@ class PageReader {
     replace(handle, nullptr);
   }
 
-  nb::object read(nb::handle files, nb::handle offsets, std::size_t length, nb::handle out, nb::handle latency) {
+  nb::object read(nb::handle files, nb::handle offsets, std::size_t length, nb::handle out, nb::handle latency,
+                  nb::handle tally) {
     const bool one_file = PyLong_Check(files.ptr());
     const Buffer file_of = one_file ? Buffer() : Buffer(files, Buffer::Access::read);
     const Buffer starts(offsets, Buffer::Access::read);
     const Buffer rows(out, Buffer::Access::write);
     const Buffer times = Buffer::optional(latency, Buffer::Access::write);
+    const Buffer sums = Buffer::optional(tally, Buffer::Access::write);
     const std::size_t count = starts.count<std::int64_t>();
     starts.require(length > 0 && count <= UINT32_MAX, "length: at least 1; offsets: fewer than 2**32");
     starts.require(one_file || file_of.count<std::int32_t>() == count, "file: one int32 per offset");
     rows.require(rows.bytes() / length == count && rows.bytes() % length == 0, "out: length bytes per offset");
     starts.require(times.empty() || times.count<float>() == count, "latency: one float32 per offset");
+    starts.require(sums.empty() || sums.count<std::int64_t>() == 3, "tally: three int64");
 
     const std::shared_ptr<const Table> table = table_;
     const Batch batch{table->sources,
@@ -112,6 +115,12 @@ class PageReader {
     done_.reads += done.reads;
     done_.pages += done.pages;
     done_.bytes += done.bytes;
+    if (!sums.empty()) {
+      auto* sum = sums.as<std::int64_t>();
+      sum[0] += static_cast<std::int64_t>(done.reads);
+      sum[1] += static_cast<std::int64_t>(done.pages);
+      sum[2] += static_cast<std::int64_t>(done.bytes);
+    }
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -226,7 +235,7 @@ void register_reader(nb::module_& m) {
            nb::arg("length"), nb::arg("checksums").none())
       .def("remove", &PageReader::remove, nb::arg("handle"))
       .def("read", &PageReader::read, nb::arg("files"), nb::arg("offsets"), nb::arg("length"), nb::arg("out"),
-           nb::arg("latency").none())
+           nb::arg("latency").none(), nb::arg("tally").none() = nb::none())
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)
       .def_prop_ro("engine", &PageReader::engine)

@@ -1,0 +1,182 @@
+"""Data and uses that broke the index once, or would have."""
+
+import os
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom import preview, router
+from memhier.ann.zoom.router import Router
+from memhier.benchmarks.exact import exact_neighbours, recall_at_k
+
+
+def measured_recall(path, vectors, queries, metric="l2", **options):
+    true = exact_neighbours(vectors, queries, 10, metric)[1]
+    with ZoomIndex.build(path, vectors, metric=metric, **options) as index:
+        return recall_at_k(index.search(queries, 10).distances, true), index.stats()["calibrated_recall"]
+
+
+def text_like(count, dimension, clusters, seed=0):
+    """Clusters around a few shared directions, on the unit sphere, as text vectors are."""
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(clusters, dimension)) * random.uniform(0.2, 2, (clusters, 1))
+    vectors = centres[random.integers(0, clusters, count)] + 0.3 * random.normal(size=(count, dimension))
+    return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+
+
+def test_zero_vectors_do_not_crowd_out_neighbours_by_cosine(tmp_path):
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(4000, 32)).astype(np.float32)
+    vectors[::50] = 0
+    queries = random.normal(size=(100, 32)).astype(np.float32)
+    assert measured_recall(tmp_path / "index", vectors, queries, "cosine", dram="4MiB")[0] >= 0.95
+
+
+@pytest.mark.parametrize("copies", [1, 12, 20])
+def test_copies_of_the_queries_do_not_flatter_calibration(tmp_path, copies):
+    distinct = np.random.default_rng(1).normal(size=(500, 24)).astype(np.float32)
+    queries = np.random.default_rng(2).normal(size=(100, 24)).astype(np.float32)
+    vectors = np.repeat(distinct, copies, axis=0)
+    assert measured_recall(tmp_path / "index", vectors, queries, dram="4MiB")[0] >= 0.95
+
+
+@pytest.mark.parametrize("dimension", [16, 256])
+def test_a_graph_of_centroids_reaches_every_list(monkeypatch, dimension):
+    centroids = text_like(700, dimension, 12)
+    monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    graph = Router.build(centroids)
+    assert graph._graph is not None
+    seen = set()
+    for nprobe in (1, 30, 699):
+        probes = graph.route(centroids, nprobe)
+        for row in probes:
+            lists = row[row >= 0]
+            assert len(set(lists)) == len(lists)
+            seen |= set(lists)
+    assert seen == set(range(700))
+    exact = np.argsort(np.square(centroids[:, None] - centroids[None]).sum(axis=2), axis=1)[:, :30]
+    probes = graph.route(centroids, 30)
+    found = [len(set(row) & set(best)) for row, best in zip(probes, exact, strict=True)]
+    assert np.mean(found) >= 0.95 * 30
+
+
+def test_lists_that_no_walk_reaches_are_probed_by_all(monkeypatch):
+    centroids = text_like(300, 16, 12)
+    monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    monkeypatch.setattr(router, "_find_strays", lambda graph: np.array([7, 290]))
+    probes = Router.build(centroids).route(centroids, 5)
+    assert probes.shape == (300, 7)
+    assert all({7, 290} <= set(row) and np.sum(row == 7) == 1 for row in probes)
+
+
+def test_the_index_works_over_a_graph(tmp_path, monkeypatch):
+    for module in (router, preview):
+        monkeypatch.setattr(module, "EXACT_LISTS", 0)
+    vectors = text_like(6000, 48, 30)
+    queries = text_like(6000, 48, 30)[:100] + np.float32(0.02)
+    found, calibrated = measured_recall(tmp_path / "index", vectors, queries, "cosine", dram="4MiB")
+    assert calibrated >= 0.98
+    assert found >= 0.95
+
+
+def test_a_missed_target_is_said(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(5000, 32)).astype(np.float32)
+    vectors[0] *= 10_000  # beside it, codes of all others are nearly alike
+    with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram than '3MiB'"):
+        ZoomIndex.build(tmp_path / "index", vectors, metric="ip", dram="3MiB").close()
+
+
+def test_searching_allocates_no_more_than_was_counted(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(3000, 1536)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="6MiB") as index:
+        index.search(vectors[:1], 10)
+        held = index.memory_bytes
+        for queries, k, options in ((vectors[:1], 100, {}), (vectors[:300], 10, {}), (vectors[:1], 1000, {})):
+            tracemalloc.start()
+            result = index.search(queries, k, **options)
+            peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.stop()
+            reserve = 128 * (1536 * 4 + 8)
+            # The result, and what the caller asks for beyond the default, come on top of the reserve.
+            own = result.ids.nbytes + result.distances.nbytes + 64 * result.stats["candidates"] // len(queries)
+            mapped = queries.nbytes
+            assert peak <= reserve + own + 3 * mapped + (256 << 10)
+        assert index.memory_bytes == held
+
+
+def test_stats_are_those_of_the_call_whatever_runs_beside(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="3MiB") as index:
+        expected = [index.search(query, 10).stats for query in vectors[:40]]
+        wrong = []
+
+        def work():
+            for query, stats in zip(vectors, expected, strict=False):
+                if index.search(query, 10).stats != stats:
+                    wrong.append(stats)
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert wrong == []
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip", "cosine"])
+def test_queries_out_of_range_are_refused(tmp_path, metric):
+    vectors = np.random.default_rng(0).normal(size=(200, 8)).astype(np.float32) * np.float32(1e-5)
+    with ZoomIndex.build(tmp_path / "index", vectors, metric=metric) as index:
+        for size in (1e37, 3e38):
+            with pytest.raises(ValueError, match="row 1 is too large"):
+                index.search(np.stack([vectors[0], np.full(8, size, np.float32)]), 3)
+        with pytest.raises(ValueError, match="NaN or infinity"):
+            index.search(np.full(8, 1e300), 3)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-40])
+def test_vectors_that_underflow_are_refused(tmp_path, scale):
+    vectors = (np.random.default_rng(0).normal(size=(50, 4)) * scale).astype(np.float32)
+    with pytest.raises(ValueError, match="underflow"):
+        ZoomIndex.build(tmp_path / "index", vectors)
+    assert os.listdir(tmp_path) == []
+
+
+def test_small_half_precision_vectors_are_scaled_in_single_precision(tmp_path):
+    vectors = (np.random.default_rng(0).normal(size=(300, 8)) * 1e-6).astype(np.float16)
+    with ZoomIndex.build(tmp_path / "index", vectors) as index:
+        assert index.search(vectors[:5], 1, candidates=300, nprobe=300).distances.max() == 0
+
+
+def test_foreign_byte_order_is_read_right(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(100, 4))
+    for number, dtype in enumerate((">f4", ">f8", ">f2")):
+        with ZoomIndex.build(tmp_path / str(number), vectors.astype(dtype)) as index:
+            assert index.search(vectors[3], 1).ids[0] == 3
+
+
+def test_relative_paths_outlive_a_change_of_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+
+    def wandering():
+        yield np.ones((5, 3), np.float32)
+        os.chdir(tmp_path / "elsewhere")
+        yield np.zeros((5, 3), np.float32)
+
+    with ZoomIndex.build("index", wandering()) as index:
+        assert index.check() == []
+    assert os.listdir(tmp_path / "elsewhere") == []
+    assert (tmp_path / "index").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("seed", "error"), [(None, TypeError), (1.5, TypeError), (-1, ValueError), (2**40, ValueError)]
+)
+def test_bad_seeds_are_named(tmp_path, seed, error):
+    with pytest.raises(error, match="seed"):
+        ZoomIndex.build(tmp_path / "index", np.ones((5, 2)), seed=seed)
+    assert os.listdir(tmp_path) == []
