@@ -168,6 +168,21 @@ def test_changes_beside_saves_with_few_spares(root: Path, reader: Reader) -> Non
         assert images[-1] > images[0]
 
 
+def test_an_image_waits_for_the_end_of_a_change(root: Path, reader: Reader) -> None:
+    rows = np.zeros((ROWS, 700), np.uint8)
+    with Store.create(root, KIND) as store, CheckpointWriter(store, "t", rows, reader) as writer:
+        writer.write()
+        saving = threading.Thread(target=writer.write)
+        with writer.changing([0, ROWS - 1]):
+            rows[0] = 1
+            saving.start()
+            saving.join(0.1)
+            with writer.changing([1]):
+                rows[[1, ROWS - 1]] = 1
+        saving.join()
+        assert np.array_equal(read_checkpoint(store, "t", reader), rows)
+
+
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.SHORT_WRITE, Fault.CRASH])
 def test_a_fault_at_every_call(root: Path, reader: Reader, fault: Fault) -> None:
     old = table(1)
