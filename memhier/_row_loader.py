@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memhier._write_queue import WriteQueue
 from memhier.codecs import Codec
-from memhier.errors import BudgetError, ClosedError, CorruptionError
+from memhier.errors import BudgetError, ClosedError, MemhierError
 from memhier.slab import Slab
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class RowLoader:
         if isinstance(error, OSError):
             raise OSError(error.errno, f"a prefetch failed: {error.strerror}", error.filename) from error
         if error is not None:
-            kind = CorruptionError if isinstance(error, CorruptionError) else RuntimeError
+            kind = type(error) if isinstance(error, MemhierError) else RuntimeError
             raise kind(f"a prefetch failed: {error}") from error
 
     def ensure(self, keys: Ints, slots: Ints) -> None:

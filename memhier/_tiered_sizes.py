@@ -32,6 +32,9 @@ _CALL_SLOT_BYTES = 3
 _MAP_KEY_BYTES = 40
 # What reading a staged row allocates for a while besides its bytes: key, place, order, offset, file.
 _STAGED_ROW_BYTES = 64
+# What a queued row takes besides its bytes: its place in the map; and, while rows are appended, its key and its place.
+_QUEUED_ROW_BYTES = 64
+_APPEND_ROW_BYTES = 24
 # State, dirty and stored flags of a slot; key and slot of a row on its way to the reading thread.
 _SLOT_BYTES = 3 + 16
 
@@ -91,7 +94,7 @@ class Sizes:
         buffer = min(share, _BUFFER_MAX)
         self._staged_bytes = needs.encoded_bytes + (0 if needs.lossless else needs.row_bytes) + _STAGED_ROW_BYTES
         self.staged = max(1, buffer // self._staged_bytes)
-        self.queued = max(1, buffer // needs.encoded_bytes)
+        self.queued = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
         self.outgoing = batch_rows(self.queued)
         by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
         self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
@@ -108,6 +111,7 @@ class Sizes:
             + self.batch * _CALL_KEY_BYTES
             + self.staged * self._staged_bytes
             + WriteQueue.bytes_for(self.queued, needs.encoded_bytes)
+            + self.queued * _APPEND_ROW_BYTES
             + self.outgoing * outgoing_bytes
             + needs.fixed_bytes
         )

@@ -79,8 +79,8 @@ class Tiered:
 
     Examples
     --------
-    >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp()) / "table"
+    >>> import tempfile, pathlib
+    >>> place = pathlib.Path(tempfile.mkdtemp()) / "table"
     >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
     ...     table.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     generation = table.checkpoint()

@@ -158,6 +158,7 @@ class TieredMachine(RuleBasedStateMachine):
     def fail(self, batches: list[list[int]], call: int, fault: Fault) -> None:
         """Go on from the last checkpoint on a layer that fails at some call; afterwards that or the next is found."""
         self.now = dict(self.durable)
+        generation = self.store.generation
         saved = False
         with suppress(OSError, ClosedError, SimulatedCrash):
             self.restart(FaultyFiles(RealFiles(), call, fault))
@@ -168,7 +169,6 @@ class TieredMachine(RuleBasedStateMachine):
             self.tier.checkpoint()
             saved = True
         attempted = self.now
-        generation = self.store.generation
         self.restart()
         if saved or self.store.generation > generation:
             self.durable = dict(attempted)
@@ -191,5 +191,5 @@ class TieredMachine(RuleBasedStateMachine):
         self.folder.cleanup()
 
 
-TieredMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TieredMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 TestTieredMachine = TieredMachine.TestCase

@@ -1,0 +1,349 @@
+"""The threads of a tier: tickets, the write queue's bound, what goes wrong while nobody looks, sharing and forks."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from memhier._write_queue import WriteQueue
+from memhier.errors import BudgetError, ClosedError, CorruptionError
+from memhier.files import Fault, FaultyFiles, RealFiles
+from memhier.policies import LRU
+from memhier.store import Store
+from memhier.tiered import KIND, Tiered
+
+Bytes = NDArray[np.uint8]
+Ints = NDArray[np.int64]
+
+
+def numbered(keys: Any, dim: int = 1024) -> NDArray[np.float32]:
+    return np.repeat(np.asarray(keys)[..., None], dim, axis=-1).astype(np.float32)
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tiered]:
+    """A table of 40 rows of a page each, all of them on SSD and 4 slots."""
+    with Tiered(tmp_path / "s", "t", np.float32, 1024, rows=50, policy=LRU(4)) as table:
+        for key in range(40):
+            table.scatter([key], numbered([key]))
+        table.checkpoint()
+        table.gather([0, 1, 2, 3])
+        yield table
+
+
+def flip(path: Path) -> None:
+    """Change every page of the largest segment; a second time, change it back."""
+    file = max(path.glob("segments/*.seg"), key=lambda segment: segment.stat().st_size)
+    raw = np.fromfile(file, np.uint8)
+    raw[::512] ^= 1
+    raw.tofile(file)
+
+
+class SlowLog:
+    """Stands in for a log: appends wait until they are let through."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self.rows: dict[int, bytes] = {}
+        self.row_bytes = row_bytes
+        self.gate = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+        self.failure: BaseException | None = None
+
+    def append(self, keys: Ints, rows: Bytes) -> None:
+        self.entered.release()
+        self.gate.acquire()
+        if self.failure is not None:
+            raise self.failure
+        self.rows.update(zip(keys.tolist(), map(bytes, rows), strict=True))
+
+
+def row(value: int, count: int = 1) -> Bytes:
+    return np.full((count, 8), value, np.uint8)
+
+
+def test_a_ticket_holds_its_rows_until_they_are_gathered(tier: Tiered) -> None:
+    with tier.prefetch([10, 11, 12]) as ticket:
+        ticket.wait()
+        assert ticket.done
+        assert len(ticket) == 3
+        reads = tier.stats()["reads"]
+        for key in (20, 21):  # one slot is left for these
+            tier.gather([key])
+        with pytest.raises(BudgetError):
+            tier.gather([20, 21])
+        assert tier.gather([12, 10])[:, 0].tolist() == [12, 10]
+        assert len(ticket) == 1
+        assert tier.stats()["reads"] == reads + 2
+        tier.gather([20, 21, 22])  # 11 is still held
+        assert tier.gather([11])[0, 0] == 11
+        assert len(ticket) == 0
+        assert tier.stats()["misses"] == 40 + 4 + 3 + 2 + 2
+
+
+def test_of_two_tickets_the_older_lets_go(tier: Tiered) -> None:
+    first, second = tier.prefetch([10, 11]), tier.prefetch([11, 12])
+    tier.gather([11])
+    assert (len(first), len(second)) == (1, 2)
+    first.release()
+    first.release()
+    tier.gather([11])
+    assert (len(first), len(second)) == (0, 1)
+    tier.gather([1, 2, 3])
+    with pytest.raises(BudgetError):
+        tier.gather([1, 2, 3, 4])
+    second.release()
+    tier.gather([1, 2, 3, 4])
+
+
+def test_tickets_are_bounded(tier: Tiered) -> None:
+    tickets = [tier.prefetch([1, 2]) for _ in range(4)]
+    with pytest.raises(BudgetError, match=r"2 rows beside 4 open tickets for 8 rows; .* 1024 tickets and 8 rows"):
+        tier.prefetch([1, 2])
+    tickets[0].release()
+    tier.prefetch([1, 2])
+
+
+def test_a_write_to_a_row_on_its_way_in_wins(tier: Tiered) -> None:
+    for key in range(10, 40):
+        ticket = tier.prefetch([key])
+        tier.scatter([key], numbered([-key]))
+        assert tier.gather([key])[0, 0] == -key
+        ticket.release()
+
+
+def test_pins_count_and_hold(tier: Tiered) -> None:
+    first, second = tier.pin([1, 1, 2]), tier.pin([2, 3])
+    tier.gather([20])
+    tier.gather([21])
+    with pytest.raises(BudgetError, match="2 distinct rows beside 3 that are pinned"):
+        tier.gather([20, 21])
+    second.release()
+    second.release()
+    tier.gather([20, 21])
+    tier.unpin([1])
+    with pytest.raises(ValueError, match="keys: 1 is not pinned"):
+        first.release()
+    tier.unpin([2])
+    tier.gather([20, 21, 22, 23])
+
+
+def test_damage_is_told_and_undone_damage_forgotten(tier: Tiered, tmp_path: Path) -> None:
+    flip(tmp_path / "s")
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match="page"):
+            tier.gather([1, 10])
+        with pytest.raises(CorruptionError, match="page"):
+            tier.pin([11])
+    assert tier.gather([1])[0, 0] == 1
+    flip(tmp_path / "s")
+    assert tier.gather([1, 10, 11])[:, 0].tolist() == [1, 10, 11]
+
+
+def test_a_prefetch_that_fails_is_told_once(tier: Tiered, tmp_path: Path) -> None:
+    flip(tmp_path / "s")
+    with pytest.raises(CorruptionError, match="page"):
+        tier.prefetch([10, 11]).wait()
+    assert tier.gather([3])[0, 0] == 3  # the ticket has told
+    tier.prefetch([11, 12])._job.done.wait()
+    with pytest.raises(CorruptionError, match=r"a prefetch failed: .*page") as caught:
+        tier.gather([3])
+    assert isinstance(caught.value.__cause__, CorruptionError)
+    flip(tmp_path / "s")
+    assert tier.gather([10, 11, 12])[:, 0].tolist() == [10, 11, 12]
+
+
+def test_other_faults_of_a_prefetch_keep_their_kind(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error", "some/file")
+
+    monkeypatch.setattr(tier._log, "read", broken)
+    tier.prefetch([10])._job.done.wait()
+    with pytest.raises(OSError, match="a prefetch failed") as caught:
+        tier.flush()
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, "some/file")
+    monkeypatch.undo()
+    assert tier.gather([10])[0, 0] == 10
+
+
+@pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.SHORT_WRITE])
+def test_a_failed_write_closes_the_tier_and_keeps_the_checkpoint(tmp_path: Path, fault: Fault) -> None:
+    """At every call of the file layer in turn that comes after the store was opened."""
+    with Tiered(tmp_path / "s", "t", np.float32, 1024, rows=700, policy=LRU(4)) as tier:
+        tier.scatter([1, 2, 3], numbered([1, 2, 3]))
+        tier.checkpoint()
+    with Store.open(tmp_path / "s", KIND, writable=True, files=(files := FaultyFiles(RealFiles()))):
+        opening = len(files.calls)
+    for call in range(opening + 1, opening + 200):
+        files = FaultyFiles(RealFiles(), call, fault)
+        with Store.open(tmp_path / "s", KIND, writable=True, files=files) as store:
+            broken = write_until_it_fails(store)
+        with Tiered(tmp_path / "s", "t", np.float32, 1024, rows=700, policy=LRU(4)) as tier:
+            assert tier.gather([1, 2, 3])[:, 0].tolist() in ([1, 2, 3], [-1, 2, 3])
+        if not broken:
+            return
+    pytest.fail("the writes never came to an end")
+
+
+def write_until_it_fails(store: Store) -> bool:
+    """Write more than all buffers hold and checkpoint; return whether that failed."""
+    with Tiered(store, "t", np.float32, 1024, rows=700, dram="8MiB", policy=LRU(4)) as tier:
+        try:
+            tier.scatter([1], numbered([-1]))
+            for start in range(10, 700, 4):
+                keys = np.arange(start, min(start + 4, 700))
+                tier.scatter(keys, numbered(keys))
+            tier.checkpoint()
+        except (OSError, ClosedError):
+            for call in (lambda: tier.gather([1]), tier.flush, tier.checkpoint):
+                with pytest.raises(ClosedError, match="reopen") as caught:
+                    call()
+                assert isinstance(caught.value.__cause__, OSError | ClosedError)
+            return True
+    return False
+
+
+def test_the_queue_waits_when_it_is_full_and_serves_what_waits() -> None:
+    log = SlowLog(8)
+    queue = WriteQueue(log, 4, 8)  # type: ignore[arg-type]
+    queue.put(np.arange(4), row(1, 4))
+    log.entered.acquire()  # one row is being appended
+    blocked = threading.Thread(target=queue.put, args=(np.array([9, 10]), row(2, 2)))
+    blocked.start()
+    blocked.join(0.05)
+    assert blocked.is_alive()
+    out = np.zeros((4, 8), np.uint8)
+    assert queue.take(np.array([3, 7, 0]), out).tolist() == [True, False, True]
+    assert out[:3, 0].tolist() == [1, 1, 0]
+    queue.put(np.array([0]), row(5))  # overwrites the row on its way: needs no room, and must be appended again
+    for _ in range(20):
+        log.gate.release()
+    blocked.join()
+    queue.drain()
+    assert len(queue) == 0
+    assert {key: value[0] for key, value in log.rows.items()} == {0: 5, 1: 1, 2: 1, 3: 1, 9: 2, 10: 2}
+    assert queue.stall_s > 0
+    queue.close()
+
+
+def test_a_failed_append_wakes_who_waits() -> None:
+    log = SlowLog(8)
+    log.failure = OSError(errno.ENOSPC, "No space left on device", "some/file")
+    queue = WriteQueue(log, 2, 8)  # type: ignore[arg-type]
+    queue.put(np.arange(2), row(1, 2))
+    log.entered.acquire()
+    errors: list[BaseException | None] = []
+
+    def wait(call: Callable[[], None]) -> None:
+        with pytest.raises(ClosedError, match="No space left") as caught:
+            call()
+        errors.append(caught.value.__cause__)
+
+    calls: list[Callable[[], None]] = [queue.drain, lambda: queue.put(np.arange(5, 8), row(2, 3))]
+    waiting = [threading.Thread(target=wait, args=(call,)) for call in calls]
+    for thread in waiting:
+        thread.start()
+    log.gate.release()
+    for thread in waiting:
+        thread.join()
+    assert errors == [log.failure] * 2
+    with pytest.raises(ClosedError):
+        queue.check()
+    queue.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9, unique=True), max_size=20), st.integers(1, 5))
+def test_the_log_ends_up_with_the_newest(puts: list[list[int]], size: int) -> None:
+    log = SlowLog(8)
+    for _ in range(1000):
+        log.gate.release()
+    queue = WriteQueue(log, size, 8)  # type: ignore[arg-type]
+    newest: dict[int, int] = {}
+    for value, keys in enumerate(puts):
+        queue.put(np.array(keys), row(value, len(keys)))
+        newest.update(dict.fromkeys(keys, value))
+        assert len(queue) <= size
+    queue.drain()
+    queue.close()
+    assert {key: value[0] for key, value in log.rows.items()} == newest
+
+
+def test_threads_share_a_tier(tmp_path: Path) -> None:
+    """Each thread has keys of its own, all of them the slots: what one writes is what it reads."""
+    with Tiered(tmp_path / "s", "t", np.float32, 16, rows=400, policy=LRU(48)) as tier:
+        failures: list[BaseException] = []
+
+        def work(number: int) -> None:
+            rng = np.random.default_rng(number)
+            values = np.zeros(100)
+            try:
+                for turn in range(60):
+                    mine = rng.integers(0, 100, 8)
+                    keys = number * 100 + mine
+                    if turn % 3 == 0:
+                        ticket = tier.prefetch(keys)
+                    assert tier.gather(keys)[:, 0].tolist() == values[mine].tolist()
+                    values[mine] = turn
+                    tier.scatter(keys, numbered(np.full(8, turn), 16))
+                    ticket.release()
+                    if turn % 20 == number:
+                        tier.checkpoint()
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not failures
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_told_to_open_its_own(tier: Tiered) -> None:
+    ticket, pin = tier.prefetch([10]), tier.pin([11])
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            for call in (
+                lambda: tier.gather([1]),
+                tier.flush,
+                tier.checkpoint,
+                lambda: tier.scatter([1], numbered([1])),
+            ):
+                with pytest.raises(ClosedError, match=f"belongs to process {os.getppid()}"):
+                    call()
+            ticket.release()
+            pin.release()
+            tier.close()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert tier.gather([10, 11])[:, 0].tolist() == [10, 11]
+
+
+def test_closing_ends_what_is_on_its_way(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = tier._log.read
+
+    def read_until_closed(*args: Any, **options: Any) -> Any:
+        while not tier._loader._closed:
+            time.sleep(0.001)
+        return read(*args, **options)
+
+    monkeypatch.setattr(tier._log, "read", read_until_closed)
+    first, second = tier.prefetch([10, 11]), tier.prefetch([12, 13])
+    tier.close()
+    first.wait()
+    with pytest.raises(ClosedError, match="closed before"):
+        second.wait()
