@@ -5,12 +5,14 @@ faster, smaller and exact to compare them all. Beyond, the graph keeps every lin
 pruning left up to half of the lists of some text vectors out of reach. The few that still are, every query probes.
 """
 
+from contextlib import nullcontext
 from typing import Any, Self, TypeAlias
 
 import faiss
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann._threads import one_thread
 from memhier.errors import CorruptionError
 
 __all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
@@ -18,6 +20,7 @@ __all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
 EXACT_LISTS = 4096
 NEIGHBOURS = 16  # M of HNSW: a node has up to 2 M links on the ground level
 _EF_CONSTRUCTION = 80
+_QUERIES_FOR_THREADS = 64
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -59,12 +62,8 @@ class Router:
         index.hnsw.efConstruction = _EF_CONSTRUCTION
         index.keep_max_size_level0 = True
         index.train(centroids)
-        threads = faiss.omp_get_max_threads()
-        faiss.omp_set_num_threads(1)  # nodes inserted by several threads link in the order of their timing
-        try:
+        with one_thread():  # nodes inserted by several threads link in the order of their timing
             index.add(centroids)
-        finally:
-            faiss.omp_set_num_threads(threads)
         return cls(index)
 
     @classmethod
@@ -103,7 +102,8 @@ class Router:
         if nprobe >= lists:
             return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
         parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=max(2 * nprobe, 32))
-        probes: Ints = self._index.search(queries, nprobe, params=parameters)[1]
+        with one_thread() if len(queries) < _QUERIES_FOR_THREADS else nullcontext():
+            probes: Ints = self._index.search(queries, nprobe, params=parameters)[1]
         if not len(self._strays):
             return probes
         strays = np.broadcast_to(self._strays, (len(queries), len(self._strays)))

@@ -4,6 +4,7 @@ import os
 import threading
 import tracemalloc
 
+import faiss
 import numpy as np
 import pytest
 
@@ -105,6 +106,26 @@ def test_searching_allocates_no_more_than_was_counted(tmp_path):
             mapped = queries.nbytes
             assert peak <= reserve + own + 3 * mapped + (256 << 10)
         assert index.memory_bytes == held
+
+
+def test_a_child_of_a_process_that_used_many_threads_can_search(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(4)
+    try:
+        with ZoomIndex.build(tmp_path / "index", vectors, dram="3MiB") as index:
+            expected = index.search(vectors[:200], 10).ids
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    same = [np.array_equal(index.search(vectors[:n], 10).ids, expected[:n]) for n in (1, 200)]
+                    code = 0 if all(same) else 2
+                finally:
+                    os._exit(code)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    finally:
+        faiss.omp_set_num_threads(threads)
 
 
 def test_stats_are_those_of_the_call_whatever_runs_beside(tmp_path):
