@@ -197,6 +197,9 @@ class Tiered:
     def prefetch(self, keys: Any) -> Ticket:
         """Begin to make rows resident, and return at once, unless rows that leave have to wait for the write queue.
 
+        Next to computing that keeps the interpreter to itself, the reading thread waits ``sys.getswitchinterval()``
+        for it several times per ticket: prefetch two batches ahead then, not one.
+
         Parameters
         ----------
         keys
