@@ -334,15 +334,17 @@ def test_a_forked_child_is_told_to_open_its_own(tier: Tiered) -> None:
 
 
 def test_closing_ends_what_is_on_its_way(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = tier._log.read
+    read, began = tier._log.read, threading.Event()
 
     def read_until_closed(*args: Any, **options: Any) -> Any:
+        began.set()
         while not tier._loader._closed:
             time.sleep(0.001)
         return read(*args, **options)
 
     monkeypatch.setattr(tier._log, "read", read_until_closed)
     first, second = tier.prefetch([10, 11]), tier.prefetch([12, 13])
+    began.wait()
     tier.close()
     first.wait()
     with pytest.raises(ClosedError, match="closed before"):
