@@ -1,7 +1,9 @@
 """Data and uses that broke the index once, or would have."""
 
 import os
+import signal
 import threading
+import time
 import tracemalloc
 
 import faiss
@@ -108,22 +110,29 @@ def test_searching_allocates_no_more_than_was_counted(tmp_path):
         assert index.memory_bytes == held
 
 
-def test_a_child_of_a_process_that_used_many_threads_can_search(tmp_path):
-    vectors = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
+@pytest.mark.parametrize("queries", [1, 300])
+def test_a_child_of_a_process_that_used_many_threads_can_route(queries):
+    centroids = text_like(300, 16, 12)
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(4)
     try:
-        with ZoomIndex.build(tmp_path / "index", vectors, dram="3MiB") as index:
-            expected = index.search(vectors[:200], 10).ids
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    same = [np.array_equal(index.search(vectors[:n], 10).ids, expected[:n]) for n in (1, 200)]
-                    code = 0 if all(same) else 2
-                finally:
-                    os._exit(code)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        whole = Router.build(centroids)
+        expected = whole.route(centroids, 5)  # wakes the threads
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if np.array_equal(whole.route(centroids[:queries], 5), expected[:queries]) else 2
+            finally:
+                os._exit(code)
+        deadline = time.monotonic() + 30
+        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if ended[0] == 0:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+        assert ended[0] == child, "the child hangs"
+        assert os.waitstatus_to_exitcode(ended[1]) == 0
     finally:
         faiss.omp_set_num_threads(threads)
 
