@@ -24,3 +24,7 @@ def test_python_blocks_run_as_printed(tmp_path):
     assert run.returncode == 0, run.stderr
     assert "bytes of DRAM a vector" in run.stdout
     assert (tmp_path / "topics.index").is_dir()
+
+
+def test_no_figure_is_left_to_fill_in():
+    assert re.search(r"@[A-Z]+@|TODO|TBD", README.read_text()) is None

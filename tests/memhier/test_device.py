@@ -262,7 +262,9 @@ def test_paths_that_cannot_be_probed(tmp_path: Path, make: Callable[[Path], None
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
 def test_a_signal_in_the_command_leaves_no_file(tmp_path: Path, signal_name: str) -> None:
-    code = "from memhier.benchmarks.probe import probe; probe()"
+    # What runs in the background may have been started with SIGINT ignored, and Python keeps it so.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
+    code += "from memhier.benchmarks.probe import probe; probe()"
     command = [sys.executable, "-c", code, str(tmp_path), "--size", "8MiB", "--seconds", "600"]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

@@ -1,12 +1,9 @@
 """What a RowLog promises: its bytes on disk, its memory, its writes, its errors, and what survives kill -9."""
 
 import os
-import random
-import signal
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -397,68 +394,3 @@ def test_reads_beside_changes(root: Path, reader: Reader) -> None:
             thread.join()
         assert failures == []
         assert log._retired == []
-
-
-def _change_until_killed(root: Path, report: int) -> None:
-    """Row k of version v is v where k divides v, as of the last such v; deleted where v + k is a multiple of 11."""
-    store = Store.open(root, KIND, writable=True)
-    log = RowLog(store, "t", 1000, Reader(), 97)
-    while True:
-        version = store.generation + 1
-        keys = [key for key in range(1, 98) if version % key == 0]
-        log.append(keys, np.full((len(keys), 1000), version % 256, np.uint8))
-        log.delete([key for key in range(1, 98) if (version + key) % 11 == 0])
-        if version % 3 == 0:
-            log.compact(0.6)
-        log.commit()
-        os.write(report, version.to_bytes(8, "little"))
-
-
-def _expected(version: int) -> dict[int, int]:
-    rows: dict[int, int] = {}
-    for past in range(2, version + 1):
-        rows.update((key, past % 256) for key in range(1, 98) if past % key == 0)
-        for key in range(1, 98):
-            if (past + key) % 11 == 0:
-                rows.pop(key, None)
-    return rows
-
-
-def _kill_rounds(root: Path, rounds: int, seed: int) -> None:
-    rng = random.Random(seed)
-    with Store.create(root, KIND) as store, Reader() as reader, RowLog(store, "t", 1000, reader, 97) as log:
-        log.commit()
-    for _ in range(rounds):
-        reports, report = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                _change_until_killed(root, report)
-            finally:
-                os._exit(1)
-        os.close(report)
-        told = os.read(reports, 8)
-        time.sleep(rng.random() * 0.02)
-        os.kill(child, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        with open(reports, "rb") as pipe:
-            told += pipe.read()
-        returned = int.from_bytes(told[-8:], "little")
-        with Store.open(root, KIND, verify="open") as store, Reader() as reader:
-            assert store.generation in (returned, returned + 1), "a commit that returned is lost, or a false one found"
-            with RowLog(store, "t", 1000, reader, 97) as log:
-                rows, found = log.read(np.arange(98))
-                expected = _expected(store.generation)
-                assert np.flatnonzero(found).tolist() == sorted(expected)
-                assert all((rows[key] == value).all() for key, value in expected.items())
-            assert all(finding.harmless for finding in store.check())
-
-
-def test_kill_during_changes() -> None:
-    with tempfile.TemporaryDirectory(dir=FAST) as folder:
-        _kill_rounds(Path(folder) / "store", 20, seed=1)
-
-
-@pytest.mark.slow
-def test_kill_during_changes_for_longer(tmp_path: Path) -> None:
-    _kill_rounds(tmp_path / "store", 200, seed=2)
