@@ -11,11 +11,12 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.router import EXACT_LISTS, Router
+from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.scan import CODES_PER_BOOK, pq_scan
 
 __all__ = ["Preview", "PreviewTrainer", "training_rows"]
 
+_FLAT_LISTS = 4096  # up to here one level of k-means, and every centroid compared when vectors are assigned
 _KMEANS_ROUNDS = 10
 _ROWS_PER_CENTROID = 48
 _BOOK_ROWS = 32 * CODES_PER_BOOK  # more of them, or more rounds, rank no better on real data
@@ -94,7 +95,7 @@ class PreviewTrainer:
     def __init__(self, sample: Floats, lists: int, width: int, seed: int) -> None:
         self.router = Router.build(_train_centroids(sample, lists, seed))
         self._exact: Any = None
-        if lists <= EXACT_LISTS:
+        if lists <= _FLAT_LISTS:
             self._exact = faiss.IndexFlatL2(sample.shape[1])
             self._exact.add(self.router.centroids.astype(np.float32))
         self._quantizer = faiss.ProductQuantizer(sample.shape[1], sample.shape[1] // width, 8)
@@ -133,7 +134,7 @@ def _train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
     One level costs ``s * lists * d`` per round; the second splits each of ``sqrt(lists)`` coarse clusters into its
     share of lists, which costs ``2 * s * sqrt(lists) * d``.
     """
-    if lists <= EXACT_LISTS:
+    if lists <= _FLAT_LISTS:
         return _kmeans(sample, lists, seed)
     coarse = _kmeans(sample, int(lists**0.5), seed)
     index = faiss.IndexFlatL2(sample.shape[1])

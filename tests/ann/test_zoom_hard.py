@@ -76,8 +76,8 @@ def test_lists_that_no_walk_reaches_are_probed_by_all(monkeypatch):
 
 
 def test_the_index_works_over_a_graph(tmp_path, monkeypatch):
-    for module in (router, preview):
-        monkeypatch.setattr(module, "EXACT_LISTS", 0)
+    monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    monkeypatch.setattr(preview, "_FLAT_LISTS", 0)
     vectors = text_like(6000, 48, 30)
     queries = text_like(6000, 48, 30)[:100] + np.float32(0.02)
     found, calibrated = measured_recall(tmp_path / "index", vectors, queries, "cosine", dram="4MiB")

@@ -61,16 +61,16 @@ def test_a_folder_is_probed_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_every_read_goes_to_another_page_and_none_merge(tmp_path: Path, recorder: type[Recorder]) -> None:
-    probe(tmp_path, **SMALL)
+    probe(tmp_path, **{**SMALL, "depths": (64,)})  # one depth, so that all reads are of one walk
     random = [offsets for offsets, length in recorder.calls if length == 4096]
     assert random
     for offsets in random:
         assert len(np.unique(offsets)) == len(offsets)
         assert (offsets % 8192 == 0).all()
         assert 0 <= offsets.min() <= offsets.max() < 8 << 20
-    several = np.concatenate(random)[:1024]  # as many as there are places: each came once
-    assert len(np.unique(several)) == 1024
-    assert (np.diff(np.sort(several)) == 8192).all()
+    several = np.concatenate(random)[:1024]  # at most as many as there are places: none came twice
+    assert len(several) > 64
+    assert len(np.unique(several)) == len(several)
     assert not (np.diff(several) == 8192).all()
 
 
