@@ -161,7 +161,8 @@ def test_short_interrupted_and_refused_reads_are_resumed(path: Path, tmp_path: P
         reader.add(path)
         modes = ["direct", "buffered"] if reader.stats()["direct"] else ["buffered"]
     for mode in modes:
-        environment = {**os.environ, "LD_PRELOAD": str(shim), "MEMHIER_IO": ""}
+        preloaded = ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), str(shim)])  # a sanitizer comes first
+        environment = {**os.environ, "LD_PRELOAD": preloaded, "MEMHIER_IO": ""}
         # Direct reads can only be cut at blocks.
         environment |= {"SHIM_DIRECT": "1"} if mode == "direct" else {}
         command = [sys.executable, "-c", READ_UNDER_SHIM, str(path), mode]
