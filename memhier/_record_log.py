@@ -113,6 +113,17 @@ class RecordLog(LogCore):
                 self._index.erase(there)
             self._enter_deletions(there)
 
+    def check_values(self, values: Mapping[str, bytes] | None) -> dict[str, bytes]:
+        """Return values for :meth:`commit`, or say what is wrong with them before anything is written."""
+        changes = dict(values or {})
+        for key, value in changes.items():
+            check_key(key)
+            if key == self._value_key:
+                raise ValueError(f"values: {key!r} is the log's own")
+            if not isinstance(value, bytes):
+                raise TypeError(f"values[{key!r}]: expected bytes, got {type(value).__name__}")
+        return changes
+
     def commit(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make everything since the last commit durable at once; return the store's new generation.
 
@@ -129,17 +140,12 @@ class RecordLog(LogCore):
             When a write fails. The log is closed for everything then; open store and log again.
         """
         self._check_open()
-        for key, value in (values or {}).items():
-            check_key(key)
-            if key == self._value_key:
-                raise ValueError(f"values: {key!r} is the log's own")
-            if not isinstance(value, bytes):
-                raise TypeError(f"values[{key!r}]: expected bytes, got {type(value).__name__}")
+        changes = self.check_values(values)
         with self._writer:
             self._begin()
             self._merge()
             with self._failing() as tx:
-                for key, value in (values or {}).items():
+                for key, value in changes.items():
                     tx.put(key, value)
                 if self._fresh:
                     with self._lock:

@@ -290,11 +290,12 @@ class Tiered:
             When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
         """
         with self._call():
+            checked = self._log.check_values(values)
             self._residents.flush()
             try:
                 with self._loader.paused():
                     self._log.compact()
-                    return self._log.commit(None if values is None else dict(values))
+                    return self._log.commit(checked)
             except BaseException as error:
                 self._failure = error
                 raise
@@ -372,6 +373,8 @@ class Tiered:
 
     def _admit(self, unique: Ints, slots: Ints, accessed: Ints) -> None:
         new = self._residents.admit(unique, slots, accessed)
+        # The thread may still be reading, for a ticket that was released, rows that these slots held.
+        self._loader.settle(new)
         self._loader.forget(new)
 
     def _not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:

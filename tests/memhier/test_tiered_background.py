@@ -349,3 +349,36 @@ def test_closing_ends_what_is_on_its_way(tier: Tiered, monkeypatch: pytest.Monke
     first.wait()
     with pytest.raises(ClosedError, match="closed before"):
         second.wait()
+
+
+def test_a_slot_whose_ticket_was_released_is_not_filled_with_the_row_it_no_longer_holds(
+    tier: Tiered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, gate = threading.Event(), threading.Event()
+    read = tier._log.read
+
+    def held_back(keys: Any, out: Any) -> Any:
+        if threading.current_thread().name == "memhier-load":
+            entered.set()
+            gate.wait()
+        return read(keys, out=out)
+
+    monkeypatch.setattr(tier._log, "read", held_back)
+    ticket = tier.prefetch([10, 11, 12, 13])
+    entered.wait()
+    ticket.release()
+    threading.Timer(0.2, gate.set).start()
+    for key in range(20, 24):  # takes the slots of rows that are still being read
+        tier.scatter([key], numbered([key + 100]))
+    gate.wait()
+    ticket.wait()
+    np.testing.assert_array_equal(tier.gather(range(20, 24)), numbered(np.arange(120, 124)))
+
+
+def test_bad_values_of_a_checkpoint_change_nothing(tier: Tiered) -> None:
+    tier.scatter([1], numbered([77]))
+    for values, error in (({"step": 5}, TypeError), ({"": b""}, ValueError), ({"log/t": b""}, ValueError)):
+        with pytest.raises(error):
+            tier.checkpoint(values)  # type: ignore[arg-type]
+    tier.checkpoint({"step": b"5"})
+    np.testing.assert_array_equal(tier.gather([1]), numbered([77]))
