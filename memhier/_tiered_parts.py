@@ -11,7 +11,7 @@ import numpy as np
 from memhier._residents import Residents
 from memhier._row_loader import Initial, RowLoader
 from memhier._slab_memory import Layout
-from memhier._tiered_sizes import Needs, Sizes, check_policy, policy_bytes
+from memhier._tiered_sizes import Needs, Sizes, check_policy, log_bytes, policy_bytes
 from memhier._write_queue import WriteQueue
 from memhier.codecs import get_codec
 from memhier.policies import Policy
@@ -24,12 +24,6 @@ from memhier.store import Store
 __all__ = ["KIND", "TieredParts"]
 
 KIND = "tiered"
-
-# Of an open transaction: what waits to be written of records and of their entries.
-_WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
-# Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
-_CHECKSUM_BYTES = 16
-_PAGE_BYTES = 4096
 
 
 class TieredParts:
@@ -61,22 +55,20 @@ class TieredParts:
         encoded_bytes = cold.encoded_bytes(layout.dtype, layout.row_type.itemsize // layout.dtype.itemsize)
         self._own_reader = self._own_store = None
         with ExitStack() as opened:
-            if not isinstance(store, Store):
-                store = self._own_store = opened.enter_context(_open_store(Path(store)))
+            fixed_bytes = log_bytes(int(rows), encoded_bytes)
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
+                fixed_bytes += reader.planned_bytes
             self.reader = reader
-            self.log = RowLog(store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows))
-            opened.callback(self.log.close)
-            fixed_bytes = (
-                self.log.memory_bytes + _WRITE_BUFFERS_BYTES + rows * encoded_bytes // _PAGE_BYTES * _CHECKSUM_BYTES
-            )
-            if self._own_reader is not None:
-                fixed_bytes += self._own_reader.planned_bytes
             needs = Needs(layout, encoded_bytes, cold.lossless, key_space, batch, policy_bytes(policy), fixed_bytes)
             sizes = Sizes(needs, dram)
             capacity = sizes.solve(policy)
             self.batch = sizes.batch
+            # A budget that is too small leaves nothing behind, and takes nothing first.
+            if not isinstance(store, Store):
+                store = self._own_store = opened.enter_context(_open_store(Path(store)))
+            self.log = RowLog(store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows))
+            opened.callback(self.log.close)
             self.slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
             self.queue = WriteQueue(self.log, sizes.queued, encoded_bytes)
             opened.callback(self.queue.close)
@@ -90,6 +82,9 @@ class TieredParts:
         """DRAM held, in bytes."""
         held = sum(part.memory_bytes for part in (self.slab, self.residents, self.queue, self.loader, self.log))
         if self._own_store is not None and self.alive:
+            # What the store itself would count includes the open transaction, as the log's count does.
+            names = self._own_store.keys()
+            held += sum(len(name) + len(self._own_store.get(name) or b"") for name in names)
             held += sum(info.memory_bytes for info in self._own_store.segments().values())
         return held + (0 if self._own_reader is None else self._own_reader.memory_bytes)
 

@@ -5,16 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memhier._log_parts import ENTRY, LARGE_BYTES, page_after
+from memhier._segments import PAGE_BYTES
 from memhier._slab_memory import Layout
 from memhier._tickets import Pins
 from memhier._write_queue import WriteQueue, batch_rows
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
+from memhier.rows import rows_per_page
 from memhier.slab import Slab
 from memhier.slots import SlotMap
 
-__all__ = ["Needs", "Sizes", "check_policy", "make_policy", "policy_bytes"]
+__all__ = ["Needs", "Sizes", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
 
 _POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
 _TRIED: dict[type, Callable[[int], Policy]] = {LRU: LRU, LFU: LFU, S3FIFO: S3FIFO, Belady: Belady}
@@ -37,6 +40,16 @@ _QUEUED_ROW_BYTES = 64
 _APPEND_ROW_BYTES = 24
 # State, dirty and stored flags of a slot; key and slot of a row on its way to the reading thread.
 _SLOT_BYTES = 3 + 16
+# Of a log's index: the batch of its map, and the place of a key.
+_INDEX_BATCH = 2**16
+_INDEX_KEY_BYTES = 8
+# The end of the records in DRAM; and of an open transaction what waits to be written of records and of entries.
+_TAIL_BYTES = 2**20 + PAGE_BYTES
+_WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
+# Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
+_CHECKSUM_BYTES = 16
+# Parts of a log and the reader's files are numbered in tables, which grow with the log and are small.
+_TABLES_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class Needs:
     policy_bytes
         The policy's bytes per row, at most.
     fixed_bytes
-        What does not depend on the capacity: the log's index, the buffers of log and reader.
+        What does not depend on the capacity: `log_bytes`, the buffers of the reader.
     """
 
     layout: Layout
@@ -143,6 +156,23 @@ class Sizes:
             middle = (low + high) // 2
             low, high = (middle, high) if self.total(middle) <= self._dram else (low, middle)
         return low
+
+
+def log_bytes(rows: int, row_bytes: int) -> int:
+    """Return the DRAM that a log takes, whatever it holds: a table that is opened again must have the same slots.
+
+    Enough for writing each row once from one checkpoint to the next; more writes take 4 to 12 bytes a page until then.
+    """
+    packed = rows_per_page(row_bytes)
+    if packed is not None:
+        pages = -(-rows // packed)
+    elif row_bytes >= LARGE_BYTES:
+        pages = rows * page_after(row_bytes) // PAGE_BYTES
+    else:
+        pages = page_after(rows * row_bytes) // PAGE_BYTES
+    pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
+    index = SlotMap.bytes_for(rows, batch=_INDEX_BATCH) + rows * _INDEX_KEY_BYTES
+    return index + _TAIL_BYTES + _WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 
 def make_policy(policy: str | Policy, capacity: int) -> Policy:

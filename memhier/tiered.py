@@ -51,7 +51,10 @@ class Tiered:
     rows
         Most distinct keys that will ever be written: the log's index is made for so many.
     dram
-        Bytes for everything: ``"64MiB"``. What is left after the index and all buffers holds rows.
+        Bytes for everything: ``"64MiB"``. What is left after the index and all buffers holds rows; how many these are
+        depends on the arguments alone, not on what the table holds. Set aside is what the log needs when no more rows
+        are written between two checkpoints than the table has; each 4 KiB beyond take 4 to 12 bytes more until the
+        second one. Values given to checkpoints come on top as well.
     policy
         ``"lru"``, ``"lfu"``, ``"s3fifo"``, ``"belady"``, or a policy, whose capacity is then the number of slots.
         A gather or a prefetch accesses all its keys, except that a gather leaves out rows a ticket holds: prefetching a

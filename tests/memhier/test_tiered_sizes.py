@@ -1,0 +1,103 @@
+"""A budget is divided by configuration alone: what a table's log has become changes neither slots nor batch."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memhier._tiered_sizes import log_bytes
+from memhier.errors import BudgetError
+from memhier.reader import Reader
+from memhier.row_log import RowLog
+from memhier.store import Store
+from memhier.tiered import Tiered
+
+ROWS = 200
+
+
+def open_tier(place: Path, dim: int, dram: int, **options: Any) -> Tiered:
+    return Tiered(place, "t", np.float32, dim, rows=ROWS, dram=dram, **options)
+
+
+def smallest(place: Path, dim: int) -> int:
+    with pytest.raises(BudgetError) as caught:
+        open_tier(place, dim, 1)
+    found = re.search(r"dram=(\d+) would be enough", str(caught.value))
+    assert found is not None
+    return int(found[1])
+
+
+def rewrite(tier: Tiered, dim: int, rng: np.random.Generator) -> None:
+    """Write each row once, in another order each time, a few at a time."""
+    step = min(tier.capacity, tier._parts.batch, 20)
+    for keys in np.array_split(rng.permutation(ROWS), -(-ROWS // step)):
+        tier.scatter(keys, np.repeat(keys[:, None], dim, axis=1).astype(np.float32))
+
+
+@pytest.mark.parametrize("dim", [1, 600, 1024, 1025])
+@pytest.mark.parametrize("spare", [0, 30_000])
+def test_a_budget_means_the_same_however_long_the_log_has_become(tmp_path: Path, dim: int, spare: int) -> None:
+    """Rows of less than a page, of most of one, of just one, and of more."""
+    dram = smallest(tmp_path / "s", dim) + spare
+    rng = np.random.default_rng(0)
+    with open_tier(tmp_path / "s", dim, dram) as tier:
+        capacity, batch = tier.capacity, tier._parts.batch
+        for checkpoint in range(6):
+            rewrite(tier, dim, rng)
+            assert tier.memory_bytes <= dram
+            if checkpoint % 2:
+                tier.scatter([0], np.zeros((1, dim), np.float32))
+            tier.checkpoint()
+            assert tier.memory_bytes <= dram
+    with open_tier(tmp_path / "s", dim, dram) as tier:
+        assert (tier.capacity, tier._parts.batch) == (capacity, batch)
+        assert tier.memory_bytes <= dram
+        assert tier.gather([ROWS - 1])[0, 0] == ROWS - 1
+
+
+def test_many_parts_take_nothing_from_the_rows(tmp_path: Path) -> None:
+    dram = smallest(tmp_path / "s", 4) + 2000
+    with open_tier(tmp_path / "s", 4, dram) as tier:
+        capacity = tier.capacity
+        for size in range(1, 26):  # of different sizes, so that they are not merged
+            for key in range(size * size % ROWS):
+                tier.scatter([key], np.zeros((1, 4), np.float32))
+            tier.checkpoint()
+    with open_tier(tmp_path / "s", 4, dram) as tier:
+        assert tier.capacity == capacity
+
+
+def test_a_budget_that_is_too_small_leaves_no_store_behind(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError):
+        open_tier(tmp_path / "s", 4, 1000)
+    with pytest.raises(BudgetError):  # an index of 77 GB is not even tried
+        Tiered(tmp_path / "s", "t", np.float32, 4, rows=2**31 - 1, dram="64MiB")
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("row_bytes", [1, 16, 700, 3000, 4096, 5000, 65536, 70_000])
+def test_what_a_log_takes_is_known_before_it_is_opened(tmp_path: Path, row_bytes: int) -> None:
+    rows, rng = 97, np.random.default_rng(0)
+    with (
+        Store.create(tmp_path / "s", "test") as store,
+        Reader() as reader,
+        RowLog(store, "t", row_bytes=row_bytes, reader=reader, capacity=rows) as log,
+    ):
+        planned = log_bytes(rows, row_bytes)
+        for _ in range(6):
+            for keys in np.array_split(rng.permutation(rows), 10):
+                log.append(keys, np.zeros((len(keys), row_bytes), np.uint8))
+            held = log.memory_bytes + sum(info.memory_bytes for info in store.segments().values())
+            assert planned - 2**17 < held <= planned
+            log.compact()
+            log.commit()
+
+
+def test_values_of_a_checkpoint_are_counted(tmp_path: Path) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=10, dram="16MiB") as tier:
+        tier.checkpoint()
+        before = tier.memory_bytes
+        tier.checkpoint({"step": bytes(10_000)})
+        assert tier.memory_bytes - before >= 10_000
