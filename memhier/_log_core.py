@@ -157,7 +157,7 @@ class LogCore:
             raise ClosedError(
                 f"{type(self).__name__} {self._name!r}: a write failed ({self._failure}), what was not committed is "
                 "gone; open it again"
-            )
+            ) from self._failure
 
     def _begin(self) -> bool:
         """Make sure that there is a transaction; return whether it is new."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from memhier._arrays import as_ints
 from memhier._log_core import Flags, Ints, LogCore
 from memhier._log_parts import LogRecord
-from memhier._transaction import check_key
+from memhier._transaction import check_key, check_value_size
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.store import Store
 
@@ -58,6 +58,11 @@ class RecordLog(LogCore):
     def capacity(self) -> int:
         """Most keys at a time."""
         return self._index.capacity
+
+    @property
+    def failed(self) -> bool:
+        """Whether a write failed, after which the log takes no more calls."""
+        return self._failure is not None
 
     def __len__(self) -> int:
         """How many keys have a record."""
@@ -122,6 +127,7 @@ class RecordLog(LogCore):
                 raise ValueError(f"values: {key!r} is the log's own")
             if not isinstance(value, bytes):
                 raise TypeError(f"values[{key!r}]: expected bytes, got {type(value).__name__}")
+            check_value_size(key, value)
         return changes
 
     def commit(self, values: Mapping[str, bytes] | None = None) -> int:

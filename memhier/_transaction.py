@@ -12,7 +12,7 @@ from memhier.files import Files
 if TYPE_CHECKING:
     from memhier.store import Store
 
-__all__ = ["Transaction", "check_key"]
+__all__ = ["Transaction", "check_key", "check_value_size"]
 
 _KEY_BYTES_MAX = 400  # LMDB takes 511, our prefix included.
 _VALUE_BYTES_MAX = 16 * 2**20
@@ -24,6 +24,14 @@ def check_key(key: str) -> None:
         raise TypeError(f"key={key!r}: expected text")
     if not 1 <= len(key.encode()) <= _KEY_BYTES_MAX:
         raise ValueError(f"key={key!r}: expected 1 to {_KEY_BYTES_MAX} bytes of UTF-8")
+
+
+def check_value_size(key: str, value: bytes) -> None:
+    """Refuse a value that the catalog should not hold."""
+    if len(value) > _VALUE_BYTES_MAX:
+        raise ValueError(
+            f"value of {key!r}: {len(value):,} bytes, expected at most {_VALUE_BYTES_MAX:,}; write a segment instead"
+        )
 
 
 class Transaction:
@@ -109,11 +117,7 @@ class Transaction:
         self._check_open()
         check_key(key)
         contents = bytes(value) if isinstance(value, bytes | bytearray) else memoryview(value).tobytes()
-        if len(contents) > _VALUE_BYTES_MAX:
-            raise ValueError(
-                f"value of {key!r}: {len(contents):,} bytes, expected at most {_VALUE_BYTES_MAX:,}; "
-                "write a segment instead"
-            )
+        check_value_size(key, contents)
         self._values[key] = contents
 
     def delete(self, key: str) -> None:

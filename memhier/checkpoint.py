@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -158,14 +159,14 @@ class CheckpointWriter:
             )
         if clean and found is None:
             raise ValueError(f"clean=True: there is no checkpoint {name!r} yet that the rows could equal")
-        self._log = self._geometry.open_log(store, name, reader)
-        self._reserved = {self._record_key, f"log/{name}"}
         size = self._geometry.block_bytes
         spares = max(1, parse_bytes(spare, "spare") // row_bytes)
         source = rows.reshape(-1).view(np.uint8).reshape(len(rows), row_bytes)
         self._tracker = BlockTracker(source, self._geometry.block_rows, min(spares, len(rows)), clean)
         batch = max(1, _BATCH_BYTES // size)
         self._batch: NDArray[np.uint8] = np.zeros((batch, page_after(size)), np.uint8)
+        self._open_log = partial(self._geometry.open_log, store, name, reader)
+        self._log = self._open_log()
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._saving: Future[Checkpoint] | None = None
         self._closed = False
@@ -201,10 +202,14 @@ class CheckpointWriter:
         Returns
         -------
         concurrent.futures.Future
-            Its result is a :class:`Checkpoint`, or the error: the blocks are then saved with the next image.
+            Its result is a :class:`Checkpoint`, or the error: the blocks are then saved with the next image. After a
+            failed write that can be at once; after a failed commit the store has to be opened again, and with it a
+            new writer made.
 
         Raises
         ------
+        TypeError, ValueError
+            When a value is no bytes, or its key is unfit or the checkpoint's own. No image is taken then.
         LockedError
             When the last image is still being saved.
         """
@@ -212,12 +217,12 @@ class CheckpointWriter:
             raise ClosedError("the checkpoint writer is closed")
         if self._saving is not None and not self._saving.done():
             raise LockedError("the last checkpoint is still being saved; wait for its result")
-        for key, value in (values or {}).items():
-            if not isinstance(value, bytes) or key in self._reserved:
-                raise ValueError(f"values[{key!r}]: expected bytes, under a key that is not the checkpoint's own")
+        changes = self._log.check_values(values)
+        if self._record_key in changes:
+            raise ValueError(f"values: {self._record_key!r} is the checkpoint's own")
         begun = time.perf_counter()
         blocks = self._tracker.capture()
-        self._saving = self._thread.submit(self._save, dict(values or {}), blocks, begun)
+        self._saving = self._thread.submit(self._save, changes, blocks, begun)
         return self._saving
 
     def write(self, values: Mapping[str, bytes] | None = None) -> Checkpoint:
@@ -242,6 +247,10 @@ class CheckpointWriter:
 
     def _save(self, values: dict[str, bytes], blocks: int, begun: float) -> Checkpoint:
         try:
+            if self._log.failed:
+                # What the log held of the image before is gone, and its blocks are in this one.
+                self._log.close()
+                self._log = self._open_log()
             while len(numbers := self._tracker.take(self._batch)):
                 self._log.append(numbers, self._batch[: len(numbers)])
             self._log.compact(_LIVE_BELOW)

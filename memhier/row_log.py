@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._arguments import check_int
 from memhier._log_core import BlockOf, Bytes, Flags, Ints
 from memhier._log_parts import offset_of
 from memhier._record_log import RecordLog
@@ -70,11 +71,7 @@ class RowLog(RecordLog):
     def __init__(
         self, store: Store, name: str, row_bytes: int, reader: "Reader", capacity: int, *, direct: bool = False
     ) -> None:
-        if isinstance(row_bytes, bool) or not isinstance(row_bytes, int | np.integer):
-            raise TypeError(f"row_bytes={row_bytes!r}: expected an int")
-        if not 1 <= row_bytes <= ROW_BYTES_MAX:
-            raise ValueError(f"row_bytes={row_bytes}: expected 1 to {ROW_BYTES_MAX}")
-        self.row_bytes = int(row_bytes)
+        self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
         super().__init__(store, name, reader, capacity, self.row_bytes, rows_per_page(self.row_bytes), direct)
 
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:

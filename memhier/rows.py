@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._arguments import check_int
 from memhier._segments import PAGE_BYTES
 from memhier._transaction import Transaction
 from memhier.errors import ClosedError, CorruptionError, FormatError
@@ -64,11 +65,7 @@ class RowsWriter:
     """
 
     def __init__(self, tx: Transaction, name: str, row_bytes: int) -> None:
-        if isinstance(row_bytes, bool) or not isinstance(row_bytes, int | np.integer):
-            raise TypeError(f"row_bytes={row_bytes!r}: expected an int")
-        if not 1 <= row_bytes <= ROW_BYTES_MAX:
-            raise ValueError(f"row_bytes={row_bytes}: expected 1 to {ROW_BYTES_MAX}")
-        self.row_bytes = int(row_bytes)
+        self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
         self._tx = tx
         self._name = name
         self._segment = tx.segment(name)

@@ -2,9 +2,8 @@
 
 import os
 import random
-import signal
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from memhier.store import Store
 
 KIND = "test"
+Killer = Callable[[Callable[[int], None], random.Random], int]
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -28,28 +28,14 @@ def _commit_until_killed(root: Path, report: int) -> None:
             os.write(report, number.to_bytes(8, "little"))
 
 
-def _kill_rounds(root: Path, rounds: int, seed: int) -> None:
+def _kill_rounds(root: Path, rounds: int, seed: int, work_until_killed: Killer) -> None:
     rng = random.Random(seed)
     with Store.create(root, KIND) as store, store.begin() as tx:
         tx.put("number", b"1")
         tx.segment("data").append(b"1 " * 997)
         tx.commit()
     for _ in range(rounds):
-        reports, report = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                _commit_until_killed(root, report)
-            finally:
-                os._exit(1)
-        os.close(report)
-        told = os.read(reports, 8)
-        time.sleep(rng.random() * 0.02)
-        os.kill(child, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        with open(reports, "rb") as pipe:
-            told += pipe.read()
-        returned = int.from_bytes(told[-8:], "little")
+        returned = work_until_killed(lambda report: _commit_until_killed(root, report), rng)
         with Store.open(root, KIND, verify="open") as store:
             number = store.generation
             assert number in (returned, returned + 1), "a commit that returned is lost, or a false one is found"
@@ -60,11 +46,11 @@ def _kill_rounds(root: Path, rounds: int, seed: int) -> None:
         assert store.check() == []
 
 
-def test_kill_during_commits() -> None:
+def test_kill_during_commits(work_until_killed: Killer) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
-        _kill_rounds(Path(folder) / "store", 60, seed=1)
+        _kill_rounds(Path(folder) / "store", 60, 1, work_until_killed)
 
 
 @pytest.mark.slow
-def test_kill_during_commits_for_longer(tmp_path: Path) -> None:
-    _kill_rounds(tmp_path / "store", 200, seed=2)
+def test_kill_during_commits_for_longer(tmp_path: Path, work_until_killed: Killer) -> None:
+    _kill_rounds(tmp_path / "store", 200, 2, work_until_killed)

@@ -2,9 +2,8 @@
 
 import os
 import random
-import signal
 import tempfile
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from memhier.row_log import RowLog
 from memhier.store import Store
 
 KIND = "test"
+Killer = Callable[[Callable[[int], None], random.Random], int]
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
@@ -43,26 +43,12 @@ def _expected(version: int) -> dict[int, int]:
     return rows
 
 
-def _kill_rounds(root: Path, rounds: int, seed: int) -> None:
+def _kill_rounds(root: Path, rounds: int, seed: int, work_until_killed: Killer) -> None:
     rng = random.Random(seed)
     with Store.create(root, KIND) as store, Reader() as reader, RowLog(store, "t", 1000, reader, 97) as log:
         log.commit()
     for _ in range(rounds):
-        reports, report = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                _change_until_killed(root, report)
-            finally:
-                os._exit(1)
-        os.close(report)
-        told = os.read(reports, 8)
-        time.sleep(rng.random() * 0.02)
-        os.kill(child, signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        with open(reports, "rb") as pipe:
-            told += pipe.read()
-        returned = int.from_bytes(told[-8:], "little")
+        returned = work_until_killed(lambda report: _change_until_killed(root, report), rng)
         with Store.open(root, KIND, verify="open") as store, Reader() as reader:
             assert store.generation in (returned, returned + 1), "a commit that returned is lost, or a false one found"
             with RowLog(store, "t", 1000, reader, 97) as log:
@@ -73,11 +59,11 @@ def _kill_rounds(root: Path, rounds: int, seed: int) -> None:
             assert all(finding.harmless for finding in store.check())
 
 
-def test_kill_during_changes() -> None:
+def test_kill_during_changes(work_until_killed: Killer) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
-        _kill_rounds(Path(folder) / "store", 20, seed=1)
+        _kill_rounds(Path(folder) / "store", 20, 1, work_until_killed)
 
 
 @pytest.mark.slow
-def test_kill_during_changes_for_longer(tmp_path: Path) -> None:
-    _kill_rounds(tmp_path / "store", 200, seed=2)
+def test_kill_during_changes_for_longer(tmp_path: Path, work_until_killed: Killer) -> None:
+    _kill_rounds(tmp_path / "store", 200, 2, work_until_killed)
