@@ -163,6 +163,7 @@ class LogCore:
         """Make sure that there is a transaction; return whether it is new."""
         self._check_open()
         if self._tx is not None:
+            self._tx.check_open()
             return False
         self._tx = self._store.begin()
         return True

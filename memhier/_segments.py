@@ -4,6 +4,7 @@ The checksum lies in the reference and not in the page: rows keep their powers o
 the wrong place is caught as well.
 """
 
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
@@ -123,6 +124,7 @@ class SegmentWriter:
         self._length = 0
         self._pages = 0
         self._checksums: NDArray[np.uint32] = np.empty(_BUFFER_BYTES // PAGE_BYTES, np.uint32)
+        self._pid = os.getpid()
         self._open = True
 
     @property
@@ -150,8 +152,7 @@ class SegmentWriter:
         OSError
             When the write fails; the transaction is then aborted.
         """
-        if not self._open:
-            raise ClosedError(f"segment {self.name!r}: its transaction is over")
+        self._check_open()
         source = _as_bytes(data)
         offset = self._length
         try:
@@ -190,8 +191,7 @@ class SegmentWriter:
         ClosedError, OSError
             As in `append`.
         """
-        if not self._open:
-            raise ClosedError(f"segment {self.name!r}: its transaction is over")
+        self._check_open()
         whole = self._filled // PAGE_BYTES * PAGE_BYTES
         try:
             if whole:
@@ -223,6 +223,13 @@ class SegmentWriter:
         """Close the file; what was appended is part of nothing."""
         self._open = False
         self._file.close()
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise ClosedError(f"segment {self.name!r}: its transaction is over")
+        if self._pid != os.getpid():
+            # A forked child has the file open and the buffers filled, and would write where its parent does.
+            raise ClosedError(f"segment {self.name!r}: belongs to process {self._pid}, which forked this one")
 
     def _write(self, pages: NDArray[np.uint8]) -> None:
         count = len(pages) // PAGE_BYTES

@@ -57,6 +57,13 @@ class Transaction:
         values = sum(len(key) + len(value or b"") for key, value in self._values.items())
         return values + sum(writer.memory_bytes for writer in self._writers.values())
 
+    def check_open(self) -> None:
+        """Raise ClosedError when it is over, or in a forked child."""
+        if not self._open:
+            raise ClosedError("the transaction is over")
+        if self._pid != os.getpid():
+            raise ClosedError(f"the transaction belongs to process {self._pid}, which forked this one")
+
     def segment(self, name: str, *, direct: bool = False) -> SegmentWriter:
         """Begin a new segment; an older one of this name is replaced at commit.
 
@@ -72,7 +79,7 @@ class Transaction:
         ValueError
             When `name` is not 1 to 100 letters, digits, ``-`` or ``_``, or was begun in this transaction already.
         """
-        self._check_open()
+        self.check_open()
         check_segment_name(name)
         if name in self._writers:
             raise ValueError(f"name={name!r}: this transaction already writes a segment of that name")
@@ -98,7 +105,7 @@ class Transaction:
         KeyError
             When there is no such segment.
         """
-        self._check_open()
+        self.check_open()
         if name not in self._store.segments() or name in self._dropped:
             raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._store.segments())}")
         self._dropped.add(name)
@@ -114,7 +121,7 @@ class Transaction:
             A C-contiguous buffer of at most 16 MiB: every open store holds it in DRAM. Larger things belong in a
             segment.
         """
-        self._check_open()
+        self.check_open()
         check_key(key)
         contents = bytes(value) if isinstance(value, bytes | bytearray) else memoryview(value).tobytes()
         check_value_size(key, contents)
@@ -128,7 +135,7 @@ class Transaction:
         KeyError
             When there is none.
         """
-        self._check_open()
+        self.check_open()
         check_key(key)
         if self._values.get(key, self._store.get(key)) is None:
             raise KeyError(f"key={key!r}: no such value")
@@ -143,7 +150,7 @@ class Transaction:
             When a write fails. The store is then closed for writing: what the disk holds is known again after
             reopening, which finds the last commit or, if only the last step failed, this one.
         """
-        self._check_open()
+        self.check_open()
         try:
             written = [writer.finish() for writer in self._writers.values()]
             if written:
@@ -177,9 +184,3 @@ class Transaction:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.abort()
-
-    def _check_open(self) -> None:
-        if not self._open:
-            raise ClosedError("the transaction is over")
-        if self._pid != os.getpid():
-            raise ClosedError("the transaction belongs to the process that this one was forked from")

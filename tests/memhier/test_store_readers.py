@@ -7,10 +7,12 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from memhier.errors import ClosedError, LockedError, MemhierError
 from memhier.reader import Reader
+from memhier.row_log import RowLog
 from memhier.store import Store
 
 KIND = "test"
@@ -146,6 +148,49 @@ def test_a_forked_child_reads_and_does_not_write(root: Path) -> None:
         reader.close()
     with Store.open(root, KIND, verify="open") as store:
         assert sorted(store.segments()) == ["s", "t"]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_forked_child_writes_nothing_into_its_parents_segments(root: Path, direct: bool) -> None:
+    """The files are open in the child too, and so are the buffers that wait to be written."""
+    data = os.urandom(3 * 2**20)
+    with Store.create(root, KIND) as writer, writer.begin() as tx:
+        segment = tx.segment("s", direct=direct)
+        segment.append(data[: 2**20 + 5])
+
+        def child() -> None:
+            for call in (lambda: segment.append(bytes(2**22)), segment.flush, lambda: tx.segment("t")):
+                with pytest.raises(ClosedError, match="fork"):
+                    call()
+            tx.abort()
+            writer.close()
+
+        assert in_child(child) == 0
+        segment.append(data[2**20 + 5 :])
+        tx.commit()
+        assert writer.read_segment("s").tobytes() == data
+        assert os.listdir(root / "segments") == ["s.00000001.seg"]
+
+
+def test_a_forked_child_reads_a_log_and_does_not_change_it(root: Path) -> None:
+    rows = np.random.default_rng(0).integers(0, 256, (300, 4096), np.uint8)
+    with Store.create(root, KIND) as writer, Reader() as reader, RowLog(writer, "t", 4096, reader, 600) as log:
+        log.append(np.arange(100), rows[:100])
+        log.commit()
+        log.append(np.arange(100, 200), rows[100:200])
+
+        def child() -> None:
+            for call in (lambda: log.append([1], rows[:1]), lambda: log.delete([1]), log.commit, log.compact):
+                with pytest.raises(ClosedError, match="fork"):
+                    call()
+            assert np.array_equal(log.read(np.arange(200))[0], rows[:200])
+            log.close()
+
+        assert in_child(child) == 0
+        log.append(np.arange(200, 300), rows[200:])
+        log.commit()
+        assert np.array_equal(log.read(np.arange(300))[0], rows)
+        assert writer.check() == []
 
 
 def test_the_lock_goes_with_the_writer_and_not_with_its_children(root: Path) -> None:
