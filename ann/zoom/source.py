@@ -1,11 +1,15 @@
-"""Vectors to index, from an array, a memmap or an iterator of blocks, read in blocks and never held whole."""
+"""Vectors to index, from an array, a file or an iterator of blocks, read in blocks and never held whole."""
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeAlias
+from types import TracebackType
+from typing import Any, Self, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
+
+from memhier.ann.files import SlicedVectors, VectorReader, open_vectors
 
 __all__ = ["Block", "VectorSource", "open_source"]
 
@@ -39,25 +43,103 @@ class VectorSource:
         """Return the given rows (ascending, so that a memmap is read forward)."""
         return _convert(self._matrix[rows], self.dtype)
 
+    def close(self) -> None:
+        """Let go of a file that :func:`open_source` opened. May be called twice."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class _ReaderSource(VectorSource):
+    """A source over a file, or over what gives slices as one does."""
+
+    def __init__(self, reader: VectorReader, *, owned: bool) -> None:
+        _check_matrix((reader.count, reader.dimension), reader.dtype, reader.name)
+        self._reader, self._owned = reader, owned
+        self.dtype = _stored_dtype(reader.dtype)
+        self.count, self.dimension = reader.count, reader.dimension
+
+    def blocks(self) -> Iterator[tuple[int, Block]]:
+        for start, block in self._reader.blocks():
+            yield start, _convert(block, self.dtype)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> Block:
+        return _convert(self._reader.take(rows), self.dtype)
+
+    def close(self) -> None:
+        if self._owned:
+            self._reader.close()
+
 
 def open_source(vectors: object, scratch: Path) -> VectorSource:
     """Return a source over `vectors`, staging an iterator in a file under `scratch`.
+
+    Parameters
+    ----------
+    vectors
+        An array ``[n, d]``; the path of a file, or a :class:`VectorReader`; anything with ``shape``, a numpy ``dtype``
+        and slicing, such as a data set of h5py, which is read by slices; or an iterable of blocks ``[rows, d]``.
+    scratch
+        A directory for what can be read only once.
 
     Raises
     ------
     TypeError, ValueError
         When the vectors are not two-dimensional, are empty, have an unknown dtype, or hold NaN or infinity.
+    OSError, FormatError
+        When a file cannot be read, or is damaged.
     """
-    if isinstance(vectors, np.ndarray | list | tuple) or hasattr(vectors, "__array__"):
-        source = VectorSource(_check_block(np.asarray(vectors), "vectors"))
+    if _is_blocks(vectors):
+        return _stage(vectors, scratch / "staged-vectors")
+    source = _source(vectors)
+    try:
         if source.count == 0:
             raise ValueError("vectors is empty: an index needs at least one vector")
         for start, block in source.blocks():
             _check_finite(block, start)
-        return source
-    if isinstance(vectors, Iterable):
-        return _stage(vectors, scratch / "staged-vectors")
-    raise TypeError(f"vectors={type(vectors).__name__}: expected an array [n, d] or an iterable of such blocks")
+    except BaseException:
+        source.close()
+        raise
+    return source
+
+
+def _is_blocks(vectors: Any) -> TypeGuard[Iterable[object]]:
+    """Whether these are blocks rather than one matrix; a list may be either."""
+    if isinstance(vectors, list | tuple):
+        return len(vectors) > 0 and np.ndim(vectors[0]) == 2
+    matrix = isinstance(vectors, str | os.PathLike | VectorReader) or hasattr(vectors, "__array__")
+    return isinstance(vectors, Iterable) and not matrix and not _gives_slices(vectors)
+
+
+def _gives_slices(vectors: Any) -> bool:
+    return hasattr(vectors, "shape") and isinstance(getattr(vectors, "dtype", None), np.dtype)
+
+
+def _source(vectors: Any) -> VectorSource:
+    if isinstance(vectors, str | os.PathLike):
+        reader = open_vectors(vectors)
+        try:
+            return _ReaderSource(reader, owned=True)
+        except BaseException:
+            reader.close()
+            raise
+    if isinstance(vectors, VectorReader):
+        return _ReaderSource(vectors, owned=False)
+    # Before __array__, which would load all of a data set.
+    if _gives_slices(vectors) and not isinstance(vectors, np.ndarray):
+        _check_matrix(tuple(vectors.shape), vectors.dtype, "vectors")
+        return _ReaderSource(SlicedVectors(vectors, "vectors"), owned=True)
+    if isinstance(vectors, list | tuple) or hasattr(vectors, "__array__"):
+        return VectorSource(_check_block(np.asarray(vectors), "vectors"))
+    raise TypeError(
+        f"vectors={type(vectors).__name__}: expected an array [n, d], the path of a file of vectors, or an iterable "
+        f"of blocks [rows, d]"
+    )
 
 
 def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
@@ -83,12 +165,16 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
 
 
 def _check_block(block: Block, name: str) -> Block:
-    if block.ndim != 2 or block.shape[1] == 0:
-        raise ValueError(f"{name} has shape {block.shape}: expected two dimensions [n, d] with d of at least 1")
-    if _stored_dtype(block.dtype) not in STORED_DTYPES:
-        names = ", ".join(map(str, STORED_DTYPES))
-        raise TypeError(f"{name} has dtype {block.dtype}: expected one of {names} (float64 is stored as float32)")
+    _check_matrix(block.shape, block.dtype, name)
     return block
+
+
+def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
+    if len(shape) != 2 or shape[1] == 0:
+        raise ValueError(f"{name} has shape {shape}: expected two dimensions [n, d] with d of at least 1")
+    if _stored_dtype(dtype) not in STORED_DTYPES:
+        names = ", ".join(map(str, STORED_DTYPES))
+        raise TypeError(f"{name} has dtype {dtype}: expected one of {names} (float64 is stored as float32)")
 
 
 def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,0 +1,66 @@
+"""Vectors in HDF5, as ann-benchmarks keeps them: data sets ``train``, ``test``, ``neighbors`` and ``distances``."""
+
+import os
+from importlib import import_module
+from typing import Any
+
+from memhier.ann.files._reader import Block
+from memhier.ann.files._sliced import SlicedVectors
+from memhier.errors import FormatError
+
+__all__ = ["Hdf5Vectors"]
+
+
+class Hdf5Vectors(SlicedVectors):
+    """One data set of an HDF5 file.
+
+    Raises
+    ------
+    ImportError
+        When h5py is not installed.
+    ValueError
+        When the file has no data set `key`; the message names those it has.
+    FormatError
+        When the file is not HDF5, or the data set is no matrix of numbers.
+    """
+
+    def __init__(self, path: str, key: str) -> None:
+        os.stat(path)  # h5py's own word on a missing file hides the error number in a long line
+        try:
+            h5py = import_module("h5py")
+        except ImportError as error:
+            raise ImportError(f"{path}: HDF5 needs the package h5py: pip install 'memhier[hdf5]'") from error
+        try:
+            self._file = h5py.File(path, "r")
+        except OSError as error:
+            raise _translated(path, error) from error
+        try:
+            super().__init__(_find(h5py, self._file, path, key), f"{path}[{key!r}]")
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file. May be called twice."""
+        super().close()
+        self._file.close()
+
+    def _read(self, start: int, stop: int) -> Block:
+        try:
+            return super()._read(start, stop)
+        except OSError as error:
+            raise _translated(self.name, error) from error
+
+
+def _find(h5py: Any, file: Any, path: str, key: str) -> Any:
+    found = file.get(key)
+    if not isinstance(found, h5py.Dataset):
+        names: list[str] = []
+        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        raise ValueError(f"key={key!r}: {path} has no such data set, expected one of {', '.join(names) or 'none'}")
+    return found
+
+
+def _translated(name: str, error: OSError) -> OSError | FormatError:
+    """HDF5 reports damage as an `OSError` without a number."""
+    return OSError(error.errno, error.strerror, name) if error.errno else FormatError(f"{name}: {error}")
