@@ -361,6 +361,19 @@ def test_bad_half_life() -> None:
         Belady(3).replay([1], lookahead=-1)
 
 
+@pytest.mark.skipif(backend.core is None, reason="no compiled core to compare")
+def test_scores_too_old_to_differ_go_by_their_last_access() -> None:
+    """After 1,600 half-lives the two first keys' scores are both zero, though the older one's was the higher."""
+    victims = []
+    for core in CORES:
+        with on_core(core):
+            policy = Belady(3, half_life=4)
+        for each in (1, 1, 2, *[3] * 6_400):
+            policy.access([each])
+        victims.append(policy.access([4, 5]).evicted.tolist())
+    assert victims == [[1, 2], [1, 2]]
+
+
 def test_what_python_holds_is_counted() -> None:
     for name, make in POLICIES.items():
         with on_core("python"):
@@ -414,3 +427,19 @@ def test_memory_is_counted_and_does_not_grow_with_the_trace(core: str, name: str
     assert before > 100 * 8
     policy.replay(skewed(60_000, 1_000, seed=1), **({"lookahead": 500} if name == "belady" else {}))
     assert policy.memory_bytes <= before * 1.1
+
+
+@pytest.mark.skipif(backend.core is None, reason="no compiled core")
+@pytest.mark.parametrize(("name", "most"), [("lru", 36), ("lfu", 40), ("s3fifo", 82)])
+def test_tables_are_made_once(name: str, most: int) -> None:
+    """A key takes so many bytes; a batch's keys, which come before victims are chosen, take 16 each beside that."""
+    capacity, batch = 20_000, 4_000
+    policy = POLICIES[name](capacity)
+    made = policy.memory_bytes
+    assert made <= most * capacity + 1_000
+    keys = np.arange(10 * capacity)
+    policy.access(keys[:capacity])
+    for part in np.split(keys, len(keys) // batch):
+        policy.access(np.concatenate([part, part]))
+    # LFU's buckets are few here, as counts are.
+    assert policy.memory_bytes <= made + 16 * max(2 * batch, capacity) + 4_096

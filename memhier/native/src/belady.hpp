@@ -57,24 +57,18 @@ class BeladyWindow {
   std::vector<std::int64_t> take_evicted() { return std::exchange(evicted_, {}); }
   void forget_evicted() { evicted_.clear(); }
 
-  // Adds a batch at the window's far end.
+  // Adds a batch at the window's far end. Where memory runs out nothing has changed.
   void append(const std::int64_t* keys, std::size_t count) {
     if (end_ - turn_ == turns_.size()) grow_turns();
     turns_[end_] = {written_, 0, {}};
-    for_each_ahead(table_, keys, count, [&](std::size_t i, KeyTable::Token token) {
-      std::uint32_t number = table_.find(token, keys[i]);
-      if (number == KeyTable::none) {
-        number = table_.insert(keys[i]);
-        grow_entries(table_.numbers());
-        entries_[number] = {};
-        scores_[number] = {};
-      } else if (entries_[number].uses > 0 && uses_[entries_[number].latest].turn == end_) {
-        return;  // a repeat
-      }
-      announce_use(number);
-    });
-    turns_[end_].count = written_ - turns_[end_].first;
-    ++end_;
+    try {
+      announce_uses(keys, count);
+    } catch (...) {
+      close_batch();
+      take_back();
+      throw;
+    }
+    close_batch();
   }
 
   std::size_t last_announced() { return turns_[end_ - 1].count; }
@@ -226,14 +220,34 @@ class BeladyWindow {
   void grow_entries(std::size_t count) {
     if (count <= entries_.size()) return;
     count = std::max(count, entries_.size() + entries_.size() / 2);
-    entries_.resize(count);
     links_.resize(count);
     scores_.resize(count);
     idle_.resize(count);
+    entries_.resize(count);  // last, as its size says that all have grown
+  }
+
+  void announce_uses(const std::int64_t* keys, std::size_t count) {
+    for_each_ahead(table_, keys, count, [&](std::size_t i, KeyTable::Token token) {
+      if (written_ - turns_[turn_].first == uses_.size()) uses_.grow(turns_[turn_].first, written_);
+      std::uint32_t number = table_.find(token, keys[i]);
+      if (number == KeyTable::none) {
+        grow_entries(table_.size() + 1);  // numbers are handed out again before new ones are
+        number = table_.insert(keys[i]);
+        entries_[number] = {};
+        scores_[number] = {};
+      } else if (entries_[number].uses > 0 && uses_[entries_[number].latest].turn == end_) {
+        return;  // a repeat
+      }
+      announce_use(number);
+    });
+  }
+
+  void close_batch() {
+    turns_[end_].count = written_ - turns_[end_].first;
+    ++end_;
   }
 
   void announce_use(std::uint32_t number) {
-    if (written_ - turns_[turn_].first == uses_.size()) uses_.grow(turns_[turn_].first, written_);
     uses_[written_] = {number, end_, 0};
     Entry& entry = entries_[number];
     if (entry.uses == 0) {
@@ -251,8 +265,9 @@ class BeladyWindow {
   }
 
   void grow_turns() {
+    TurnSet waiting(2 * turns_.size());
     turns_.grow(turn_, end_);
-    waiting_ = TurnSet(turns_.size());
+    waiting_ = std::move(waiting);
     for (std::uint32_t turn = turn_; turn != end_; ++turn)
       if (!turns_[turn].keys.empty()) waiting_.add(turns_.place(turn));
   }
@@ -271,14 +286,18 @@ class BeladyWindow {
     __builtin_prefetch(&links_[number], 1);
   }
 
-  // Weights double every half-life: before one could overflow, all scores are scaled back.
+  // Weights double every half-life: before one could overflow, all scores are scaled back. Old ones become equal, namely
+  // zero, and then go by their last access.
   void rescale() {
-    for (; clock_ / half_life_ - base_ >= kRescale; base_ += kRescale)
+    for (; clock_ / half_life_ - base_ >= kRescale; base_ += kRescale) {
       for (Score& score : scores_) score.uses = std::ldexp(score.uses, -kRescale);
+      idle_.rebuild();
+    }
   }
 
   void make_room(std::size_t count) {
     passed_.clear();
+    evicted_.reserve(count);
     while (count > 0 && !idle_.empty()) {
       const std::uint32_t number = idle_.top();
       if (entries_[number].held == mark_) {

@@ -1,8 +1,7 @@
 // The cache that every compiled policy's order drives; memhier/policies/_reference.py is the same in Python.
 //
 // An Order knows the resident entries by number, in an order from which victims are taken:
-//   explicit Order(std::size_t capacity)
-//   void resize(std::size_t numbers)              numbers below this may come
+//   explicit Order(std::size_t capacity)          numbers are below this
 //   void enter(std::uint32_t number, std::int64_t key)
 //   void touch(std::uint32_t number)
 //   void leave(std::uint32_t number)              discarded
@@ -45,7 +44,7 @@ class Cache {
   std::size_t bytes() const {
     const std::lock_guard lock(mutex_);
     return sizeof *this + table_.bytes() + order_.bytes() +
-           (stamps_.capacity() + turns_.capacity()) * sizeof(std::uint32_t);
+           (stamps_.capacity() + turns_.capacity() + fresh_.capacity() + seen_.capacity()) * sizeof(std::uint32_t);
   }
 
   // The victims as bytes, or the capacity that would be enough, nothing changed.
@@ -53,15 +52,17 @@ class Cache {
     const Buffer batch(keys, Buffer::Access::read), held(pinned, Buffer::Access::read);
     const Buffer hits(hit, Buffer::Access::write);
     hits.require(hits.bytes() == batch.count<std::int64_t>(), "hit: one byte per key");
+    batch.require(batch.count<std::int64_t>() < kFresh, "keys: fewer than 2**31");
     std::vector<std::int64_t> evicted;
     std::size_t enough = 0;
     {
       nb::gil_scoped_release released;
       const std::lock_guard lock(mutex_);
-      enough = prepare(batch.as<const std::int64_t>(), batch.count<std::int64_t>(), held.as<const std::int64_t>(),
-                       held.count<std::int64_t>());
+      const auto* key = batch.as<const std::int64_t>();
+      const std::size_t count = batch.count<std::int64_t>();
+      enough = make_room(key, count, held.as<const std::int64_t>(), held.count<std::int64_t>(), evicted);
       if (enough == 0) {
-        make_room(evicted);
+        insert_fresh(key);
         take_turns(hits.as<std::uint8_t>());
       }
     }
@@ -74,7 +75,6 @@ class Cache {
     hits.require(hits.bytes() == trace.count<std::int64_t>(), "hit: one byte per key");
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    grow(capacity_);
     const auto* key = trace.as<const std::int64_t>();
     const std::size_t count = trace.count<std::int64_t>();
     for_each_ahead(table_, key, count, [&](std::size_t i, KeyTable::Token token) {
@@ -105,32 +105,42 @@ class Cache {
 
  private:
   static constexpr std::size_t kFar = 16, kNear = 8;
-  static constexpr std::uint32_t kFirst = 0x80000000;  // marks a turn at which its key enters
+  static constexpr std::uint32_t kFresh = 0x80000000;    // marks the turns of a key that was not resident
+  static constexpr std::uint32_t kWaiting = 0x80000000;  // marks such a key's number until its first turn
 
-  // Numbers the batch's keys, new ones too, and marks what may not leave if something has to. Returns 0, or, with the
-  // new keys taken back, the capacity that would be enough.
-  std::size_t prepare(const std::int64_t* keys, std::size_t count, const std::int64_t* pinned, std::size_t pins) {
+  // Numbers the batch's keys, and lets others go where the new ones among them lack room: these enter only afterwards,
+  // so that no table ever holds more than the capacity. Returns 0, or, nothing changed, the capacity that is enough.
+  std::size_t make_room(const std::int64_t* keys, std::size_t count, const std::int64_t* pinned, std::size_t pins,
+                        std::vector<std::int64_t>& evicted) {
+    turns_.reserve(count);
     turns_.resize(count);
+    std::size_t misses = 0;
     for_each_ahead(table_, keys, count, [&](std::size_t i, KeyTable::Token token) {
       turns_[i] = table_.find(token, keys[i]);
-      if (turns_[i] == KeyTable::none) turns_[i] = table_.insert(keys[i]) | kFirst;
+      misses += turns_[i] == KeyTable::none;
     });
-    grow(table_.numbers());
-    if (table_.size() <= capacity_) return 0;
+    find_fresh(keys, misses);
+    if (table_.size() + fresh_.size() <= capacity_) return 0;
     if (++epoch_ == 0) {  // the stamps' numbers start over
       std::fill(stamps_.begin(), stamps_.end(), 0);
       epoch_ = 1;
     }
-    std::size_t held = 0;
-    for (const std::uint32_t turn : turns_) held += hold(turn & ~kFirst);
+    std::size_t held = fresh_.size();
+    for (const std::uint32_t turn : turns_) held += (turn & kFresh) == 0 && hold(turn);
     for (std::size_t i = 0; i < pins; ++i) {
       const std::uint32_t number = table_.find(pinned[i]);
       held += number != KeyTable::none && hold(number);
     }
-    if (held <= capacity_) return 0;
-    for (const std::uint32_t turn : turns_)
-      if (turn & kFirst) table_.erase(turn & ~kFirst);
-    return held;
+    if (held > capacity_) return held;
+    const std::size_t excess = table_.size() + fresh_.size() - capacity_;
+    evicted.reserve(excess);
+    order_.evict(
+        excess, [&](std::uint32_t number) { return stamps_[number] == epoch_; },
+        [&](std::uint32_t victim) {
+          evicted.push_back(table_.key(victim));
+          table_.erase(victim);
+        });
+    return 0;
   }
 
   bool hold(std::uint32_t number) {
@@ -139,40 +149,57 @@ class Cache {
     return first;
   }
 
-  void make_room(std::vector<std::int64_t>& evicted) {
-    if (table_.size() <= capacity_) return;
-    const std::size_t excess = table_.size() - capacity_;
-    evicted.reserve(excess);
-    order_.evict(
-        excess, [&](std::uint32_t number) { return stamps_[number] == epoch_; },
-        [&](std::uint32_t victim) {
-          evicted.push_back(table_.key(victim));
-          table_.erase(victim);
-        });
+  // Numbers the keys that are not resident in the order in which they come, by a hash table of these numbers.
+  void find_fresh(const std::int64_t* keys, std::size_t misses) {
+    fresh_.clear();
+    if (misses == 0) return;
+    fresh_.reserve(misses);
+    seen_.assign(2 * misses, KeyTable::none);
+    for (std::size_t i = 0; i < turns_.size(); ++i) {
+      if (turns_[i] != KeyTable::none) continue;
+      std::size_t at = hash_home(table_.token(keys[i]), seen_.size());
+      while (seen_[at] != KeyTable::none && keys[fresh_[seen_[at]]] != keys[i]) at = at + 1 == seen_.size() ? 0 : at + 1;
+      if (seen_[at] == KeyTable::none) {
+        seen_[at] = static_cast<std::uint32_t>(fresh_.size());
+        fresh_.push_back(static_cast<std::uint32_t>(i));
+      }
+      turns_[i] = seen_[at] | kFresh;
+    }
   }
+
+  void insert_fresh(const std::int64_t* keys) {
+    for (std::size_t i = 0; i < fresh_.size(); ++i) {
+      if (i + kFar < fresh_.size()) table_.prefetch(table_.token(keys[fresh_[i + kFar]]));
+      fresh_[i] = table_.insert(keys[fresh_[i]]) | kWaiting;
+    }
+  }
+
+  std::uint32_t number_of(std::uint32_t turn) const { return turn & kFresh ? fresh_[turn ^ kFresh] & ~kWaiting : turn; }
 
   void take_turns(std::uint8_t* hit) {
     const std::size_t count = turns_.size();
     for (std::size_t i = 0; i < count; ++i) {
-      if (i + kFar < count) order_.prefetch(turns_[i + kFar] & ~kFirst);
-      if (i + kNear < count) order_.prefetch_neighbours(turns_[i + kNear] & ~kFirst);
-      const std::uint32_t number = turns_[i] & ~kFirst;
-      hit[i] = (turns_[i] & kFirst) == 0;
-      if (hit[i]) order_.touch(number);
-      else order_.enter(number, table_.key(number));
+      if (i + kFar < count) order_.prefetch(number_of(turns_[i + kFar]));
+      if (i + kNear < count) order_.prefetch_neighbours(number_of(turns_[i + kNear]));
+      const std::uint32_t number = number_of(turns_[i]);
+      const bool enters = (turns_[i] & kFresh) && (fresh_[turns_[i] ^ kFresh] & kWaiting);
+      hit[i] = !enters;
+      if (!enters) {
+        order_.touch(number);
+        continue;
+      }
+      fresh_[turns_[i] ^ kFresh] = number;
+      order_.enter(number, table_.key(number));
     }
-  }
-
-  void grow(std::size_t numbers) {
-    if (numbers > stamps_.size()) stamps_.resize(std::max(numbers, capacity_));
-    order_.resize(stamps_.size());
   }
 
   const std::size_t capacity_;
   mutable std::mutex mutex_;
   KeyTable table_;
   std::vector<std::uint32_t> stamps_;  // by number: the last batch that held it
-  std::vector<std::uint32_t> turns_;   // the batch's keys by number
+  std::vector<std::uint32_t> turns_;   // the batch's keys: numbers, or places in `fresh_` that are marked so
+  std::vector<std::uint32_t> fresh_;   // its keys that were not resident: where they come first, then their numbers
+  std::vector<std::uint32_t> seen_;    // hash table of places in `fresh_`
   std::uint32_t epoch_ = 0;
   Order order_;
 };

@@ -17,14 +17,24 @@ struct Score {
 
 class IdleHeap {
  public:
-  // `scores` is indexed by entry; an entry's score does not change while it is in the heap.
+  // `scores` is indexed by entry; an entry's score does not change alone while it is in the heap.
   explicit IdleHeap(const std::vector<Score>& scores) : scores_(scores) {}
 
   bool empty() const { return heap_.empty(); }
   std::uint32_t top() const { return heap_.front(); }
   const std::vector<std::uint32_t>& entries() const { return heap_; }
   std::size_t bytes() const { return (heap_.capacity() + place_.capacity()) * sizeof(std::uint32_t); }
-  void resize(std::size_t entries) { place_.resize(entries); }
+
+  // Room for entries below this number: a push takes no memory.
+  void resize(std::size_t entries) {
+    heap_.reserve(entries);
+    place_.resize(entries);
+  }
+
+  // Scores have changed, all of them together.
+  void rebuild() {
+    for (std::size_t at = heap_.size() / 2; at-- > 0;) sink(at, heap_[at]);
+  }
 
   void push(std::uint32_t entry) {
     heap_.push_back(entry);

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "slotmap.hpp"
@@ -63,14 +64,17 @@ class KeyTable {
   }
 
  private:
-  // No number is free when this runs: the table was just made, or is full.
+  // No number is free when this runs: the table was just made, or is full. Where memory runs out nothing has changed.
   void make_room(std::size_t room) {
+    std::vector<std::int64_t> keys;
+    keys.reserve(room);
+    keys.assign(keys_.begin(), keys_.end());
+    auto index = std::make_unique<HashIndex>(room, keys.data());
+    for (std::size_t number = 0; number < keys.size(); ++number)
+      index->find_or_add(index->token(keys[number]), keys[number], static_cast<std::int32_t>(number));
+    keys_.swap(keys);
+    index_ = std::move(index);
     room_ = room;
-    keys_.reserve(room);
-    index_.reset();
-    index_ = std::make_unique<HashIndex>(room, keys_.data());
-    for (std::size_t number = 0; number < keys_.size(); ++number)
-      index_->find_or_add(token(keys_[number]), keys_[number], static_cast<std::int32_t>(number));
   }
 
   std::size_t room_ = 0;

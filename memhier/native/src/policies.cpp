@@ -13,7 +13,6 @@ class LRUOrder {
  public:
   explicit LRUOrder(std::size_t capacity) : links_(capacity) {}
 
-  void resize(std::size_t numbers) { links_.resize(numbers); }
   std::size_t bytes() const { return links_.capacity() * sizeof(Link); }
 
   void prefetch(std::uint32_t number) const { __builtin_prefetch(&links_[number], 1); }
@@ -50,11 +49,6 @@ class LRUOrder {
 class LFUOrder {
  public:
   explicit LFUOrder(std::size_t capacity) : links_(capacity), bucket_of_(capacity) {}
-
-  void resize(std::size_t numbers) {
-    links_.resize(numbers);
-    bucket_of_.resize(numbers);
-  }
 
   std::size_t bytes() const {
     return links_.capacity() * sizeof(Link) + bucket_of_.capacity() * sizeof(std::uint32_t) +
@@ -161,11 +155,6 @@ class S3FIFOOrder {
         entries_(capacity),
         ghosts_(main_target_ + 1),
         ghost_links_(main_target_ + 1) {}
-
-  void resize(std::size_t numbers) {
-    links_.resize(numbers);
-    entries_.resize(numbers);
-  }
 
   std::size_t bytes() const {
     return (links_.capacity() + ghost_links_.capacity()) * sizeof(Link) + entries_.capacity() * sizeof(Entry) +
