@@ -16,25 +16,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-import numpy as np
-from numpy.typing import NDArray
-
+from memhier._catalog_guard import Guard, Published
 from memhier._catalog_tree import CatalogTree, Meta, read_page_size
-from memhier.errors import CorruptionError, FormatError
+from memhier.errors import CorruptionError
 from memhier.files import Files, read_file
-from memhier.kernels import crc32c, crc32c_pages
+from memhier.kernels import crc32c
 
 __all__ = ["Catalog", "Snapshot"]
 
 # Address space only, nothing is allocated: room for the checksums of 60 TiB of rows, and small enough for
 # machines and containers that cap a process's address space at some hundreds of GiB.
 _MAP_BYTES = 64 * 2**30
-_MAGIC = b"mhguard1"
-_GUARD = struct.Struct("<8sQQQ")  # magic, transaction, page size, blocks
 _CHECKSUM = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _NUMBER_KEY = b"transaction"
-_READ_BYTES = 2**20
 _RACE_SECONDS = 10.0
 
 
@@ -46,13 +41,6 @@ class Snapshot:
     entries: dict[bytes, bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class _Guard:
-    transaction: int
-    page_size: int
-    checksums: NDArray[np.uint32]
-
-
 class Catalog:
     """Reads, and for the one writer changes, the catalog of the store at `root`."""
 
@@ -62,6 +50,12 @@ class Catalog:
         self._directory = os.path.join(root, "catalog")
         self._data = os.path.join(self._directory, "data.mdb")
         self._sum = os.path.join(root, "catalog.sum")
+        self._published: Published | None = None  # by the writer, which is alone
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held: a writer's checksums of the catalog itself, 5 bytes for each 4096."""
+        return 0 if self._published is None else self._published.memory_bytes
 
     def create(self, entries: Mapping[bytes, bytes]) -> None:
         """Make and publish the first transaction. Whatever was here before is gone."""
@@ -94,25 +88,18 @@ class Catalog:
 
     def publish(self) -> None:
         """Write the guard of LMDB's newest transaction."""
+        before, self._published = self._published, None
         with self._files.open(self._data, "r") as file:
             page_size = read_page_size(file)
-            meta = _newest(CatalogTree(file, page_size, None))
-            length = min(file.size(), (meta.last_page + 1) * page_size)
-            blocks: list[NDArray[np.uint32]] = []
-            buffer = memoryview(bytearray(min(_READ_BYTES, length)))
-            for offset in range(0, length, _READ_BYTES):
-                size = min(_READ_BYTES, length - offset)
-                if file.read_into(buffer[:size], offset) != size:
-                    raise CorruptionError(f"{self._data}: cut short at {offset}")
-                blocks.append(crc32c_pages(buffer[:size]))
-        checksums = np.concatenate(blocks)
-        contents = _GUARD.pack(_MAGIC, meta.transaction, page_size, len(checksums)) + checksums.astype("<u4").tobytes()
+            tree = CatalogTree(file, page_size, None)
+            published = Published.of(file, tree, _newest(tree), page_size, before)
         fresh = self._sum + ".new"
         with self._files.open(fresh, "w") as file:
-            file.append(contents + _CHECKSUM.pack(crc32c(contents)))
+            file.append(published.guard.encode())
             file.fdatasync()
         self._files.rename(fresh, self._sum)
         self._files.sync_directory(self._root)
+        self._published = published
 
     def read(self) -> Snapshot:
         """Return the published snapshot, beside a writer if there is one."""
@@ -135,8 +122,10 @@ class Catalog:
         snapshot = self.read()
         guard = self._read_guard()
         with self._files.open(self._data, "r") as file:
+            checked = CatalogTree(file, guard.page_size, guard.checksums)
+            self._published = Published(guard, checked.free_pages(checked.read_meta(guard.transaction)))
             try:
-                CatalogTree(file, guard.page_size, guard.checksums).read_meta(guard.transaction + 1)
+                checked.read_meta(guard.transaction + 1)
                 return snapshot
             except CorruptionError:
                 tree = CatalogTree(file, guard.page_size, None)
@@ -180,17 +169,8 @@ class Catalog:
             raise CorruptionError(f"{self._data}: the tree is not that of transaction {meta.transaction}")
         return Snapshot(meta.transaction, entries)
 
-    def _read_guard(self) -> _Guard:
-        contents = read_file(self._files, self._sum)
-        body, checksum = contents[: -_CHECKSUM.size], contents[-_CHECKSUM.size :]
-        if len(body) < _GUARD.size or checksum != _CHECKSUM.pack(crc32c(body)):
-            raise CorruptionError(f"{self._sum}: does not match its own checksum")
-        magic, transaction, page_size, blocks = _GUARD.unpack_from(body)
-        if magic != _MAGIC:
-            raise FormatError(f"{self._sum}: unknown format {magic!r}, expected {_MAGIC!r}")
-        if len(body) != _GUARD.size + 4 * blocks:
-            raise CorruptionError(f"{self._sum}: {len(body)} bytes for {blocks} blocks")
-        return _Guard(transaction, page_size, np.frombuffer(body, "<u4", blocks, _GUARD.size))
+    def _read_guard(self) -> Guard:
+        return Guard.decode(read_file(self._files, self._sum), self._sum)
 
 
 def _newest(tree: CatalogTree) -> Meta:

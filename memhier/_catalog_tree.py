@@ -20,9 +20,9 @@ from memhier.errors import CorruptionError, FormatError
 from memhier.files import File
 from memhier.kernels import crc32c_pages
 
-__all__ = ["CatalogTree", "Meta", "read_page_size"]
+__all__ = ["BLOCK_BYTES", "CatalogTree", "Meta", "read_page_size"]
 
-_BLOCK = 4096  # Bytes per checksum; every LMDB page is a whole number of them.
+BLOCK_BYTES = 4096  # Bytes per checksum; every LMDB page is a whole number of them.
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NO_PAGE = 2**64 - 1
@@ -110,6 +110,21 @@ class CatalogTree:
         if count != meta.entries:
             raise self._damage(f"{count} entries, expected {meta.entries}")
 
+    def free_pages(self, meta: Meta) -> NDArray[np.bool_]:
+        """Return which pages, up to the last, are free in a snapshot.
+
+        LMDB takes pages for the next transaction from these and from past the last, and writes no others.
+        """
+        free = np.zeros(min(meta.last_page + 1, self._limit), np.bool_)
+        for _, value in self._walk(meta.free_root, {0, 1}, 0):
+            # How many, then their numbers; room may be left behind them.
+            numbers = np.frombuffer(value[: len(value) // 8 * 8], "<u8")
+            if not len(numbers) or numbers[0] >= len(numbers):
+                raise self._damage("a list of free pages is cut short")
+            numbers = numbers[1 : int(numbers[0]) + 1]
+            free[numbers[numbers < len(free)]] = True
+        return free
+
     def _walk(self, number: int, seen: set[int], depth: int) -> Iterator[tuple[bytes, bytes]]:
         if number == _NO_PAGE and depth == 0:
             return
@@ -158,8 +173,8 @@ class CatalogTree:
         if self._file.read_into(contents, number * self._page_size) != len(contents):
             raise self._damage(f"cut short while page {number} was read")
         if self._checksums is not None:
-            first = number * self._page_size // _BLOCK
-            expected = self._checksums[first : first + len(contents) // _BLOCK]
+            first = number * self._page_size // BLOCK_BYTES
+            expected = self._checksums[first : first + len(contents) // BLOCK_BYTES]
             if not np.array_equal(crc32c_pages(contents), expected):
                 raise self._damage(f"page {number} does not match its checksum")
         return contents.toreadonly()

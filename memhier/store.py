@@ -189,7 +189,8 @@ class Store:
     @property
     def memory_bytes(self) -> int:
         """DRAM held: values, checksums (4 bytes per page), and the buffers of an open transaction, in bytes."""
-        return self._contents.memory_bytes + (0 if self._transaction is None else self._transaction.memory_bytes)
+        held = self._contents.memory_bytes + self._catalog.memory_bytes
+        return held + (0 if self._transaction is None else self._transaction.memory_bytes)
 
     def get(self, key: str) -> bytes | None:
         """Return a value of the catalog, None where there is none."""
