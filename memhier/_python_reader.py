@@ -154,8 +154,6 @@ class PythonPageReader:
             batch = _Batch(sources, order + start, part[order], offsets[window][order], length, out, latency, tally)
             self._run_window(batch)
             if batch.error is not None:
-                if self._closed:
-                    return "closed", None, 0, 0, 0
                 raise batch.error
             if batch.fault is not None:
                 return batch.fault
@@ -177,11 +175,17 @@ class PythonPageReader:
         workers: list[Future[None]] = []
         try:
             for _ in range(min(self._threads, len(runs))):
-                # Not a comprehension: those submitted before an error must be waited for, too.
-                workers.append(self._pool.submit(self._work, batch, shared))  # noqa: PERF401
+                try:
+                    workers.append(self._pool.submit(self._work, batch, shared))
+                except RuntimeError:
+                    if self._closed:
+                        batch.fault = ("closed", None, 0, 0, 0)
+                    else:  # no further thread can be started: this one and those there are do the same work
+                        self._work(batch, shared)
+                    break
             wait(workers)
         except BaseException as error:
-            # A signal, or the pool was closed meanwhile. No thread may write into the caller's array after this call.
+            # A signal. No thread may write into the caller's array after this call.
             batch.error = error
             wait(workers)
 

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from memhier import backend
-from memhier.errors import CorruptionError
+from memhier._python_reader import PythonPageReader
+from memhier.errors import ClosedError, CorruptionError
 from memhier.kernels import crc32c_pages
 from memhier.reader import ENGINES, PAGE_BYTES, Reader
 
@@ -230,6 +231,45 @@ def test_a_signal_ends_a_long_batch(engine: str, path: Path, content: bytes) -> 
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
+
+
+@pytest.mark.parametrize("startable", [0, 1])
+def test_threads_that_cannot_be_started_are_done_without(
+    startable: int, path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, started = threading.Thread.start, []
+
+    def start_few(thread: threading.Thread) -> None:
+        if len(started) == startable:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    with open_reader("python") as reader:
+        handle = reader.add(path, checksums=checksums_of(content))
+        monkeypatch.setattr(threading.Thread, "start", start_few)
+        check_rows(reader, handle, content)
+        monkeypatch.undo()
+        check_rows(reader, handle, content)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("cannot schedule"), Stop()])
+def test_why_a_batch_ended_is_not_mistaken_for_a_close(
+    error: Exception, path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that another thread closes says so; a signal that comes at that time is still the signal."""
+    with open_reader("python") as reader:
+        handle = reader.add(path)
+        core = reader._core
+        assert isinstance(core, PythonPageReader)
+
+        def submit(*arguments: object) -> None:
+            core._closed = True
+            raise error
+
+        monkeypatch.setattr(core._pool, "submit", submit)
+        with pytest.raises(Stop if isinstance(error, Stop) else ClosedError):
+            check_rows(reader, handle, content)
 
 
 def in_child(work: object) -> int:
