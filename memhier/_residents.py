@@ -1,5 +1,6 @@
 """Which rows are in DRAM: slots for those that come, and the way out for those that leave."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,24 @@ __all__ = ["Residents"]
 Ints = NDArray[np.int64]
 
 _NONE = np.empty(0, np.int64)
+_FLUSH_SLOTS = 2**16  # looked through at a time, so that the numbers of all slots need not be held at once
 
 
 class Residents:
     """The map from keys to slots, kept in step with the policy; for one thread at a time."""
 
     def __init__(
-        self, sizes: Sizes, capacity: int, policy: str | Policy, slab: Slab, queue: WriteQueue, codec: Codec
+        self,
+        sizes: Sizes,
+        capacity: int,
+        policy: str | Policy,
+        slab: Slab,
+        queue: WriteQueue,
+        codec: Codec,
+        vacate: Callable[[Ints], None],
     ) -> None:
         self._sizes = sizes
+        self._vacate = vacate  # called with slots whose rows have left
         self._slab = slab
         self._queue = queue
         self._codec = codec
@@ -38,18 +48,23 @@ class Residents:
         self._outgoing = np.empty((sizes.outgoing, *slab.shape), slab.dtype)
         # Rows that are stored as they are need no second buffer.
         self._encoded = np.empty((0 if codec.lossless else sizes.outgoing, sizes.needs.encoded_bytes), np.uint8)
-        # Victims of the policy that have not all reached the write queue: an interrupt may come between.
-        self._leaving = _NONE
-        self.accesses = self.misses = self.evictions = 0
+        # What the policy has decided and is not done yet: an interrupt may come between.
+        self._leaving = self._entering = _NONE
+        # The keys of a call, until it is over: one that failed is not counted again when it is repeated.
+        self._asked = _NONE
+        self.accesses = self.misses = self.evictions = self.writes = 0
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes; slab and queue aside."""
         parts = self.map.memory_bytes + self.policy.memory_bytes + self.pins.memory_bytes
-        return parts + self.dirty.nbytes + self._outgoing.nbytes + self._encoded.nbytes
+        return parts + self.dirty.nbytes + self._outgoing.nbytes + self._encoded.nbytes + self._asked.nbytes
 
-    def admit(self, keys: Ints, slots: Ints, accessed: Ints) -> Ints:
+    def admit(self, keys: Ints, slots: Ints, accessed: Ints) -> None:
         """Give slots to the keys that have none, letting others leave.
+
+        Until `served` says that the call was, the same keys asked for again are the same access: a batch that Belady
+        was told of comes only once.
 
         Parameters
         ----------
@@ -59,29 +74,41 @@ class Residents:
             int64 [u]: the slot of each, -1 where it has none; filled in.
         accessed
             int64 [n]: what the policy sees, with repeats; all keys without a slot are among them.
-
-        Returns
-        -------
-        numpy.ndarray
-            int64 [m]: the slots that are new, whose rows are still to be filled.
         """
+        asked, self._asked = self._asked, _NONE
         if not len(accessed):
-            return _NONE
+            return
+        if len(asked) == len(keys) and np.array_equal(np.sort(asked), np.sort(keys)):
+            self._asked = asked
+            return
         held = self._check_fits(slots)
-        self._finish_leaving()
         missing = slots < 0
         # Keys of this call that the policy does not see must not make room for the others.
         stay = np.concatenate((self.map.keys_of(held), keys[~missing]))
         self._leaving = self.policy.access(accessed, pinned=stay).evicted
-        try:
-            self._finish_leaving()
-            slots[missing] = self.map.insert(keys[missing])
-        except BaseException:
-            self.policy.discard(keys[missing])
-            raise
+        self._entering, self._asked = keys[missing], keys
         self.accesses += len(accessed)
-        self.misses += int(np.count_nonzero(missing))
-        return slots[missing]
+        self.misses += len(self._entering)
+        self.resume()
+        slots[missing] = self.map.find(keys[missing])
+
+    def served(self) -> None:
+        """Note that the call is over whose keys were admitted last."""
+        self._asked = _NONE
+
+    def resume(self) -> None:
+        """Do what the policy has decided, unless that is done: empty the victims' slots, and give them to others."""
+        if len(self._leaving):
+            slots = self.map.find(self._leaving)
+            changed = self.dirty[slots]
+            self._write_out(self._leaving[changed], slots[changed])
+            self._vacate(slots)
+            self.map.erase(self._leaving)
+            self.evictions += len(slots)
+            self._leaving = _NONE
+        if len(self._entering):
+            self.map.insert(self._entering)
+            self._entering = _NONE
 
     def check_rows(self, rows: NDArray[Any]) -> None:
         """Raise ValueError for rows, [n, *shape], that could not be encoded when they leave."""
@@ -94,9 +121,9 @@ class Residents:
 
     def flush(self) -> None:
         """Hand all changed rows to the write queue, and wait until the log has them."""
-        self._finish_leaving()
-        slots = np.flatnonzero(self.dirty)
-        self._write_out(self.map.keys_of(slots), slots)
+        for start in range(0, len(self.dirty), _FLUSH_SLOTS):
+            slots = np.flatnonzero(self.dirty[start : start + _FLUSH_SLOTS]) + start
+            self._write_out(self.map.keys_of(slots), slots)
         self._queue.drain()
 
     def _check_fits(self, slots: Ints) -> Ints:
@@ -112,17 +139,6 @@ class Residents:
             )
         return held
 
-    def _finish_leaving(self) -> None:
-        """Hand the changed ones among the victims to the write queue, then free their slots."""
-        if not len(self._leaving):
-            return
-        slots = self.map.find(self._leaving)
-        changed = self.dirty[slots]
-        self._write_out(self._leaving[changed], slots[changed])
-        self.map.erase(self._leaving)
-        self.evictions += len(slots)
-        self._leaving = _NONE
-
     def _write_out(self, keys: Ints, slots: Ints) -> None:
         for start in range(0, len(keys), len(self._outgoing)):
             part = slots[start : start + len(self._outgoing)]
@@ -133,3 +149,4 @@ class Residents:
                 encoded = self._codec.encode(rows.reshape(len(part), -1), out=self._encoded[: len(part)])
             self._queue.put(keys[start : start + len(part)], encoded)
             self.dirty[part] = False
+            self.writes += len(part)

@@ -30,14 +30,26 @@ Ints = NDArray[np.int64]
 Initial = Callable[[Ints], Any]
 
 
+_NONE = np.empty(0, np.int64)
+
+
 class Job:
     """Rows for the reading thread; `error` is set before `done` if it could not read them."""
 
     def __init__(self, keys: Ints, slots: Ints) -> None:
         self.keys = keys
         self.slots = slots
+        self.filled = 0  # how many of them are there
+        self.earlier: list[Job] = []  # those that read other rows of the same ticket
         self.done = threading.Event()
         self.error: BaseException | None = None
+
+    def finish(self) -> None:
+        """Let those go on who wait. A ticket keeps its job, which needs no rows any more."""
+        self.error = self.error or next((job.error for job in self.earlier if job.error is not None), None)
+        self.keys = self.slots = _NONE
+        self.earlier = []
+        self.done.set()
 
 
 class RowLoader:
@@ -107,7 +119,11 @@ class RowLoader:
             empty = states == EMPTY
             if empty.any():
                 started = time.perf_counter()
-                self._read(*self.prepare(keys[empty], slots[empty]), self._turn)
+                missing, places = self.prepare(keys[empty], slots[empty])
+                for start in range(0, len(missing), len(self._encoded)):
+                    part = slice(start, start + len(self._encoded))
+                    with self._turn():
+                        self._read(missing[part], places[part])
                 self._stall_s += time.perf_counter() - started
             self.settle(slots)
 
@@ -155,14 +171,21 @@ class RowLoader:
         self._written += never_written
         self._mark(slots, READY)
 
-    def forget(self, slots: Ints) -> None:
-        """Note that slots have got new keys, whose rows are still to come."""
+    def vacate(self, slots: Ints) -> None:
+        """Make slots EMPTY, for other rows, once the thread is done with them: a released ticket may still be read."""
+        self.settle(slots)
         self._stored[slots] = False
         self._mark(slots, EMPTY)
 
-    def submit(self, job: Job) -> None:
-        """Give rows to the thread. Their slots are LOADING until it has read them."""
+    def submit(self, job: Job, slots: Ints) -> None:
+        """Give rows to the thread. Their slots are LOADING until it has read them.
+
+        `slots` are all of the ticket's: some may be LOADING for another one already.
+        """
         with self._changed:
+            others = slots[self.states[slots] == LOADING]
+            if len(others):
+                job.earlier = [other for other in self._jobs if np.isin(other.slots, others).any()]
             self.states[job.slots] = LOADING
             self._jobs.append(job)
             self._changed.notify_all()
@@ -215,16 +238,13 @@ class RowLoader:
             self._mark(slots[part], READY)
         self._counts["first_touches"] += len(keys)
 
-    def _read(self, keys: Ints, slots: Ints, turn: Callable[[], Any]) -> None:
-        for start in range(0, len(keys), len(self._encoded)):
-            part = slice(start, start + len(self._encoded))
-            count = len(keys[part])
-            with turn():
-                started = time.perf_counter()
-                self._log.read(keys[part], out=self._encoded[:count])
-                self._fill(slots[part])
-                self._read_s += time.perf_counter() - started
-            self._counts["refetches"] += count
+    def _read(self, keys: Ints, slots: Ints) -> None:
+        """Read at most as many rows as can be staged; for whose turn it is."""
+        started = time.perf_counter()
+        self._log.read(keys, out=self._encoded[: len(keys)])
+        self._fill(slots)
+        self._read_s += time.perf_counter() - started
+        self._counts["refetches"] += len(keys)
 
     def _fill(self, slots: Ints) -> None:
         """Decode the first staged rows into slots; for whose turn it is."""
@@ -277,18 +297,25 @@ class RowLoader:
                     break
                 job = self._jobs[0]
             try:
-                self._read(job.keys, job.slots, self._background_turn)
+                self._read_job(job)
             except BaseException as error:
                 self._fail(job, error)
             with self._changed:
                 self._jobs.popleft()
-            job.done.set()
+            job.finish()
         for job in self._jobs:
             self._fail(job, ClosedError("closed before the rows of this ticket were read"))
-            job.done.set()
+            job.finish()
         self._jobs.clear()
+
+    def _read_job(self, job: Job) -> None:
+        while job.filled < len(job.keys):
+            part = slice(job.filled, job.filled + len(self._encoded))
+            with self._background_turn():
+                self._read(job.keys[part], job.slots[part])
+            job.filled += len(job.keys[part])
 
     def _fail(self, job: Job, error: BaseException) -> None:
         job.error = self._failed = error
-        unread = job.slots[self.states[job.slots] == LOADING]
-        self._mark(unread, EMPTY)
+        # Of the slots that were filled some may belong to other rows by now, and be LOADING for them.
+        self._mark(job.slots[job.filled :], EMPTY)

@@ -1,5 +1,6 @@
 """What a tier is made of, opened within a budget and closed together."""
 
+import errno
 import os
 import weakref
 from collections.abc import Callable
@@ -49,6 +50,8 @@ class TieredParts:
         check_policy(policy)
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
             raise TypeError(f"rows={rows!r}: expected a number of keys as an int")
+        if isinstance(store, Store) and not store.writable:
+            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(store.path))
         if not 1 <= rows <= CAPACITY_MAX:
             raise ValueError(f"rows={rows}: expected 1 to {CAPACITY_MAX} keys")
         cold = get_codec(codec)
@@ -74,14 +77,16 @@ class TieredParts:
             opened.callback(self.queue.close)
             self.loader = RowLoader(self.slab, self.log, self.queue, cold, initial, sizes.staged)
             opened.callback(self.loader.close)
-            self.residents = Residents(sizes, capacity, policy, self.slab, self.queue, cold)
+            self.residents = Residents(sizes, capacity, policy, self.slab, self.queue, cold, self.loader.vacate)
             self._finalizer = weakref.finalize(self, _close, opened.pop_all().close, os.getpid())
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
+        if not self.alive:
+            return 0
         held = sum(part.memory_bytes for part in (self.slab, self.residents, self.queue, self.loader, self.log))
-        if self._own_store is not None and self.alive:
+        if self._own_store is not None:
             # What the store itself would count includes the open transaction, as the log's count does.
             names = self._own_store.keys()
             held += sum(len(name) + len(self._own_store.get(name) or b"") for name in names)
@@ -93,9 +98,13 @@ class TieredParts:
         """Whether nobody has closed it."""
         return self._finalizer.alive
 
-    def close(self) -> None:
-        """End the threads, then close everything. A second call does nothing."""
+    def close(self) -> bool:
+        """End the threads, then close everything and let go of it; return whether that was still to be done."""
+        if not self.alive:
+            return False
         self._finalizer()
+        del self.slab, self.queue, self.loader, self.log, self.residents
+        return True
 
 
 def _open_store(path: Path) -> Store:

@@ -40,7 +40,6 @@ class WriteQueue:
         self._drains = 0
         self._closed = False
         self._failure: BaseException | None = None
-        self._written = 0
         self._stall_s = 0.0
         self._thread = threading.Thread(target=self._run, name="memhier-write", daemon=True)
         self._thread.start()
@@ -58,11 +57,6 @@ class WriteQueue:
     def bytes_for(rows: int, row_bytes: int) -> int:
         """Return what `memory_bytes` of such a queue will be."""
         return SlotMap.bytes_for(rows) + (row_bytes + 4) * rows + row_bytes * batch_rows(rows)
-
-    @property
-    def written(self) -> int:
-        """Rows handed to the log so far."""
-        return self._written
 
     @property
     def stall_s(self) -> float:
@@ -153,7 +147,6 @@ class WriteQueue:
         self._log.append(keys, rows)
         with self._changed:
             self._places.erase(keys[self._puts[places] == puts])
-            self._written += len(keys)
             self._changed.notify_all()
         return True
 

@@ -1,14 +1,13 @@
 """Rows of a table larger than DRAM: those in use lie in a slab, all others in a log on SSD.
 
-One lock makes calls run one after the other. Which rows are resident changes only inside calls, so results and counts
-do not depend on the two threads: one reads rows ahead into slots that are already theirs, the other appends rows that
-have left to the log.
+One lock makes calls run one after the other. Which rows are resident changes only inside calls, so results, hits,
+misses, evictions and writes do not depend on the two threads: one reads rows ahead into slots that are already theirs,
+the other appends rows that have left to the log.
 """
 
 import os
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -19,9 +18,10 @@ from memhier._arrays import as_ints, check_array
 from memhier._row_loader import EMPTY, Initial, Job
 from memhier._slab_memory import Layout
 from memhier._tickets import Pin, Ticket
+from memhier._tiered_calls import Calls
 from memhier._tiered_parts import KIND, TieredParts
 from memhier.budget import parse_bytes
-from memhier.errors import BudgetError, ClosedError
+from memhier.errors import BudgetError, CorruptionError
 from memhier.policies import Policy
 from memhier.reader import Reader
 from memhier.store import Store
@@ -109,23 +109,23 @@ class Tiered:
         reader: Reader | None = None,
     ) -> None:
         layout = Layout.checked(1, dtype, shape)
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
-        self._failure: BaseException | None = None
         parts = TieredParts(
             store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader
         )
         self._parts = parts
+        self._calls = Calls(parts)
+        self._capacity = parts.slab.slots
         self._slab, self._residents, self._loader, self._log = parts.slab, parts.residents, parts.loader, parts.log
 
     @property
     def capacity(self) -> int:
         """Rows that may be resident at once."""
-        return self._slab.slots
+        return self._capacity
 
     @property
     def policy(self) -> Policy:
         """Who decides what stays: for announcing batches to Belady."""
+        self._calls.check_open()
         return self._residents.policy
 
     @property
@@ -158,15 +158,16 @@ class Tiered:
         ClosedError
             After :meth:`close`, in a forked child, or once rows could not be written.
         """
-        with self._call():
+        with self._calls.call():
             index = self._as_keys(keys)
             if out is not None:
                 check_array("out", out, self._slab.dtype, index.shape + self._slab.shape)
             unique, inverse, slots = self._residents.map.unique_find(index)
-            self._admit(unique, slots, self._not_ahead(index, inverse, slots))
+            self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
             self._loader.ensure(unique, slots)
             rows = self._slab.gather(slots[inverse], out)
             self._residents.pins.gathered(slots)
+            self._residents.served()
             return rows
 
     def scatter(self, keys: Any, rows: Any) -> None:
@@ -186,16 +187,17 @@ class Tiered:
         ValueError
             For rows that the codec cannot hold.
         """
-        with self._call():
+        with self._calls.call():
             index = self._as_keys(keys)
             rows = self._as_rows(rows, index)
             unique, inverse, slots = self._residents.map.unique_find(index)
             never_written = self._loader.check_never_written(unique, slots)
-            self._admit(unique, slots, unique[slots < 0])
+            self._residents.admit(unique, slots, unique[slots < 0])
             self._loader.settle(slots)
             self._slab.scatter(slots[inverse], rows)
             self._residents.dirty[slots] = True
             self._loader.wrote(slots, never_written)
+            self._residents.served()
 
     def prefetch(self, keys: Any) -> Ticket:
         """Begin to make rows resident, and return at once, unless rows that leave have to wait for the write queue.
@@ -218,16 +220,17 @@ class Tiered:
         BudgetError, OSError, ClosedError
             As in :meth:`gather`; BudgetError also when too many tickets are open.
         """
-        with self._call():
+        with self._calls.call():
             index = self._as_keys(keys)
             unique, _, slots = self._residents.map.unique_find(index)
             self._residents.pins.check_room(len(unique))
-            self._admit(unique, slots, index.reshape(-1))
+            self._residents.admit(unique, slots, index.reshape(-1))
             empty = self._loader.states[slots] == EMPTY
             job = Job(*self._loader.prepare(unique[empty], slots[empty]))
             ticket = Ticket(slots.astype(np.int32), job, self._loader.wait, self._release)
             self._residents.pins.open(ticket)
-            self._loader.submit(job)
+            self._loader.submit(job, slots)
+            self._residents.served()
             return ticket
 
     def pin(self, keys: Any) -> Pin:
@@ -238,11 +241,12 @@ class Tiered:
         BudgetError, OSError, ClosedError
             As in :meth:`gather`.
         """
-        with self._call():
+        with self._calls.call():
             unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
-            self._admit(unique, slots, unique[slots < 0])
+            self._residents.admit(unique, slots, unique[slots < 0])
             self._loader.ensure(unique, slots)
             self._residents.pins.pin(slots)
+            self._residents.served()
             return Pin(unique, self.unpin)
 
     def unpin(self, keys: Any) -> None:
@@ -250,13 +254,15 @@ class Tiered:
 
         Raises
         ------
+        BudgetError
+            When they outnumber the batch.
         ValueError
             When one is not pinned. Nothing has changed then.
         """
-        with self._release_call() as alive:
+        with self._calls.giving_back() as alive:
             if not alive:
                 return
-            unique, _, slots = self._residents.map.unique_find(as_ints("keys", keys))
+            unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
             pinned = slots >= 0
             pinned[pinned] = self._residents.pins.is_pinned(slots[pinned])
             if not pinned.all():
@@ -271,7 +277,7 @@ class Tiered:
         ClosedError
             When they could not be written.
         """
-        with self._call():
+        with self._calls.call():
             self._residents.flush()
 
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
@@ -292,15 +298,18 @@ class Tiered:
         OSError, ClosedError
             When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
         """
-        with self._call():
+        with self._calls.call():
             checked = self._log.check_values(values)
             self._residents.flush()
             try:
                 with self._loader.paused():
-                    self._log.compact()
+                    # What cannot be read stays where it is, and keeps nobody from saving the rest. After a write that
+                    # failed the log refuses to commit.
+                    with suppress(OSError, CorruptionError):
+                        self._log.compact()
                     return self._log.commit(checked)
             except BaseException as error:
-                self._failure = error
+                self._calls.fail(error)
                 raise
 
     def stats(self) -> dict[str, Any]:
@@ -308,10 +317,17 @@ class Tiered:
 
         ``capacity`` and ``resident`` rows; ``accesses`` (keys gathered or prefetched, and those brought in by a scatter
         or a pin), ``hits`` and ``misses`` of them; where missed rows came from: ``first_touches`` (never written: no
-        read), ``queue_hits``, ``refetches``; ``evictions``; ``writes`` (rows handed to the log) and ``queued`` (rows on
-        their way); ``reads`` and ``read_bytes`` of the reader; ``read_s``, seconds that reads have taken, and
-        ``stall_s``, seconds that calls have waited for reads or for the write queue.
+        read); ``queue_hits`` and ``refetches`` (which of the two depends on how soon the log had them); ``evictions``;
+        ``writes`` (changed rows that were evicted or flushed) and ``queued`` (rows on their way to the log); ``reads``
+        and ``read_bytes`` of the reader; ``read_s``, seconds that reads have taken, and ``stall_s``, seconds that calls
+        have waited for reads or for the write queue.
+
+        Raises
+        ------
+        ClosedError
+            After :meth:`close`.
         """
+        self._calls.check_open()
         residents, reader = self._residents, self._parts.reader.stats()
         return {
             "capacity": self.capacity,
@@ -321,7 +337,7 @@ class Tiered:
             "misses": residents.misses,
             "evictions": residents.evictions,
             **self._loader.counts(),
-            "writes": self._parts.queue.written,
+            "writes": residents.writes,
             "queued": len(self._parts.queue),
             "reads": reader["reads"],
             "read_bytes": reader["bytes"],
@@ -334,9 +350,8 @@ class Tiered:
 
         Rows changed since the last checkpoint are lost.
         """
-        if self._pid == os.getpid():
-            with self._lock:
-                self._parts.close()
+        if self._calls.close():
+            del self._slab, self._residents, self._loader, self._log
 
     def __enter__(self) -> Self:
         return self
@@ -346,39 +361,10 @@ class Tiered:
     ) -> None:
         self.close()
 
-    @contextmanager
-    def _call(self) -> Iterator[None]:
-        """Let one call at a time in, after what has gone wrong in the background has been said."""
-        if self._pid != os.getpid():
-            raise ClosedError(f"this tier belongs to process {self._pid}, which forked this one; open another here")
-        with self._lock:
-            if not self._parts.alive:
-                raise ClosedError("the tier is closed")
-            if self._failure is not None:
-                raise ClosedError(f"closed since a checkpoint failed ({self._failure}); reopen it") from self._failure
-            self._parts.queue.check()
-            self._loader.check()
-            yield
-
-    @contextmanager
-    def _release_call(self) -> Iterator[bool]:
-        """Let one call at a time in that only gives back; yield whether there is still something to give it to."""
-        if self._pid != os.getpid():
-            yield False
-            return
-        with self._lock:
-            yield self._parts.alive
-
     def _release(self, ticket: Ticket) -> None:
-        with self._release_call() as alive:
+        with self._calls.giving_back() as alive:
             if alive:
                 self._residents.pins.release(ticket)
-
-    def _admit(self, unique: Ints, slots: Ints, accessed: Ints) -> None:
-        new = self._residents.admit(unique, slots, accessed)
-        # The thread may still be reading, for a ticket that was released, rows that these slots held.
-        self._loader.settle(new)
-        self._loader.forget(new)
 
     def _not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
         """Return the keys that no ticket holds: the others were accessed when they were prefetched."""

@@ -1,0 +1,237 @@
+"""A tier goes on after what went wrong: failed reads, exceptions of the caller's functions, interrupts, damage."""
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from memhier._row_loader import LOADING
+from memhier.errors import BudgetError, ClosedError, CorruptionError
+from memhier.policies import LRU, Belady
+from memhier.store import Store
+from memhier.tiered import KIND, Tiered
+
+DIM = 1024
+
+
+def numbered(keys: Any, dim: int = DIM) -> NDArray[np.float32]:
+    return np.repeat(np.asarray(keys)[..., None], dim, axis=-1).astype(np.float32)
+
+
+def fill(tier: Tiered, keys: range) -> None:
+    for key in keys:
+        tier.scatter([key], numbered([key]))
+    tier.checkpoint()
+
+
+@pytest.fixture
+def tier(tmp_path: Path) -> Iterator[Tiered]:
+    """A table of 40 rows of a page each, all of them on SSD, and 4 slots."""
+    with Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4)) as table:
+        fill(table, range(40))
+        yield table
+
+
+class Broken:
+    """Stands in for a log's read: fails while `fails` says so, and can be held back at its beginning."""
+
+    def __init__(self, tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._read = tier._log.read
+        self.fails: Callable[[list[int]], bool] = lambda keys: True
+        self.entered = threading.Semaphore(0)
+        self.gate: threading.Semaphore | None = None
+        monkeypatch.setattr(tier._log, "read", self)
+
+    def __call__(self, keys: Any, out: Any) -> Any:
+        if self.gate is not None and threading.current_thread().name == "memhier-load":
+            self.entered.release()
+            self.gate.acquire()
+        if self.fails(keys.tolist()):
+            raise OSError(errno.EIO, "Input/output error", "some/file")
+        return self._read(keys, out=out)
+
+
+@pytest.mark.parametrize("call", ["gather", "prefetch"])
+def test_a_batch_announced_to_belady_can_be_asked_for_again(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its failed call was its access: the next one must not count as another, which was not announced."""
+    batches = [[10, 11], [12, 10], [11, 13]]
+    faulty = [False]
+
+    def initial(keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        if faulty[0]:
+            raise ZeroDivisionError
+        return numbered(keys)
+
+    counts = []
+    for faulty[0] in (False, True):
+        policy = Belady(3)
+        with Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=policy, initial=initial) as tier:
+            for batch in batches:
+                policy.announce(batch)
+            for batch in batches:
+                if faulty[0]:
+                    with pytest.raises(ZeroDivisionError):
+                        getattr(tier, call)(batch)
+                    faulty[0] = False
+                if call == "prefetch":
+                    tier.prefetch(batch)
+                assert tier.gather(batch)[:, 0].tolist() == batch
+                faulty[0] = len(counts) == 1 and batch != batches[-1]
+            counts.append(tier.stats())
+    for name in ("accesses", "hits", "misses", "evictions"):
+        assert counts[0][name] == counts[1][name]
+
+
+def test_a_failed_batch_that_is_not_asked_for_again_counts_as_accessed(
+    tier: Tiered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accesses = tier.stats()["accesses"]
+    broken = Broken(tier, monkeypatch)
+    with pytest.raises(OSError, match="Input/output"):
+        tier.gather([10, 11])
+    broken.fails = lambda keys: False
+    tier.gather([10])
+    tier.gather([10, 11])
+    assert tier.stats()["accesses"] == accesses + 2 + 1 + 2
+
+
+def test_what_failed_late_leaves_later_tickets_alone(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot was read, freed and promised to another row, before the rest of the first ticket's rows failed."""
+    monkeypatch.setattr(tier._loader, "_encoded", tier._loader._encoded[:1])  # reads go row by row
+    broken = Broken(tier, monkeypatch)
+    broken.fails = lambda keys: keys == [11]
+    broken.gate = threading.Semaphore(0)
+    first = tier.prefetch([10, 11])
+    broken.entered.acquire()
+    broken.gate.release()
+    broken.entered.acquire()  # 10 is there, 11 waits
+    first.release()
+    tier.scatter([1, 2], numbered([1, 2]))
+    slot = tier._residents.map.find([10])
+    second = tier.prefetch([20])  # takes the slot of 10
+    assert tier._residents.map.find([20]) == slot
+    broken.gate.release()
+    broken.entered.acquire()  # 11 has failed, 20 waits
+    assert tier._loader.states[slot] == LOADING
+    with pytest.raises(OSError, match="a prefetch failed"):
+        tier.gather([1])
+    threading.Timer(0.1, broken.gate.release).start()
+    tier.scatter([20], numbered([-20]))
+    second.wait()
+    assert tier.gather([20])[0, 0] == -20
+
+
+def test_an_interrupt_while_a_slot_is_waited_for_mixes_no_rows_up(
+    tier: Tiered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = Broken(tier, monkeypatch)
+    broken.fails = lambda keys: False
+    broken.gate = threading.Semaphore(0)
+    tier.pin([38, 39, 37])
+    ticket = tier.prefetch([10])
+    broken.entered.acquire()
+    ticket.release()
+    settle = tier._loader.settle
+
+    def interrupted(slots: Any) -> None:
+        if (tier._loader.states[slots] == LOADING).any():
+            raise KeyboardInterrupt
+        settle(slots)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._loader, "settle", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tier.gather([20])  # needs the slot that is being read
+    broken.gate.release()
+    ticket.wait()
+    broken.gate = None
+    assert tier.gather([20])[0, 0] == 20
+    assert tier.gather([10])[0, 0] == 10
+
+
+def test_a_ticket_for_rows_of_an_older_one_that_failed_tells_too(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Broken(tier, monkeypatch)
+    broken.gate = threading.Semaphore(0)
+    first = tier.prefetch([10])
+    broken.entered.acquire()
+    second = tier.prefetch([10])
+    broken.gate.release()
+    for ticket in (first, second):
+        with pytest.raises(OSError, match="Input/output"):
+            ticket.wait()
+    broken.fails, broken.gate = (lambda keys: False), None
+    assert tier.gather([10])[0, 0] == 10
+
+
+def test_damage_in_an_old_part_keeps_nobody_from_a_checkpoint(tier: Tiered, tmp_path: Path) -> None:
+    damaged = max((tmp_path / "s").glob("segments/*.seg"), key=lambda segment: segment.stat().st_size)
+    raw = np.fromfile(damaged, np.uint8)
+    raw[35 * 4096] ^= 1
+    raw.tofile(damaged)
+    for key in range(30):  # most of the part is dead now: it is to be rewritten
+        tier.scatter([key], numbered([-key]))
+    tier.checkpoint()
+    tier.scatter([0], numbered([77]))
+    tier.checkpoint()
+    tier.close()
+    with Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4)) as again:
+        assert again.gather([0, 1, 34, 36])[:, 0].tolist() == [77, -1, 34, 36]
+        with pytest.raises(CorruptionError):
+            again.gather([35])
+
+
+def test_a_callback_into_the_tier_is_told_and_does_not_hang(tmp_path: Path) -> None:
+    def initial(keys: NDArray[np.int64]) -> NDArray[np.float32]:
+        return tier.gather(keys)
+
+    with Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4), initial=initial) as tier:
+        with pytest.raises(RuntimeError, match="initial must not use the tier"):
+            tier.gather([1])
+        with pytest.raises(RuntimeError, match="initial must not use the tier"):
+            tier.gather([1])
+
+
+def test_a_store_open_for_reading_is_refused(tmp_path: Path) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4)) as tier:
+        fill(tier, range(4))
+    with Store.open(tmp_path / "s", KIND) as store, pytest.raises(OSError, match="open for reading") as caught:
+        Tiered(store, "t", np.float32, DIM, rows=50, policy=LRU(4))
+    assert (caught.value.errno, caught.value.filename) == (errno.EROFS, str(tmp_path / "s"))
+
+
+def test_a_closed_tier_holds_nothing(tmp_path: Path) -> None:
+    tier = Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4))
+    ticket = tier.prefetch([1])
+    assert tier.memory_bytes > 0
+    tier.close()
+    assert tier.memory_bytes == 0
+    with pytest.raises(ClosedError, match="the tier is closed"):
+        tier.stats()
+    ticket.release()
+
+
+def test_rows_a_ticket_was_for_are_counted_once_it_is_done(tier: Tiered) -> None:
+    before = tier.memory_bytes
+    ticket = tier.prefetch([10, 11, 12])
+    ticket.wait()
+    assert tier.memory_bytes - before < 1000
+    assert len(ticket._job.keys) == len(ticket._job.slots) == 0
+
+
+def test_more_keys_than_a_batch_are_not_unpinned_at_once(tmp_path: Path) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=50, batch=2, policy=LRU(8)) as tier:
+        tier.pin([1, 2])
+        tier.pin([3, 4])
+        before = tier.memory_bytes
+        with pytest.raises(BudgetError, match="batch=2"):
+            tier.unpin([1, 2, 3, 4])
+        assert tier.memory_bytes == before
+        tier.unpin([1, 2])
+        tier.unpin([3, 4])
