@@ -1,6 +1,5 @@
 """Vectors in HDF5, as ann-benchmarks keeps them: data sets ``train``, ``test``, ``neighbors`` and ``distances``."""
 
-import os
 from importlib import import_module
 from typing import Any
 
@@ -25,7 +24,9 @@ class Hdf5Vectors(SlicedVectors):
     """
 
     def __init__(self, path: str, key: str) -> None:
-        os.stat(path)  # h5py's own word on a missing file hides the error number in a long line
+        # What h5py says of a missing file hides the error's number in a long line.
+        with open(path, "rb"):
+            pass
         try:
             h5py = import_module("h5py")
         except ImportError as error:

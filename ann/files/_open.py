@@ -5,7 +5,7 @@ import os
 from memhier.ann.files._flat import BIN_DTYPES, VECS_DTYPES, open_flat
 from memhier.ann.files._hdf5 import Hdf5Vectors
 from memhier.ann.files._parquet import ParquetVectors
-from memhier.ann.files._reader import VectorReader
+from memhier.ann.files._reader import VectorReader, path_text
 from memhier.files import Files, RealFiles
 
 __all__ = ["HDF5_SUFFIXES", "open_vectors"]
@@ -58,8 +58,7 @@ def open_vectors(
     ...     vectors.count, vectors.dimension, vectors.take([2])
     (3, 3, array([[0., 0., 1.]], dtype=float32))
     """
-    if not isinstance(path, str | os.PathLike) or not isinstance(name := os.fspath(path), str):
-        raise TypeError(f"path={path!r}: expected a path as str or PathLike")
+    name = path_text(path)
     suffix = os.path.splitext(name)[1].lower()
     if key is not None and suffix not in HDF5_SUFFIXES:
         raise ValueError(f"key={key!r}: {name} is no HDF5 file ({', '.join(HDF5_SUFFIXES)}); leave key out")

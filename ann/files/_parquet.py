@@ -1,8 +1,8 @@
 """Vectors in a list column of a Parquet file, read a row group at a time, and that in batches."""
 
-import os
 from collections.abc import Iterator
 from importlib import import_module
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -30,14 +30,19 @@ class ParquetVectors(VectorReader):
     """
 
     def __init__(self, path: str, column: str | None) -> None:
-        os.stat(path)
+        # What arrow says of a directory has no error number.
+        with open(path, "rb"):
+            pass
         try:
             self._arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ImportError as error:
             raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error
         self._opened: Any = None
+        self._turn = Lock()  # arrow does not promise that threads may share a file's reader
         try:
-            self._opened = parquet.ParquetFile(path, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+            self._opened = parquet.ParquetFile(
+                path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+            )
             self._column = _choose(self._arrow, self._opened.schema_arrow, path, column)
             kind = self._opened.schema_arrow.field(self._column).type
             name, count = f"{path}[{self._column!r}]", self._opened.metadata.num_rows
@@ -106,12 +111,16 @@ class ParquetVectors(VectorReader):
             start += len(array)
 
     def _batches(self, group: int, rows: int) -> Iterator[Any]:
-        self._check_open()
-        batches = self._opened.iter_batches(rows, row_groups=[group], columns=[self._column], use_threads=False)
+        batches: Any = None
         while True:
             self._check_open()
             try:
-                batch = next(batches, None)
+                with self._turn:
+                    if batches is None:
+                        batches = self._opened.iter_batches(
+                            rows, row_groups=[group], columns=[self._column], use_threads=False
+                        )
+                    batch = next(batches, None)
             except (OSError, self._arrow.ArrowException) as error:
                 raise self._translated(self.name, error) from error
             if batch is None:

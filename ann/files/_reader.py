@@ -1,5 +1,6 @@
 """What every source of vectors offers: a matrix read in blocks and by row numbers, and never held whole."""
 
+import os
 from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from memhier.errors import ClosedError
 
-__all__ = ["Block", "VectorReader", "block_rows", "take_in_windows"]
+__all__ = ["Block", "VectorReader", "block_rows", "path_text", "take_in_windows"]
 
 Block: TypeAlias = npt.NDArray[Any]
 
@@ -21,7 +22,7 @@ class VectorReader:
     """Vectors on disk, read in blocks, forward, any number of times.
 
     Made by :func:`memhier.ann.files.open_vectors`; a context manager. Several threads may read one at once, each
-    through its own call of :meth:`blocks` or :meth:`take`; those of HDF5 take turns, as h5py makes them.
+    through its own call of :meth:`blocks` or :meth:`take`; those of HDF5 and Parquet take turns.
 
     Attributes
     ----------
@@ -99,6 +100,20 @@ class VectorReader:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self.name} was closed: open it again with open_vectors")
+
+
+def path_text(path: object) -> str:
+    """Return a path as text.
+
+    Raises
+    ------
+    TypeError
+        When it is neither text nor the path of a file as ``pathlib`` has it.
+    """
+    name = os.fspath(path) if isinstance(path, os.PathLike) else path
+    if not isinstance(name, str):
+        raise TypeError(f"path={path!r}: expected a path as str or PathLike")
+    return name
 
 
 def block_rows(dimension: int, dtype: np.dtype[Any]) -> int:

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from memhier.ann.files._flat import BIN_DTYPES, VECS_DTYPES, read_at
 from memhier.ann.files._open import HDF5_SUFFIXES, open_vectors
-from memhier.ann.files._reader import VectorReader
+from memhier.ann.files._reader import VectorReader, path_text
 from memhier.errors import FormatError
 from memhier.files import Files, RealFiles
 
@@ -56,7 +56,7 @@ def read_ground_truth(path: str | os.PathLike[str], *, files: Files | None = Non
     ValueError, TypeError, ImportError
         As :func:`open_vectors`.
     """
-    name = os.fspath(path)
+    name = path_text(path)
     suffix = os.path.splitext(name)[1].lower()
     if suffix in HDF5_SUFFIXES:
         with open_vectors(name, key="neighbors") as ids, open_vectors(name, key="distances") as distances:

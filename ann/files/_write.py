@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from memhier.ann.files._flat import BIN_DTYPES, VECS_DTYPES
-from memhier.ann.files._reader import Block, VectorReader, block_rows
+from memhier.ann.files._reader import Block, VectorReader, block_rows, path_text
 from memhier.errors import LockedError
 from memhier.files import File, Files, RealFiles
 
@@ -47,7 +47,7 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
         When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit. Nothing is
         left behind.
     """
-    name, layer = os.fspath(path), files or RealFiles()
+    name, layer = os.path.abspath(path_text(path)), files or RealFiles()
     suffix = os.path.splitext(name)[1].lower()
     if suffix not in _DTYPES:
         raise ValueError(f"path={name!r}: the suffix {suffix!r} is not one of {', '.join(_DTYPES)}")
@@ -56,9 +56,9 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
     with layer.open(unfinished, "a") as file:
         if not file.lock(exclusive=True):
             raise LockedError(f"{name} is being written by another process: wait for it, or choose another name")
-        # Whoever held the lock before may just have finished, and this is the finished file.
-        _refuse_existing(layer, name)
         try:
+            # Whoever held the lock before may just have finished, and this is the finished file.
+            _refuse_existing(layer, name)
             file.truncate(0)
             _write(file, suffix, vectors)
             file.fdatasync()
@@ -68,7 +68,7 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
             with suppress(OSError):  # what stopped the writing matters more
                 layer.remove(unfinished)
             raise
-        layer.sync_directory(os.path.dirname(name) or ".")
+        layer.sync_directory(os.path.dirname(name))
 
 
 def _refuse_existing(files: Files, path: str) -> None:
@@ -88,6 +88,8 @@ def _write(file: File, suffix: str, vectors: object) -> None:
                 f"the block from row {count} has dimension {block.shape[1]}, expected {dimension} as before"
             )
         assert dtype is not None
+        if suffix == ".npy" and block.dtype != dtype:
+            raise ValueError(f"the block from row {count} has dtype {block.dtype}, expected {dtype} as before")
         if len(block):
             values = _fitted(block, dtype, count)
             file.append((_prefixed(values) if suffix in VECS_DTYPES else values).data)
