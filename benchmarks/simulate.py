@@ -16,8 +16,8 @@ from memhier.benchmarks.traces import TRACE_FORMATS, read_trace
 from memhier.budget import format_bytes, parse_bytes
 from memhier.cost import CostModel
 from memhier.curves import CURVE_POLICIES, MissRatioCurve, miss_ratio_curve
-from memhier.simulate import SIMULATED_POLICIES, Simulation
-from memhier.simulate import simulate as run
+from memhier.simulation import SIMULATED_POLICIES, Simulation
+from memhier.simulation import simulate as run
 
 __all__ = ["simulate"]
 

@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from memhier.checkpoint import CheckpointWriter, read_checkpoint
     from memhier.codecs import get_bytes_codec, get_codec
     from memhier.cost import CostModel
+    from memhier.curves import miss_ratio_curve
     from memhier.device import DeviceProfile, probe
     from memhier.plan import Lookahead
     from memhier.reader import Reader
     from memhier.row_log import RowLog
     from memhier.rows import Rows, RowsWriter
     from memhier.samples import Samples
+    from memhier.simulation import simulate
     from memhier.slab import Slab
     from memhier.slots import SlotMap
     from memhier.store import Store
@@ -48,9 +50,11 @@ __all__ = [
     "format_bytes",
     "get_bytes_codec",
     "get_codec",
+    "miss_ratio_curve",
     "parse_bytes",
     "probe",
     "read_checkpoint",
+    "simulate",
 ]
 
 # Loaded when first asked for, so that `import memhier` costs next to nothing.
@@ -70,8 +74,10 @@ _HOMES = {
     "Tiered": "tiered",
     "get_bytes_codec": "codecs",
     "get_codec": "codecs",
+    "miss_ratio_curve": "curves",
     "probe": "device",
     "read_checkpoint": "checkpoint",
+    "simulate": "simulation",
 }
 
 

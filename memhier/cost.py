@@ -5,6 +5,7 @@ page reads keeps ``min(n, depth)`` of them in flight, so it takes n / rate(that 
 at sequential bandwidth. Evicted rows are appended to a log, at sequential bandwidth.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -85,10 +86,11 @@ class CostModel:
     def __post_init__(self) -> None:
         if not self.depths or len(self.depths) != len(self.iops) or list(self.depths) != sorted(set(self.depths)):
             raise ValueError(f"depths={self.depths}, iops={self.iops}: expected ascending depths, a rate for each")
-        if min(self.depths) < 1 or min(self.iops) <= 0 or not self.sequential_mb_per_s > 0:
+        rates = (*self.iops, self.sequential_mb_per_s)
+        if min(self.depths) < 1 or not all(math.isfinite(rate) and rate > 0 for rate in rates):
             raise ValueError(
                 f"depths={self.depths}, iops={self.iops}, sequential_mb_per_s={self.sequential_mb_per_s}: "
-                "expected positive numbers"
+                "expected positive, finite numbers"
             )
 
     @classmethod
@@ -134,7 +136,7 @@ class CostModel:
 
     def latency_s(self, depth: int = 1) -> float:
         """Return the mean seconds that one read takes with `depth` in flight, by Little's law."""
-        return depth / float(self.reads_per_s(depth))
+        return _check_depth(depth) / float(self.reads_per_s(depth))
 
     def batch_s(
         self, reads: npt.ArrayLike, *, depth: int = _DEPTH, read_bytes: npt.ArrayLike = _PAGE
@@ -154,15 +156,22 @@ class CostModel:
         -------
         seconds
             A float, or float64 [n].
+
+        Raises
+        ------
+        ValueError
+            For a negative number of reads or bytes, or a depth below 1.
         """
-        count = np.asarray(reads, np.float64)
-        by_rate = count / self.reads_per_s(np.clip(count, 1, depth))
-        seconds = np.maximum(by_rate, count * np.asarray(read_bytes, np.float64) / (self.sequential_mb_per_s * 1e6))
+        count = _not_negative("reads", reads)
+        by_rate = count / self.reads_per_s(np.clip(count, 1, _check_depth(depth)))
+        seconds = np.maximum(
+            by_rate, count * _not_negative("read_bytes", read_bytes) / (self.sequential_mb_per_s * 1e6)
+        )
         return float(seconds) if seconds.ndim == 0 else seconds
 
     def append_s(self, size: npt.ArrayLike) -> float | Floats:
         """Return the seconds that appending `size` bytes to a log takes."""
-        seconds = np.asarray(size, np.float64) / (self.sequential_mb_per_s * 1e6)
+        seconds = _not_negative("size", size) / (self.sequential_mb_per_s * 1e6)
         return float(seconds) if seconds.ndim == 0 else seconds
 
     def forecast(
@@ -190,8 +199,23 @@ class CostModel:
             Bytes, or int [n] for each step, appended with the step's reads.
         depth, read_bytes
             As in :meth:`batch_s`.
+
+        Raises
+        ------
+        ValueError, TypeError
+            An argument is negative or not a number, or the arrays differ in length.
         """
-        counts = np.asarray(reads, np.float64)
+        counts = _not_negative("reads", reads)
+        if counts.ndim != 1:
+            raise ValueError(f"reads has shape {list(counts.shape)}: expected [n], the reads of each step")
+        for name, each in (("written_bytes", written_bytes), ("read_bytes", read_bytes)):
+            if np.shape(each) not in ((), counts.shape):
+                raise ValueError(f"{name} has shape {list(np.shape(each))}: expected a number, or {list(counts.shape)}")
+        if isinstance(ahead, bool) or not isinstance(ahead, int | np.integer):
+            raise TypeError(f"ahead={ahead!r}: expected a number of steps as an int")
+        if ahead < 0:
+            raise ValueError(f"ahead={ahead}: expected zero or more steps")
+        compute_s = float(_not_negative("compute_s", compute_s))
         io = np.atleast_1d(self.batch_s(counts, depth=depth, read_bytes=read_bytes) + self.append_s(written_bytes))
         io = np.broadcast_to(io, counts.shape)
         compute = len(io) * compute_s
@@ -206,6 +230,21 @@ class CostModel:
             stall += started[step] - now
             now = started[step] + compute_s
         return Forecast(float(io.sum()), compute, stall)
+
+
+def _not_negative(name: str, values: npt.ArrayLike) -> Floats:
+    """Return numbers as float64, or say which one cannot be."""
+    array = np.asarray(values, np.float64)
+    wrong = ~(np.isfinite(array) & (array >= 0))
+    if wrong.any():
+        raise ValueError(f"{name}: expected finite numbers from zero up, got {array[wrong].flat[0]}")
+    return array
+
+
+def _check_depth(depth: int) -> int:
+    if depth < 1:
+        raise ValueError(f"depth={depth!r}: expected at least one read in flight")
+    return depth
 
 
 def _saturating(name: str, first: float, limit: float, bandwidth: float) -> CostModel:

@@ -19,6 +19,7 @@ Trace = Keys | Iterable[Keys]
 
 # A sample is cut into this many parts, whose curves' scatter tells the error of the whole.
 _GROUPS = 8
+_ROWS_MAX = 2**62
 # Student's t for 95 % and _GROUPS - 1 degrees of freedom.
 _T95 = 2.365
 
@@ -74,7 +75,7 @@ def miss_ratio_curve(
     trace
         int64 [n], or an iterable of such blocks, read once. Belady gathers them, the others do not keep them.
     capacities
-        int [c]: rows in DRAM, at least 1 each.
+        int [c]: rows in DRAM, from 1 to 2**62 each.
     policy
         One of :data:`CURVE_POLICIES`.
     rate, keys
@@ -103,11 +104,13 @@ def miss_ratio_curve(
         # grow with the trace's length and not with the cache, so that a small LFU cache is no image of a large one.
         raise ValueError("policy='lfu': its curve cannot be told from a sample; leave out rate and keys")
     sizes = np.array(
-        [check_capacity(each, "capacities") for each in np.asarray(capacities).reshape(-1).tolist()], np.int64
+        [check_capacity(each, "capacities", _ROWS_MAX) for each in np.asarray(capacities).reshape(-1).tolist()],
+        np.int64,
     )
     count = CURVE_POLICIES[policy]
     if rate is None and keys is None:
-        misses, accesses = count(trace_blocks(trace), sizes)
+        needed = _needed(sizes, len(trace)) if isinstance(trace, np.ndarray) else sizes
+        misses, accesses = count(trace_blocks(trace), needed)
         return _curve(policy, sizes, misses / max(accesses, 1), np.zeros(len(sizes)), accesses, accesses, 1.0)
     sample = sample_keys(trace, rate=rate, keys=keys, seed=seed)
     estimate = _estimate(count, sample.keys, sizes, sample.rate, sample.expected)
@@ -125,9 +128,14 @@ def _curve(
 
 def _estimate(count: "Count", keys: Keys, sizes: Keys, rate: float, expected: float) -> Floats:
     scaled = np.maximum(np.rint(sizes * rate), 1).astype(np.int64)
-    misses, _ = count([keys], scaled)
+    misses, _ = count([keys], _needed(scaled, len(keys)))
     ratio: Floats = misses / expected if expected else np.zeros(len(sizes))
     return ratio
+
+
+def _needed(sizes: Keys, accesses: int) -> Keys:
+    """Return what is enough of each capacity: with room for a whole trace nothing is evicted, however much more."""
+    return np.minimum(sizes, max(1, accesses))
 
 
 def _error(count: "Count", sample: Sample, sizes: Keys, seed: int) -> Floats:

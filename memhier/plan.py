@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.policies import Belady
+from memhier.policies._base import check_lookahead
 
 __all__ = ["Lookahead", "Step", "plan"]
 
@@ -183,11 +184,7 @@ def plan(
     >>> [step.load.tolist() for step in plan([[1, 2], [3], [2], [1]], capacity=2, lookahead=1)]
     [[1, 2], [3], [], [1]]
     """
-    if lookahead is not None:
-        if isinstance(lookahead, bool) or not isinstance(lookahead, int | np.integer):
-            raise TypeError(f"lookahead={lookahead!r}: expected a number of batches as an int, or None")
-        if lookahead < 0:
-            raise ValueError(f"lookahead={lookahead}: expected zero or more batches, or None for all")
+    check_lookahead(lookahead, "batches")
     planner = Lookahead(capacity, dirty=dirty, beyond=beyond)
     return _steps(planner, batches, lookahead)
 

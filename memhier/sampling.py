@@ -85,6 +85,9 @@ def sample_keys(
     (100, 2000)
     """
     threshold = _threshold(rate, keys)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise TypeError(f"seed={seed!r}: expected an int")
+    seed = int(seed)
     kept: list[tuple[Keys, Hashes]] = []
     seen = np.empty(0, np.uint64)  # hashes of the distinct keys, sorted; a hash stands for one key
     accesses = kept_accesses = filtered_at = 0

@@ -5,7 +5,7 @@
 - ``100 pages``: calls of the reader for 100 scattered pages each;
 - ``10,000 pages``: the same for 10,000;
 - ``tiered``: a skewed trace (Zipf) gathered through a tier that starts empty. Here the reads have to be predicted as
-  well: :func:`memhier.simulate.simulate` is given the trace, the capacity and the probe, and nothing of the run.
+  well: :func:`memhier.simulate` is given the trace, the capacity and the probe, and nothing of the run.
 
 A shared device changes from minute to minute, so a round probes before each workload and after the last, and each
 prediction is made from the probes on either side of it. A probe reports medians, so that bursts of a neighbour's I/O
@@ -31,7 +31,7 @@ from memhier.cost import CostModel
 from memhier.device import probe
 from memhier.policies import LRU
 from memhier.reader import PAGE_BYTES, Reader
-from memhier.simulate import simulate
+from memhier.simulation import simulate
 from memhier.tiered import Tiered
 
 __all__ = ["main", "measure"]

@@ -17,7 +17,7 @@ from rich.table import Table
 from memhier.benchmarks.datasets import data_folder
 from memhier.benchmarks.machine import describe_machine
 from memhier.plan import plan
-from memhier.simulate import SIMULATED_POLICIES, simulate
+from memhier.simulation import SIMULATED_POLICIES, simulate
 
 __all__ = ["fixed_capacity", "main", "share_to_load"]
 

@@ -22,7 +22,7 @@ from memhier.benchmarks.traces import read_trace
 from memhier.benchmarks.workloads.plain_caches import PLAIN_CACHES
 from memhier.curves import miss_ratio_curve
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
-from memhier.simulate import simulate
+from memhier.simulation import simulate
 
 __all__ = ["compare", "main", "measure_speed"]
 

@@ -19,12 +19,15 @@ from memhier import backend
 from memhier.errors import BudgetError
 from memhier.policies._reference import Order, Reference
 
-__all__ = ["Access", "EvictionPolicy", "Keys", "Policy", "as_keys", "check_capacity", "over_budget", "refuse_oversized"]
+__all__ = [
+    "CAPACITY_MAX", "Access", "EvictionPolicy", "Keys", "Policy", "as_keys", "check_capacity", "check_lookahead",
+    "over_budget", "refuse_oversized",
+]  # fmt: skip
 
 Keys = npt.NDArray[np.int64]
 
 # Compiled policies number the resident keys and those of one batch, three times the capacity at most, with 31 bits.
-_CAPACITY_MAX = 2**29
+CAPACITY_MAX = 2**29
 
 
 class Access(NamedTuple):
@@ -96,13 +99,23 @@ def as_keys(keys: npt.ArrayLike, name: str = "keys") -> Keys:
     return np.ascontiguousarray(array, np.int64)
 
 
-def check_capacity(capacity: int, name: str = "capacity") -> int:
+def check_capacity(capacity: int, name: str = "capacity", most: int = CAPACITY_MAX) -> int:
     """Return a capacity in rows, or say what is wrong with it."""
     if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer):
         raise TypeError(f"{name}={capacity!r}: expected a number of rows as an int")
-    if not 1 <= capacity <= _CAPACITY_MAX:
-        raise ValueError(f"{name}={capacity!r}: expected from 1 to {_CAPACITY_MAX} rows")
+    if not 1 <= capacity <= most:
+        raise ValueError(f"{name}={capacity!r}: expected from 1 to {most} rows")
     return int(capacity)
+
+
+def check_lookahead(lookahead: int | None, unit: str) -> None:
+    """Refuse what is neither None nor a number of `unit`."""
+    if lookahead is None:
+        return
+    if isinstance(lookahead, bool) or not isinstance(lookahead, int | np.integer):
+        raise TypeError(f"lookahead={lookahead!r}: expected a number of {unit} as an int, or None for all")
+    if lookahead < 0:
+        raise ValueError(f"lookahead={lookahead}: expected zero or more {unit}, or None for all")
 
 
 def refuse_oversized(batch: Keys, pinned: Keys, policy: Policy, capacity: int) -> None:

@@ -6,7 +6,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.policies._base import Access, Keys, as_keys, check_capacity, over_budget, refuse_oversized
+from memhier.policies._base import (
+    Access,
+    Keys,
+    as_keys,
+    check_capacity,
+    check_lookahead,
+    over_budget,
+    refuse_oversized,
+)
 from memhier.policies._belady_reference import BeladyReference
 
 __all__ = ["Belady"]
@@ -153,18 +161,16 @@ class Belady:
 
         Raises
         ------
-        ValueError
-            When batches are announced already, or `lookahead` is negative.
+        ValueError, TypeError
+            When batches are announced already, or `lookahead` is no number of accesses.
         """
         trace = as_keys(keys)
-        if lookahead is None:
-            lookahead = len(trace)
-        if lookahead < 0:
-            raise ValueError(f"lookahead={lookahead}: expected zero or more accesses")
+        check_lookahead(lookahead, "accesses")
         if self.pending:
             raise ValueError(f"{self.pending} batches are announced and not accessed: access those before a replay")
         hit = np.empty(len(trace), np.bool_)
-        self._engine.replay(trace, min(lookahead, len(trace)), hit)
+        known = len(trace) if lookahead is None else min(int(lookahead), len(trace))
+        self._engine.replay(trace, known, hit)
         return hit
 
     def discard(self, keys: npt.ArrayLike) -> None:

@@ -18,7 +18,7 @@ from memhier.benchmarks.curve_plot import draw_curves
 from memhier.benchmarks.traces import TRACE_FORMATS, guess_format, read_blocks, read_trace
 from memhier.curves import miss_ratio_curve
 from memhier.errors import FormatError
-from memhier.simulate import SIMULATED_POLICIES, simulate
+from memhier.simulation import SIMULATED_POLICIES, simulate
 
 KEYS = np.array([5, 0, 5, 2**31 - 1, 7, 5, 1], np.int64)
 

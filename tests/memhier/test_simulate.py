@@ -1,6 +1,6 @@
-"""The simulator against counting by hand, curves against runs, samples against wholes, costs against arithmetic."""
+"""The simulator against counting by hand, curves against runs, samples against wholes."""
 
-import json
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +17,13 @@ from memhier import backend
 from memhier._offline import NEVER, StackDistances, belady_hits, next_uses
 from memhier.benchmarks.traces import read_blocks
 from memhier.benchmarks.workloads.plain_caches import PLAIN_CACHES
-from memhier.cost import CostModel
+from memhier.budget import parse_bytes
 from memhier.curves import CURVE_POLICIES, miss_ratio_curve
-from memhier.device import DepthProfile, DeviceProfile
 from memhier.errors import BudgetError
 from memhier.policies import LRU, Belady, Static
+from memhier.rows import rows_per_page
 from memhier.sampling import hash_keys, sample_keys
-from memhier.simulate import SIMULATED_POLICIES, simulate
+from memhier.simulation import SIMULATED_POLICIES, _pages_and_reads, simulate
 
 CORES = ["python"] if backend.core is None else ["native", "python"]
 Keys = npt.NDArray[np.int64]
@@ -245,6 +245,45 @@ def test_rows_are_counted_where_the_store_puts_them() -> None:
     assert simulate(np.array([0, 1]), dram="1MB", row_bytes=3_000).pages == 3
 
 
+@given(
+    keys=st.sets(st.integers(-40, 40)),
+    base=st.sampled_from([0, 2**40, 2**62 + 1, -(2**63) + 40]),
+    extremes=st.booleans(),
+    row_bytes=st.sampled_from([1, 64, 1_000, 3_000, 4_095, 4_096, 4_097, 8_200, 2**20 + 1]),
+)
+def test_pages_of_any_keys(keys: set[int], base: int, extremes: bool, row_bytes: int) -> None:
+    """Hashes are keys as well: numbers of rows whose places exceed 64 bits."""
+    rows = sorted({base + each for each in keys} | ({-(2**63), 2**63 - 1} if extremes else set()))
+    packed = rows_per_page(row_bytes)
+    if packed is not None:
+        spans = [(row // packed, row // packed) for row in rows]
+    else:
+        spans = [(row * row_bytes // 4096, (row * row_bytes + row_bytes - 1) // 4096) for row in rows]
+    pages = {page for first, last in spans for page in range(first, last + 1)}
+    joined = sum(before[1] == after[0] for before, after in itertools.pairwise(spans))
+    assert _pages_and_reads(np.array(rows, np.int64), row_bytes) == (len(pages), len(rows) - joined)
+    alone = simulate(np.array(rows, np.int64), dram="1GiB", row_bytes=row_bytes)
+    assert alone.pages == sum(last - first + 1 for first, last in spans)
+
+
+@pytest.mark.parametrize("policy", SIMULATED_POLICIES)
+def test_more_dram_than_this_machine_has(policy: str) -> None:
+    """Nothing is made whose size follows from `dram`: a cache for the largest would take 2**54 rows' tables."""
+    trace = np.concatenate([np.arange(40), skewed(400, 60)])
+    distinct = len(np.unique(trace))
+    for batch in (1, 40, 200):
+        for dram in ("64GiB", "999999999TiB"):
+            result = simulate(trace, dram=dram, row_bytes=64, policy=policy, batch=batch, dirty=True)
+            assert (result.reads, result.writes) == (distinct, 0)
+            assert result.capacity == parse_bytes(dram) // 64
+    for ratio in miss_ratio_curve(
+        trace, [distinct, 2**40, 2**62], policy=policy if policy in CURVE_POLICIES else "lru"
+    ).miss_ratio:
+        assert ratio == distinct / len(trace)
+    with pytest.raises(ValueError, match="a trace that is one array"):
+        simulate([trace], dram="64GiB", row_bytes=64, policy=policy)
+
+
 def test_belady_reads_least_and_static_keeps_the_frequent() -> None:
     trace = skewed(30_000, 5_000)
     reads = {policy: simulate(trace, dram=500 * 64, row_bytes=64, policy=policy).reads for policy in SIMULATED_POLICIES}
@@ -285,6 +324,8 @@ def test_bad_arguments_of_simulate() -> None:
         ({"row_bytes": 0}, "row_bytes=0"),
         ({"device": "floppy"}, "device: expected one of sata-ssd, nvme-gen4"),
         ({"lookahead": -1}, "lookahead=-1"),
+        ({"device": "sata-ssd", "ahead": -1}, "ahead=-1"),
+        ({"device": "sata-ssd", "compute_s": -0.5}, r"compute_s: .* got -0\.5"),
     ):
         with pytest.raises(ValueError, match=words):
             simulate(trace, **({"dram": 640, "row_bytes": 64} | arguments))  # type: ignore[arg-type]
@@ -292,95 +333,31 @@ def test_bad_arguments_of_simulate() -> None:
         simulate([np.arange(20)], dram=640, row_bytes=64)
     with pytest.raises(TypeError, match="device=3"):
         simulate(trace, dram=640, row_bytes=64, device=3)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"lookahead=1\.5"):
+        simulate(trace, dram=640, row_bytes=64, lookahead=1.5)  # type: ignore[arg-type]
 
 
-# Costs
+def test_what_is_wrong_is_said_before_the_run() -> None:
+    def trace() -> Iterator[Keys]:
+        raise AssertionError("the trace was read")
+        yield
+
+    for wrong in (
+        {"ahead": -1},
+        {"compute_s": float("nan")},
+        {"lookahead": -1},
+        {"device": "floppy"},
+        {"row_bytes": 0},
+    ):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            simulate(trace(), **({"dram": 640, "row_bytes": 64, "device": "sata-ssd"} | wrong))  # type: ignore[arg-type]
 
 
-def profile(**changes: Any) -> DeviceProfile:
-    depths = tuple(DepthProfile(depth, iops, iops * 4096 / 1e6, 100.0, 200.0, 1000) for depth, iops in ROWS)
-    fields: dict[str, Any] = {
-        "path": "/disk", "file_system": "ext4", "device": "/dev/x", "kernel": "k", "date": "d", "engine": "uring",
-        "direct": True, "page_bytes": 4096, "span_bytes": 2**30, "seed": 0, "sequential_mb_per_s": 1_500.0,
-        "depths": depths, "notes": (),
-    }  # fmt: skip
-    return DeviceProfile(**(fields | changes))
+def test_the_name_of_the_package_is_the_function() -> None:
+    """Whatever was imported before: a module of that name would take its place as soon as anything imports it."""
+    import memhier
+    import memhier.benchmarks.simulate
+    import memhier.simulation
 
-
-ROWS = ((1, 9_000.0), (4, 30_000.0), (64, 100_000.0))
-
-
-def test_rates_pass_through_the_profile_and_stay_between() -> None:
-    model = CostModel.of(profile())
-    assert CostModel.of(profile().to_json()) == model == CostModel.of(model)
-    for depth, iops in ROWS:
-        assert model.reads_per_s(depth) == pytest.approx(iops)
-    assert 30_000 < float(model.reads_per_s(16)) < 100_000
-    assert model.reads_per_s(1_000) == pytest.approx(100_000)
-    assert model.latency_s(4) == pytest.approx(4 / 30_000)
-    assert np.allclose(model.reads_per_s([1, 4, 64]), [9_000, 30_000, 100_000])
-
-
-def test_time_of_batches() -> None:
-    model = CostModel.of(profile())
-    assert model.batch_s(0) == 0.0
-    assert model.batch_s(1) == pytest.approx(1 / 9_000)
-    assert model.batch_s(4) == pytest.approx(4 / 30_000)
-    assert model.batch_s(10_000) == pytest.approx(0.1)
-    assert model.batch_s(10_000, depth=4) == pytest.approx(10_000 / 30_000)
-    assert model.batch_s(100, read_bytes=2**20) == pytest.approx(100 * 2**20 / 1.5e9)
-    assert np.allclose(model.batch_s([0, 1, 4]), [0, 1 / 9_000, 4 / 30_000])
-    assert model.append_s(3_000_000) == pytest.approx(0.002)
-    times = np.asarray(model.batch_s(np.arange(1, 500)))
-    assert np.all(np.diff(times) > 0)
-
-
-def test_reads_hide_behind_compute() -> None:
-    model = CostModel("disk", (1,), (1_000.0,), 1e9)
-    serial = model.forecast([10] * 50, compute_s=0.02, ahead=0)
-    assert (serial.io_s, serial.compute_s, serial.stall_s) == pytest.approx((0.5, 1.0, 0.5))
-    assert serial.hidden == pytest.approx(0.0)
-    # The first step's reads have nothing to hide behind.
-    overlapped = model.forecast([10] * 50, compute_s=0.02, ahead=1)
-    assert (overlapped.stall_s, overlapped.total_s) == pytest.approx((0.01, 1.01))
-    assert overlapped.hidden == pytest.approx(0.98)
-    # Reads that take longer than computation set the pace, wherever they start.
-    slow = model.forecast([10] * 50, compute_s=0.004, ahead=1)
-    assert slow.total_s == pytest.approx(0.5 + 0.004)
-    # A burst hides behind several steps if reads may run that far ahead.
-    burst = [0, 0, 0, 0, 60, 0, 0]
-    assert model.forecast(burst, compute_s=0.02, ahead=1).stall_s == pytest.approx(0.04)
-    assert model.forecast(burst, compute_s=0.02, ahead=3).stall_s == pytest.approx(0.0)
-    written = model.forecast([10], compute_s=0.0, ahead=0, written_bytes=10**12)
-    assert written.io_s == pytest.approx(0.01 + 0.001)
-
-
-def test_a_simulation_is_costed() -> None:
-    trace = skewed(5_000, 2_000)
-    arguments: dict[str, Any] = {"dram": 300 * 64, "row_bytes": 64, "device": "network-block", "batch": 100}
-    reactive = simulate(trace, policy="lru", compute_s=0.1, **arguments).forecast
-    planned = simulate(trace, compute_s=0.1, **arguments).forecast
-    assert reactive is not None
-    assert planned is not None
-    assert reactive.stall_s == pytest.approx(reactive.io_s)
-    assert planned.hidden > 0.9
-    dirty = simulate(trace, compute_s=0.1, dirty=True, **arguments).forecast
-    assert dirty is not None
-    assert dirty.io_s > planned.io_s
-
-
-def test_every_class_of_devices_is_plausible() -> None:
-    for name, model in CostModel.CLASSES.items():
-        assert CostModel.of(name) is model
-        assert list(model.iops) == sorted(model.iops)
-        assert model.latency_s(1) < 0.01
-    assert CostModel.of("network-block").batch_s(1_000) > CostModel.of("sata-ssd").batch_s(1_000)
-    assert CostModel.of("sata-ssd").batch_s(1_000) > CostModel.of("nvme-gen4").batch_s(1_000)
-
-
-def test_bad_models() -> None:
-    for depths, iops, bandwidth in (((), (), 1.0), ((2, 1), (1.0, 2.0), 1.0), ((1,), (0.0,), 1.0), ((1,), (1.0,), 0.0)):
-        with pytest.raises(ValueError, match="expected"):
-            CostModel("disk", depths, iops, bandwidth)
-    with pytest.raises(ValueError, match="or the JSON of a probe"):
-        CostModel.of(json.dumps({"format": "other"}))
+    assert memhier.simulate is simulate
+    assert memhier.miss_ratio_curve is miss_ratio_curve

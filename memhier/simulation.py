@@ -13,7 +13,7 @@ from memhier.cost import CostModel, Forecast
 from memhier.errors import BudgetError
 from memhier.plan import plan
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy, Static
-from memhier.policies._base import as_keys, check_capacity
+from memhier.policies._base import CAPACITY_MAX, as_keys, check_capacity, check_lookahead
 from memhier.rows import rows_per_page
 
 __all__ = ["SIMULATED_POLICIES", "Simulation", "simulate"]
@@ -88,7 +88,8 @@ def simulate(
     trace
         int64 [n], cut into batches of `batch` accesses; or an iterable of batches, int64 [b] each.
     dram
-        Bytes for rows, such as ``"1GiB"``.
+        Bytes for rows, such as ``"1GiB"``. For an array any amount will do. For an iterable, whose length is not known,
+        a policy's tables are made for all rows beforehand: 36 to 82 bytes each, at most 2**29 rows.
     row_bytes
         Bytes of one row with what is kept beside it.
     policy
@@ -129,18 +130,24 @@ def simulate(
     row_bytes = check_capacity(row_bytes, "row_bytes")
     if lookahead is not None and policy != "belady":
         raise ValueError(f"lookahead={lookahead}: policy={policy!r} does not look ahead")
+    check_lookahead(lookahead, "batches")
     capacity = parse_bytes(dram) // row_bytes
     if capacity == 0:
         raise BudgetError(f"dram={dram!r} holds no row of {row_bytes} bytes; {format_bytes(row_bytes)} would be enough")
     model = None if device is None else CostModel.of(device)
+    if ahead is None:
+        ahead = 1 if policy == "belady" else 0
+    if model is not None:
+        model.forecast([], compute_s=compute_s, ahead=ahead)  # refuses them now rather than after the run
+    if isinstance(trace, np.ndarray):
+        trace = as_keys(trace, "trace")
+    rows = _rows_needed(trace, capacity, policy)
     if isinstance(trace, np.ndarray) and batch == 1:
-        run = _run_single(as_keys(trace, "trace"), capacity, policy, lookahead, row_bytes)
+        run = _run_single(trace, rows, policy, lookahead, row_bytes)
     else:
-        run = _run_batches(_batches(trace, batch), capacity, policy, lookahead, row_bytes)
+        run = _run_batches(_batches(trace, batch), rows, policy, lookahead, row_bytes)
     forecast = None
     if model is not None:
-        if ahead is None:
-            ahead = 1 if policy == "belady" else 0
         written = run.evicted * row_bytes if dirty else 0
         read_bytes = run.pages * _PAGE / np.maximum(run.operations, 1)
         forecast = model.forecast(
@@ -157,6 +164,22 @@ def simulate(
         pages=int(run.pages.sum()),
         forecast=forecast,
     )
+
+
+def _rows_needed(trace: Trace, capacity: int, policy: str) -> int:
+    """Return a capacity at which a policy does the same, whose tables this machine can hold, too.
+
+    With room for the whole trace nothing is evicted, however much more there is. "static" needs it twice: it keeps as
+    many rows free for others as one batch has.
+    """
+    if isinstance(trace, np.ndarray):
+        return min(capacity, max(1, len(trace)) * (2 if policy == "static" else 1))
+    if capacity > CAPACITY_MAX:
+        raise ValueError(
+            f"dram: it holds {capacity} rows, and the tables of an iterable's policy are made beforehand: expected at "
+            f"most {CAPACITY_MAX} rows, or a trace that is one array, for which any dram will do"
+        )
+    return capacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +207,10 @@ def _run_single(trace: Keys, capacity: int, policy: str, lookahead: int | None, 
         hit = cache.replay(trace)
         resident = len(cache)
     missed = (~hit).astype(np.int64)
-    first, last = _page_span(trace, row_bytes)
     # Which access a victim leaves at does not matter here: the first misses fill the cache, each later one evicts.
     evicted = missed.copy()
     evicted[np.flatnonzero(missed)[:resident]] = 0
-    return _Run(len(trace), missed, evicted, missed * (last - first + 1), missed)
+    return _Run(len(trace), missed, evicted, missed * _pages_each(trace, row_bytes), missed)
 
 
 def _run_batches(batches: Iterable[Keys], capacity: int, policy: str, lookahead: int | None, row_bytes: int) -> _Run:
@@ -241,18 +263,32 @@ def _batches(trace: Trace, batch: int) -> Iterator[Keys]:
         yield from (as_keys(each, "trace") for each in trace)
 
 
-def _page_span(keys: Keys, row_bytes: int) -> tuple[Keys, Keys]:
-    """Return the first and the last page of rows by their numbers, as :mod:`memhier.rows` lays them out."""
-    packed = rows_per_page(row_bytes)
-    if packed is not None:
-        return keys // packed, keys // packed
-    return keys * row_bytes // _PAGE, (keys * row_bytes + row_bytes - 1) // _PAGE
+def _ends(keys: Keys, row_bytes: int) -> tuple[Keys, Keys]:
+    """Return where in a page a row begins, and where it ends counted from there.
+
+    Keys may be hashes, and nothing may overflow: the last bits of a row's number tell.
+    """
+    start = (keys & (_PAGE - 1)) * (row_bytes % _PAGE) & (_PAGE - 1)
+    return start, start + (row_bytes - 1)
+
+
+def _pages_each(keys: Keys, row_bytes: int) -> Keys:
+    """Return on how many pages each row lies, by its number, as :mod:`memhier.rows` lays them out."""
+    if rows_per_page(row_bytes) is not None:
+        return np.ones(len(keys), np.int64)
+    return _ends(keys, row_bytes)[1] // _PAGE + 1
 
 
 def _pages_and_reads(keys: Keys, row_bytes: int) -> tuple[int, int]:
     """Return how many different pages a batch of rows lies on, and how many reads they take where pages touch."""
-    if not len(keys):
-        return 0, 0
-    first, last = _page_span(np.sort(keys), row_bytes)
-    shared = int(np.count_nonzero(first[1:] == last[:-1]))
-    return int((last - first + 1).sum()) - shared, len(keys) - shared
+    keys = np.sort(keys)
+    packed = rows_per_page(row_bytes)
+    if packed is not None:
+        shared = np.diff(keys // packed) == 0
+    else:
+        start, end = _ends(keys[:-1], row_bytes)
+        # Rows this far apart share no page; the difference of two keys may need all 64 bits.
+        apart = np.minimum(np.diff(keys).view(np.uint64), np.uint64(2 * _PAGE)).astype(np.int64)
+        shared = (start + apart * row_bytes) // _PAGE == end // _PAGE
+    joined = int(np.count_nonzero(shared))
+    return int(_pages_each(keys, row_bytes).sum()) - joined, len(keys) - joined
