@@ -60,6 +60,11 @@ def read_ground_truth(path: str | os.PathLike[str], *, files: Files | None = Non
     suffix = os.path.splitext(name)[1].lower()
     if suffix in HDF5_SUFFIXES:
         with open_vectors(name, key="neighbors") as ids, open_vectors(name, key="distances") as distances:
+            shapes = (ids.count, ids.dimension), (distances.count, distances.dimension)
+            if shapes[0] != shapes[1]:
+                raise FormatError(
+                    f"{name}: neighbors of shape {shapes[0]} and distances of shape {shapes[1]}, expected the same"
+                )
             return GroundTruth(_ids(ids), _whole(distances).astype(np.float32))
     if suffix == ".ivecs":
         with open_vectors(name, files=files) as ids:

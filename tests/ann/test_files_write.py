@@ -126,6 +126,22 @@ def test_one_writer_at_a_time(tmp_path):
         np.testing.assert_array_equal(vectors.take([0, 1, 2]), np.ones((3, 2)))
 
 
+def test_a_writer_that_finishes_just_before_its_lock_is_taken_keeps_its_file(tmp_path):
+    path = tmp_path / "x.fbin"
+
+    class Overtaken(RealFiles):
+        def open(self, name, mode):
+            file = super().open(name, mode)
+            if not path.exists():
+                file.append(b"the other's vectors")
+                self.rename(name, str(path))
+            return file
+
+    with pytest.raises(FileExistsError):
+        write_vectors(path, np.ones((2, 2)), files=Overtaken())
+    assert path.read_bytes() == b"the other's vectors"
+
+
 def test_what_a_killed_writer_left_is_written_over(tmp_path):
     (tmp_path / "x.bvecs.unfinished").write_bytes(bytes(1000))
     write_vectors(tmp_path / "x.bvecs", np.ones((2, 3), np.uint8))
