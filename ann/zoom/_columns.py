@@ -103,7 +103,7 @@ class ArrayColumn:
             return Cells(values, np.isnan(values))
         if self.type == "str":
             _ = self.sorted_words
-            ranks = np.array([self._ranks[word] if isinstance(word, str) else -1 for word in values.tolist()], np.int32)
+            ranks = np.array([self._ranks.get(word, -1) for word in values.tolist()], np.int32)
             if nulls is not None:
                 ranks[nulls] = -1
             return Cells(ranks, ranks < 0)
@@ -324,8 +324,10 @@ def _check_name(name: object) -> None:
 def _as_array(data: Any) -> npt.NDArray[Any]:
     if isinstance(data, np.ndarray):
         return np.ma.getdata(data)
-    if getattr(data, "null_count", 0) and hasattr(data, "to_pylist"):
-        data = data.to_pylist()  # pyarrow would round integers to make room for NaN
+    # As arrays, columns of pandas' own types, of polars and of pyarrow round integers to make room for NaN.
+    if not isinstance(getattr(data, "dtype", None), np.dtype) and getattr(data, "null_count", None) != 0:
+        to_list = getattr(data, "to_pylist", getattr(data, "to_list", None))
+        data = data if to_list is None else to_list()
     if isinstance(data, list | tuple):
         # numpy would guess a common type of unlike values, and cut zeros off the end of text.
         return np.fromiter(data, object, len(data))

@@ -158,7 +158,7 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
             expected = kind if kind in ("bool", "str") else "number"
             if came != expected:
                 name = type(value).__name__
-                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}, it cannot be compared with a {name}")
+                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}, it cannot be compared with {name}")
         if kind == "bool" and isinstance(leaf, Comparison) and leaf.operator not in ("==", "!="):
             raise TypeError(f"{leaf}: attribute {leaf.name!r} is bool, which has no order; expected == or !=")
 

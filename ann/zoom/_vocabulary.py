@@ -6,6 +6,7 @@ ends; u64 w.
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,9 +29,10 @@ def write_vocabulary(tx: Transaction, name: str, words: Iterable[bytes]) -> None
     """Write ascending words into a new segment."""
     segment = tx.segment(name)
     starts = array("Q", [0])
-    for word in words:
-        segment.append(word)
-        starts.append(segment.length)
+    remaining = iter(words)
+    while batch := list(islice(remaining, _STREAM_WORDS)):
+        starts.extend((segment.length + np.cumsum([len(word) for word in batch])).tolist())
+        segment.append(b"".join(batch))
     count = len(starts) - 1
     if count > WORDS_MAX:
         raise ValueError(f"{name}: {count:,} distinct texts, expected at most {WORDS_MAX:,}")

@@ -312,7 +312,7 @@ def _count(attributes: Any) -> int:
 
 def _block_rows(width: int) -> int:
     """Return the rows of a block: whole pages of every column, where that leaves any."""
-    rows = max(64, BLOCK_BYTES // max(1, width))
+    rows = max(64, min(BLOCK_ROWS, BLOCK_BYTES // max(1, width)))
     return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)
 
 
