@@ -2,7 +2,9 @@
 
 import errno
 import threading
+import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +237,54 @@ def test_more_keys_than_a_batch_are_not_unpinned_at_once(tmp_path: Path) -> None
         assert tier.memory_bytes == before
         tier.unpin([1, 2])
         tier.unpin([3, 4])
+
+
+def test_an_interrupt_while_the_write_queue_is_waited_for_loses_nothing(
+    tier: Tiered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    tier.scatter([1, 2, 3, 4], numbered([-1, -2, -3, -4]))
+    with monkeypatch.context() as patch:
+        patch.setattr(tier._parts.queue, "put", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tier.gather([20])  # instead of 1
+    assert tier.gather([1, 21])[:, 0].tolist() == [-1, 21]
+    assert len(tier.policy) == tier.stats()["resident"] == 4
+    assert tier.gather([20, 2, 3, 4])[:, 0].tolist() == [20, -2, -3, -4]
+
+
+@pytest.mark.parametrize("policy", [LRU, Belady])
+def test_counts_do_not_depend_on_how_fast_the_ssd_is(
+    tmp_path: Path, policy: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    batches = [rng.integers(0, 30, 6) for _ in range(120)]
+    seen = []
+    for slow in (False, True):
+        with Tiered(tmp_path / f"{slow}", "t", np.float32, 8, rows=30, policy=policy(14)) as tier:
+            read, append = tier._log.read, tier._log.append
+
+            def late(call: Any, *args: Any, **options: Any) -> Any:
+                time.sleep(0.0005)
+                return call(*args, **options)
+
+            if slow:
+                monkeypatch.setattr(tier._log, "read", partial(late, read))
+                monkeypatch.setattr(tier._log, "append", partial(late, append))
+            rows = []
+            for turn, batch in enumerate(batches):
+                ticket = tier.prefetch(batch)
+                rows.append(tier.gather(batch))
+                tier.scatter(batch[:3], numbered(batch[:3] + turn, 8))
+                ticket.release()
+                if not slow and turn % 7 == 0:
+                    tier._parts.queue.drain()
+            stats = tier.stats()
+            names = ("accesses", "hits", "misses", "evictions", "writes", "first_touches", "resident")
+            counts = [stats[name] for name in names] + [stats["queue_hits"] + stats["refetches"]]
+            seen.append((np.concatenate(rows).tolist(), counts))
+    assert seen[0] == seen[1]
+    assert seen[0][1][4] > 0
+    assert seen[0][1][7] > 0
