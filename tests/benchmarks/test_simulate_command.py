@@ -113,6 +113,8 @@ def test_published_traces_are_recognised(data: Callable[[str], Path]) -> None:
         lengths[path.name] = len(first)
         assert len(np.unique(first)) < len(first)
     assert len(lengths) == 10
+    blocks = next(read_blocks(data("cache-traces") / "cloud_physics_w106.trace.xz"))
+    assert blocks.max() < 1_197_770  # read from the wrong end they fill all 32 bits
     assert lengths["lirs_multi3.trace.gz"] == 30_241
     assert lengths["cloudPhysicsIO.oracleGeneral.bin.xz"] == 113_872
 

@@ -149,6 +149,8 @@ def test_bad_arguments_of_curves() -> None:
             miss_ratio_curve(trace, **({"capacities": [5]} | arguments))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="trace: no accesses"):
         miss_ratio_curve(np.empty(0, np.int64), [5])
+    with pytest.raises(TypeError, match="seed='a'"):
+        sample_keys(trace, rate=0.5, seed="a")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="trace has dtype float64"):
         miss_ratio_curve(np.array([0.5]), [5])
 
