@@ -2,6 +2,25 @@
 
 from typing import Any
 
+def code_scan(
+    queries: Any,
+    probes: Any,
+    centroids: Any,
+    radii: Any,
+    dimensions: Any,
+    alpha: Any,
+    parts: list[Any],
+    unit: float,
+    k: int,
+    eps: float,
+    zeta: float,
+    positions: Any,
+    lower: Any,
+    estimates: Any,
+    counts: Any,
+    thresholds: Any,
+    tally: Any,
+) -> None: ...
 def crc32c(data: Any, value: int) -> int: ...
 def crc32c_by_table(data: Any, value: int) -> int: ...
 def crc32c_pages(data: Any, out: Any) -> None: ...
@@ -24,6 +43,30 @@ class PageReader:
     def read(
         self, files: Any, offsets: Any, length: int, out: Any, latency: Any | None, tally: Any | None = None
     ) -> tuple[str, Any, int, int, int] | None: ...
+    def rank(
+        self,
+        queries: Any,
+        dimension: int,
+        type: int,
+        metric: int,
+        row_bytes: int,
+        first: Any,
+        files: Any,
+        offsets: Any,
+        lower: Any,
+        ids: Any,
+        thresholds: Any,
+        k: int,
+        max_reads: int,
+        deadline: float,
+        workspace: Any,
+        hot_keys: Any,
+        hot_pages: Any,
+        out_ids: Any,
+        out_distances: Any,
+        out_tally: Any,
+        tally: Any,
+    ) -> Any | None: ...
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 

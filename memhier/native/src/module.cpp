@@ -3,6 +3,7 @@
 NB_MODULE(_core, m) {
   m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
   register_belady(m);
+  register_code_scan(m);
   register_crc32c(m);
   register_distance(m);
   register_fence(m);

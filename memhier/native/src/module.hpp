@@ -4,6 +4,7 @@
 #include <nanobind/nanobind.h>
 
 void register_belady(nanobind::module_& m);
+void register_code_scan(nanobind::module_& m);
 void register_crc32c(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_fence(nanobind::module_& m);

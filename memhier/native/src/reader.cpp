@@ -1,11 +1,13 @@
 // The page reader as Python sees it: files by handle, and one crossing of the interpreter lock for a whole batch.
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <cerrno>
 
 #include "buffer.hpp"
 #include "module.hpp"
 #include "pool.hpp"
+#include "rounds.hpp"
 
 namespace nb = nanobind;
 
@@ -112,15 +114,73 @@ class PageReader {
     }
     ++calls_;
     requests_ += count;
-    done_.reads += done.reads;
-    done_.pages += done.pages;
-    done_.bytes += done.bytes;
-    if (!sums.empty()) {
-      auto* sum = sums.as<std::int64_t>();
-      sum[0] += static_cast<std::int64_t>(done.reads);
-      sum[1] += static_cast<std::int64_t>(done.pages);
-      sum[2] += static_cast<std::int64_t>(done.bytes);
+    count_reads(done, sums);
+    if (PyErr_Occurred() != nullptr) throw nb::python_error();
+    return describe(fault);
+  }
+
+  // Exact ranking in rounds; see rounds.hpp. The arrays come checked from memhier.ranking.
+  nb::object rank(nb::handle queries, std::size_t dimension, int type, int metric, std::size_t row_bytes,
+                  nb::handle first, nb::handle files, nb::handle offsets, nb::handle lower, nb::handle ids,
+                  nb::handle thresholds, std::size_t k, std::size_t max_reads, double deadline, nb::handle workspace,
+                  nb::handle hot_keys, nb::handle hot_pages, nb::handle out_ids, nb::handle out_distances,
+                  nb::handle out_tally, nb::handle tally) {
+    const Buffer query_view(queries, Buffer::Access::read), first_view(first, Buffer::Access::read);
+    const Buffer file_view(files, Buffer::Access::read), offset_view(offsets, Buffer::Access::read);
+    const Buffer lower_view(lower, Buffer::Access::read), id_view(ids, Buffer::Access::read);
+    const Buffer threshold_view(thresholds, Buffer::Access::read), row_view(workspace, Buffer::Access::write);
+    const Buffer key_view(hot_keys, Buffer::Access::read), page_view(hot_pages, Buffer::Access::read);
+    const Buffer found_ids(out_ids, Buffer::Access::write), found(out_distances, Buffer::Access::write);
+    const Buffer found_tally(out_tally, Buffer::Access::write), sums(tally, Buffer::Access::write);
+    const std::size_t count = threshold_view.count<float>(), total = offset_view.count<std::int64_t>();
+    const auto* starts = first_view.as<const std::int64_t>();
+    first_view.require(first_view.count<std::int64_t>() == count + 1 && starts[0] == 0 &&
+                           std::is_sorted(starts, starts + count + 1) && starts[count] == static_cast<std::int64_t>(total),
+                       "first: ascending, from 0 to the number of candidates");
+    query_view.require(dimension > 0 && query_view.count<float>() == count * dimension, "queries: dimension floats each");
+    file_view.require(file_view.count<std::int32_t>() == total && lower_view.count<float>() == total &&
+                          id_view.count<std::int64_t>() == total,
+                      "files, lower, ids: one for each candidate");
+    row_view.require(k > 0 && row_bytes > 0 && row_view.bytes() >= row_bytes, "workspace: room for a row");
+    page_view.require(page_view.bytes() == key_view.count<std::int64_t>() * kPageBytes, "hot_pages: a page for each key");
+    found.require(found.count<float>() == count * k && found_ids.count<std::int64_t>() == count * k &&
+                      found_tally.count<std::int64_t>() == count * 5 && sums.count<std::int64_t>() == 3,
+                  "the results: k, k and 5 for each query; three sums");
+    row_view.require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "type, metric: known");
+
+    const std::shared_ptr<const Table> table = table_;
+    const auto limit = deadline < 1e9 ? std::chrono::nanoseconds(static_cast<std::int64_t>(deadline * 1e9))
+                                      : std::chrono::nanoseconds::max();
+    const RankBatch batch{query_view.as<const float>(), count, dimension, static_cast<RowType>(type),
+                          static_cast<Metric>(metric), row_bytes, starts, file_view.as<const std::int32_t>(),
+                          offset_view.as<const std::int64_t>(), lower_view.as<const float>(),
+                          id_view.as<const std::int64_t>(), threshold_view.as<const float>(), k, max_reads, limit,
+                          {row_view.as<std::byte>(), row_view.bytes()},
+                          {{key_view.as<const std::int64_t>(), key_view.count<std::int64_t>()},
+                           page_view.as<const std::byte>()},
+                          found_ids.as<std::int64_t>(), found.as<float>(), found_tally.as<std::int64_t>()};
+    make_pool_after_fork();
+    Counters done;
+    std::size_t requests = 0, calls = 0;
+    bool interrupted = false;
+    std::optional<Fault> fault;
+    {
+      nb::gil_scoped_release released;
+      Rounds rounds(batch, [&](Batch reads) -> std::optional<Fault> {
+        reads.sources = table->sources;
+        requests += reads.count;
+        if (++calls % kCallsPerSignal == 0) {
+          nb::gil_scoped_acquire acquired;
+          interrupted = PyErr_CheckSignals() != 0;
+        }
+        if (interrupted) return Fault{Fault::Kind::closed};
+        return run(reads, done);
+      });
+      fault = rounds.run();
     }
+    ++calls_;
+    requests_ += requests;
+    count_reads(done, sums);
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -153,6 +213,20 @@ class PageReader {
   }
 
  private:
+  // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
+  static constexpr std::size_t kCallsPerSignal = 16;
+
+  void count_reads(const Counters& done, const Buffer& sums) {
+    done_.reads += done.reads;
+    done_.pages += done.pages;
+    done_.bytes += done.bytes;
+    if (sums.empty()) return;
+    auto* sum = sums.as<std::int64_t>();
+    sum[0] += static_cast<std::int64_t>(done.reads);
+    sum[1] += static_cast<std::int64_t>(done.pages);
+    sum[2] += static_cast<std::int64_t>(done.bytes);
+  }
+
   // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
   std::optional<Fault> run(const Batch& batch, Counters& done) {
     const Pool::Loan context(*pool_);
@@ -236,6 +310,11 @@ void register_reader(nb::module_& m) {
       .def("remove", &PageReader::remove, nb::arg("handle"))
       .def("read", &PageReader::read, nb::arg("files"), nb::arg("offsets"), nb::arg("length"), nb::arg("out"),
            nb::arg("latency").none(), nb::arg("tally").none() = nb::none())
+      .def("rank", &PageReader::rank, nb::arg("queries"), nb::arg("dimension"), nb::arg("type"), nb::arg("metric"),
+           nb::arg("row_bytes"), nb::arg("first"), nb::arg("files"), nb::arg("offsets"), nb::arg("lower"),
+           nb::arg("ids"), nb::arg("thresholds"), nb::arg("k"), nb::arg("max_reads"), nb::arg("deadline"),
+           nb::arg("workspace"), nb::arg("hot_keys"), nb::arg("hot_pages"), nb::arg("out_ids"),
+           nb::arg("out_distances"), nb::arg("out_tally"), nb::arg("tally"))
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)
       .def_prop_ro("engine", &PageReader::engine)

@@ -1,0 +1,193 @@
+"""Scan of coded residuals in inverted lists, with bounds: the native core's, or the same in NumPy without it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier import backend
+from memhier.ann.zoom.bitmaps import unpack
+from memhier.ann.zoom.codes import WIDTHS, CodeBook, chunks
+
+__all__ = ["PART_SHIFT", "Candidates", "CodedPart", "code_scan"]
+
+PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPart:
+    """The codes of rows that were written together, in list order.
+
+    Attributes
+    ----------
+    starts
+        int64 ``[lists + 1]``.
+    codes
+        uint8 ``[n, code_bytes]``.
+    numbers
+        fp16 ``[3, n]``: radius, factor and error of each, in units of the code book.
+    allowed
+        uint64 words, a bit for each row that may be found; None for all.
+    """
+
+    starts: Ints
+    codes: npt.NDArray[np.uint8]
+    numbers: npt.NDArray[np.float16]
+    allowed: npt.NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What may be among the nearest of each query, in ascending order of the lower bound.
+
+    Attributes
+    ----------
+    positions
+        int64 ``[q, limit]``: part and row of each; only the first ``counts`` of a row mean anything.
+    lower, estimates
+        float32 ``[q, limit]``: lower bounds and estimates of squared distances in the preview's space.
+    counts
+        int64 ``[q]``.
+    thresholds
+        float32 ``[q]``: the k-th smallest upper bound, infinite where fewer than k rows were scanned.
+    tally
+        int64 ``[q, 3]``: lists probed, codes scanned, and 1 where candidates were dropped for lack of room.
+    """
+
+    positions: Ints
+    lower: Floats
+    estimates: Floats
+    counts: Ints
+    thresholds: Floats
+    tally: Ints
+
+
+def code_scan(
+    queries: Floats,
+    probes: Ints,
+    centroids: npt.NDArray[np.float16],
+    radii: Floats,
+    book: CodeBook,
+    parts: Sequence[CodedPart],
+    k: int,
+    *,
+    eps: float,
+    zeta: float = np.inf,
+    limit: int,
+) -> Candidates:
+    """Return of each query the rows whose lower bound is at most the k-th smallest upper bound.
+
+    Parameters
+    ----------
+    queries
+        float32 ``[q, d]``, turned as the codes are.
+    probes
+        int64 ``[q, p]`` list numbers, nearest first; -1 for none.
+    centroids
+        fp16 ``[lists, d]``, turned likewise.
+    radii
+        float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
+    parts
+        At least one.
+    k
+        How many neighbours the bounds are to let through.
+    eps
+        How many standard errors lie between an estimate and its bounds.
+    zeta
+        A list is passed over when, were its vectors all ``radius`` from its centroid, one as near as the k-th estimate
+        so far would need a cosine above this between its residual and the query's.
+    limit
+        The most candidates kept of a query, at least `k`; those with the lowest bounds stay.
+    """
+    count = len(queries)
+    found = Candidates(
+        np.empty((count, limit), np.int64),
+        np.empty((count, limit), np.float32),
+        np.empty((count, limit), np.float32),
+        np.empty(count, np.int64),
+        np.empty(count, np.float32),
+        np.empty((count, 3), np.int64),
+    )
+    if backend.core is not None:
+        packed = [(part.starts, part.codes, part.numbers.view(np.uint16), part.allowed) for part in parts]
+        backend.core.code_scan(
+            queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
+            k, eps, zeta, found.positions, found.lower, found.estimates, found.counts, found.thresholds, found.tally,
+        )  # fmt: skip
+        return found
+    for number, query in enumerate(queries):
+        _scan_one(found, number, query, probes[number], centroids, radii, book, parts, k, eps, zeta)
+    return found
+
+
+def _scan_one(
+    found: Candidates,
+    number: int,
+    query: Floats,
+    probes: Ints,
+    centroids: npt.NDArray[np.float16],
+    radii: Floats,
+    book: CodeBook,
+    parts: Sequence[CodedPart],
+    k: int,
+    eps: float,
+    zeta: float,
+) -> None:
+    limit = found.positions.shape[1]
+    positions = np.empty(0, np.int64)
+    estimates = margins = np.empty(0, np.float32)
+    probed = 0
+    for chosen in probes[probes >= 0]:
+        residual = query - centroids[chosen].astype(np.float32)
+        squared = float(residual @ residual)
+        distance, radius = squared**0.5, float(radii[chosen])
+        if len(estimates) >= k and radius > 0 and distance > 0:
+            kth = float(np.partition(estimates, k - 1)[k - 1])
+            if squared + radius**2 - kth > zeta * 2 * distance * radius:
+                continue
+        probed += 1
+        for part_number, part in enumerate(parts):
+            rows = np.arange(part.starts[chosen], part.starts[chosen + 1])
+            if part.allowed is not None:
+                rows = rows[unpack(part.allowed, len(part.codes))[rows]]
+            sums, scale, offset = _dot(book, part.codes[rows], residual)
+            numbers = part.numbers[:, rows].astype(np.float32)
+            product = numbers[1] * scale * (sums - offset)
+            near = squared + np.square(book.unit * numbers[0]) - 2 * book.unit * product
+            positions = np.append(positions, rows | part_number << PART_SHIFT)
+            estimates = np.append(estimates, near.astype(np.float32))
+            margins = np.append(margins, (2 * eps * book.unit * distance * numbers[2]).astype(np.float32))
+    threshold = float(np.partition(estimates + margins, k - 1)[k - 1]) if len(estimates) >= k else np.inf
+    lower = estimates - margins
+    order = np.lexsort((positions, lower))
+    order = order[lower[order] <= threshold]
+    kept = order[:limit]
+    found.positions[number, : len(kept)] = positions[kept]
+    found.lower[number, : len(kept)] = lower[kept]
+    found.estimates[number, : len(kept)] = estimates[kept]
+    found.counts[number] = len(kept)
+    found.thresholds[number] = threshold
+    found.tally[number] = probed, len(positions), len(order) > len(kept)
+
+
+def _dot(book: CodeBook, codes: npt.NDArray[np.uint8], residual: Floats) -> tuple[Floats, np.float32, np.float32]:
+    """Return the inner products of the fields with the query as signed bytes, its step, and the product of half."""
+    values = residual[: len(book.alpha)] * book.alpha
+    largest = np.abs(values).max(initial=np.float32(0))
+    scale = np.float32(largest / np.float32(127))
+    rounded = np.rint(values * (np.float32(127) / largest if largest > 0 else np.float32(0))).astype(np.int64)
+    sums = np.zeros(len(codes), np.int64)
+    for start, first, width, dimensions in chunks(book.dimensions):
+        columns = -(-dimensions * width // 8)
+        for field in range(8 // width):
+            low = field * columns
+            part = rounded[first + low : first + min(low + columns, dimensions)]
+            fields = codes[:, start : start + len(part)] >> np.uint8(field * width) & np.uint8(2**width - 1)
+            sums += fields.astype(np.int64) @ part
+    half = np.repeat((2.0 ** np.array(WIDTHS) - 1) / 2, book.dimensions)
+    return sums.astype(np.float32), scale, np.float32((half * rounded).sum())

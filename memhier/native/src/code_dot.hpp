@@ -1,0 +1,65 @@
+// Inner products of bit-packed codes with a query of signed bytes, the inner loop of the scan.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace memhier {
+
+// How a code is packed: first the dimensions of 8 bits each, then those of 4, 2 and 1. A group fills whole bytes, in
+// chunks of up to 64 of them: field s of byte b in a chunk of c bytes is dimension s * c + b of that chunk, so that a
+// chunk unpacks by shifts alone.
+struct CodeFormat {
+  static constexpr std::array<int, 4> kWidths = {8, 4, 2, 1};
+  std::array<std::size_t, 4> dimensions;
+
+  std::size_t group_bytes(std::size_t group) const {
+    const std::size_t per_byte = 8 / static_cast<std::size_t>(kWidths[group]);
+    return (dimensions[group] + per_byte - 1) / per_byte;
+  }
+  std::size_t bytes() const {
+    std::size_t sum = 0;
+    for (std::size_t group = 0; group < 4; ++group) sum += group_bytes(group);
+    return sum;
+  }
+  std::size_t coded_dimensions() const {
+    return dimensions[0] + dimensions[1] + dimensions[2] + dimensions[3];
+  }
+};
+
+// One query, laid out as the codes are: for each chunk and field 64 bytes, zeros where there is no dimension.
+class ByteQuery {
+ public:
+  explicit ByteQuery(const CodeFormat& format);
+
+  // Takes values[coded_dimensions], rounds them to `scale` steps of signed bytes.
+  void assign(const float* values);
+
+  float scale() const { return scale_; }
+  // What a code of half its range in every dimension gives: sum over dimensions of (2^width - 1) / 2 * byte.
+  float offset() const { return offset_; }
+
+  // sums[i] = sum over dimensions of field * byte, for the codes at base + rows[i] * bytes.
+  void dot(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const;
+
+ private:
+  struct Chunk {
+    std::uint32_t at;     // first byte within the code
+    std::uint32_t bytes;  // 1 to 64
+    std::uint32_t width;
+    std::uint32_t query;  // first of its 8 / width rows of 64 bytes
+  };
+
+  void dot_plain(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const;
+  void dot_vnni(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const;
+
+  CodeFormat format_;
+  std::size_t code_bytes_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::int8_t> bytes_;
+  float scale_ = 0, offset_ = 0;
+};
+
+}  // namespace memhier

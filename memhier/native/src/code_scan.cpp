@@ -1,0 +1,350 @@
+// Scan of bit-packed residual codes in inverted lists, with a bound on every distance (RaBitQ: Gao, Long 2024; several
+// bits a dimension: Gao et al. 2025; more bits where the variance is: as in SAQ, 2025).
+//
+// A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x - c|,
+// a factor f and an error e, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From these come an estimate of
+// |x - q|^2 and, `eps` errors below and above, its bounds. Only what may be among the k nearest by its lower bound is
+// handed on: at most the k-th smallest upper bound.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "code_dot.hpp"
+#include "module.hpp"
+#include "simd.hpp"
+
+namespace nb = nanobind;
+
+namespace memhier {
+namespace {
+
+constexpr std::size_t kBlock = 256;  // codes whose distances are made together
+constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Candidate {
+  float lower;
+  float estimate;
+  std::int64_t position;
+  bool operator<(const Candidate& other) const {
+    return lower < other.lower || (lower == other.lower && position < other.position);
+  }
+};
+
+// The k-th smallest of the values seen.
+class KthSmallest {
+ public:
+  explicit KthSmallest(std::size_t k) : k_(k) { values_.reserve(k); }
+  void clear() { values_.clear(); }
+  float value() const { return values_.size() < k_ ? kInfinity : values_.front(); }
+  void offer(float value) {
+    if (values_.size() < k_) {
+      values_.push_back(value);
+      std::push_heap(values_.begin(), values_.end());
+    } else if (value < values_.front()) {
+      std::pop_heap(values_.begin(), values_.end());
+      values_.back() = value;
+      std::push_heap(values_.begin(), values_.end());
+    }
+  }
+
+ private:
+  std::size_t k_;
+  std::vector<float> values_;
+};
+
+// What may still be among the nearest. Holds at most twice `limit` candidates.
+class Admitted {
+ public:
+  Admitted(std::size_t k, std::size_t limit) : upper_(k), limit_(limit) { items_.reserve(2 * limit); }
+
+  void clear() {
+    upper_.clear();
+    items_.clear();
+    cut_ = kInfinity;
+  }
+  float threshold() const { return std::min(upper_.value(), cut_); }
+  void offer(const Candidate& candidate, float upper) {
+    upper_.offer(upper);
+    if (items_.size() == 2 * limit_) shrink();
+    items_.push_back(candidate);
+  }
+  // Leaves the admitted in order, and returns the threshold.
+  float finish() {
+    shrink();
+    std::sort(items_.begin(), items_.end());
+    return upper_.value();
+  }
+  const std::vector<Candidate>& items() const { return items_; }
+  bool truncated() const { return cut_ < kInfinity; }
+
+ private:
+  void shrink() {
+    const float most = upper_.value();
+    std::erase_if(items_, [most](const Candidate& item) { return item.lower > most; });
+    if (items_.size() <= limit_) return;
+    std::nth_element(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(limit_), items_.end());
+    cut_ = items_[limit_].lower;
+    items_.resize(limit_);
+  }
+
+  KthSmallest upper_;
+  std::size_t limit_;
+  float cut_ = kInfinity;
+  std::vector<Candidate> items_;
+};
+
+// Rows that were written together: their codes in list order.
+struct Part {
+  const std::int64_t* starts;  // [lists + 1]
+  const std::uint8_t* codes;   // [rows, bytes]
+  const std::uint16_t* radius;  // fp16 [rows] each, in units
+  const std::uint16_t* factor;
+  const std::uint16_t* error;
+  const std::uint64_t* allowed;  // a bit for each row, or null for all
+  std::int64_t rows;
+};
+
+struct Residual {
+  float squared;   // |q - c|^2
+  float distance;  // its root
+};
+
+MEMHIER_CLONES
+Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out) {
+  float squared = 0;
+#pragma omp simd reduction(+ : squared)
+  for (std::size_t t = 0; t < dimension; ++t) {
+    out[t] = query[t] - half_to_float(centroid[t]);
+    squared += out[t] * out[t];
+  }
+  return {squared, std::sqrt(squared)};
+}
+
+MEMHIER_CLONES
+void multiply(float* values, const float* by, std::size_t count) {
+#pragma omp simd
+  for (std::size_t t = 0; t < count; ++t) values[t] *= by[t];
+}
+
+struct Block {
+  std::uint32_t rows[kBlock];
+  std::int32_t sums[kBlock];
+  std::uint16_t radius[kBlock], factor[kBlock], error[kBlock];
+  float estimate[kBlock], margin[kBlock];
+};
+
+MEMHIER_CLONES
+void estimate_block(Block& block, std::size_t count, float squared, float distance, float scale, float offset,
+                    float unit) {
+#pragma omp simd
+  for (std::size_t i = 0; i < count; ++i) {
+    const float radius = unit * half_to_float(block.radius[i]);
+    const float product = half_to_float(block.factor[i]) * scale * (static_cast<float>(block.sums[i]) - offset);
+    block.estimate[i] = squared + radius * radius - 2 * unit * product;
+    block.margin[i] = distance * half_to_float(block.error[i]);
+  }
+}
+
+class Scanner {
+ public:
+  Scanner(const CodeFormat& format, std::size_t dimension, const float* alpha, std::vector<Part> parts, float unit,
+          std::size_t k, float eps, std::size_t limit)
+      : format_(format), code_bytes_(format.bytes()), dimension_(dimension), alpha_(alpha), parts_(std::move(parts)),
+        unit_(unit), margin_(2 * eps * unit), query_(format), residual_(dimension), nearest_(k), admitted_(k, limit) {}
+
+  void start() {
+    nearest_.clear();
+    admitted_.clear();
+    probed = scanned = 0;
+  }
+
+  // Scans a list, unless what is known of it says that it can hardly hold one of the k nearest.
+  void scan(const float* query, const std::uint16_t* centroid, std::int64_t list, float radius, float zeta) {
+    const Residual residual = subtract_centroid(query, centroid, dimension_, residual_.data());
+    const float kth = nearest_.value();
+    // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
+    if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
+        (residual.squared + radius * radius - kth) > zeta * 2 * residual.distance * radius)
+      return;
+    ++probed;
+    bool assigned = false;
+    for (std::size_t p = 0; p < parts_.size(); ++p) {
+      const Part& part = parts_[p];
+      std::int64_t row = part.starts[list];
+      const std::int64_t stop = part.starts[list + 1];
+      while (row < stop) {
+        const std::size_t count = choose(part, row, stop);
+        if (count == 0) continue;
+        if (!assigned) {
+          multiply(residual_.data(), alpha_, format_.coded_dimensions());
+          query_.assign(residual_.data());
+          assigned = true;
+        }
+        query_.dot(part.codes, block_.rows, count, block_.sums);
+        for (std::size_t i = 0; i < count; ++i) {
+          block_.radius[i] = part.radius[block_.rows[i]];
+          block_.factor[i] = part.factor[block_.rows[i]];
+          block_.error[i] = part.error[block_.rows[i]];
+        }
+        estimate_block(block_, count, residual.squared, residual.distance * margin_, query_.scale(), query_.offset(),
+                       unit_);
+        offer(static_cast<std::int64_t>(p) << kPartShift, count);
+        scanned += static_cast<std::int64_t>(count);
+      }
+    }
+  }
+
+  Admitted& admitted() { return admitted_; }
+
+  std::int64_t probed = 0, scanned = 0;
+
+ private:
+  // Fills the block with the next rows that are allowed and moves `row` past them.
+  std::size_t choose(const Part& part, std::int64_t& row, std::int64_t stop) {
+    std::size_t count = 0;
+    if (part.allowed == nullptr) {
+      for (; row < stop && count < kBlock; ++row) block_.rows[count++] = static_cast<std::uint32_t>(row);
+      return count;
+    }
+    while (row < stop && count < kBlock) {
+      std::uint64_t word = part.allowed[row >> 6] >> (row & 63);
+      const std::int64_t end = std::min<std::int64_t>(stop, (row | 63) + 1);
+      while (word != 0 && count < kBlock) {
+        const int skip = std::countr_zero(word);
+        if (row + skip >= end) break;
+        row += skip;
+        block_.rows[count++] = static_cast<std::uint32_t>(row++);
+        word = skip == 63 ? 0 : word >> (skip + 1);
+      }
+      if (count == kBlock && row < end) break;
+      row = end;
+    }
+    return count;
+  }
+
+  void offer(std::int64_t base, std::size_t count) {
+    float threshold = admitted_.threshold();
+    for (std::size_t i = 0; i < count; ++i) {
+      const float estimate = block_.estimate[i], margin = block_.margin[i];
+      if (!(estimate - margin <= threshold)) continue;
+      nearest_.offer(estimate);
+      admitted_.offer({estimate - margin, estimate, base | block_.rows[i]}, estimate + margin);
+      threshold = admitted_.threshold();
+    }
+  }
+
+  const CodeFormat format_;
+  const std::size_t code_bytes_, dimension_;
+  const float* alpha_;
+  const std::vector<Part> parts_;
+  const float unit_, margin_;
+  ByteQuery query_;
+  std::vector<float> residual_;
+  KthSmallest nearest_;
+  Admitted admitted_;
+  Block block_;
+};
+
+template <class T, int axes>
+using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+
+void require(bool holds, const char* what) {
+  if (!holds) throw std::invalid_argument(what);
+}
+
+Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
+  const auto fields = nb::cast<nb::tuple>(item);
+  require(fields.size() == 4, "code_scan: a part is (starts, codes, factors, allowed)");
+  const auto starts = nb::cast<Array<const std::int64_t, 1>>(fields[0]);
+  const auto codes = nb::cast<Array<const std::uint8_t, 2>>(fields[1]);
+  const auto factors = nb::cast<Array<const std::uint16_t, 2>>(fields[2]);
+  const std::size_t rows = codes.shape(0);
+  require(starts.shape(0) == lists + 1 && codes.shape(1) == code_bytes && factors.shape(0) == 3 &&
+              factors.shape(1) == rows && rows <= UINT32_MAX,
+          "code_scan: the arrays of a part do not fit together");
+  const std::int64_t* start = starts.data();
+  for (std::size_t list = 0; list < lists; ++list)
+    require(start[list] >= 0 && start[list] <= start[list + 1] && start[list + 1] <= static_cast<std::int64_t>(rows),
+            "code_scan: list starts must ascend within the codes");
+  Part part{start, codes.data(), factors.data(), factors.data() + rows, factors.data() + 2 * rows, nullptr,
+            static_cast<std::int64_t>(rows)};
+  if (!fields[3].is_none()) {
+    const auto allowed = nb::cast<Array<const std::uint64_t, 1>>(fields[3]);
+    require(allowed.shape(0) >= (rows + 63) / 64, "code_scan: allowed needs a bit for each row");
+    part.allowed = allowed.data();
+  }
+  return part;
+}
+
+// queries [q, d]; probes [q, p] list numbers, nearest first, -1 for none; centroids fp16 [lists, d]; radii [lists];
+// dimensions: how many of the first d have 8, 4, 2 and 1 bits; alpha [coded]; parts: tuples of starts [lists + 1],
+// codes [n, bytes], factors fp16 [3, n] and allowed uint64 or None. Fills positions, lower bounds and estimates
+// [q, limit] in ascending order of the bound, their counts [q], thresholds [q], and [q, 3]: lists probed, codes
+// scanned, whether candidates were dropped for lack of room.
+void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probes,
+               Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
+               Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
+               std::size_t k, float eps, float zeta, Array<std::int64_t, 2> positions, Array<float, 2> lower,
+               Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
+               Array<std::int64_t, 2> tally) {
+  const std::size_t count = queries.shape(0), dimension = queries.shape(1), lists = centroids.shape(0);
+  const std::size_t limit = positions.shape(1), probe_count = probes.shape(1);
+  require(dimensions.shape(0) == 4, "code_scan: four counts of dimensions");
+  CodeFormat format{};
+  for (std::size_t group = 0; group < 4; ++group) {
+    require(dimensions.data()[group] >= 0, "code_scan: counts of dimensions are not negative");
+    format.dimensions[group] = static_cast<std::size_t>(dimensions.data()[group]);
+  }
+  require(format.coded_dimensions() <= dimension && format.coded_dimensions() == alpha.shape(0) &&
+              centroids.shape(1) == dimension && radii.shape(0) == lists && probes.shape(0) == count &&
+              positions.shape(0) == count && lower.shape(0) == count && lower.shape(1) == limit &&
+              estimates.shape(0) == count && estimates.shape(1) == limit && counts.shape(0) == count &&
+              thresholds.shape(0) == count && tally.shape(0) == count && tally.shape(1) == 3,
+          "code_scan: array shapes do not fit together");
+  require(k >= 1 && limit >= k, "code_scan: k must be at least 1 and at most limit");
+  std::vector<Part> taken;
+  for (nb::handle item : parts) taken.push_back(take_part(item, lists, format.bytes()));
+  for (std::size_t i = 0; i < count * probe_count; ++i)
+    require(probes.data()[i] >= -1 && probes.data()[i] < static_cast<std::int64_t>(lists),
+            "code_scan: list number out of range");
+
+  nb::gil_scoped_release released;
+  Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, k, eps, limit);
+  for (std::size_t q = 0; q < count; ++q) {
+    scanner.start();
+    for (std::size_t p = 0; p < probe_count; ++p) {
+      const std::int64_t list = probes.data()[q * probe_count + p];
+      if (list < 0) continue;
+      scanner.scan(queries.data() + q * dimension, centroids.data() + static_cast<std::size_t>(list) * dimension, list,
+                   radii.data()[list], zeta);
+    }
+    thresholds.data()[q] = scanner.admitted().finish();
+    const std::vector<Candidate>& items = scanner.admitted().items();
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      positions.data()[q * limit + i] = items[i].position;
+      lower.data()[q * limit + i] = items[i].lower;
+      estimates.data()[q * limit + i] = items[i].estimate;
+    }
+    counts.data()[q] = static_cast<std::int64_t>(items.size());
+    tally.data()[q * 3] = scanner.probed;
+    tally.data()[q * 3 + 1] = scanner.scanned;
+    tally.data()[q * 3 + 2] = scanner.admitted().truncated() ? 1 : 0;
+  }
+}
+
+}  // namespace
+}  // namespace memhier
+
+void register_code_scan(nb::module_& m) {
+  m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
+        nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("k"), nb::arg("eps"),
+        nb::arg("zeta"), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
+        nb::arg("thresholds"), nb::arg("tally"));
+}

@@ -1,0 +1,191 @@
+#include "rounds.hpp"
+
+#include <algorithm>
+#include <limits>
+
+namespace memhier {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+// After the first k, as many at a time as are worth a wait: fewer would cost rounds, more reads that a bound would save.
+constexpr std::size_t kLeastRound = 8;
+
+}  // namespace
+
+const std::byte* HotPages::find(std::int32_t file, std::uint64_t page) const {
+  const std::int64_t wanted = key(file, page);
+  const auto found = std::lower_bound(keys.begin(), keys.end(), wanted);
+  if (found == keys.end() || *found != wanted) return nullptr;
+  return bytes + static_cast<std::size_t>(found - keys.begin()) * kPageBytes;
+}
+
+Rounds::Rounds(const RankBatch& batch, Read read)
+    : batch_(batch), read_(std::move(read)), nearest_(batch.count), next_(batch.first, batch.first + batch.count),
+      taken_(static_cast<std::size_t>(batch.first[batch.count])) {
+  for (auto& heap : nearest_) heap.reserve(batch.k);
+  std::fill_n(batch.out_tally, batch.count * 5, 0);
+}
+
+std::optional<Fault> Rounds::run() {
+  const Clock::time_point end = batch_.deadline == std::chrono::nanoseconds::max() ? Clock::time_point::max()
+                                                                                  : Clock::now() + batch_.deadline;
+  std::vector<std::uint32_t> active(batch_.count);
+  for (std::uint32_t query = 0; query < batch_.count; ++query) active[query] = query;
+  while (!active.empty()) {
+    wanted_.clear();
+    std::erase_if(active, [this](std::uint32_t query) { return !choose(query); });
+    // In the order of the files, so that what several want of a page is read together.
+    std::sort(wanted_.begin(), wanted_.end(), [this](const Wanted& a, const Wanted& b) {
+      const std::int32_t file_a = batch_.files[a.candidate], file_b = batch_.files[b.candidate];
+      return file_a != file_b ? file_a < file_b : batch_.offsets[a.candidate] < batch_.offsets[b.candidate];
+    });
+    const std::size_t step = batch_.workspace.size() / batch_.row_bytes;
+    for (std::size_t at = 0; at < wanted_.size(); at += step) {
+      const auto part = std::span(wanted_).subspan(at, std::min(step, wanted_.size() - at));
+      if (auto fault = rank(part)) return fault;
+    }
+    if (end != Clock::time_point::max() && Clock::now() >= end) {
+      for (const std::uint32_t query : active) tally(query)[4] = static_cast<std::int64_t>(Stop::deadline);
+      break;
+    }
+  }
+  finish();
+  return std::nullopt;
+}
+
+float Rounds::threshold(std::uint32_t query) const {
+  const auto& heap = nearest_[query];
+  return std::min(batch_.thresholds[query], heap.size() < batch_.k ? kInfinity : heap.front().distance);
+}
+
+std::int64_t Rounds::page_key(std::int64_t candidate) const {
+  return HotPages::key(batch_.files[candidate], static_cast<std::uint64_t>(batch_.offsets[candidate]) / kPageBytes);
+}
+
+bool Rounds::in_one_page(std::int64_t candidate) const {
+  return static_cast<std::uint64_t>(batch_.offsets[candidate]) % kPageBytes + batch_.row_bytes <= kPageBytes;
+}
+
+// Adds to wanted_ what this round is to read for a query; false once it needs nothing more.
+bool Rounds::choose(std::uint32_t query) {
+  const std::int64_t stop = batch_.first[query + 1];
+  const float most = threshold(query);
+  const std::size_t quota = tally(query)[3] == 0 ? batch_.k : std::max(kLeastRound, batch_.k / 2);
+  const std::size_t before = wanted_.size();
+  pages_.clear();
+  Stop reason = Stop::all_read;
+  for (std::int64_t& at = next_[query]; at < stop && wanted_.size() - before < quota; ++at) {
+    if (batch_.lower[at] > most) {
+      reason = Stop::bound;
+      break;
+    }
+    if (taken_[static_cast<std::size_t>(at)]) continue;
+    if (!want(query, at)) {
+      reason = Stop::max_reads;
+      break;
+    }
+  }
+  if (wanted_.size() == before) {
+    tally(query)[4] = static_cast<std::int64_t>(reason);
+    return false;
+  }
+  add_page_mates(query, most);
+  ++tally(query)[3];
+  return true;
+}
+
+// Takes a candidate, unless its page is one more than may be read.
+bool Rounds::want(std::uint32_t query, std::int64_t candidate) {
+  const std::int64_t key = page_key(candidate);
+  if (std::find(pages_.begin(), pages_.end(), key) == pages_.end()) {
+    const bool hot = !batch_.hot.keys.empty() && in_one_page(candidate) &&
+                     std::binary_search(batch_.hot.keys.begin(), batch_.hot.keys.end(), key);
+    const std::uint64_t end = static_cast<std::uint64_t>(batch_.offsets[candidate]) + batch_.row_bytes;
+    const auto pages = static_cast<std::int64_t>((end + kPageBytes - 1) / kPageBytes) -
+                       batch_.offsets[candidate] / static_cast<std::int64_t>(kPageBytes);
+    if (!hot && static_cast<std::size_t>(tally(query)[1] + pages) > batch_.max_reads) return false;
+    tally(query)[hot ? 2 : 1] += pages;
+    pages_.push_back(key);
+  }
+  taken_[static_cast<std::size_t>(candidate)] = true;
+  wanted_.push_back({query, candidate});
+  return true;
+}
+
+// Rows that will lie in DRAM anyway, next to one that was asked for, are ranked at no cost.
+void Rounds::add_page_mates(std::uint32_t query, float most) {
+  const std::int64_t stop = batch_.first[query + 1];
+  for (std::int64_t at = next_[query]; at < stop && batch_.lower[at] <= most; ++at) {
+    if (taken_[static_cast<std::size_t>(at)] || !in_one_page(at)) continue;
+    if (std::find(pages_.begin(), pages_.end(), page_key(at)) == pages_.end()) continue;
+    taken_[static_cast<std::size_t>(at)] = true;
+    wanted_.push_back({query, at});
+  }
+}
+
+std::optional<Fault> Rounds::rank(std::span<const Wanted> wanted) {
+  files_.clear();
+  offsets_.clear();
+  query_of_row_.clear();
+  std::vector<std::int64_t> ids;
+  std::byte* row = batch_.workspace.data();
+  DistanceBatch one{batch_.queries, nullptr, 0, 1, batch_.dimension, nullptr, nullptr};
+  for (const Wanted& item : wanted) {
+    ++tally(item.query)[0];
+    const auto offset = static_cast<std::uint64_t>(batch_.offsets[item.candidate]);
+    const std::byte* page = batch_.hot.keys.empty() || !in_one_page(item.candidate)
+                                ? nullptr
+                                : batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes);
+    if (page != nullptr) {
+      float distance = 0;
+      one.queries = batch_.queries + std::size_t{item.query} * batch_.dimension;
+      one.rows = page + offset % kPageBytes;
+      one.out = &distance;
+      distances(one, batch_.type, batch_.metric);
+      offer(item.query, distance, batch_.ids[item.candidate]);
+      continue;
+    }
+    files_.push_back(batch_.files[item.candidate]);
+    offsets_.push_back(batch_.offsets[item.candidate]);
+    query_of_row_.push_back(static_cast<std::int32_t>(item.query));
+    ids.push_back(batch_.ids[item.candidate]);
+  }
+  if (offsets_.empty()) return std::nullopt;
+  const Batch reads{{}, files_.data(), 0, offsets_.data(), offsets_.size(), batch_.row_bytes, row, nullptr};
+  if (auto fault = read_(reads)) return fault;
+  distances_.resize(offsets_.size());
+  distances({batch_.queries, row, static_cast<std::ptrdiff_t>(batch_.row_bytes), offsets_.size(), batch_.dimension,
+             query_of_row_.data(), distances_.data()},
+            batch_.type, batch_.metric);
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    offer(static_cast<std::uint32_t>(query_of_row_[i]), distances_[i], ids[i]);
+  return std::nullopt;
+}
+
+void Rounds::offer(std::uint32_t query, float distance, std::int64_t id) {
+  // Rounding takes equal directions just below.
+  if (batch_.metric == Metric::cosine) distance = std::max(distance, 0.0F);
+  auto& heap = nearest_[query];
+  const Nearest item{distance, id};
+  if (heap.size() < batch_.k) {
+    heap.push_back(item);
+    std::push_heap(heap.begin(), heap.end());
+  } else if (item < heap.front()) {
+    std::pop_heap(heap.begin(), heap.end());
+    heap.back() = item;
+    std::push_heap(heap.begin(), heap.end());
+  }
+}
+
+void Rounds::finish() {
+  for (std::size_t query = 0; query < batch_.count; ++query) {
+    auto& heap = nearest_[query];
+    std::sort_heap(heap.begin(), heap.end());
+    for (std::size_t i = 0; i < batch_.k; ++i) {
+      batch_.out_ids[query * batch_.k + i] = i < heap.size() ? heap[i].id : -1;
+      batch_.out_distances[query * batch_.k + i] = i < heap.size() ? heap[i].distance : kInfinity;
+    }
+  }
+}
+
+}  // namespace memhier

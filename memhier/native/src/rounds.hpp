@@ -1,0 +1,96 @@
+// Exact ranking of rows on SSD, in rounds: of each query the rows whose lower bound may still beat its k-th nearest.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "context.hpp"
+#include "distance.hpp"
+
+namespace memhier {
+
+// Pages held in DRAM: keys ascend, page i lies at bytes + i * kPageBytes.
+struct HotPages {
+  std::span<const std::int64_t> keys;
+  const std::byte* bytes;
+
+  static std::int64_t key(std::int32_t file, std::uint64_t page) {
+    return static_cast<std::int64_t>(file) << 40 | static_cast<std::int64_t>(page);
+  }
+  const std::byte* find(std::int32_t file, std::uint64_t page) const;
+};
+
+// The caller keeps all of it alive. Candidates of query q are those from first[q] to first[q + 1], by ascending bound.
+struct RankBatch {
+  const float* queries;  // [count, dimension]
+  std::size_t count, dimension;
+  RowType type;
+  Metric metric;
+  std::size_t row_bytes;
+  const std::int64_t* first;    // [count + 1]
+  const std::int32_t* files;    // of each candidate, its file,
+  const std::int64_t* offsets;  // where in it its row starts,
+  const float* lower;           // the least distance it may have,
+  const std::int64_t* ids;      // and what to call it
+  const float* thresholds;      // [count]: what is sure to be no nearer than the k-th nearest
+  std::size_t k;
+  std::size_t max_reads;                  // pages a query
+  std::chrono::nanoseconds deadline;      // for the whole call
+  std::span<std::byte> workspace;         // rows on their way, at least one
+  HotPages hot;
+  std::int64_t* out_ids;    // [count, k], -1 where there is none
+  float* out_distances;     // [count, k], infinity where there is none
+  std::int64_t* out_tally;  // [count, 5]: rows ranked, pages read, pages found in DRAM, rounds, why it stopped
+};
+
+enum class Stop : std::int64_t { bound, all_read, max_reads, deadline };
+
+class Rounds {
+ public:
+  // Reads one batch; a fault, or nothing and true from `interrupted`, ends it all.
+  using Read = std::function<std::optional<Fault>(const Batch&)>;
+
+  Rounds(const RankBatch& batch, Read read);
+  std::optional<Fault> run();
+
+ private:
+  struct Nearest {
+    float distance;
+    std::int64_t id;
+    bool operator<(const Nearest& other) const {
+      return distance < other.distance || (distance == other.distance && id < other.id);
+    }
+  };
+  struct Wanted {
+    std::uint32_t query;
+    std::int64_t candidate;
+  };
+
+  bool choose(std::uint32_t query);
+  bool want(std::uint32_t query, std::int64_t candidate);
+  void add_page_mates(std::uint32_t query, float threshold);
+  std::optional<Fault> rank(std::span<const Wanted> wanted);
+  void offer(std::uint32_t query, float distance, std::int64_t id);
+  float threshold(std::uint32_t query) const;
+  std::int64_t page_key(std::int64_t candidate) const;
+  bool in_one_page(std::int64_t candidate) const;
+  std::int64_t* tally(std::uint32_t query) { return batch_.out_tally + std::size_t{query} * 5; }
+  void finish();
+
+  const RankBatch& batch_;
+  Read read_;
+  std::vector<std::vector<Nearest>> nearest_;  // by query, a max-heap
+  std::vector<std::int64_t> next_;             // by query, the first candidate not looked at
+  std::vector<bool> taken_;                    // by candidate
+  std::vector<Wanted> wanted_;
+  std::vector<std::int64_t> pages_;  // of the query being chosen for, in this round
+  std::vector<std::int32_t> files_, query_of_row_;
+  std::vector<std::int64_t> offsets_;
+  std::vector<float> distances_;
+};
+
+}  // namespace memhier

@@ -1,0 +1,178 @@
+"""Exact ranking of rows on SSD in rounds of reads: what may still be among the nearest is read, and nothing else.
+
+Every candidate comes with a lower bound on its distance. Each round reads, for all queries in one submission, the rows
+whose bound does not exceed the k-th nearest distance found so far, a page never twice; a query stops when no bound is
+left that could improve on it.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier._faults import raise_fault
+from memhier._python_ranking import rank as rank_in_python
+from memhier.errors import ClosedError
+from memhier.kernels import METRICS, ROW_DTYPES
+from memhier.reader import PAGE_BYTES, Reader
+
+__all__ = ["STOPS", "HotPages", "RankRequest", "Ranking", "rank_rows"]
+
+STOPS = ("bound", "all_read", "max_reads", "deadline")  # in the order of the numbers in a tally
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class HotPages:
+    """Pages held in DRAM.
+
+    Attributes
+    ----------
+    keys
+        int64 ``[c]``, ascending: ``file << 40 | page`` by the reader's handle of the file.
+    pages
+        uint8 ``[c, 4096]``.
+    """
+
+    keys: Ints
+    pages: npt.NDArray[np.uint8]
+
+    @classmethod
+    def none(cls) -> "HotPages":
+        """Return an empty set of pages."""
+        return cls(np.empty(0, np.int64), np.empty((0, PAGE_BYTES), np.uint8))
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.keys.nbytes + self.pages.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class RankRequest:
+    """What to rank: the candidates of query ``i`` are those from ``first[i]`` to ``first[i + 1]``, by ascending bound.
+
+    Attributes
+    ----------
+    queries
+        float32 ``[q, d]``.
+    metric
+        One of ``memhier.kernels.METRICS``.
+    dtype
+        Of the rows' elements, one of ``memhier.kernels.ROW_DTYPES``.
+    row_bytes
+        Bytes read for a row; its ``d`` elements come first.
+    first
+        int64 ``[q + 1]``.
+    files, offsets
+        int32 and int64 ``[n]``: the reader's handle, and where in that file the row of each candidate starts.
+    lower
+        float32 ``[n]``: the least distance each may have, in the unit of the metric.
+    ids
+        int64 ``[n]``: what each is called in the result; at equal distances the smaller goes first.
+    thresholds
+        float32 ``[q]``: what the k-th nearest distance is sure not to exceed; infinity where nothing is known.
+    k
+        Neighbours wanted.
+    max_reads
+        The most pages read for one query.
+    deadline
+        Seconds after which no further round starts.
+    """
+
+    queries: Floats
+    metric: str
+    dtype: str
+    row_bytes: int
+    first: Ints
+    files: npt.NDArray[np.int32]
+    offsets: Ints
+    lower: Floats
+    ids: Ints
+    thresholds: Floats
+    k: int
+    max_reads: int = 2**62
+    deadline: float = np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The nearest of each query.
+
+    Attributes
+    ----------
+    ids, distances
+        int64 and float32 ``[q, k]``, nearest first; -1 and infinity where there are fewer.
+    tally
+        int64 ``[q, 5]``: rows ranked, pages read for them, pages found in DRAM, rounds, and why it stopped, as an index
+        into :data:`STOPS`. A page that several queries of the call shared counts for each of them.
+    """
+
+    ids: Ints
+    distances: Floats
+    tally: Ints
+
+
+def rank_rows(
+    reader: Reader,
+    request: RankRequest,
+    workspace: npt.NDArray[np.uint8],
+    *,
+    hot: HotPages | None = None,
+    tally: Ints | None = None,
+) -> Ranking:
+    """Rank candidates by the exact distances of their rows.
+
+    Parameters
+    ----------
+    reader
+        Has the files open.
+    request
+        What to rank.
+    workspace
+        uint8 ``[w, row_bytes]``, at least one row, C-contiguous: the rows of one submission.
+    hot
+        Pages that need not be read.
+    tally
+        int64 ``[3]`` to which the I/Os, pages and bytes read are added; a page that several queries share counts once.
+
+    Raises
+    ------
+    CorruptionError
+        When a page does not match its checksum.
+    OSError
+        When the device or the system refuses a read.
+    """
+    count = len(request.queries)
+    if (
+        workspace.dtype != np.uint8
+        or workspace.ndim != 2
+        or workspace.shape[1] != request.row_bytes
+        or not len(workspace)
+    ):
+        raise ValueError(f"workspace: expected uint8 [w, {request.row_bytes}] with w of at least 1")
+    if request.k < 1:
+        raise ValueError(f"k={request.k}: expected at least 1")
+    pages = hot if hot is not None else HotPages.none()
+    found = Ranking(
+        np.empty((count, request.k), np.int64), np.empty((count, request.k), np.float32), np.zeros((count, 5), np.int64)
+    )
+    sums = tally if tally is not None else np.zeros(3, np.int64)
+    core: Any = reader._core
+    if reader._closed:
+        raise ClosedError("ranking with a closed reader")
+    if not hasattr(core, "rank"):
+        rank_in_python(reader, request, workspace, pages, found, sums)
+        return found
+    fault = core.rank(
+        request.queries, request.queries.shape[1], ROW_DTYPES.index(request.dtype), METRICS.index(request.metric),
+        request.row_bytes, request.first, request.files, request.offsets, request.lower, request.ids,
+        request.thresholds, request.k, request.max_reads, request.deadline, workspace, pages.keys, pages.pages,
+        found.ids, found.distances, found.tally, sums,
+    )  # fmt: skip
+    if fault is not None:
+        raise_fault(fault, reader.engine)
+    return found

@@ -1,0 +1,183 @@
+"""Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide what they should."""
+
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier import backend
+from memhier.ann.zoom.bitmaps import pack
+from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
+from memhier.ann.zoom.codes import CodeBook, train_codes
+
+Floats = npt.NDArray[np.float32]
+
+needs_core = pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
+
+
+class Lists:
+    """A few inverted lists of random vectors, turned and coded."""
+
+    def __init__(
+        self, dimension: int, code_bytes: int, count: int = 400, seed: int = 0, lists: int = 7, queries: int = 5
+    ) -> None:
+        random = np.random.default_rng(seed)
+        spread = np.exp(-2 * np.arange(dimension) / dimension)
+        vectors = (random.normal(size=(count, dimension)) * spread).astype(np.float32)
+        centroids = vectors[random.permutation(count)[:lists]]
+        for _ in range(4):  # k-means: residuals should not lean to one side
+            nearest = np.square(vectors[:, None] - centroids).sum(axis=2).argmin(axis=1)
+            centroids = np.stack([vectors[nearest == each].mean(axis=0) for each in np.unique(nearest)])
+        centroids = np.resize(centroids, (lists, dimension))
+        nearest = np.square(vectors[:, None] - centroids).sum(axis=2).argmin(axis=1)
+        order = np.argsort(nearest, kind="stable")
+        vectors, nearest = vectors[order], nearest[order]
+        self.book: CodeBook = train_codes(vectors - centroids[nearest], code_bytes, seed)
+        self.centroids = (centroids @ self.book.rotation).astype(np.float16)
+        self.vectors = vectors @ self.book.rotation
+        residuals = self.vectors - self.centroids[nearest].astype(np.float32)
+        self.starts = np.concatenate([[0], np.cumsum(np.bincount(nearest, minlength=lists))]).astype(np.int64)
+        self.part = CodedPart(self.starts, *self.book.encode(residuals))
+        squared = np.bincount(nearest, np.square(residuals).sum(axis=1), lists)
+        self.radii = np.sqrt(squared / np.maximum(np.diff(self.starts), 1)).astype(np.float32)
+        wanted = (random.normal(size=(queries, dimension)) * spread).astype(np.float32)
+        self.queries: Floats = wanted @ self.book.rotation
+        away = np.square(self.queries[:, None] - self.centroids.astype(np.float32)).sum(axis=2)
+        self.probes = np.argsort(away, axis=1, kind="stable").astype(np.int64)
+
+    def scan(self, k: int = 3, parts: list[CodedPart] | None = None, **options: Any) -> Candidates:
+        options = {"eps": 2.0, "limit": 400, "probes": self.probes} | options
+        probes = options.pop("probes")
+        parts = parts or [self.part]
+        return code_scan(self.queries, probes, self.centroids, self.radii, self.book, parts, k, **options)
+
+
+SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (700, 90), (2100, 100)]
+
+
+@needs_core
+@pytest.mark.parametrize(("dimension", "code_bytes"), SHAPES)
+@pytest.mark.parametrize("zeta", [np.inf, 0.1])
+def test_the_native_scan_is_the_plain_one(
+    dimension: int, code_bytes: int, zeta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lists = Lists(dimension, code_bytes)
+    lists.probes[0, 3] = -1
+    allowed = pack(np.random.default_rng(1).random(len(lists.part.codes)) < 0.3)
+    filtered = CodedPart(lists.part.starts, lists.part.codes, lists.part.numbers, allowed)
+    parts = [lists.part, filtered]
+    native = lists.scan(parts=parts, zeta=zeta, limit=800)
+    monkeypatch.setattr(backend, "core", None)
+    plain = lists.scan(parts=parts, zeta=zeta, limit=800)
+    assert native.counts.tolist() == plain.counts.tolist()
+    assert native.tally.tolist() == plain.tally.tolist()
+    for query, count in enumerate(native.counts):
+        assert set(native.positions[query, :count]) == set(plain.positions[query, :count])
+        assert np.allclose(native.lower[query, :count], plain.lower[query, :count], rtol=1e-3, atol=1e-4)
+
+
+@given(
+    dimension=st.integers(1, 200),
+    code_bytes=st.integers(1, 200),
+    count=st.sampled_from([1, 3, 97]),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=30, deadline=None)
+def test_wide_bounds_hold_the_distance_and_nothing_near_is_dropped(
+    dimension: int, code_bytes: int, count: int, seed: int
+) -> None:
+    lists = Lists(dimension, code_bytes, count, seed, lists=min(count, 7))
+    found = lists.scan(k=1, eps=100.0)
+    exact = np.square(lists.queries[:, None] - lists.vectors[None]).sum(axis=2)
+    for query in range(len(lists.queries)):
+        rows = found.positions[query, : found.counts[query]]
+        assert int(exact[query].argmin()) in rows
+        assert (found.lower[query, : len(rows)] <= exact[query, rows] + 1e-3).all()
+        assert found.thresholds[query] >= exact[query].min() - 1e-3
+    assert lists.book.code_bytes <= code_bytes
+
+
+@pytest.mark.parametrize("code_bytes", [8, 16, 32, 64, 128])
+def test_estimates_come_as_near_as_they_say(code_bytes: int) -> None:
+    lists = Lists(128, code_bytes, 2000, queries=100)
+    found = lists.scan(k=2000, eps=1.0, limit=2000)
+    exact = np.square(lists.queries[:, None] - lists.vectors[None]).sum(axis=2)
+    wrong = np.concatenate(
+        [
+            (found.estimates[query] - exact[query, found.positions[query]])
+            / (found.estimates[query] - found.lower[query])
+            for query in range(100)
+        ]
+    )
+    assert 0.9 < np.sqrt(np.square(wrong).mean()) < (1.15 if code_bytes < 128 else 1.6)  # the query's bytes show there
+    assert abs(wrong.mean()) < 0.05
+
+
+def test_longer_codes_err_less() -> None:
+    errors = [float(Lists(128, size).part.numbers[2].astype(np.float32).mean()) for size in (8, 16, 32, 64, 128)]
+    assert all(shorter > 1.3 * longer for shorter, longer in itertools.pairwise(errors))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 1.0])
+def test_only_allowed_rows_are_found_and_scanned(share: float) -> None:
+    lists = Lists(97, 30)
+    chosen = np.random.default_rng(3).random(len(lists.part.codes)) < share
+    part = CodedPart(lists.part.starts, lists.part.codes, lists.part.numbers, pack(chosen))
+    found = lists.scan(k=5, parts=[part], eps=100.0)
+    assert (found.tally[:, 1] == chosen.sum()).all()
+    for query in range(5):
+        assert chosen[found.positions[query, : found.counts[query]]].all()
+        assert found.counts[query] >= min(5, chosen.sum())
+
+
+def test_too_many_candidates_are_cut_to_the_lowest_bounds_and_said_so() -> None:
+    lists = Lists(64, 2)
+    everything, cut = lists.scan(k=3, eps=50.0), lists.scan(k=3, eps=50.0, limit=4)
+    for query in range(5):
+        assert everything.counts[query] > 4
+        assert cut.counts[query] == 4
+        assert cut.tally[query, 2] == 1
+        assert cut.lower[query].tolist() == everything.lower[query, :4].tolist()
+
+
+def test_lists_that_can_hardly_hold_a_neighbour_are_passed_over() -> None:
+    lists = Lists(128, 64, 2000)
+    every, fewer, one = (lists.scan(zeta=zeta).tally[:, 0].sum() for zeta in (np.inf, 0.3, -10.0))
+    assert every == 35
+    assert one == 5  # the first is always scanned: nothing is known before
+    assert one < fewer < every
+
+
+@pytest.mark.parametrize("kind", ["zeros", "constant", "huge", "tiny", "one_far"])
+def test_degenerate_residuals_have_finite_codes(kind: str) -> None:
+    random = np.random.default_rng(0)
+    residuals = {
+        "zeros": np.zeros((50, 20)),
+        "constant": np.ones((50, 20)),
+        "huge": random.normal(size=(50, 20)) * 1e15,
+        "tiny": random.normal(size=(50, 20)) * 1e-15,
+        "one_far": random.normal(size=(50, 20)) * np.where(np.arange(50) == 7, 1e9, 1e-3)[:, None],
+    }[kind].astype(np.float32)
+    book = train_codes(residuals, 10, 0)
+    codes, numbers = book.encode(residuals)
+    assert codes.shape == (50, book.code_bytes)
+    assert not np.isnan(numbers).any()
+    assert np.isfinite(numbers[:2]).all()
+
+
+def test_bad_arrays_are_refused_by_the_core() -> None:
+    if backend.core is None:
+        pytest.skip("needs the compiled core")
+    lists = Lists(16, 8)
+    with pytest.raises(ValueError, match="list number"):
+        lists.scan(probes=lists.probes + 1)
+    with pytest.raises(ValueError, match="limit"):
+        lists.scan(k=5, limit=4)
+    damaged = lists.part.starts.copy()
+    damaged[-1] += 1
+    with pytest.raises(ValueError, match="ascend"):
+        lists.scan(parts=[CodedPart(damaged, lists.part.codes, lists.part.numbers)])
