@@ -44,7 +44,7 @@ class Column(Protocol):
 
 
 class ArrayColumn:
-    """A column from an array, a list, a pandas Series, a pyarrow array or anything else that converts.
+    """A column from an array, a list, a Series of pandas or polars, a pyarrow array or anything else that converts.
 
     Parameters
     ----------
@@ -277,7 +277,7 @@ def as_columns(attributes: Any, count: int) -> dict[str, Column]:
     Parameters
     ----------
     attributes
-        ``{name: values}``, a pandas DataFrame, a pyarrow Table, or ``[{name: value}, ...]``; absent names are null.
+        ``{name: values}``, a DataFrame or pyarrow Table, or ``[{name: value}, ...]``; absent names are null.
     count
         Rows.
 
@@ -286,12 +286,12 @@ def as_columns(attributes: Any, count: int) -> dict[str, Column]:
     ValueError, TypeError
         For names that no expression could name, and as `ArrayColumn` does.
     """
-    if hasattr(attributes, "keys"):
-        columns = {name: attributes[name] for name in list(attributes.keys())}
-    elif hasattr(attributes, "column_names"):
-        columns = {name: attributes[name] for name in attributes.column_names}
+    if isinstance(attributes, Mapping):
+        columns = dict(attributes)
     else:
-        columns = _transposed(attributes, count)
+        # pyarrow's name for them, and that of pandas and polars.
+        names = getattr(attributes, "column_names", getattr(attributes, "columns", None))
+        columns = _transposed(attributes, count) if names is None else {name: attributes[name] for name in names}
     made: dict[str, Column] = {}
     for name, data in columns.items():
         _check_name(name)

@@ -89,8 +89,9 @@ def write_attributes(tx: Transaction, prefix: str, schema: Schema, attributes: A
     schema
         From :func:`merge_schema` with the same attributes.
     attributes
-        ``{name: values}``, a pandas DataFrame, a pyarrow Table, or a dict per row. Values are integers, floats, bool or
-        text; None, NaN, pandas.NA and masked entries are null. `chain` gives the columns of parts there are.
+        ``{name: values}``, a DataFrame of pandas or polars, a pyarrow Table, or a dict per row. Values are integers,
+        floats, bool or text; None, NaN, pandas.NA and masked entries are null. `chain` gives the columns of parts there
+        are.
     order
         int64 ``[n]``: row ``i`` of the part gets the values of row ``order[i]`` of `attributes`.
     """
@@ -303,10 +304,8 @@ class Attributes:
 
 def _count(attributes: Any) -> int:
     """Return the rows of attributes of any kind."""
-    if hasattr(attributes, "keys"):
-        return len(attributes[next(iter(attributes.keys()))]) if len(attributes.keys()) else 0
-    if hasattr(attributes, "column_names"):
-        return int(attributes.num_rows)
+    if isinstance(attributes, Mapping):
+        return len(next(iter(attributes.values()), ()))
     return len(attributes)
 
 
