@@ -1,0 +1,107 @@
+"""Runs a peer's jobs in a process of its own, in the environment where the peer is installed."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import venv
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import memhier
+from memhier.benchmarks.peers.base import SearchPeer
+
+__all__ = ["PeerError", "default_environments", "find_python", "install_peer", "peer_version", "run_job"]
+
+# One thread for every pool that a peer may start: figures are per core.
+_ONE_THREAD = (
+    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS",
+    "LANCE_CPU_THREADS", "NUMEXPR_NUM_THREADS",
+)  # fmt: skip
+_TAIL = 600
+# What the peer's own name is where it is imported, if that is not the name of its distribution.
+_IMPORTED = {"faiss-cpu": "faiss"}
+
+
+class PeerError(RuntimeError):
+    """A peer is not installed, or its process failed; the message is what the report says."""
+
+
+def default_environments() -> Path:
+    """Return the folder of the peers' virtual environments."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memhier" / "peers" / "search"
+
+
+def find_python(peer: SearchPeer, environments: Path) -> Path:
+    """Return the interpreter that has the peer: its own environment's, or else this one.
+
+    Raises
+    ------
+    PeerError
+        When neither has it; the message says how to install it.
+    """
+    own = environments / peer.package / "bin" / "python"
+    if own.exists():
+        return own
+    if find_spec(_IMPORTED.get(peer.package, peer.package)) is not None:
+        return Path(sys.executable)
+    raise PeerError(f"{peer.package} is not installed: memhier bench install search, or pip install {_words(peer)}")
+
+
+def install_peer(peer: SearchPeer, environments: Path) -> Path:
+    """Make the peer's environment, and return its interpreter."""
+    place = environments / peer.package
+    python = place / "bin" / "python"
+    if not python.exists():
+        venv.create(place, with_pip=True)
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "numpy", *peer.install]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise PeerError(f"pip install {_words(peer)}: {done.stderr.strip()[-_TAIL:]}")
+    return python
+
+
+def peer_version(peer: SearchPeer, python: Path) -> str:
+    """Return the version of the peer's distribution."""
+    code = f"from importlib.metadata import version; print(version({peer.package!r}))"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    """Run a job of :mod:`memhier.benchmarks.peers.worker` and return its figures.
+
+    Raises
+    ------
+    PeerError
+        When the process fails, is killed or takes longer than `timeout_s`; the message ends with its last words.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        place = Path(scratch)
+        # Only memhier itself is shared with a foreign environment: what lies beside it is of another numpy.
+        (place / "memhier").symlink_to(Path(memhier.__file__).parent, target_is_directory=True)
+        out = place / "out.json"
+        (place / "job.json").write_text(json.dumps(job | {"out": str(out)}))
+        environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
+        if python != Path(sys.executable):
+            environment["PYTHONPATH"] = scratch
+        command = [str(python), "-m", "memhier.benchmarks.peers.worker", str(place / "job.json")]
+        with (place / "words").open("w+") as words:
+            try:
+                done = subprocess.run(
+                    command, stdout=words, stderr=words, env=environment, timeout=timeout_s, check=False
+                )
+            except subprocess.TimeoutExpired as error:
+                raise PeerError(f"{job['peer']}: {job['action']} took longer than {timeout_s:,.0f} s") from error
+            if done.returncode == 0 and out.exists():
+                result: dict[str, Any] = json.loads(out.read_text())
+                return result
+            words.seek(0)
+            said = words.read().strip()[-_TAIL:]
+        raise PeerError(f"{job['peer']}: {job['action']} ended with {done.returncode}: {said or 'no words'}")
+
+
+def _words(peer: SearchPeer) -> str:
+    return " ".join(f"'{requirement}'" for requirement in peer.install)
