@@ -1,6 +1,6 @@
-"""The engine of a log: which parts there are, what is being written, and how parts are rewritten.
+"""The engine of a log: which parts there are, and what is being written.
 
-The public face of it is `memhier._record_log`.
+How parts are rewritten is in `memhier._log_compaction`, the public face of it all in `memhier._record_log`.
 """
 
 import threading
@@ -23,12 +23,12 @@ from memhier._log_parts import (
     offset_of,
     place,
     slot_of,
-)  # fmt: skip
-from memhier._log_replay import read_entries, replay
+)
+from memhier._log_replay import replay
 from memhier._log_tail import BLOCK_BYTES, LogTail, OpenPart
 from memhier._segments import PAGE_BYTES
 from memhier._transaction import Transaction
-from memhier.errors import BudgetError, ClosedError, CorruptionError
+from memhier.errors import BudgetError, ClosedError
 from memhier.store import Store
 
 if TYPE_CHECKING:
@@ -43,11 +43,7 @@ BlockOf = Callable[[int, int, Ints], Bytes]
 """Takes the range of a batch and the offsets of its records; returns them as they lie, from the first offset on."""
 
 _ENTRIES_BLOCK = 2**16
-_MOVE_BYTES = 2**20
 _PART_BYTES = 2**34  # A part is compacted whole: no compaction of one needs more room than this.
-# So many parts of about one size (within a factor of 8) become one, so that there are at most 7 of each size.
-_MERGE_PARTS = 8
-_MERGE_BYTES_MAX = _PART_BYTES // _MERGE_PARTS
 
 
 class LogCore:
@@ -174,10 +170,14 @@ class LogCore:
         try:
             yield self._tx
         except BaseException as error:
-            self._failure = error
+            self._fail(error)
+            raise
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        if self._tx is not None:
             self._tx.abort()
             self._tx = None
-            raise
 
     def _append(self, keys: Ints, lengths: Ints, records: Any) -> None:
         with self._writer:
@@ -254,63 +254,3 @@ class LogCore:
                 self._reader.extend(int(self._table.handles[part.slot]), info.length, info.checksums)
                 self._parts[part.slot] = part
             self._fresh.clear()
-
-    # Compaction.
-
-    def _sparse_parts(self, live_below: float) -> list[Part]:
-        """Return the parts of which less than a share is alive."""
-        records, sizes = self._index.live(len(self._table.handles))
-        sparse: list[Part] = []
-        for older, part in enumerate(self._parts.values()):
-            # A deletion is needed as long as an older part may hold what it deletes.
-            needed = part.deletions if len(sparse) < older else 0
-            live = sizes[part.slot] + (records[part.slot] + needed) * ENTRY.itemsize
-            if live < live_below * (part.size + part.entries * ENTRY.itemsize):
-                sparse.append(part)
-        return sparse
-
-    def _merge(self) -> None:
-        """Rewrite small parts that have become many; each byte is rewritten once per size, a factor of 8 apart."""
-        sizes: dict[int, list[Part]] = {}
-        for part in self._parts.values():
-            if part.bytes <= _MERGE_BYTES_MAX:
-                sizes.setdefault(part.bytes.bit_length() // 3, []).append(part)
-        crowded = [part for parts in sizes.values() if len(parts) >= _MERGE_PARTS for part in parts]
-        for part in sorted(crowded, key=lambda part: part.number):
-            try:
-                self._rewrite(part)
-            except (CorruptionError, OSError):
-                # What cannot be read stays where it is, and keeps no one from committing.
-                if self._failure is not None:
-                    raise
-
-    def _rewrite(self, part: Part) -> None:
-        """Append what is alive in a committed part once more, and drop the part."""
-        is_oldest = part.slot == next(iter(self._parts))
-        for entries, offsets, _ in read_entries(self._store, self._name, self._reader, part, self._per_page):
-            has_record = entries["length"] != DELETED
-            keys = entries["key"].astype(np.int64)
-            kept, lengths = keys[has_record], entries["length"][has_record].astype(np.int64)
-            # The length as well: what follows an empty record begins where it does.
-            live = (self._index.places(kept) == place(part.slot, offsets)) & (self._index.lengths(kept) == lengths)
-            self._move(part, kept[live], offsets[live], lengths[live])
-            if not is_oldest:
-                gone = keys[~has_record]
-                self._enter_deletions(gone[self._index.places(gone) < 0])
-        with self._reading(), self._failing() as tx, self._lock:
-            for segment in part.segments(self._name):
-                tx.drop(segment)
-            del self._parts[part.slot]
-            self._retired.append(self._table.give_back(part.slot))
-
-    def _move(self, part: Part, keys: Ints, offsets: Ints, lengths: Ints) -> None:
-        ends = np.cumsum(lengths)
-        handle = self._table.handles[part.slot]
-        start = 0
-        while start < len(keys):
-            before = int(ends[start - 1]) if start else 0
-            stop = max(start + 1, int(np.searchsorted(ends, before + _MOVE_BYTES, "right")))
-            some = slice(start, stop)
-            records = self._fetch(np.full(stop - start, handle), offsets[some], lengths[some])
-            self._write(keys[some], self._index.reserve(keys[some]), lengths[some], self._block_of(records))
-            start = stop

@@ -32,6 +32,9 @@ class LogIndex:
         self._places: Ints = np.full(self._slots.capacity, -1, np.int64)
         self._length = length
         self._lengths: NDArray[np.uint32] = np.zeros(self._slots.capacity if length is None else 0, np.uint32)
+        # Records that are the newest of their key, and their bytes, by slot of the part table.
+        self._live: Ints = np.zeros(16, np.int64)
+        self._live_bytes: Ints = np.zeros(16, np.int64)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -44,7 +47,8 @@ class LogIndex:
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        return self._slots.memory_bytes + self._places.nbytes + self._lengths.nbytes
+        counts = self._live.nbytes + self._live_bytes.nbytes
+        return self._slots.memory_bytes + self._places.nbytes + self._lengths.nbytes + counts
 
     def places(self, keys: Ints) -> Ints:
         """Return the place of each key, -1 where there is none."""
@@ -76,14 +80,26 @@ class LogIndex:
 
     def point(self, slots: Ints, places: Ints, lengths: Ints) -> None:
         """Say where the records of reserved slots are; where a slot comes twice, the last place counts."""
-        self._places[slots] = places
         if self._length is None:
-            self._lengths[slots] = lengths
+            # An empty record shares its place with the next one, so places do not tell which is the last.
+            last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
+            slots, places, lengths = slots[last], places[last], lengths[last]
+            self._count(slots, -1)
+            self._places[slots], self._lengths[slots] = places, lengths
+            self._count(slots, 1)
+            return
+        old = self._places[slots]
+        self._places[slots] = places
+        last = self._places[slots] == places
+        self._add(old[last & (old >= 0)], self._length, -1)
+        self._add(places[last], self._length, 1)
 
     def erase(self, keys: Ints) -> None:
         """Forget keys."""
         slots = self._slots.erase(keys)
-        self._places[slots[slots >= 0]] = -1
+        slots = slots[slots >= 0]
+        self._count(slots, -1)
+        self._places[slots] = -1
 
     def keys(self) -> Iterator[Ints]:
         """Yield all keys in blocks, in no order that means anything."""
@@ -94,16 +110,22 @@ class LogIndex:
 
     def live(self, parts: int) -> tuple[Ints, Ints]:
         """Return the records and the bytes of records, by slot of the part table, that are the newest of their key."""
-        records, sizes = np.zeros(parts, np.int64), np.zeros(parts, np.int64)
-        for start in range(0, self.capacity, _BLOCK):
-            places = self._places[start : start + _BLOCK]
-            used = places >= 0
-            slots = slot_of(places[used])
-            counts = np.bincount(slots, minlength=parts)
-            records += counts
-            if self._length is not None:
-                sizes += counts * self._length
-            else:
-                weights: Any = self._lengths[start : start + _BLOCK][used]
-                sizes += np.bincount(slots, weights, parts).astype(np.int64)
-        return records, sizes
+        missing = max(0, parts - len(self._live))
+        return np.pad(self._live, (0, missing))[:parts], np.pad(self._live_bytes, (0, missing))[:parts]
+
+    def _count(self, slots: Ints, sign: int) -> None:
+        """Count what distinct slots hold, or no longer do."""
+        used = slots[self._places[slots] >= 0]
+        lengths: Any = self._length if self._length is not None else self._lengths[used]
+        self._add(self._places[used], lengths, sign)
+
+    def _add(self, places: Ints, lengths: Any, sign: int) -> None:
+        counts = np.bincount(slot_of(places), minlength=len(self._live))
+        grown = len(counts) - len(self._live)
+        if grown:
+            self._live, self._live_bytes = np.pad(self._live, (0, grown)), np.pad(self._live_bytes, (0, grown))
+        self._live += sign * counts
+        if isinstance(lengths, int):
+            self._live_bytes += sign * lengths * counts
+        else:
+            self._live_bytes += sign * np.bincount(slot_of(places), lengths, len(counts)).astype(np.int64)

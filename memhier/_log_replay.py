@@ -56,8 +56,11 @@ def replay(
 
 
 def read_entries(store: Store, name: str, reader: "Reader", part: Part, per_page: int | None) -> Iterator[Block]:
-    """Yield the entries of a committed part in order, in blocks."""
-    handle = store.attach(part.segments(name)[1], reader)
+    """Return the entries of a committed part in order, in blocks; its segment may be dropped meanwhile."""
+    return _read_blocks(store.attach(part.segments(name)[1], reader), reader, part, per_page)
+
+
+def _read_blocks(handle: int, reader: "Reader", part: Part, per_page: int | None) -> Iterator[Block]:
     try:
         end = 0
         for start in range(0, part.entries, _BLOCK):

@@ -10,7 +10,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from memhier._arrays import as_ints
-from memhier._log_core import Flags, Ints, LogCore
+from memhier._log_compaction import CompactingLog
+from memhier._log_core import Flags, Ints
 from memhier._log_parts import LogRecord
 from memhier._transaction import check_key, check_value_size
 from memhier.errors import BudgetError, CorruptionError, FormatError
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
 
 __all__ = ["RecordLog"]
 
+COMPACT_BELOW_MAX = 0.9  # where ten bytes are moved for one that becomes free
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,70}")
 
 
-class RecordLog(LogCore):
+class RecordLog(CompactingLog):
     """What `RowLog` and `Samples` have in common.
 
     One thread changes a log at a time; any number read meanwhile.
@@ -39,20 +41,25 @@ class RecordLog(LogCore):
         record_bytes: int,
         per_page: int | None,
         direct: bool,
+        compact_below: float,
     ) -> None:
+        if isinstance(compact_below, bool) or not isinstance(compact_below, int | float):
+            raise TypeError(f"compact_below={compact_below!r}: expected a share as a float")
+        if not 0 <= compact_below <= COMPACT_BELOW_MAX:
+            raise ValueError(f"compact_below={compact_below!r}: expected a share, 0 (never) to {COMPACT_BELOW_MAX}")
         if not isinstance(name, str):
             raise TypeError(f"name={name!r}: expected text")
         if not _NAME.fullmatch(name):
             raise ValueError(f"name={name!r}: expected 1 to 70 letters, digits, '-' or '_'")
         self._value_key = f"log/{name}"
         record = self._read_record(store, name, capacity, record_bytes)
-        super().__init__(store, name, reader, capacity, record, per_page, direct)
+        super().__init__(store, name, reader, capacity, record, per_page, direct, float(compact_below))
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: the index, the tail, and the buffers of a transaction that is open."""
         held = self._index.memory_bytes + self._table.memory_bytes + self._tail.buffer.nbytes
-        return held + (0 if self._tx is None else self._tx.memory_bytes)
+        return held + self._background_bytes() + (0 if self._tx is None else self._tx.memory_bytes)
 
     @property
     def capacity(self) -> int:
@@ -114,9 +121,10 @@ class RecordLog(LogCore):
         with self._writer:
             self._begin()
             there = wanted[self._index.places(wanted) >= 0]
-            with self._lock:
-                self._index.erase(there)
-            self._enter_deletions(there)
+            with self._owing(0):
+                with self._lock:
+                    self._index.erase(there)
+                self._enter_deletions(there)
 
     def check_values(self, values: Mapping[str, bytes] | None) -> dict[str, bytes]:
         """Return values for :meth:`commit`, or say what is wrong with them before anything is written."""
@@ -133,7 +141,8 @@ class RecordLog(LogCore):
     def commit(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make everything since the last commit durable at once; return the store's new generation.
 
-        Where many small parts have come together, they are merged first.
+        Where many small parts have come together, they are merged first, and with `compact_below` what the thread has
+        not moved of what is due is moved now.
 
         Parameters
         ----------
@@ -147,6 +156,7 @@ class RecordLog(LogCore):
         """
         self._check_open()
         changes = self.check_values(values)
+        self._pay()
         with self._writer:
             self._begin()
             self._merge()
@@ -193,7 +203,7 @@ class RecordLog(LogCore):
         return len(sparse)
 
     def stats(self) -> dict[str, int | float]:
-        """Return plain numbers; takes a pass over the index.
+        """Return plain numbers.
 
         ``records`` and ``capacity``; ``parts``; ``live_bytes`` of the newest records, of ``log_bytes`` on SSD;
         ``appended_bytes`` of records handed in and ``written_bytes`` with entries, padding and compaction, since the
@@ -219,6 +229,7 @@ class RecordLog(LogCore):
         if self._closed:
             return
         self._closed = True
+        self._stop()
         if self._tx is not None:
             self._tx.abort()
         self._let_go()

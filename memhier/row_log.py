@@ -42,6 +42,11 @@ class RowLog(RecordLog):
         Does the reads; stays the caller's.
     capacity
         Most distinct keys at a time, 1 to 2**31 - 1: 36 bytes of DRAM are taken at once for each.
+    compact_below
+        While there are changes, a thread rewrites the parts of the log of which less than this share is alive; 0 to
+        0.9, 0 never. Changes wait for a megabyte of it at most. :meth:`commit` moves what the thread has not of what is
+        due: with 0.5 one byte for each that died, with 0.9 nine, so that the log takes little more than its rows
+        divided by this. What is read is the same with and without. A forked child has to open a log of its own.
     direct
         Write rows past the page cache, by a thread: for many megabytes a commit that are not read back soon.
 
@@ -69,10 +74,20 @@ class RowLog(RecordLog):
     """
 
     def __init__(
-        self, store: Store, name: str, row_bytes: int, reader: "Reader", capacity: int, *, direct: bool = False
+        self,
+        store: Store,
+        name: str,
+        row_bytes: int,
+        reader: "Reader",
+        capacity: int,
+        *,
+        direct: bool = False,
+        compact_below: float = 0,
     ) -> None:
         self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
-        super().__init__(store, name, reader, capacity, self.row_bytes, rows_per_page(self.row_bytes), direct)
+        super().__init__(
+            store, name, reader, capacity, self.row_bytes, rows_per_page(self.row_bytes), direct, compact_below
+        )
 
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
         """Set rows. Where a key comes twice, its last row counts.

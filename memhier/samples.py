@@ -38,6 +38,8 @@ class Samples(RecordLog):
         Does the reads; stays the caller's.
     capacity
         Most distinct keys at a time, 1 to 2**31 - 1: 40 bytes of DRAM are taken at once for each.
+    compact_below
+        As in :class:`~memhier.row_log.RowLog`.
 
     Raises
     ------
@@ -61,8 +63,8 @@ class Samples(RecordLog):
     [b'', None, b'three']
     """
 
-    def __init__(self, store: Store, name: str, reader: "Reader", capacity: int) -> None:
-        super().__init__(store, name, reader, capacity, 0, None, False)
+    def __init__(self, store: Store, name: str, reader: "Reader", capacity: int, *, compact_below: float = 0) -> None:
+        super().__init__(store, name, reader, capacity, 0, None, False, compact_below)
 
     def put(self, keys: Any, records: Sequence[Any]) -> None:
         """Set records. Where a key comes twice, its last record counts.

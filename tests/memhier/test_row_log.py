@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from memhier import _log_core, _log_replay
+from memhier import _log_compaction, _log_core, _log_replay
+from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.reader import Reader
 from memhier.row_log import RowLog
@@ -29,6 +30,8 @@ KEYS = st.integers(0, 40) | st.sampled_from([-1, -(2**63), 2**63 - 1])
 class RowLogMachine(RuleBasedStateMachine):
     """`now` is what the log must show, `committed` what a crash must leave, with its generation."""
 
+    compact_below = 0.0
+
     def __init__(self) -> None:
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(dir=FAST)
@@ -40,10 +43,13 @@ class RowLogMachine(RuleBasedStateMachine):
     def create(self, row_bytes: int) -> None:
         self.row_bytes = row_bytes
         self.store = Store.create(self.root, KIND)
-        self.log = RowLog(self.store, "t", row_bytes, self.reader, 60, direct=True)
+        self.log = self.open_log(direct=True)
         self.now: dict[int, bytes] = {}
         self.committed: dict[int, bytes] = {}
         self.generation = self.log.commit()
+
+    def open_log(self, direct: bool) -> RowLog:
+        return RowLog(self.store, "t", self.row_bytes, self.reader, 60, direct=direct, compact_below=self.compact_below)
 
     def rows(self, count: int) -> NDArray[np.uint8]:
         self.count += 1
@@ -85,7 +91,7 @@ class RowLogMachine(RuleBasedStateMachine):
         self.log.close()
         self.store.close()
         self.store = Store.open(self.root, KIND, writable=True, files=files)
-        self.log = RowLog(self.store, "t", self.row_bytes, self.reader, 60, direct=self.count % 2 == 0)
+        self.log = self.open_log(direct=self.count % 2 == 0)
 
     @rule(exact=st.booleans())
     def restart(self, exact: bool) -> None:
@@ -107,7 +113,7 @@ class RowLogMachine(RuleBasedStateMachine):
     def fail(self, keys: list[int], gone: list[int], call: int, fault: Fault) -> None:
         """Reopen, change and commit on a layer that fails at some call; the old or the new is found afterwards."""
         model, done = dict(self.committed), False
-        with suppress(OSError, SimulatedCrash):
+        with suppress(OSError, SimulatedCrash, ClosedError):  # the last where the thread met the fault
             self.reopen(FaultyFiles(RealFiles(), call, fault))
             self.append_to(self.log, keys * 3, model)
             self.log.compact(0.9)
@@ -151,7 +157,7 @@ class SmallPartsMachine(RowLogMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(_log_core, "_PART_BYTES", 20_000)
-        self.patch.setattr(_log_core, "_MERGE_PARTS", 3)
+        self.patch.setattr(_log_compaction, "_MERGE_PARTS", 3)
         self.patch.setattr(_log_core, "_ENTRIES_BLOCK", 7)
         self.patch.setattr(_log_replay, "_BLOCK", 5)
 
@@ -162,3 +168,17 @@ class SmallPartsMachine(RowLogMachine):
 
 SmallPartsMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 TestSmallPartsMachine = SmallPartsMachine.TestCase
+
+
+class BackgroundMachine(SmallPartsMachine):
+    """The same while a thread rewrites whatever it may, a few hundred bytes at a time."""
+
+    compact_below = 0.9
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch.setattr(_log_compaction, "_MOVE_BYTES", 300)
+
+
+BackgroundMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
+TestBackgroundMachine = BackgroundMachine.TestCase

@@ -18,16 +18,16 @@ Killer = Callable[[Callable[[int], None], random.Random], int]
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
-def _change_until_killed(root: Path, report: int) -> None:
+def _change_until_killed(root: Path, report: int, compact_below: float) -> None:
     """Row k of version v is v where k divides v, as of the last such v; deleted where v + k is a multiple of 11."""
     store = Store.open(root, KIND, writable=True)
-    log = RowLog(store, "t", 1000, Reader(), 97)
+    log = RowLog(store, "t", 1000, Reader(), 97, compact_below=compact_below)
     while True:
         version = store.generation + 1
         keys = [key for key in range(1, 98) if version % key == 0]
         log.append(keys, np.full((len(keys), 1000), version % 256, np.uint8))
         log.delete([key for key in range(1, 98) if (version + key) % 11 == 0])
-        if version % 3 == 0:
+        if version % 3 == 0 and not compact_below:
             log.compact(0.6)
         log.commit()
         os.write(report, version.to_bytes(8, "little"))
@@ -48,7 +48,7 @@ def _kill_rounds(root: Path, rounds: int, seed: int, work_until_killed: Killer) 
     with Store.create(root, KIND) as store, Reader() as reader, RowLog(store, "t", 1000, reader, 97) as log:
         log.commit()
     for _ in range(rounds):
-        returned = work_until_killed(lambda report: _change_until_killed(root, report), rng)
+        returned = work_until_killed(lambda report: _change_until_killed(root, report, rng.choice([0, 0.7])), rng)
         with Store.open(root, KIND, verify="open") as store, Reader() as reader:
             assert store.generation in (returned, returned + 1), "a commit that returned is lost, or a false one found"
             with RowLog(store, "t", 1000, reader, 97) as log:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier import _log_core
+from memhier import _log_compaction
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.reader import Reader
@@ -311,7 +311,7 @@ def test_damage_is_named(root: Path, reader: Reader) -> None:
 def test_a_damaged_row_keeps_no_one_from_committing(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_log_core, "_MERGE_PARTS", 2)
+    monkeypatch.setattr(_log_compaction, "_MERGE_PARTS", 2)
     with Store.create(root, KIND) as store, RowLog(store, "t", 4096, reader, 9) as log:
         log.append([0], random_rows(1, 4096))
         log.commit()

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from memhier import _log_core, _log_replay
+from memhier import _log_compaction, _log_core, _log_replay
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.reader import Reader
@@ -22,8 +22,8 @@ from memhier.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-KEYS = st.integers(0, 20)
-SIZES = st.sampled_from([0, 0, 1, 3, 97, 4095, 4096, 4097, 65_535, 65_536, 65_537, 300_000])
+KEYS = st.integers(0, 17) | st.sampled_from([-1, -(2**63), 2**63 - 1])
+SIZES = st.sampled_from([0, 0, 1, 3, 97, 4095, 4096, 4097, 65_535, 65_536, 65_537, 300_000, 2**20 - 1, 2**20 + 1])
 CHANGES = st.lists(st.tuples(KEYS, SIZES), max_size=12)
 
 
@@ -46,20 +46,21 @@ def record(size: int, seed: int) -> bytes:
 class SamplesMachine(RuleBasedStateMachine):
     """`now` is what must be read, `committed` what a crash must leave, with its generation."""
 
-    part_bytes, merge_parts, block = _log_core._PART_BYTES, _log_core._MERGE_PARTS, _log_replay._BLOCK
+    compact_below = 0.0
+    part_bytes, merge_parts, block = _log_core._PART_BYTES, _log_compaction._MERGE_PARTS, _log_replay._BLOCK
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(_log_core, "_PART_BYTES", self.part_bytes)
-        self.patch.setattr(_log_core, "_MERGE_PARTS", self.merge_parts)
+        self.patch.setattr(_log_compaction, "_MERGE_PARTS", self.merge_parts)
         self.patch.setattr(_log_replay, "_BLOCK", self.block)
         self.folder = tempfile.TemporaryDirectory(dir=FAST)
         self.root = Path(self.folder.name) / "s"
         self.reader = Reader()
         self.seed = 0
         self.store = Store.create(self.root, KIND)
-        self.samples = Samples(self.store, "s", self.reader, 21)
+        self.samples = Samples(self.store, "s", self.reader, 21, compact_below=self.compact_below)
         self.now: dict[int, bytes] = {}
         self.committed: dict[int, bytes] = {}
         self.generation = self.samples.commit()
@@ -97,12 +98,12 @@ class SamplesMachine(RuleBasedStateMachine):
         self.samples.close()
         self.store.close()
         self.store = Store.open(self.root, KIND, writable=True, files=files)
-        self.samples = Samples(self.store, "s", self.reader, 21)
+        self.samples = Samples(self.store, "s", self.reader, 21, compact_below=self.compact_below)
 
     @rule(changes=CHANGES, gone=st.lists(KEYS, max_size=4), call=st.integers(1, 90), fault=st.sampled_from(Fault))
     def fail(self, changes: list[tuple[int, int]], gone: list[int], call: int, fault: Fault) -> None:
         model, done = dict(self.committed), False
-        with suppress(OSError, SimulatedCrash):
+        with suppress(OSError, SimulatedCrash, ClosedError):  # the last where the thread met the fault
             self.reopen(FaultyFiles(RealFiles(), call, fault))
             self.put_into(self.samples, changes, model)
             self.samples.compact(0.9)
@@ -119,7 +120,7 @@ class SamplesMachine(RuleBasedStateMachine):
 
     @invariant()
     def every_record_is_the_newest(self) -> None:
-        keys = [*range(22), *self.now]
+        keys = [*range(-2, 22), -(2**63), 2**63 - 1, *self.now]
         found = [None if view is None else bytes(view) for view in self.samples.get(keys)]
         assert found == [self.now.get(key) for key in keys]
         assert len(self.samples) == len(self.now)
@@ -139,10 +140,18 @@ class SmallPartsMachine(SamplesMachine):
     part_bytes, merge_parts, block = 100_000, 3, 5
 
 
+class BackgroundMachine(SmallPartsMachine):
+    """The same while a thread rewrites whatever it may."""
+
+    compact_below = 0.9
+
+
 SamplesMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 SmallPartsMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
 TestSamplesMachine = SamplesMachine.TestCase
 TestSmallPartsMachine = SmallPartsMachine.TestCase
+BackgroundMachine.TestCase.settings = settings(max_examples=25, stateful_step_count=20, deadline=None)
+TestBackgroundMachine = BackgroundMachine.TestCase
 
 
 def test_one_submission_and_whole_pages(root: Path, reader: Reader) -> None:
