@@ -12,6 +12,7 @@ COMMANDS = {
     "demo": ("memhier.benchmarks.demo.command", "Search every function of this Python installation from SSD."),
     "probe": ("memhier.benchmarks.probe", "Measure the device under a path."),
     "simulate": ("memhier.benchmarks.simulate", "Say how much DRAM a trace of accesses needs."),
+    "index": ("memhier.benchmarks.index.command", "Build, search and check a vector index on SSD."),
 }
 
 

@@ -1,0 +1,76 @@
+"""Errors of a command in one line: exit code 2 for bad arguments, 1 for everything else."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+from click.exceptions import NoArgsIsHelpError
+
+from memhier.errors import BudgetError, MemhierError
+
+__all__ = ["BadArgument", "PlainCommand", "PlainGroup", "plain_errors"]
+
+
+class BadArgument(click.ClickException):
+    """An argument that cannot be used."""
+
+    exit_code = 2
+
+
+class PlainCommand(click.Command):
+    """A command whose usage errors take one line."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _one_line(ctx):
+            return super().parse_args(ctx, args)
+
+
+class PlainGroup(click.Group):
+    """A group of such commands."""
+
+    command_class = PlainCommand
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        with _one_line(ctx):
+            return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        with _one_line(ctx):
+            return super().resolve_command(ctx, args)
+
+
+@contextmanager
+def plain_errors() -> Iterator[None]:
+    """Turn what the library raises into one line: bad values and budgets are the arguments' fault, the rest is not."""
+    try:
+        yield
+    except BudgetError as error:
+        raise BadArgument(_single(error)) from error
+    except OSError as error:
+        raise click.ClickException(_words(error)) from error
+    except (MemhierError, ImportError, MemoryError) as error:
+        raise click.ClickException(_single(error)) from error
+    except (ValueError, TypeError) as error:
+        raise BadArgument(_single(error)) from error
+
+
+@contextmanager
+def _one_line(ctx: click.Context) -> Iterator[None]:
+    try:
+        yield
+    except NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        raise BadArgument(f"{error.format_message()} See {ctx.command_path} --help.") from error
+
+
+def _words(error: OSError) -> str:
+    if not error.strerror:
+        return _single(error)
+    return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+
+
+def _single(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
