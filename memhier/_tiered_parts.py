@@ -6,12 +6,14 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from memhier._residents import Residents
 from memhier._row_loader import Initial, RowLoader
 from memhier._slab_memory import Layout
+from memhier._tiered_schema import Schema
 from memhier._tiered_sizes import Needs, Sizes, check_policy, log_bytes, policy_bytes
 from memhier._write_queue import WriteQueue
 from memhier.codecs import get_codec
@@ -70,6 +72,8 @@ class TieredParts:
             # A budget that is too small leaves nothing behind, and takes nothing first.
             if not isinstance(store, Store):
                 store = self._own_store = opened.enter_context(_open_store(Path(store)))
+            self.schema = Schema(store, name, layout, codec)
+            self.schema.check()
             self.log = RowLog(store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows))
             opened.callback(self.log.close)
             self.slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
@@ -92,6 +96,25 @@ class TieredParts:
             held += sum(len(name) + len(self._own_store.get(name) or b"") for name in names)
             held += sum(info.memory_bytes for info in self._own_store.segments().values())
         return held + (0 if self._own_reader is None else self._own_reader.memory_bytes)
+
+    def stats(self) -> dict[str, Any]:
+        """Return what all of them have counted."""
+        residents, reader = self.residents, self.reader.stats()
+        return {
+            "capacity": self.slab.slots,
+            "resident": len(residents.map),
+            "accesses": residents.accesses,
+            "hits": residents.accesses - residents.misses,
+            "misses": residents.misses,
+            "evictions": residents.evictions,
+            **self.loader.counts(),
+            "writes": residents.writes,
+            "queued": len(self.queue),
+            "reads": reader["reads"],
+            "read_bytes": reader["bytes"],
+            "read_s": self.loader.read_s,
+            "stall_s": self.loader.stall_s + self.queue.stall_s,
+        }
 
     @property
     def alive(self) -> bool:

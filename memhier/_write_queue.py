@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.errors import ClosedError
+from memhier.errors import ClosedError, LockedError
 from memhier.slots import SlotMap
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ class WriteQueue:
     log has it, so that looking here first and in the log second always finds the newest. The thread waits until half
     of the queue is taken, or somebody drains it: few long appends cost less than many short ones.
 
-    When an append fails the queue is closed for good, as nobody knows what the log has got: every call raises.
+    When an append fails the queue is closed for good, as nobody knows what the log has got: every call raises. When
+    somebody else is changing the store nothing is lost: who needs room is told, and may try again.
     """
 
     def __init__(self, log: "RowLog", rows: int, row_bytes: int) -> None:
@@ -40,6 +41,7 @@ class WriteQueue:
         self._drains = 0
         self._closed = False
         self._failure: BaseException | None = None
+        self._refused: LockedError | None = None
         self._stall_s = 0.0
         self._thread = threading.Thread(target=self._run, name="memhier-write", daemon=True)
         self._thread.start()
@@ -74,6 +76,7 @@ class WriteQueue:
         """Take rows in, [n, row_bytes] of distinct keys, waiting for room as often as need be."""
         start = 0
         with self._changed:
+            self._refused = None
             while start < len(keys):
                 self.check()
                 # Overwriting needs no room: as many rows as the free places allow for new keys among them.
@@ -103,6 +106,7 @@ class WriteQueue:
     def drain(self) -> None:
         """Wait until the log has every row."""
         with self._changed:
+            self._refused = None
             self._drains += 1
             self._changed.notify_all()
             try:
@@ -122,8 +126,11 @@ class WriteQueue:
 
     def _wait(self) -> None:
         started = time.perf_counter()
+        self._changed.notify_all()
         self._changed.wait()
         self._stall_s += time.perf_counter() - started
+        if self._refused is not None:
+            raise LockedError(f"rows could not be written yet: {self._refused}") from self._refused
 
     def _run(self) -> None:
         try:
@@ -144,7 +151,14 @@ class WriteQueue:
             puts = self._puts[places]
             # A copy: the places may be overwritten while the log works.
             rows = np.take(self._rows, places, axis=0, out=self._outgoing[: len(places)], mode="clip")
-        self._log.append(keys, rows)
+        try:
+            self._log.append(keys, rows)
+        except LockedError as error:
+            with self._changed:
+                self._refused = error
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self._closed or self._refused is None)
+            return True
         with self._changed:
             self._places.erase(keys[self._puts[places] == puts])
             self._changed.notify_all()

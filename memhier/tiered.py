@@ -21,7 +21,7 @@ from memhier._tickets import Pin, Ticket
 from memhier._tiered_calls import Calls
 from memhier._tiered_parts import KIND, TieredParts
 from memhier.budget import parse_bytes
-from memhier.errors import BudgetError, CorruptionError
+from memhier.errors import BudgetError, CorruptionError, LockedError
 from memhier.policies import Policy
 from memhier.reader import Reader
 from memhier.store import Store
@@ -43,7 +43,9 @@ class Tiered:
     Parameters
     ----------
     store
-        A store open for writing, or the path of one, which is made if there is none.
+        A store open for writing, or the path of one, which is made if there is none. Several tiers of one store write
+        by turns, a checkpoint between them; others are told with a LockedError and keep what they have. Give those
+        that write at the same time a store each.
     name
         Of the table in the store.
     dtype, shape
@@ -77,8 +79,12 @@ class Tiered:
     ------
     BudgetError
         When `dram` is too small; the message says what would be enough.
+    FormatError
+        When the table was made with another dtype, shape or codec.
     TypeError, ValueError
         For an unfit argument.
+    OSError
+        When the store is open for reading.
 
     Examples
     --------
@@ -295,11 +301,16 @@ class Tiered:
 
         Raises
         ------
+        LockedError
+            When somebody else is changing the store. Nothing is lost: try again.
         OSError, ClosedError
             When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
         """
         with self._calls.call():
             checked = self._log.check_values(values)
+            if self._parts.schema.key in checked:
+                raise ValueError(f"values: {self._parts.schema.key!r} is the tier's own")
+            checked |= self._parts.schema.missing()
             self._residents.flush()
             try:
                 with self._loader.paused():
@@ -308,6 +319,8 @@ class Tiered:
                     with suppress(OSError, CorruptionError):
                         self._log.compact()
                     return self._log.commit(checked)
+            except LockedError:
+                raise
             except BaseException as error:
                 self._calls.fail(error)
                 raise
@@ -328,22 +341,7 @@ class Tiered:
             After :meth:`close`.
         """
         self._calls.check_open()
-        residents, reader = self._residents, self._parts.reader.stats()
-        return {
-            "capacity": self.capacity,
-            "resident": len(residents.map),
-            "accesses": residents.accesses,
-            "hits": residents.accesses - residents.misses,
-            "misses": residents.misses,
-            "evictions": residents.evictions,
-            **self._loader.counts(),
-            "writes": residents.writes,
-            "queued": len(self._parts.queue),
-            "reads": reader["reads"],
-            "read_bytes": reader["bytes"],
-            "read_s": self._loader.read_s,
-            "stall_s": self._loader.stall_s + self._parts.queue.stall_s,
-        }
+        return self._parts.stats()
 
     def close(self) -> None:
         """Stop the threads and free all memory; a second call does nothing.
