@@ -254,10 +254,10 @@ def _plain(name: str, value: Any) -> str:
 def _notes() -> Iterator[None]:
     """Print warnings as notes, without the place in the code that they come from."""
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+        warnings.simplefilter("default")
         yield
-    for warning in caught:
-        click.echo(f"note: {warning.message}", err=True)
+    for note in dict.fromkeys(str(warning.message) for warning in caught):
+        click.echo(f"note: {note}", err=True)
 
 
 @contextmanager
