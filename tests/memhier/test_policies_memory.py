@@ -35,16 +35,17 @@ def skewed(count: int, keys: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.
 
 
 def test_what_python_holds_is_counted() -> None:
+    parts, later = np.split(skewed(12_000, 20_000), 12), np.split(skewed(12_000, 20_000, seed=1), 12)
     for name, make in POLICIES.items():
         with on_core("python"):
             tracemalloc.start()
             try:
                 before = tracemalloc.get_traced_memory()[0]
                 policy = make(3_000)
-                for part in np.split(skewed(12_000, 20_000), 12):
+                for part in parts:
                     policy.access(part)
                 if isinstance(policy, Belady):
-                    for part in np.split(skewed(12_000, 20_000, seed=1), 12):
+                    for part in later:
                         policy.announce(part)
                 held = tracemalloc.get_traced_memory()[0] - before
             finally:
