@@ -4,7 +4,7 @@ Rows come in parts, each written once and in one transaction; an attribute that 
 Columns stay on SSD. A filter passes over those that it names, block by block, and leaves a bitmap.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -266,16 +266,8 @@ class Attributes:
         words = np.zeros(word_count(self._count), np.uint64)
         for start in range(0, self._count, step):
             count = min(step, self._count - start)
-            read: dict[str, Cells] = {}
-
-            def cells(name: str, start: int = start, count: int = count, read: dict[str, Cells] = read) -> Cells | None:
-                if name not in used:
-                    return None
-                if name not in read:
-                    read[name] = used[name].block(start, count, buffers[name])
-                return read[name]
-
-            words[start // 64 : word_count(start + count)] = pack(select(expression, cells, count))
+            rows = select(expression, _block_cells(used, buffers, start, count), count)
+            words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
     def _on_codes(self, expression: Expression) -> Expression:
@@ -307,6 +299,20 @@ def _count(attributes: Any) -> int:
     if isinstance(attributes, Mapping):
         return len(next(iter(attributes.values()), ()))
     return len(attributes)
+
+
+def _block_cells(
+    used: Mapping[str, StoredColumn], buffers: Mapping[str, npt.NDArray[np.uint8]], start: int, count: int
+) -> Callable[[str], Cells | None]:
+    """Return a function that reads a column's block when it is first asked for."""
+    read: dict[str, Cells] = {}
+
+    def cells(name: str) -> Cells | None:
+        if name in used and name not in read:
+            read[name] = used[name].block(start, count, buffers[name])
+        return read.get(name)
+
+    return cells
 
 
 def _block_rows(width: int) -> int:

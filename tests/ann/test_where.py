@@ -107,7 +107,7 @@ def columns_of(rows):
     return {"i": masked("i", np.int64), "f": floats, "s": text, "b": masked("b", np.bool_)}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(TREES)
 @example(Not(Not(Comparison("s", "==", "it''s \" '"))))
 @example(Comparison("f", "<", -0.0))
@@ -116,7 +116,7 @@ def test_a_tree_written_as_text_parses_to_the_same_tree(tree):
     assert same(parse(str(tree)), tree)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(TREES, ROWS)
 @example(Comparison("i", "==", 2.0**53), [{"i": 2**53 + 1, "f": None, "s": None, "b": None}])
 @example(Comparison("f", ">=", 2**53 + 1), [{"i": None, "f": 2.0**53, "s": None, "b": None}])
@@ -128,6 +128,23 @@ def test_evaluation_is_that_of_each_row_on_its_own(tree, rows):
     found = evaluate(tree, columns_of(rows))
     assert found.dtype == np.bool_
     assert found.tolist() == [truth(tree, row) is True for row in rows]
+
+
+EDGES = [s * (2**e + d) for s in (1, -1) for e in (0, 1, 53, 62, 63) for d in (-1, 0, 1)]
+NUMBER_EDGES = [*EDGES, *map(float, EDGES), 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -0.0, 5e-324, 1.7e308, 10**400, -(10**400)]
+
+
+def test_numbers_compare_exactly_at_every_edge():
+    integers = [value for value in EDGES if -(2**63) <= value < 2**63]
+    floats = [*map(float, EDGES), 2.0**53 + 2, 0.5, -1.5, math.inf, -math.inf]
+    for values in (integers, floats):
+        columns = {"x": np.array(values)}
+        for value in NUMBER_EDGES:
+            for sign, compare in COMPARE.items():
+                found = evaluate(Comparison("x", sign, value), columns).tolist()
+                assert found == [compare(entry, value) for entry in values], (sign, value)
+            found = evaluate(Membership("x", (value, 1)), columns).tolist()
+            assert found == [entry in (value, 1) for entry in values], value
 
 
 @pytest.mark.parametrize(
