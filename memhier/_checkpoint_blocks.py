@@ -13,6 +13,8 @@ __all__ = ["BlockTracker"]
 
 Ints = NDArray[np.int64]
 
+_MOVE_BYTES = 2**18
+
 
 class BlockTracker:
     """Copy on write in software: a row about to change is copied first, if the image being saved still needs it.
@@ -41,6 +43,8 @@ class BlockTracker:
         self._position = 0
         self._slots = SlotMap(spares)
         self._spares: NDArray[np.uint8] = np.empty((spares, source.shape[1]), np.uint8)
+        self._spares.fill(0)  # so that no change has to wait for the system to find the pages
+        self._moving: NDArray[np.uint8] = np.empty((max(1, _MOVE_BYTES // source.shape[1]), source.shape[1]), np.uint8)
         self._preserved: NDArray[np.bool_] = np.zeros(len(source), np.bool_)
         self._waiting = 0
         self._changing: list[int] = []  # the threads that are changing rows now
@@ -50,7 +54,8 @@ class BlockTracker:
     @property
     def memory_bytes(self) -> int:
         """DRAM held: the spares and where they are, a byte per row, 10 per block."""
-        return self._spares.nbytes + self._slots.memory_bytes + self._preserved.nbytes + 10 * len(self._dirty)
+        held = self._spares.nbytes + self._moving.nbytes + self._slots.memory_bytes
+        return held + self._preserved.nbytes + 10 * len(self._dirty)
 
     def __len__(self) -> int:
         return len(self._dirty)
@@ -102,10 +107,12 @@ class BlockTracker:
                 numbers = np.unique(self._slots.items()[0] // self._block_rows)[: len(out)]
             else:
                 numbers = self._next(len(out))
-            for block, place in zip(numbers.tolist(), out, strict=False):
+        # Block by block: whoever changes rows waits for one of them at most.
+        for block, place in zip(numbers.tolist(), out, strict=False):
+            with self._state:
                 self._copy(block, place)
-            self._pending[numbers] = False
-            self._state.notify_all()
+                self._pending[block] = False
+                self._state.notify_all()
         return numbers
 
     def give_up(self) -> None:
@@ -124,8 +131,15 @@ class BlockTracker:
             needed = rows[self._pending[rows // self._block_rows] & ~self._preserved[rows]]
             if not len(needed):
                 return
-            some = np.unique(needed)[: self._slots.free]
-            self._spares[self._slots.insert(some)] = self._source[some]
+            # A row that comes twice is copied twice, which costs less than to find out.
+            free = self._slots.free
+            some = needed if len(needed) <= free else self._slots.unique(needed)[0][:free]
+            slots = self._slots.insert(some)
+            for start in range(0, len(some), len(self._moving)):
+                part = some[start : start + len(self._moving)]
+                moving = self._moving[: len(part)]
+                np.take(self._source, part, axis=0, out=moving, mode="clip")
+                self._spares[slots[start : start + len(part)]] = moving
             self._preserved[some] = True
             if self._slots.free == 0:
                 self._waiting += 1
