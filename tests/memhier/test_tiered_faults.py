@@ -255,6 +255,25 @@ def test_an_interrupt_while_the_write_queue_is_waited_for_loses_nothing(
     assert tier.gather([20, 2, 3, 4])[:, 0].tolist() == [20, -2, -3, -4]
 
 
+def test_keys_that_came_in_by_an_interrupted_call_are_new_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=4, policy=LRU(2)) as tier:
+        for key in (1, 2, 3):
+            tier.scatter([key], numbered([key], 4))
+        with monkeypatch.context() as patch:
+            patch.setattr(tier._parts.queue, "put", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tier.gather([9])  # gets the slot of a row that was written
+        tier.scatter([9], numbered([9], 4))
+        with pytest.raises(BudgetError, match="1 of them are new beside 4"):
+            tier.scatter([10], numbered([10], 4))
+        tier.checkpoint()
+
+
 def test_a_flush_finds_changed_rows_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memhier._residents._FLUSH_SLOTS", 3)
     with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(10)) as tier:
