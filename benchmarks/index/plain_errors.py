@@ -21,6 +21,7 @@ class PlainCommand(click.Command):
     """A command whose usage errors take one line."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, with errors in one line."""
         with _one_line(ctx):
             return super().parse_args(ctx, args)
 
@@ -31,12 +32,14 @@ class PlainGroup(click.Group):
     command_class = PlainCommand
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse as click does, with errors in one line."""
         with _one_line(ctx):
             return super().parse_args(ctx, args)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command as click does, with errors in one line."""
         with _one_line(ctx):
             return super().resolve_command(ctx, args)
 
