@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set"]
+__all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set", "use_data_folder"]
 
 Matrix: TypeAlias = npt.NDArray[Any]
 
@@ -29,6 +29,11 @@ def data_folder() -> Path:
     """Return where data sets are looked for; it need not exist."""
     named = os.environ.get("MEMHIER_DATA")
     return Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def use_data_folder(folder: Path) -> None:
+    """Look for data sets in `folder` from now on, in the processes that this one starts, too."""
+    os.environ["MEMHIER_DATA"] = str(folder.resolve())
 
 
 def load_search_set(name: str) -> SearchSet:

@@ -6,7 +6,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["exact_neighbours", "recall_at_k"]
+__all__ = ["distances_of", "exact_neighbours", "id_recall", "recall_at_k"]
 
 Matrix: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -45,6 +45,25 @@ def recall_at_k(found: Floats, true: Floats, tolerance: float = 1e-5) -> float:
     """
     limit = true[:, -1:] + tolerance * np.maximum(np.abs(true[:, -1:]), 1.0)
     return float((found <= limit).mean())
+
+
+def id_recall(found: npt.NDArray[np.int64], true: npt.NDArray[np.int64]) -> float:
+    """Return the share of the true neighbours ``[q, k]`` that are among the answers ``[q, k]``: ties do not count."""
+    hits = sum(len(set(some.tolist()) & set(all_.tolist())) for some, all_ in zip(found, true, strict=True))
+    return hits / max(1, true.size)
+
+
+def distances_of(base: Matrix, queries: Matrix, ids: npt.NDArray[np.int64]) -> Floats:
+    """Return squared distances ``[q, k]`` of answers given by row number, nearest first.
+
+    A row that is no row (-1), or that a query was given twice, is infinitely far.
+    """
+    out = np.full(ids.shape, np.inf, np.float32)
+    for row, (query, found) in enumerate(zip(queries, ids, strict=True)):
+        known = np.unique(found[(found >= 0) & (found < len(base))])
+        apart = base[known].astype(np.float32) - query.astype(np.float32)
+        out[row, : len(known)] = np.sort((apart * apart).sum(axis=1))
+    return out
 
 
 def _prepare(block: Matrix, metric: str) -> Floats:

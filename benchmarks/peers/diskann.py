@@ -67,7 +67,7 @@ class Peer(SearchPeer):
     def open(self, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
         """Load the codes, and cache as many nodes as the budget has left."""
         count, code_bytes = np.fromfile(folder / "ann_pq_compressed.bin", np.uint32, 2).tolist()
-        self._codes = count * code_bytes + (folder / "ann_pq_pivots.bin").stat().st_size
+        self._codes = int(count * code_bytes) + (folder / "ann_pq_pivots.bin").stat().st_size
         # The last node's offset is not needed: the index file's size says what a node takes.
         self._node_bytes = (folder / "ann_disk.index").stat().st_size // count
         cached = max(0, min(dram_bytes - self._codes, dram_bytes) // self._node_bytes) if dram_bytes else 0
@@ -93,4 +93,4 @@ class Peer(SearchPeer):
 
     def held_bytes(self) -> int:
         """Return codes, pivots and cached nodes; its scratch buffers are seen in the resident set only."""
-        return self._codes + self._cached * self._node_bytes
+        return int(self._codes + self._cached * self._node_bytes)

@@ -83,7 +83,7 @@ def _single(
     ids = np.full((len(queries), k), -1, np.int64)
     seconds = np.empty(len(queries))
     cache.drop()
-    keep, drops, kept_s = peer.io in ("buffered", "mapped"), 0, 0.0
+    keep, drops, cached, kept_s = peer.io in ("buffered", "mapped"), 0, 0, 0.0
     before = Usage.now()
     for row in range(len(queries)):
         started = time.perf_counter()
@@ -91,7 +91,8 @@ def _single(
         seconds[row] = time.perf_counter() - started
         if keep:
             cpu = time.process_time()
-            if cache.resident_bytes() > max(0, dram - (memory_now() - baseline)):
+            cached = max(cached, resident := cache.resident_bytes())
+            if resident > max(0, dram - (memory_now() - baseline)):
                 cache.drop()
                 drops += 1
             kept_s += time.process_time() - cpu
@@ -105,6 +106,7 @@ def _single(
         "p50_ms": 1e3 * float(np.percentile(seconds, 50)),
         "p99_ms": 1e3 * float(np.percentile(seconds, 99)),
         "cache_drops": drops,
+        "cached_bytes": cached,
     }, ids
 
 

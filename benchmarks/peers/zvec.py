@@ -11,6 +11,7 @@ from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer
 __all__ = ["Peer"]
 
 _INSERT_ROWS = 1000  # zvec takes no more documents in one call than 1,024.
+_LEAST_MB = 101  # It takes no smaller limit on its memory.
 
 
 class Peer(SearchPeer):
@@ -64,7 +65,7 @@ class Peer(SearchPeer):
 
     def open(self, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
         """Open read-only, and see that internal ids are row numbers."""
-        self._begin(memory_limit_mb=max(1, dram_bytes >> 20))
+        self._begin(memory_limit_mb=max(_LEAST_MB, dram_bytes >> 20))
         option = self._library.CollectionOption(read_only=True, enable_mmap=False)
         self._collection = self._library.open(str(folder / "collection"), option)
         count = self._collection.stats.doc_count

@@ -1,0 +1,116 @@
+"""Results as one HTML file: plots, tables, the machine, and the words to read them by."""
+
+from html import escape
+
+from memhier.benchmarks.bench.compare import changes
+from memhier.benchmarks.bench.papers import papers_rows
+from memhier.benchmarks.bench.plot import Line, line_plot
+from memhier.benchmarks.bench.results import Row
+from memhier.benchmarks.bench.summary import METRICS, TARGETS, curve, search_peers
+from memhier.benchmarks.bench.tables import (
+    BUILD_TITLES,
+    builds_of,
+    number,
+    problem_rows,
+    search_cells,
+    search_sizes,
+)
+from memhier.benchmarks.machine import is_loaded
+
+__all__ = ["write_report"]
+
+_STYLE = """
+body{font:15px/1.5 sans-serif;max-width:1360px;margin:2em auto;padding:0 1em;color:#1b1b1b}
+table{border-collapse:collapse;margin:1em 0;font-size:13px}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}
+td:first-child,th:first-child{text-align:left}.words td{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:1em}
+.plots svg{width:640px;max-width:100%;background:#fff}.warn{background:#fff4d6;padding:.5em 1em}
+pre{overflow-x:auto;background:#f6f6f6;padding:1em;font-size:12px;line-height:1.25}
+"""
+_READING = """
+<p>Each point of a plot is one setting of a peer's search parameters; further right finds more, and the axis opens up
+towards 1. Recall@10 is by distance: an answer counts when it is as near as the true tenth neighbour. <b>Reads</b> are
+4 KiB pages fetched from the device, as the kernel counts them for the process. <b>Queries a CPU second</b> divides by
+processor time, which neighbours disturb least, and counts a whole batch in one call where a peer offers that.
+Latencies are of single queries on the clock. All peers search with one thread, start cold and have the same budget of
+DRAM: those that bypass the page cache keep what is left of it as they like; those that fill it have its pages dropped,
+all of them, after any query that leaves more of them than the budget allows. Allocations are capped by RLIMIT_DATA at
+the budget plus what the peer's threads need for stacks; what a peer really held stands in the table of builds.
+Figures at a recall are interpolated, linearly in recall, between the two settings around it.</p>
+"""
+_PLOTS = ("qps_core", "pages", "p50_ms", "p99_ms")
+
+
+def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> str:
+    """Return the report; with older results, changes beyond noise come first."""
+    parts = [f"<h1>memhier bench</h1><p>{escape(when)}</p>", _machines(rows)]
+    if old is not None:
+        told = [change for change in changes(old, rows) if change.verdict != "same"]
+        cells = [[c.where, c.metric, number(c.old), number(c.new), c.verdict] for c in told]
+        parts.append("<h2>Changes</h2>")
+        parts.append(_table(("where", "metric", "old", "new", ""), cells) if cells else "<p>None beyond noise.</p>")
+    problems = problem_rows(rows)
+    if problems:
+        parts.append("<h2>Not measured</h2>" + _table(("workload", "peer", "what", "why"), problems, "words"))
+    sizes = search_sizes(rows)
+    if sizes:
+        parts.append("<h2>Search</h2>" + _READING)
+    parts += [_search(rows, workload, size) for workload, size in sizes]
+    parts += [
+        f"<h2>{escape(row['workload'])} ({row['size']})</h2><p><code>{escape(row['command'])}</code></p>"
+        f"<pre>{escape(row['words'])}</pre>"
+        for row in rows
+        if row["kind"] == "script"
+    ]
+    parts.append("<h2>The papers</h2>")
+    parts.append(_table(("paper", "its headline", "measured here", "difference of scale"), papers_rows(rows), "words"))
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>memhier bench</title>'
+        f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>{"".join(parts)}</body></html>\n'
+    )
+
+
+def _machines(rows: list[Row]) -> str:
+    machines = [row for row in rows if row["kind"] == "machine"]
+    parts = []
+    if any(is_loaded(machine) for machine in machines):
+        parts.append(
+            '<p class="warn">Others used this machine during the run: trust CPU seconds and reads, not the clock.</p>'
+        )
+    for machine in machines[-1:]:
+        device = machine["device"]
+        named = {key: value for key, value in machine.items() if key not in ("task", "kind", "device")}
+        cells = [[key, str(value)] for key, value in (named | {f"device: {k}": v for k, v in device.items()}).items()]
+        parts.append(f"<details><summary>Machine</summary>{_table(('', ''), cells, 'words')}</details>")
+    return "".join(parts)
+
+
+def _search(rows: list[Row], workload: str, size: str) -> str:
+    curves = {peer: curve(rounds) for peer, rounds in search_peers(rows, workload, size).items()}
+    plots = []
+    for metric in _PLOTS:
+        lines = [
+            Line(peer, [
+                (point.recall, point.figures[metric][0],
+                 f"recall {point.recall:.4f}, {number(point.figures[metric][0])} {METRICS[metric][0]}, {point.effort}")
+                for point in points
+            ])
+            for peer, points in curves.items()
+        ]  # fmt: skip
+        plots.append(line_plot(lines, "recall@10", METRICS[metric][0]))
+    parts = [f"<h3>{escape(workload)} ({size})</h3>", f'<div class="plots">{"".join(plots)}</div>']
+    titles = ("peer", *(label for label, _ in METRICS.values()))
+    for target in TARGETS:
+        cells = [[peer, *line] for peer, line in search_cells(rows, workload, size, target).items()]
+        parts.append(f"<h4>At recall@10 of {target}</h4>" + _table(titles, cells))
+    parts.append("<h4>Builds and memory</h4>" + _table(BUILD_TITLES, builds_of(rows, workload, size)))
+    return "".join(parts)
+
+
+def _table(titles: tuple[str, ...], rows: list[list[str]] | list[tuple[str, str, str, str]], kind: str = "") -> str:
+    head = "".join(f"<th>{escape(title)}</th>" for title in titles)
+    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<table class="{kind}"><tr>{head}</tr>{body}</table>'
+
+
+def _cell(text: str) -> str:
+    return escape(text).replace("\n", "<br>")

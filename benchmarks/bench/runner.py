@@ -1,0 +1,54 @@
+"""Runs workloads one after the other and writes down what came out, the machine first."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from memhier.benchmarks.bench.results import Results
+from memhier.benchmarks.bench.search_group import run_search
+from memhier.benchmarks.bench.tiers_group import run_script
+from memhier.benchmarks.bench.workload import Size, Workload
+from memhier.benchmarks.machine import describe_machine, profile_device
+
+__all__ = ["Plan", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run and where.
+
+    Attributes
+    ----------
+    workloads, size
+        Which, and how large.
+    work
+        A folder on the device to be measured, for data and indexes; both are kept for the next run.
+    environments
+        The folder of the peers' virtual environments.
+    only
+        Names of peers or adapters; all when empty.
+    """
+
+    workloads: list[Workload]
+    size: Size
+    work: Path
+    environments: Path
+    only: tuple[str, ...] = ()
+
+
+def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
+    """Run every task that has no outcome yet; a workload that fails does not stop the next."""
+    plan.work.mkdir(parents=True, exist_ok=True)
+    say("measuring the device")
+    results.add(f"machine/{time.time_ns()}", kind="machine", **describe_machine(), device=profile_device(plan.work))
+    for workload in plan.workloads:
+        say(f"{workload.name}: {workload.about}")
+        try:
+            if workload.function == "search":
+                run_search(workload, plan.size, plan.work, plan.environments, results, plan.only, say)
+            else:
+                run_script(workload, plan.size, plan.work, results)
+        except Exception as error:
+            about = {"workload": workload.name, "size": plan.size, "stage": "run"}
+            results.add(f"{workload.name}/{plan.size}", kind="failed", why=f"{type(error).__name__}: {error}", **about)

@@ -1,0 +1,92 @@
+"""Results as tables for the terminal."""
+
+from collections.abc import Iterator
+
+from rich.table import Table
+
+from memhier.benchmarks.bench.results import Row
+from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve, search_peers
+
+__all__ = ["BUILD_TITLES", "builds_of", "number", "problem_rows", "search_cells", "search_sizes", "tables"]
+
+BUILD_TITLES = (
+    "peer", "version", "build CPU s", "build peak MiB", "files / raw", "DRAM B/vector: budget", "held by parameters",
+    "found private", "most files in cache",
+)  # fmt: skip
+
+
+def tables(rows: list[Row]) -> Iterator[Table]:
+    """Yield a table for each search workload at each recall, one of builds, and one of what is missing."""
+    for workload, size in search_sizes(rows):
+        for target in TARGETS:
+            table = Table(title=f"{workload} ({size}), at recall@10 {target}: medians, interpolated between efforts")
+            table.add_column("peer")
+            for label, _ in METRICS.values():
+                table.add_column(label, justify="right")
+            for peer, cells in search_cells(rows, workload, size, target).items():
+                table.add_row(peer, *cells)
+            yield table
+        table = Table(title=f"{workload} ({size}), builds and memory")
+        for title in BUILD_TITLES:
+            table.add_column(title, justify="left" if title == "peer" else "right")
+        for cells in builds_of(rows, workload, size):
+            table.add_row(*cells)
+        yield table
+    problems = problem_rows(rows)
+    if problems:
+        table = Table("workload", "peer", "what", "why", title="Not measured")
+        for cells in problems:
+            table.add_row(*cells)
+        yield table
+
+
+def search_sizes(rows: list[Row]) -> list[tuple[str, str]]:
+    """Return workload and size of all search rows, each once."""
+    return list(dict.fromkeys((row["workload"], row["size"]) for row in rows if row["kind"] == "search"))
+
+
+def search_cells(rows: list[Row], workload: str, size: str, target: float) -> dict[str, list[str]]:
+    """Return, for each peer, its figures at a recall as text."""
+    out = {}
+    for peer, rounds in search_peers(rows, workload, size).items():
+        points = curve(rounds)
+        cells = []
+        for metric in METRICS:
+            found = at_recall(points, target, metric)
+            cells.append("not reached" if found is None else number(found[0]))
+        out[peer] = cells
+    return out
+
+
+def builds_of(rows: list[Row], workload: str, size: str) -> list[list[str]]:
+    """Return the cells of the table of builds, titles not included."""
+    out = []
+    peers = search_peers(rows, workload, size)
+    for row in rows:
+        if row["kind"] != "build" or (row["workload"], row["size"]) != (workload, size):
+            continue
+        count = row["vectors"]
+        found = peers.get(row["peer"], [])
+        private = max((point["private_bytes"] for search in found for point in search["rows"]), default=0)
+        held = max((search["held_bytes"] for search in found), default=0)
+        cached = max((point["cached_bytes"] for search in found for point in search["rows"]), default=0)
+        out.append([
+            row["peer"], row["version"], number(row["cpu_s"]), number(row["peak_private_bytes"] / 2**20),
+            f"{row['file_bytes'] / row['raw_bytes']:.2f}", number(row["dram_bytes"] / count), number(held / count),
+            number(private / count) + (" (over)" if private > row["dram_bytes"] else ""), number(cached / count),
+        ])  # fmt: skip
+    return out
+
+
+def problem_rows(rows: list[Row]) -> list[list[str]]:
+    """Return workload, peer, stage and reason of everything that was not measured."""
+    return [
+        [str(row["workload"]), str(row.get("peer", "")), f"{row['kind']} ({row.get('stage', '')})", str(row["why"])]
+        for row in rows
+        if row["kind"] in ("failed", "skipped")
+    ]
+
+
+def number(value: float) -> str:
+    """Return a figure with three digits or all before the point."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.3g}"

@@ -1,0 +1,49 @@
+"""The workloads of the tiers: programs of their own, run as such; their figures and words are kept."""
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from memhier.benchmarks.bench.results import Results
+from memhier.benchmarks.bench.workload import Size, Workload
+
+__all__ = ["run_script"]
+
+_TAIL = 600
+_MISSING = ("no data set", "no traces at", "is not installed")
+
+
+def run_script(workload: Workload, size: Size, work: Path, results: Results) -> None:
+    """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done."""
+    task = f"{workload.name}/{size}"
+    if results.is_done(task):
+        return
+    parameters = workload.at(size)
+    about = {"workload": workload.name, "size": size}
+    with tempfile.TemporaryDirectory(dir=work) as scratch:
+        out = Path(scratch) / "out.json"
+        options = ["--dir", scratch] if parameters.get("on_device") else []
+        command = [sys.executable, "-m", f"memhier.benchmarks.workloads.{parameters['module']}", *options]
+        command += [*map(str, parameters.get("arguments", ())), "--json", str(out)]
+        started = time.perf_counter()
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=parameters["timeout_s"])
+        except subprocess.TimeoutExpired:
+            why = f"took longer than {parameters['timeout_s']:,.0f} s"
+            results.add(task, kind="failed", stage="run", why=why, **about)
+            return
+        seconds = time.perf_counter() - started
+        if done.returncode or not out.exists():
+            why = done.stderr.strip()[-_TAIL:] or f"ended with {done.returncode} and no words"
+            # These programs say so in these words when they find no data or no rival to be held against.
+            kind = "skipped" if any(words in why for words in _MISSING) else "failed"
+            results.add(task, kind=kind, stage="run", why=why, **about)
+            return
+        figures = json.loads(out.read_text())
+        shown = [" ".join(command[1:3]), *map(str, parameters.get("arguments", ()))]
+        results.add(
+            task, kind="script", figures=figures, words=done.stdout, wall_s=seconds, command=" ".join(shown), **about
+        )
