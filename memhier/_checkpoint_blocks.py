@@ -133,8 +133,7 @@ class BlockTracker:
             if not len(needed):
                 return
             # A row that comes twice is copied twice, which costs less than to find out.
-            free = self._slots.free
-            some = needed if len(needed) <= free else self._slots.unique(needed)[0][:free]
+            some = needed[: self._slots.free]
             slots = self._slots.insert(some)
             for start in range(0, len(some), len(self._moving)):
                 part = some[start : start + len(self._moving)]

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Fault, FaultyFiles, RealFiles, SimulatedCrash
+from memhier.reader import Reader
+from memhier.row_log import RowLog
 from memhier.store import Store
 
 KIND = "test"
@@ -96,6 +99,55 @@ def test_copies_while_a_writer_goes_on(root: Path) -> None:
             thread.join()
 
 
+def test_copies_of_a_log_while_it_is_compacted(root: Path) -> None:
+    """Every copy is one commit of the log, whole: parts come and go while they are copied."""
+    over, failures = threading.Event(), []
+    keys = np.arange(50)
+
+    def rows(version: int) -> NDArray[np.uint8]:
+        """Return the log as of a version: each key's row is of the last version that changed it."""
+        newest = version - (version - keys) % 7
+        return np.repeat(np.where(newest < 1, 0, newest)[:, None], 500, 1).view(np.uint8)
+
+    with Store.create(root, KIND) as store, Reader() as reader:
+        log = RowLog(store, "t", 4000, reader, 50, compact_below=0.8)
+        log.append(keys, rows(0))
+        assert log.commit() == 1
+
+        def write() -> None:
+            version = 0
+            try:
+                while not over.is_set():
+                    version += 1
+                    changed = keys[(version - keys) % 7 == 0]
+                    log.append(changed, rows(version)[changed])
+                    if version % 3 == 0:
+                        log.compact(1)
+                    log.commit({"version": b"%d" % version})
+            except BaseException as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        try:
+            seen = set()
+            for turn in range(10):
+                path = root.with_name(f"copy{turn}")
+                store.copy(path)
+                with Store.open(path, KIND, verify="open") as copy, RowLog(copy, "t", 4000, reader, 50) as copied:
+                    assert copy.check() == []
+                    assert copy.generation == int(copy.get("version") or b"0") + 1
+                    assert np.array_equal(copied.read(keys)[0], rows(copy.generation - 1))
+                    assert copied.stats()["live_bytes"] == 50 * 4000
+                    seen.add(copy.generation)
+        finally:
+            over.set()
+            thread.join()
+        assert failures == []
+        assert len(seen) > 3
+        log.close()
+
+
 def test_damage_is_not_copied(root: Path) -> None:
     with Store.create(root, KIND) as store:
         commit(store, 1)
@@ -114,7 +166,7 @@ def test_damage_is_not_copied(root: Path) -> None:
         assert state(root.with_name("copy")) == state(root)
 
 
-@pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.CRASH])
+@pytest.mark.parametrize("fault", Fault)
 def test_a_fault_at_every_call(root: Path, fault: Fault) -> None:
     with Store.create(root, KIND) as store:
         commit(store, 2)  # without the long segment

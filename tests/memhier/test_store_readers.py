@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
@@ -109,6 +110,61 @@ def test_a_reader_beside_a_busy_writer(root: Path) -> None:
             seen.add(reader.generation)
     os.close(stopped)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("end", ["closes", "is killed"])
+def test_files_stay_until_readers_in_other_processes_have_gone(root: Path, end: str) -> None:
+    """Three readers, of a generation each; every one reads all of its own after the writer has gone on."""
+    names = {1: {"s.00000001.seg", "t.00000001.seg"}, 2: {"s.00000002.seg", "t.00000001.seg"}, 3: {"s.00000003.seg"}}
+    (opened, tell), readers = os.pipe(), []
+
+    def read(generation: int, go: int) -> None:
+        with Store.open(root, KIND) as store:
+            os.write(tell, b".")
+            for turn in os.read(go, 1):
+                assert turn == ord("r")
+                assert store.generation == generation
+                assert contents(store)[1]["s"] == b"%d" % generation * 5000
+                assert not [finding for finding in store.check() if not finding.harmless]
+            os.write(tell, b".")
+            os.read(go, 1)
+
+    with Store.create(root, KIND) as writer:
+        commit(writer, s=b"1" * 5000, t=b"t")
+        for generation in (1, 2, 3):
+            wait, go = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(go)
+                try:
+                    read(generation, wait)
+                except BaseException:
+                    os._exit(1)
+                os._exit(0)
+            os.close(wait)
+            readers.append((child, go))
+            assert os.read(opened, 1) == b"."
+            with writer.begin() as tx:
+                tx.segment("s").append(b"%d" % (generation + 1) * 5000)
+                if generation == 2:
+                    tx.drop("t")
+                tx.commit()
+        for generation in (1, 2, 3):
+            held = set().union(*(names[left] for left in range(generation, 4)))
+            assert set(os.listdir(root / "segments")) == held | {writer.segments()["s"].path.name}
+            child, go = readers[generation - 1]
+            os.write(go, b"r")
+            assert os.read(opened, 1) == b"."
+            if end == "is killed":
+                os.kill(child, signal.SIGKILL)
+            else:
+                os.write(go, b".")
+            os.close(go)
+            assert os.waitpid(child, 0)[1] in (0, signal.SIGKILL)
+            commit(writer)
+        assert os.listdir(root / "segments") == [writer.segments()["s"].path.name]
+    os.close(opened)
+    os.close(tell)
 
 
 def test_one_writer(root: Path) -> None:
