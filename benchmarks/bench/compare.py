@@ -40,8 +40,8 @@ class Change:
 def changes(old: list[Row], new: list[Row]) -> list[Change]:
     """Return every figure of search that both results hold.
 
-    Noise is the spread of single rounds around their median in either result, and at least a tenth. The clock is
-    never called worse: a neighbour would be blamed on the code.
+    A change is one of the medians by more than a tenth where no round of one result lies within the rounds of the
+    other. The clock is never called worse: a neighbour would be blamed on the code.
     """
     out = []
     for workload, size in search_sizes(new):
@@ -63,21 +63,19 @@ def _change(where: str, old: list[Row], new: list[Row], target: float, metric: s
         reached = pair[0] is None
         return Change(where, "reached", float(not reached), float(reached), "better" if reached else "worse")
     before, after = pair[0][0], pair[1][0]
-    noise = max(_LEAST_CHANGE, *(_spread(rounds, target, metric) for rounds in (old, new)))
     ratio = after / before if before else 1.0
-    if 1 / (1 + noise) <= ratio <= 1 + noise:
+    first, second = (_range(rounds, target, metric) for rounds in (old, new))
+    overlap = first[0] <= second[1] and second[0] <= first[1]
+    if overlap or 1 / (1 + _LEAST_CHANGE) <= ratio <= 1 + _LEAST_CHANGE:
         return Change(where, metric, before, after, "same")
     better = (ratio < 1) == METRICS[metric][1]
     return Change(where, metric, before, after, "same" if metric in _CLOCK else "better" if better else "worse")
 
 
-def _spread(rounds: list[Row], target: float, metric: str) -> float:
-    """Return the largest distance of a round from the median, as a share of it."""
-    middle = at_recall(curve(rounds), target, metric)
-    singles = [at_recall(curve([row]), target, metric) for row in rounds]
-    if middle is None or not middle[0]:
-        return 0.0
-    return max((abs(single[0] / middle[0] - 1) for single in singles if single is not None), default=0.0)
+def _range(rounds: list[Row], target: float, metric: str) -> tuple[float, float]:
+    """Return the least and the greatest figure of single rounds."""
+    singles = [found[0] for row in rounds if (found := at_recall(curve([row]), target, metric)) is not None]
+    return min(singles, default=float("-inf")), max(singles, default=float("inf"))
 
 
 def compare_rows(old: list[Row], new: list[Row]) -> tuple[Table, int]:

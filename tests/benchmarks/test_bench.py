@@ -1,0 +1,282 @@
+"""``memhier bench`` from workload files to report: resumes, reports what is missing, compares, and keeps to itself."""
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memhier.benchmarks.bench import command, runner
+from memhier.benchmarks.bench.compare import changes
+from memhier.benchmarks.bench.papers import papers_rows
+from memhier.benchmarks.bench.plot import Line, line_plot
+from memhier.benchmarks.bench.report import write_report
+from memhier.benchmarks.bench.results import Results, Row, read_rows
+from memhier.benchmarks.bench.summary import at_recall, curve, ratios, search_peers
+from memhier.benchmarks.bench.workload import FOLDER, PeerEntry, Workload, load_workload, load_workloads
+from memhier.benchmarks.peers import PEERS
+
+SMALL = {
+    "data": "mixed", "dimension": 8, "vectors": 700, "queries": 5, "rounds": 2, "k": 3, "dram_share": 0.5,
+    "timeout_s": 60,
+}  # fmt: skip
+FAISS = PeerEntry("faiss", "faiss_lists", efforts=({"nprobe": 1}, {"nprobe": 100}))
+
+
+def workload(*peers: PeerEntry, **changed: Any) -> Workload:
+    return Workload("small", "search", "A small one.", "search", {}, {}, SMALL | changed, peers)
+
+
+def run_small(tmp_path: Path, load: Workload) -> list[Row]:
+    results = Results(tmp_path / "results.jsonl")
+    plan = runner.Plan([load], "quick", tmp_path / "work", tmp_path / "environments")
+    runner.run(plan, results, lambda words: None)
+    return read_rows(tmp_path / "results.jsonl")
+
+
+@pytest.fixture(autouse=True)
+def no_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "profile_device", lambda folder: {"iops": 1})
+    monkeypatch.setattr("memhier.benchmarks.peers.process._IMPORTED", {"faiss-cpu": "faiss", "diskannpy": "no_such"})
+
+
+def test_a_run_measures_reports_what_is_missing_and_resumes(tmp_path: Path) -> None:
+    load = workload(FAISS, PeerEntry("broken", "faiss_lists", build={"lists_per_sqrt_n": "x"}),
+                    PeerEntry("missing", "diskann"))  # fmt: skip
+    rows = run_small(tmp_path, load)
+    kinds = {row["task"]: row["kind"] for row in rows if row["kind"] != "machine"}
+    assert kinds == {
+        "small/quick/faiss/build": "build",
+        "small/quick/broken/build": "failed",
+        "small/quick/missing/build": "failed",
+        "small/quick/faiss/search/0": "search",
+        "small/quick/faiss/search/1": "search",
+    }
+    why = {row["peer"]: row["why"] for row in rows if row["kind"] == "failed"}
+    assert "memhier bench install search" in why["missing"]
+    assert "faiss_lists: build ended with 1" in why["broken"]
+    points = curve(search_peers(rows, "small", "quick")["faiss"])
+    assert points[-1].recall == points[-1].recall_id == 1
+    lines = len((tmp_path / "results.jsonl").read_text().splitlines())
+    assert len(run_small(tmp_path, load)) == len(rows) + 1  # the machine of the second run
+    # Only the machine and the two failures are written again.
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == lines + 3
+
+
+def test_a_run_cut_short_goes_on(tmp_path: Path) -> None:
+    rows = run_small(tmp_path, workload(FAISS))
+    file = tmp_path / "results.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    assert "search/1" in lines[-1]
+    file.write_text("".join(lines[:-1]) + lines[-1][:50])
+    again = run_small(tmp_path, workload(FAISS))
+    assert {row["task"] for row in again} >= {row["task"] for row in rows}
+    assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_missing_data_are_skipped_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMHIER_DATA", str(tmp_path / "nowhere"))
+    rows = run_small(tmp_path, workload(FAISS, data="mnist"))
+    skipped = [row for row in rows if row["kind"] == "skipped"]
+    assert len(skipped) == 1
+    assert "nowhere" in skipped[0]["why"]
+    script = Workload("planner", "tiers", "", "script", {}, {}, {"module": "planner", "timeout_s": 60}, ())
+    rows = run_small(tmp_path, script)
+    assert [row["kind"] for row in rows if row.get("workload") == "planner"] == ["skipped"]
+
+
+def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
+    sizes = ["--ids", "300", "--slots", "50", "--universe", "1000", "--rounds", "2"]
+    parameters = {"module": "slot_map", "arguments": sizes, "timeout_s": 60}
+    row = run_small(tmp_path, Workload("slots", "tiers", "", "script", {}, {}, parameters, ()))[-1]
+    assert row["kind"] == "script"
+    assert "300 ids" in row["words"]
+    assert "results" in row["figures"]
+    assert str(tmp_path) not in row["command"]
+
+
+def test_every_workload_file_is_one() -> None:
+    loads = load_workloads()
+    assert {load.group for load in loads} >= {"search", "tiers"}
+    assert len({load.name for load in loads}) == len(loads)
+    for load in loads:
+        assert load.function in ("search", "script")
+        assert {peer.adapter for peer in load.peers} <= set(PEERS)
+        for size in ("quick", "full"):
+            parameters = load.at(size)
+            assert parameters["timeout_s"] > 0
+            if load.function == "script":
+                assert (FOLDER / f"{parameters['module']}.py").is_file()
+            else:
+                assert set(SMALL) - {"dimension", "vectors"} <= set(parameters)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name = 3 4", "workload.toml"),
+        ("name = 'x'", "no 'about'|no 'function'|no 'group'|no 'quick'|no 'full'"),
+        ("{whole}\nsurprise = 1", "surprise"),
+        ("{whole}\n[[peers]]\nname='a'\nadapter='b'\n[[peers]]\nname='a'\nadapter='c'", "two peers"),
+        ("{whole}\n[[peers]]\nname='a'\nadapter='b'\nspeed=1", "peer a: .*speed"),
+    ],
+)
+def test_a_bad_workload_file_is_named(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "workload.toml"
+    whole = "name='x'\ngroup='search'\nabout=''\nfunction='search'\nquick={}\nfull={}"
+    path.write_text(text.replace("{whole}", whole))
+    with pytest.raises(ValueError, match=words):
+        load_workload(path)
+
+
+def search_row(peer: str, turn: int, points: list[tuple[float, float]], **fixed: float) -> Row:
+    """Return a row with a point for each recall and CPU milliseconds."""
+    made = [
+        {"effort": {"e": n}, "recall": recall, "recall_id": recall, "cpu_ms": cpu, "mean_ms": cpu, "p50_ms": cpu,
+         "p99_ms": cpu, "pages": 10 * cpu, "private_bytes": 0, "cached_bytes": 0} | fixed
+        for n, (recall, cpu) in enumerate(points)
+    ]  # fmt: skip
+    return {"task": f"w/quick/{peer}/search/{turn}", "kind": "search", "workload": "w", "size": "quick", "peer": peer,
+            "round": turn, "rows": made, "held_bytes": 0, "io": "direct"}  # fmt: skip
+
+
+def test_figures_at_a_recall() -> None:
+    points = curve([search_row("p", 0, [(0.9, 1.0), (0.96, 2.0), (0.98, 5.0), (0.97, 9.0)])])
+    assert at_recall(points, 0.93, "cpu_ms") == (pytest.approx(1.5), "interpolated between 0.900 and 0.960")
+    assert at_recall(points, 0.96, "cpu_ms") == (2.0, "measured at 0.960")
+    # An effort that costs more and finds less is no neighbour.
+    assert at_recall(points, 0.97, "cpu_ms") == (pytest.approx(3.5), "interpolated between 0.960 and 0.980")
+    assert at_recall(points, 0.5, "cpu_ms") == (1.0, "measured at 0.900")
+    assert at_recall(points, 0.981, "cpu_ms") is None
+    rate = at_recall(points, 0.96, "qps_core")
+    assert rate is not None
+    assert rate[0] == pytest.approx(500)
+
+
+@given(st.lists(st.tuples(st.floats(0.5, 1), st.floats(0.01, 100)), min_size=1, max_size=8), st.floats(0.5, 1))
+def test_a_figure_at_a_recall_is_never_better_than_the_best_effort_below(
+    points: list[tuple[float, float]], target: float
+) -> None:
+    found = at_recall(curve([search_row("p", 0, points)]), target, "cpu_ms")
+    reaching = [cpu for recall, cpu in points if recall >= target]
+    assert (found is None) == (not reaching)
+    if found is not None:
+        assert min(cpu for _, cpu in points) * (1 - 1e-9) <= found[0] <= min(reaching) * (1 + 1e-9)
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    ours = [search_row("a", n, [(0.9, cpu), (0.99, cpu)]) for n, cpu in enumerate((1.0, 2.0))]
+    theirs = [search_row("b", n, [(0.9, cpu), (0.99, cpu)]) for n, cpu in enumerate((4.0, 4.0))]
+    assert ratios(ours, theirs, 0.95, "cpu_ms") == [4, 2]
+    assert ratios(ours, theirs, 0.95, "qps_core") == pytest.approx([4, 2])
+    assert ratios(ours, theirs, 0.999, "cpu_ms") == []
+
+
+@pytest.mark.parametrize(
+    ("new", "verdicts"),
+    [
+        ([1.0, 1.05], {"same"}),
+        ([1.5, 1.5], {"worse", "same"}),
+        ([0.5, 0.5], {"better", "same"}),
+        ([1.0, 3.0], {"same"}),  # the new rounds differ among themselves by more than they do from the old
+    ],
+)
+def test_changes_within_noise_are_none(new: list[float], verdicts: set[str]) -> None:
+    old_rows = [search_row("p", n, [(0.9, 1.0), (0.995, 1.0)]) for n in range(2)]
+    new_rows = [search_row("p", n, [(0.9, cpu), (0.995, cpu)]) for n, cpu in enumerate(new)]
+    found = changes(old_rows, new_rows)
+    assert {change.verdict for change in found} == verdicts
+    assert all(change.verdict == "same" for change in found if change.metric in ("p50_ms", "p99_ms", "qps_wall"))
+
+
+def test_a_recall_no_longer_reached_is_worse() -> None:
+    old, new = search_row("p", 0, [(0.9, 1.0), (0.995, 1.0)]), search_row("p", 0, [(0.9, 1.0), (0.96, 1.0)])
+    assert [(c.metric, c.verdict) for c in changes([old], [new]) if "0.99" in c.where] == [("reached", "worse")]
+    assert [(c.metric, c.verdict) for c in changes([new], [old]) if "0.99" in c.where] == [("reached", "better")]
+
+
+class _Checked(HTMLParser):
+    """Holds every tag to its end, and every address to this file."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: dict[str, int] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+        assert tag != "script"
+        for name, value in attrs:
+            assert name not in ("src", "href") or value == "data:,", value
+        if tag not in ("meta", "link", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen[tag] = self.seen.get(tag, 0) + 1
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_report_is_one_whole_file(tmp_path: Path) -> None:
+    rows = run_small(tmp_path, workload(FAISS, PeerEntry("<i>missing", "diskann")))
+    text = write_report(rows, "today", rows)
+    page = _Checked()
+    page.feed(text)
+    assert page.open == []
+    assert page.seen["svg"] == 4
+    assert page.seen["circle"] >= 6  # two efforts; without reads, where the kernel counts none, one plot is empty
+    assert "&lt;i&gt;missing" in text
+    assert "<i>missing" not in text
+    assert "None beyond noise" in text
+    assert str(tmp_path) not in text
+
+
+def test_plots_stand_in_their_frame() -> None:
+    svg = line_plot([Line("a&b", [(1.0, 5000.0, "x<y"), (0.2, 0.001, ""), (0.9, 0.0, "left out")])], "recall", "figure")
+    assert "a&amp;b" in svg
+    assert svg.count("<circle") == 2
+    assert "x&lt;y" in svg
+    assert "No points" in line_plot([Line("a", [(0.9, 0.0, "")])], "recall", "figure")
+
+
+def test_results_keep_the_latest_row_of_a_task(tmp_path: Path) -> None:
+    results = Results(tmp_path / "r.jsonl")
+    results.add("a", kind="failed", why="x")
+    assert not results.is_done("a")
+    results.add("a", kind="build")
+    assert Results(tmp_path / "r.jsonl").is_done("a")
+    assert read_rows(tmp_path / "r.jsonl") == [{"task": "a", "kind": "build"}]
+    (tmp_path / "r.jsonl").write_text('half\n{"task": "a", "kind": "build"}\n')
+    with pytest.raises(ValueError, match="line 1"):
+        read_rows(tmp_path / "r.jsonl")
+
+
+def test_the_papers_wait_for_their_systems() -> None:
+    assert {cells[2] for cells in papers_rows([])} == {"not yet"}
+    rows = [search_row(peer, 0, [(0.9, cpu), (0.99, cpu)]) for peer, cpu in (("memhier", 1.0), ("diskann", 4.0))]
+    assert "4.0 times diskann" in papers_rows(rows)[0][2]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    invoke = CliRunner().invoke
+    listed = invoke(command.bench, ["list", "--envs", str(tmp_path)], catch_exceptions=False)
+    assert listed.exit_code == 0
+    assert "tiers-planner" in listed.output
+    assert "there is no workload 'x'" in invoke(command.bench, ["run", "x"]).output
+    assert "no workload is of this group" in invoke(command.bench, ["run", "--group", "x"]).output
+    assert "--peer x" in invoke(command.bench, ["run", "--peer", "x"]).output
+    old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
+    for path, cpu in ((old, 1.0), (new, 2.0)):
+        path.write_text(json.dumps(search_row("p", 0, [(0.9, cpu), (0.995, cpu)])) + "\n")
+    assert invoke(command.bench, ["compare", str(old), str(old)]).exit_code == 0
+    assert invoke(command.bench, ["compare", str(old), str(new)]).exit_code == 1
+    out = tmp_path / "report.html"
+    made = invoke(command.bench, ["report", str(new), "--out", str(out), "--compare", str(old)], catch_exceptions=False)
+    assert made.exit_code == 0
+    assert "worse" in out.read_text()
+    assert "not yet" in invoke(command.bench, ["papers"]).output
