@@ -104,6 +104,17 @@ def test_a_failed_batch_that_is_not_asked_for_again_counts_as_accessed(
     assert tier.stats()["accesses"] == accesses + 2 + 1 + 2
 
 
+def test_the_same_batch_after_one_that_succeeded_counts_again(tier: Tiered) -> None:
+    accesses = tier.stats()["accesses"]
+    tier.scatter([10, 11], numbered([10, 11]))  # brings both in
+    tier.gather([10, 11])
+    for _ in range(2):
+        tier.prefetch([12, 13])
+    tier.pin([20, 21])
+    tier.gather([20, 21])
+    assert tier.stats()["accesses"] == accesses + 6 * 2
+
+
 def test_what_failed_late_leaves_later_tickets_alone(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot was read, freed and promised to another row, before the rest of the first ticket's rows failed."""
     monkeypatch.setattr(tier._loader, "_encoded", tier._loader._encoded[:1])  # reads go row by row
