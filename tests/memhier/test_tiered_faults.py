@@ -13,10 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from memhier._row_loader import LOADING
-from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
+from memhier.errors import BudgetError, ClosedError, CorruptionError
 from memhier.policies import LRU, Belady
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.tiered import Tiered
 
 DIM = 1024
 
@@ -211,14 +210,6 @@ def test_a_callback_into_the_tier_is_told_and_does_not_hang(tmp_path: Path) -> N
             tier.gather([1])
 
 
-def test_a_store_open_for_reading_is_refused(tmp_path: Path) -> None:
-    with Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4)) as tier:
-        fill(tier, range(4))
-    with Store.open(tmp_path / "s", KIND) as store, pytest.raises(OSError, match="open for reading") as caught:
-        Tiered(store, "t", np.float32, DIM, rows=50, policy=LRU(4))
-    assert (caught.value.errno, caught.value.filename) == (errno.EROFS, str(tmp_path / "s"))
-
-
 def test_a_closed_tier_holds_nothing(tmp_path: Path) -> None:
     tier = Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4))
     ticket = tier.prefetch([1])
@@ -328,74 +319,3 @@ def test_counts_do_not_depend_on_how_fast_the_ssd_is(
     assert seen[0] == seen[1]
     assert seen[0][1][4] > 0
     assert seen[0][1][7] > 0
-
-
-def scatter_each(tier: Tiered, taken: list[int]) -> None:
-    """Write a row after the other, noting which were taken."""
-    for key in range(3000):
-        tier.scatter([key], numbered([key]))
-        taken.append(key)
-
-
-def test_tiers_of_one_store_write_by_turns(tmp_path: Path) -> None:
-    with (
-        Store.create(tmp_path / "s", KIND) as store,
-        Tiered(store, "a", np.float32, DIM, rows=3000, dram="9MiB", policy=LRU(2)) as first,
-        Tiered(store, "b", np.float32, DIM, rows=3000, dram="9MiB", policy=LRU(2)) as second,
-    ):
-        first.scatter([1], numbered([1]))
-        first.flush()
-        taken: list[int] = []
-        with pytest.raises(LockedError, match="could not be written yet"):  # when the queue is full
-            scatter_each(second, taken)
-        for call in (second.flush, second.checkpoint, second.flush):
-            with pytest.raises(LockedError):
-                call()
-        first.checkpoint()
-        first.scatter([2], numbered([2]))
-        second.checkpoint()
-        for key in taken:
-            assert second.gather([key])[0, 0] == key
-        second.scatter([0], numbered([-5]))
-        second.flush()
-        with pytest.raises(LockedError):
-            first.checkpoint()
-        second.checkpoint()
-        first.checkpoint()
-        assert first.gather([1, 2])[:, 0].tolist() == [1, 2]
-        assert second.gather([0])[0, 0] == -5
-
-
-def test_a_checkpoint_while_another_changes_the_store_can_be_repeated(tmp_path: Path) -> None:
-    with (
-        Store.create(tmp_path / "s", KIND) as store,
-        Tiered(store, "a", np.float32, DIM, rows=30, policy=LRU(2)) as tier,
-    ):
-        with store.begin(), pytest.raises(LockedError):
-            tier.checkpoint()
-        tier.scatter([1], numbered([1]))
-        assert tier.checkpoint() == 1
-
-
-@pytest.mark.parametrize(("dtype", "shape", "codec"), [("<i4", 4, "none"), ("<f4", (2, 2), "none"), ("<f4", 8, "fp16")])
-def test_rows_are_not_taken_for_others_of_the_same_width(tmp_path: Path, dtype: str, shape: Any, codec: str) -> None:
-    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(2)) as tier:
-        tier.scatter([1], numbered([1], 4))
-        with pytest.raises(ValueError, match="'tiered/t' is the tier's own"):
-            tier.checkpoint({"tiered/t": b""})
-        tier.checkpoint()
-    with pytest.raises(FormatError, match=r"'tiered/t' says .*'<f4'.*\(4,\).*'none'.*expected") as caught:
-        Tiered(tmp_path / "s", "t", dtype, shape, rows=30, policy=LRU(2), codec=codec)
-    assert dtype in str(caught.value)
-    assert codec in str(caught.value)
-    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(2)) as tier:
-        assert tier.gather([1]).tolist() == [[1] * 4]
-
-
-def test_an_unreadable_description_is_told(tmp_path: Path) -> None:
-    with Store.create(tmp_path / "s", KIND) as store:
-        with store.begin() as tx:
-            tx.put("tiered/t", b"\xff{")
-            tx.commit()
-        with pytest.raises(FormatError, match="describes no rows"):
-            Tiered(store, "t", np.float32, 4, rows=30, policy=LRU(2))
