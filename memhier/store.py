@@ -7,7 +7,6 @@ catalog does not name does not exist, so there is nothing to repair after a cras
 
 import errno
 import os
-from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -19,7 +18,8 @@ from memhier._catalog import Catalog, Snapshot
 from memhier._check import Finding, check_store
 from memhier._contents import Contents, check_kind
 from memhier._copy import copy_contents
-from memhier._segments import SegmentInfo, SegmentWriter, read_pages
+from memhier._segment_files import Pins, check_length, read_checked, remove_unnamed
+from memhier._segments import SegmentInfo, SegmentWriter
 from memhier._store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier._transaction import Transaction
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
@@ -63,7 +63,7 @@ class Store:
         self._writer_pid = os.getpid() if lock is not None else None
         self._catalog = Catalog(files, str(path))
         self._contents = Contents(kind)
-        self._pins: list[File] = []
+        self._pins = Pins(files)
         self._transaction: Transaction | None = None
         self._failure: BaseException | None = None
         self._closed = False
@@ -227,7 +227,7 @@ class Store:
         """
         info = self._info(name)
         contents = np.empty(info.length, np.uint8)
-        self._read_checked(info, contents)
+        read_checked(self._files, info, contents)
         return contents[: info.payload]
 
     def begin(self) -> Transaction:
@@ -298,8 +298,7 @@ class Store:
         if self._transaction is not None:
             self._transaction.abort()
         self._closed = True
-        for pin in self._pins:
-            pin.close()
+        self._pins.release()
         if self._lock is not None:
             self._lock.close()
 
@@ -351,48 +350,18 @@ class Store:
             snapshot = self._catalog.read()
             self._load(snapshot)
             try:
-                for info in self._contents.segments.values():
-                    self._pin(info)
-                return
+                return self._pins.hold(self._contents.segments.values())
             except FileNotFoundError as error:
-                for pin in self._pins:
-                    pin.close()
-                self._pins.clear()
                 if self._catalog.published() == snapshot.transaction or self._files.clock() > deadline:
                     raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None
-
-    def _pin(self, info: SegmentInfo) -> None:
-        """Hold a shared lock: a writer removes a segment's file only while nobody does."""
-        path = str(info.path)
-        pin = self._files.open(path, "r")
-        self._pins.append(pin)
-        # Without the lock, or without the name, a writer is just removing it: it belongs to an older generation.
-        if not pin.lock(exclusive=False) or not self._files.exists(path):
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
 
     def _check_files(self) -> None:
         """Compare the segments' files with the catalog, as far as `verify` asks."""
         for info in self._contents.segments.values():
             if self._verify == "open":
-                self._read_checked(info, None)
-                continue
-            with self._open_segment(info) as file:
-                if file.size() < info.length:
-                    raise CorruptionError(f"{info.path}: {file.size()} bytes, but {info.length} were committed")
-
-    def _read_checked(self, info: SegmentInfo, out: NDArray[np.uint8] | None) -> None:
-        with self._open_segment(info) as file:
-            damaged = read_pages(file, info, out)
-        if damaged:
-            raise CorruptionError(
-                f"{info.path}: page {damaged[0]} does not match its checksum ({len(damaged)} such pages in all)"
-            )
-
-    def _open_segment(self, info: SegmentInfo) -> File:
-        try:
-            return self._files.open(str(info.path), "r")
-        except FileNotFoundError:
-            raise CorruptionError(f"{info.path}: missing, but the catalog names it") from None
+                read_checked(self._files, info, None)
+            else:
+                check_length(self._files, info)
 
     def _commit(self, values: dict[str, bytes | None], written: list[SegmentInfo], dropped: set[str]) -> None:
         """Make one transaction of the catalog, with every segment durable already."""
@@ -417,16 +386,5 @@ class Store:
         self._transaction = None
 
     def _remove_leftovers(self) -> None:
-        """Remove the segment files that the catalog does not name, but for those that a reader holds.
-
-        Whatever goes wrong here leaves a file behind and nothing else, so it is left to the next writer.
-        """
-        directory = self._path / "segments"
         named = {info.path.name for info in self._contents.segments.values()}
-        with suppress(OSError):
-            for name in self._files.list(str(directory)):
-                path = str(directory / name)
-                if name.endswith(".seg") and name not in named:
-                    with suppress(OSError), self._files.open(path, "r") as file:
-                        if file.lock(exclusive=True):
-                            self._files.remove(path)
+        remove_unnamed(self._files, str(self._path / "segments"), named)
