@@ -150,7 +150,7 @@ class _Competitor:
             "action": "search",
             "queries": str(queries),
             "k": self._parameters["k"],
-            "efforts": list(self.entry.efforts or self._peer.efforts),
+            "efforts": list(self.entry.efforts or self._peer.efforts)[:: self._parameters["sweep_step"]],
             "cap_memory": self._peer.io != "none",
             "ids": str(ids),
         }

@@ -36,7 +36,7 @@ class Peer(SearchPeer):
     efforts = tuple(
         {"complexity": complexity, "beam_width": beam}
         for beam in (1, 4)
-        for complexity in (10, 15, 20, 30, 40, 60, 80, 120, 200, 300, 500)
+        for complexity in (10, 15, 20, 30, 40, 60, 100, 200, 400)
     )
 
     def load(self) -> None:

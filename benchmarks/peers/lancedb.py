@@ -30,11 +30,7 @@ class Peer(SearchPeer):
         "product quantisation takes most of the build: k-means over 256 samples a centroid",
     )
     build_parameters: ClassVar[dict[str, Any]] = {"index": "IVF_PQ", "code_bytes": 32, "rows_per_list": 4096}
-    efforts = tuple(
-        {"nprobes": nprobes, "refine_factor": factor}
-        for factor in (4, 10, 25)
-        for nprobes in (2, 4, 8, 16, 32, 64, 128)
-    )
+    efforts = tuple({"nprobes": nprobes, "refine_factor": factor} for factor in (4, 10, 25) for nprobes in (4, 16, 64))
 
     def load(self) -> None:
         """Import lancedb; its threads are set by the environment."""

@@ -20,9 +20,7 @@ class Peer(SearchPeer):
     batch = True
     traps = ("MEMHIER_IO forces an engine: the one in use stands in stats()",)
     efforts = tuple(
-        {"nprobe": nprobe, "candidates": candidates}
-        for candidates in (20, 40, 80, 160)
-        for nprobe in (4, 8, 16, 32, 64, 128, 256)
+        {"nprobe": nprobe, "candidates": candidates} for candidates in (20, 40, 80, 160) for nprobe in (4, 16, 64, 256)
     )
 
     def load(self) -> None:

@@ -22,6 +22,7 @@ from memhier.benchmarks.peers import PEERS
 
 SMALL = {
     "data": "mixed", "dimension": 8, "vectors": 700, "queries": 5, "rounds": 2, "k": 3, "dram_share": 0.5,
+    "sweep_step": 1,
     "timeout_s": 60,
 }  # fmt: skip
 FAISS = PeerEntry("faiss", "faiss_lists", efforts=({"nprobe": 1}, {"nprobe": 100}))
