@@ -32,6 +32,7 @@ POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo"
 SHARES = (0.001, 0.01, 0.1)
 CURVE_POINTS = 24
 SLOTS, ACCESSES, ROUNDS = 1_000_000, 400_000, 9
+_WIDTH = 130
 
 
 def compare(path: Path, check: bool) -> list[dict[str, Any]]:
@@ -115,6 +116,8 @@ def main(check: bool, json_path: str | None) -> None:
     if not paths:
         raise click.ClickException(f"no traces at {folder}: put them there, or set MEMHIER_DATA")
     console = Console()
+    if console.width < _WIDTH:  # better broken lines than numbers cut short
+        console = Console(width=_WIDTH)
     rows = [row for path in tqdm(paths, desc="misses") for row in compare(path, check)]
     table = Table("trace", "accesses", "rows", "capacity", *POLICIES, "Belady / best other")
     for row in rows:
