@@ -30,9 +30,10 @@ class Results:
             # A run that was killed may have left half a line: what follows it has to start on its own.
             _end_last_line(path)
 
-    def is_done(self, task: str) -> bool:
-        """Return whether a task has an outcome that need not be tried again."""
-        return task in self._rows and self._rows[task]["kind"] not in ("failed", "skipped")
+    def is_done(self, task: str, settings: str = "") -> bool:
+        """Return whether a task has an outcome, by the same settings, that need not be tried again."""
+        row = self._rows.get(task)
+        return row is not None and row["kind"] not in ("failed", "skipped") and row.get("settings", "") == settings
 
     def add(self, task: str, **row: Any) -> None:
         """Append the outcome of a task."""

@@ -131,26 +131,28 @@ class _Competitor:
         except PeerError as error:
             results.add(task, kind="failed", stage="build", why=str(error), **self._about)
             return False
-        if not results.is_done(task):
+        if not results.is_done(task, self._folder.name):
             built = json.loads(figures.read_text())
             sizes = {"vectors": self._data.count, "raw_bytes": self._data.raw_bytes, "dram_bytes": self._dram}
             settings = {"parameters": self._build, "version": version, "dtype": self._data.dtype}
-            results.add(task, kind="build", **self._about, **settings, **sizes, **built)
+            results.add(task, kind="build", settings=self._folder.name, **self._about, **settings, **sizes, **built)
         return True
 
     def search(self, results: Results, turn: int) -> None:
         """Sweep the efforts once in a fresh process, unless that was done."""
         task = f"{self._task}/search/{turn}"
-        if results.is_done(task):
-            return
         count = min(self._parameters["queries"], _TRUTH_QUERIES)
+        efforts = list(self.entry.efforts or self._peer.efforts)[:: self._parameters["sweep_step"]]
+        settings = json.dumps([self._folder.name, count, self._parameters["k"], self.entry.open, efforts])
+        if results.is_done(task, settings):
+            return
         queries, ids = self._folder.with_suffix(".queries.npy"), self._folder.with_suffix(".ids.npz")
         np.save(queries, np.load(self._data.queries)[:count])
         job = {
             "action": "search",
             "queries": str(queries),
             "k": self._parameters["k"],
-            "efforts": list(self.entry.efforts or self._peer.efforts)[:: self._parameters["sweep_step"]],
+            "efforts": efforts,
             "cap_memory": self._peer.io != "none",
             "ids": str(ids),
         }
@@ -162,7 +164,7 @@ class _Competitor:
         answers = np.load(ids)
         for number, row in enumerate(found["rows"]):
             row |= self._data.recalls(answers[str(number)])
-        results.add(task, kind="search", round=turn, dram_bytes=self._dram, **self._about, **found)
+        results.add(task, kind="search", settings=settings, round=turn, dram_bytes=self._dram, **self._about, **found)
 
     def _job(self, parameters: dict[str, Any]) -> dict[str, Any]:
         return {

@@ -1,5 +1,6 @@
 """What rows of results say: medians over the rounds, figures at a given recall, and ratios pair by pair."""
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,9 +52,13 @@ def search_peers(rows: list[Row], workload: str, size: str) -> dict[str, list[Ro
 
 
 def curve(rounds: list[Row]) -> list[Point]:
-    """Return a point for each effort that all rounds hold, by rising recall."""
+    """Return a point for each effort, by rising recall, from all rounds that hold it."""
     points = []
-    for efforts in zip(*(row["rows"] for row in rounds), strict=False):
+    same: dict[str, list[Row]] = {}
+    for row in rounds:
+        for point in row["rows"]:
+            same.setdefault(json.dumps(point["effort"]), []).append(point)
+    for efforts in same.values():
         figures = {}
         for name in METRICS:
             values = [_figure(row, name) for row in efforts]

@@ -19,15 +19,16 @@ _MISSING = ("no data set", "no traces at", "is not installed")
 def run_script(workload: Workload, size: Size, work: Path, results: Results) -> None:
     """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done."""
     task = f"{workload.name}/{size}"
-    if results.is_done(task):
-        return
     parameters = workload.at(size)
+    arguments = [*map(str, parameters.get("arguments", ()))]
+    if results.is_done(task, " ".join(arguments)):
+        return
     about = {"workload": workload.name, "size": size}
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         out = Path(scratch) / "out.json"
         options = ["--dir", scratch] if parameters.get("on_device") else []
         command = [sys.executable, "-m", f"memhier.benchmarks.workloads.{parameters['module']}", *options]
-        command += [*map(str, parameters.get("arguments", ())), "--json", str(out)]
+        command += [*arguments, "--json", str(out)]
         started = time.perf_counter()
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=parameters["timeout_s"])
@@ -43,7 +44,6 @@ def run_script(workload: Workload, size: Size, work: Path, results: Results) -> 
             results.add(task, kind=kind, stage="run", why=why, **about)
             return
         figures = json.loads(out.read_text())
-        shown = [" ".join(command[1:3]), *map(str, parameters.get("arguments", ()))]
-        results.add(
-            task, kind="script", figures=figures, words=done.stdout, wall_s=seconds, command=" ".join(shown), **about
-        )
+        shown = " ".join(["python", *command[1:3], *arguments])
+        outcome = {"figures": figures, "words": done.stdout, "wall_s": seconds, "command": shown}
+        results.add(task, kind="script", settings=" ".join(arguments), **outcome, **about)

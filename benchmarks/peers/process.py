@@ -55,7 +55,10 @@ def install_peer(peer: SearchPeer, environments: Path) -> Path:
     place = environments / peer.package
     python = place / "bin" / "python"
     if not python.exists():
-        venv.create(place, with_pip=True)
+        try:
+            venv.create(place, with_pip=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise PeerError(f"no environment at {place}: {error}") from error
     command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "numpy", *peer.install]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -1,6 +1,7 @@
 """``memhier bench`` from workload files to report: resumes, reports what is missing, compares, and keeps to itself."""
 
 import json
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,9 @@ def test_a_run_measures_reports_what_is_missing_and_resumes(tmp_path: Path) -> N
     assert len(run_small(tmp_path, load)) == len(rows) + 1  # the machine of the second run
     # Only the machine and the two failures are written again.
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == lines + 3
+    changed = run_small(tmp_path, workload(replace(FAISS, efforts=({"nprobe": 2},))))
+    points = curve(search_peers(changed, "small", "quick")["faiss"])
+    assert [point.effort for point in points] == [{"nprobe": 2}]
 
 
 def test_a_run_cut_short_goes_on(tmp_path: Path) -> None:
