@@ -7,17 +7,22 @@ a checkpoint and the same loop alone take turns, so that a drift of the machine 
 - full: every block is saved;
 - incremental: only what a number of steps changed.
 
+The same steps beside another process that saves as much, with nothing shared but the machine, tell what of it is the
+machine's: processors, memory and device.
+
 Rates stand beside a plain copy of the same bytes to a file by direct writes of 1 MiB and ``fdatasync``, in the same
 round. The loop's cost is given twice: wall time of its steps, and processor time that the saving thread took.
 """
 
 import json
 import mmap
+import multiprocessing
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +44,7 @@ __all__ = ["main", "measure"]
 ROW_BYTES = 256
 BATCH = 4096
 WRITE_BYTES = 2**20
+ELSEWHERE_STEPS = 100
 
 
 def measure(folder: Path, size: int, rounds: int, share: float, passes: int, spare: str, seed: int) -> dict[str, Any]:
@@ -59,6 +65,10 @@ def measure(folder: Path, size: int, rounds: int, share: float, passes: int, spa
                 with writer.changing(part):
                     table[part] += 1
                 result |= {f"{kind}_{name}": value for name, value in _beside(writer, table, part, rng, passes).items()}
+            with _saving_elsewhere(folder / f"elsewhere{turn}", size):
+                steps = _steps(writer, table, np.arange(len(table)), rng, passes, None, ELSEWHERE_STEPS)
+            result["full_step_elsewhere_us"] = float(np.mean(steps)) * 1e6
+            writer.write()
             results.append(result)
         assert np.array_equal(read_checkpoint(store, "table", reader).view(np.float32), table)
         memory = writer.memory_bytes
@@ -120,6 +130,37 @@ def _steps(
     return took
 
 
+@contextmanager
+def _saving_elsewhere(folder: Path, size: int) -> Iterator[None]:
+    """Have another process save full images, one after the other, until the end of the context."""
+    spawning = multiprocessing.get_context("spawn")  # a fork would share the table's pages, and each step copy some
+    saving, over = spawning.Event(), spawning.Event()
+    process = spawning.Process(target=_save_until, args=(str(folder), size, saving, over))
+    process.start()
+    try:
+        if not saving.wait(120):
+            raise RuntimeError(f"the other process did not begin to save; it ended with {process.exitcode}")
+        yield
+    finally:
+        over.set()
+        process.join()
+
+
+def _save_until(folder: str, size: int, saving: Any, over: Any) -> None:
+    table = np.zeros((size // ROW_BYTES, ROW_BYTES // 4), np.float32)
+    with (
+        Reader() as reader,
+        Store.create(folder, kind="checkpoint-benchmark") as store,
+        CheckpointWriter(store, "table", table, reader) as writer,
+    ):
+        while not over.is_set():
+            with writer.changing(np.arange(len(table))):
+                table += 1
+            image = writer.start()
+            saving.set()
+            image.result()
+
+
 def _plain_write(path: Path, table: NDArray[np.float32]) -> float:
     """Return megabytes a second of a direct copy to a new file, which is removed."""
     source = table.reshape(-1).view(np.uint8)
@@ -151,12 +192,14 @@ def show(result: dict[str, Any]) -> Table:
         "beside_mb_s": ("beside the loop, MB/s", 1),
         "step_alone_us": ("a step without it, us", 1),
         "step_beside_us": ("a step beside it, us", 1),
+        "step_elsewhere_us": ("a step beside another process that saves, us", 1),
         "step_beside_max_us": ("longest step beside it, us", 1),
         "slower_by": ("steps slower by, %", 100),
         "cpu_ms_per_100mb": ("processor time of saving 100 MB, ms", 1),
     }
     for field, (name, scale) in names.items():
-        table.add_row(name, *(f"{median(f'{kind}_{field}') * scale:,.1f}" for kind in ("full", "incremental")))
+        cells = [f"{kind}_{field}" for kind in ("full", "incremental")]
+        table.add_row(name, *(f"{median(cell) * scale:,.1f}" if cell in rounds[0] else "" for cell in cells))
     table.add_row("plain direct writes and fdatasync, MB/s", f"{median('plain_mb_s'):,.1f}", "")
     return table
 
