@@ -7,7 +7,7 @@ from html import escape
 __all__ = ["Line", "line_plot"]
 
 _WIDTH, _HEIGHT = 640, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 16, 14, 46
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 116, 14, 46
 _COLOURS = ("#0b6e4f", "#c1121f", "#1d4ed8", "#b45309", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569")
 
 
@@ -19,10 +19,11 @@ class Line:
     points: list[tuple[float, float, str]]
 
 
-def line_plot(lines: list[Line], x_title: str, y_title: str) -> str:
+def line_plot(lines: list[Line], x_title: str, y_title: str, *, less_is_better: bool) -> str:
     """Return an SVG of recall (0 to 1) on an axis that opens up towards 1, against a logarithmic figure.
 
-    Points without a positive y cannot be drawn on it and are left out.
+    A line joins the points that no other of its competitor outdoes; the rest stand alone. Points without a positive y
+    cannot be drawn and are left out.
     """
     drawn = [(line.name, [p for p in line.points if p[1] > 0]) for line in lines]
     values = [y for _, points in drawn for _, y, _ in points]
@@ -33,20 +34,29 @@ def line_plot(lines: list[Line], x_title: str, y_title: str) -> str:
     parts = [_axes(low, high, x_title, y_title)]
     for number, (name, points) in enumerate(drawn):
         colour = _COLOURS[number % len(_COLOURS)]
-        places = [(_x(x), _y(y, low, high), words) for x, y, words in points]
-        if places:
-            path = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in places)
-            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        for x, y, words in places:
+        best = _best(points, less_is_better)
+        path = " ".join(f"{_x(x):.1f},{_y(y, low, high):.1f}" for x, y, _ in best)
+        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
+        for x, y, words in [(_x(x), _y(y, low, high), words) for x, y, words in points]:
             title = escape(f"{name}: {words}")
             parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{title}</title></circle>')
         top = _TOP + 14 + 15 * number
-        parts.append(f'<text x="{_LEFT + 10}" y="{top}" fill="{colour}" font-size="12">{escape(name)}</text>')
+        parts.append(f'<text x="{_WIDTH - _RIGHT + 8}" y="{top}" fill="{colour}" font-size="12">{escape(name)}</text>')
     label = escape(f"{y_title} against {x_title}")
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" '
         f'font-family="sans-serif">{"".join(parts)}</svg>'
     )
+
+
+def _best(points: list[tuple[float, float, str]], less_is_better: bool) -> list[tuple[float, float, str]]:
+    """Return the points that none with at least their recall betters, by rising recall."""
+    sign = 1 if less_is_better else -1
+    kept: list[tuple[float, float, str]] = []
+    for point in sorted(points, key=lambda point: (-point[0], sign * point[1])):
+        if not kept or sign * point[1] < sign * kept[-1][1]:
+            kept.append(point)
+    return kept[::-1]
 
 
 # Misses on a logarithmic scale from 50 % to 0.05 %: recall of 0.95 and 0.99 are as far apart as 0.75 and 0.95.

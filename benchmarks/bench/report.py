@@ -96,7 +96,7 @@ def _search(rows: list[Row], workload: str, size: str) -> str:
             ])
             for peer, points in curves.items()
         ]  # fmt: skip
-        plots.append(line_plot(lines, "recall@10", METRICS[metric][0]))
+        plots.append(line_plot(lines, "recall@10", METRICS[metric][0], less_is_better=METRICS[metric][1]))
     parts = [f"<h3>{escape(workload)} ({size})</h3>", f'<div class="plots">{"".join(plots)}</div>']
     titles = ("peer", *(label for label, _ in METRICS.values()))
     for target in TARGETS:

@@ -19,9 +19,7 @@ class Peer(SearchPeer):
     dtypes = ("float32", "float16", "int8", "uint8")
     batch = True
     traps = ("MEMHIER_IO forces an engine: the one in use stands in stats()",)
-    efforts = tuple(
-        {"nprobe": nprobe, "candidates": candidates} for candidates in (20, 40, 80, 160) for nprobe in (4, 16, 64, 256)
-    )
+    efforts = tuple({"recall": recall} for recall in (0.8, 0.9, 0.93, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999))
 
     def load(self) -> None:
         """Import memhier.ann, and keep faiss to one thread."""

@@ -20,7 +20,7 @@ _ONE_THREAD = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS",
     "LANCE_CPU_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
-_TAIL = 600
+_TAIL = 400
 # What the peer's own name is where it is imported, if that is not the name of its distribution.
 _IMPORTED = {"faiss-cpu": "faiss"}
 

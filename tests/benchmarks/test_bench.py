@@ -242,11 +242,15 @@ def test_the_report_is_one_whole_file(tmp_path: Path) -> None:
 
 
 def test_plots_stand_in_their_frame() -> None:
-    svg = line_plot([Line("a&b", [(1.0, 5000.0, "x<y"), (0.2, 0.001, ""), (0.9, 0.0, "left out")])], "recall", "figure")
+    points = [(1.0, 5000.0, "x<y"), (0.2, 0.001, ""), (0.9, 0.0, "left out"), (0.8, 6000.0, "outdone")]
+    svg = line_plot([Line("a&b", points)], "recall", "figure", less_is_better=True)
     assert "a&amp;b" in svg
-    assert svg.count("<circle") == 2
+    assert svg.count("<circle") == 3
+    line = svg.split('<polyline points="')[1].split('"')[0]
+    assert len(line.split()) == 2
+    assert line.split()[0].startswith("70.0,")  # recall below the axis stands at its start
     assert "x&lt;y" in svg
-    assert "No points" in line_plot([Line("a", [(0.9, 0.0, "")])], "recall", "figure")
+    assert "No points" in line_plot([Line("a", [(0.9, 0.0, "")])], "recall", "figure", less_is_better=True)
 
 
 def test_results_keep_the_latest_row_of_a_task(tmp_path: Path) -> None:
