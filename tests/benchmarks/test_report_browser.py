@@ -1,0 +1,41 @@
+"""The report in a real browser, without a network: plots are drawn and nothing is complained about."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from memhier.benchmarks.bench.report import write_report
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+POINT = {
+    "recall": 0.93, "recall_id": 0.93, "cpu_ms": 1.0, "mean_ms": 1.0, "p50_ms": 1.0, "p99_ms": 2.0, "pages": 9.0,
+    "private_bytes": 10, "cached_bytes": 0,
+}  # fmt: skip
+ROW = {
+    "task": "w/quick/p/search/0", "kind": "search", "workload": "w", "size": "quick", "peer": "p", "round": 0,
+    "held_bytes": 5,
+    "rows": [POINT | {"effort": {"e": 1}}, POINT | {"effort": {"e": 2}, "recall": 0.97, "pages": 20.0}],
+}  # fmt: skip
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no chromium to open the report with")
+def test_plots_are_drawn_without_a_network(tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    # What the browser laid out goes into the page itself, for dumping.
+    script = (
+        "<script>document.title = [...document.querySelectorAll('circle')]"
+        ".filter(c => c.getBoundingClientRect().width > 0).length + ' drawn'</script>"
+    )
+    page.write_text(write_report([ROW], "today").replace("</body>", f"{script}</body>"))
+    assert BROWSER is not None
+    command = [
+        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
+        "--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom", page.as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    assert "<title>8 drawn</title>" in done.stdout  # two efforts in each of four plots
+    assert re.findall(r"CONSOLE.*", done.stderr) == []
