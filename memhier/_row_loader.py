@@ -44,6 +44,12 @@ class Job:
         self.done = threading.Event()
         self.error: BaseException | None = None
 
+    def wait(self) -> None:
+        """Wait until the thread is done with it, and raise what prevented it."""
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+
     def finish(self) -> None:
         """Let those go on who wait. A ticket keeps its job, which needs no rows any more."""
         self.error = self.error or next((job.error for job in self.earlier if job.error is not None), None)
@@ -191,14 +197,14 @@ class RowLoader:
             self._changed.notify_all()
 
     def wait(self, job: Job) -> None:
-        """Wait until the thread is done with a job, and raise what prevented it."""
+        """Wait for a job; what prevented it is told then, and not by the next call as well."""
         started = time.perf_counter()
-        job.done.wait()
-        self._stall_s += time.perf_counter() - started
-        if job.error is not None:
-            if self._failed is job.error:
+        try:
+            job.wait()
+        finally:
+            self._stall_s += time.perf_counter() - started
+            if job.error is not None and self._failed is job.error:
                 self._failed = None
-            raise job.error
 
     @contextmanager
     def paused(self) -> Iterator[None]:

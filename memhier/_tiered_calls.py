@@ -34,8 +34,7 @@ class Calls:
         RuntimeError
             When a function that the tier calls uses the tier.
         """
-        if self._pid != os.getpid():
-            raise ClosedError(f"this tier belongs to process {self._pid}, which forked this one; open another here")
+        self.check_process()
         with self._alone():
             self.check_open()
             if self._failure is not None:
@@ -56,6 +55,11 @@ class Calls:
             return
         with self._alone():
             yield self._parts.alive
+
+    def check_process(self) -> None:
+        """Raise ClosedError in a forked child, which has none of the threads."""
+        if self._pid != os.getpid():
+            raise ClosedError(f"this tier belongs to process {self._pid}, which forked this one; open another here")
 
     def check_open(self) -> None:
         """Raise ClosedError after `close`."""

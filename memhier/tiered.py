@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from memhier._arrays import as_ints, check_array
-from memhier._row_loader import EMPTY, Initial, Job
+from memhier._row_loader import EMPTY, Initial, Job, RowLoader
 from memhier._slab_memory import Layout
 from memhier._tickets import Pin, Ticket
 from memhier._tiered_calls import Calls
@@ -233,7 +233,7 @@ class Tiered:
             self._residents.admit(unique, slots, index.reshape(-1))
             empty = self._loader.states[slots] == EMPTY
             job = Job(*self._loader.prepare(unique[empty], slots[empty]))
-            ticket = Ticket(slots.astype(np.int32), job, self._loader.wait, self._release)
+            ticket = Ticket(slots.astype(np.int32), job, self._wait, self._release)
             self._residents.pins.open(ticket)
             self._loader.submit(job, slots)
             self._residents.served()
@@ -358,6 +358,15 @@ class Tiered:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _wait(self, job: Job) -> None:
+        # Not the loader's own method: a ticket that somebody keeps would keep all that belongs to a closed tier.
+        self._calls.check_process()
+        loader: RowLoader | None = vars(self).get("_loader")
+        if loader is None:
+            job.wait()
+        else:
+            loader.wait(job)
 
     def _release(self, ticket: Ticket) -> None:
         with self._calls.giving_back() as alive:

@@ -1,8 +1,11 @@
 """A tier goes on after what went wrong: failed reads, exceptions of the caller's functions, interrupts, damage."""
 
 import errno
+import os
+import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -214,7 +217,9 @@ def test_a_closed_tier_holds_nothing(tmp_path: Path) -> None:
     tier = Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4))
     ticket = tier.prefetch([1])
     assert tier.memory_bytes > 0
+    parts = [weakref.ref(part) for part in (tier._slab, tier._log, tier._parts.queue, tier._residents)]
     tier.close()
+    assert [part() for part in parts] == [None] * 4
     assert tier.memory_bytes == 0
     with pytest.raises(ClosedError, match="the tier is closed"):
         tier.stats()
@@ -319,3 +324,23 @@ def test_counts_do_not_depend_on_how_fast_the_ssd_is(
     assert seen[0] == seen[1]
     assert seen[0][1][4] > 0
     assert seen[0][1][7] > 0
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_does_not_wait_for_a_thread_it_has_not(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Broken(tier, monkeypatch)
+    broken.gate = threading.Semaphore(0)
+    ticket = tier.prefetch([10])
+    broken.entered.acquire()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10)
+        code = 1
+        try:
+            with pytest.raises(ClosedError, match=f"belongs to process {os.getppid()}"):
+                ticket.wait()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    broken.gate.release()

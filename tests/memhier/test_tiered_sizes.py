@@ -7,10 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memhier._log_index import LogIndex
+from memhier._log_parts import ENTRY, lay_out, page_after
 from memhier._tiered_sizes import log_bytes
 from memhier.errors import BudgetError
 from memhier.reader import Reader
 from memhier.row_log import RowLog
+from memhier.rows import rows_per_page
 from memhier.store import Store
 from memhier.tiered import Tiered
 
@@ -93,6 +96,15 @@ def test_what_a_log_takes_is_known_before_it_is_opened(tmp_path: Path, row_bytes
             assert planned - 2**17 < held <= planned
             log.compact()
             log.commit()
+
+
+@pytest.mark.parametrize("rows", [1, 1000, 100_000])
+@pytest.mark.parametrize("row_bytes", [1, 700, 3000, 4096, 5000, 70_000])
+def test_checksums_of_every_page_are_planned(rows: int, row_bytes: int) -> None:
+    end = lay_out(0, np.full(rows, row_bytes), rows_per_page(row_bytes))[1]
+    pages = page_after(end) // 4096 + -(-rows * ENTRY.itemsize // 4096)
+    rest = log_bytes(rows, row_bytes) - LogIndex(rows, row_bytes).memory_bytes - 16 * pages
+    assert 0 <= rest - (3 * 2**20 + 2**16) < 2**14
 
 
 def test_values_of_a_checkpoint_are_counted(tmp_path: Path) -> None:
