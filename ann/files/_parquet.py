@@ -14,6 +14,7 @@ from memhier.errors import FormatError
 __all__ = ["ParquetVectors"]
 
 _BUFFER_BYTES = 1 << 20  # of a column's pages; without a limit a whole row group of it would be read ahead
+_DECODING = 4  # memory that arrow takes for a batch is several times the batch: smaller ones are no slower
 
 
 class ParquetVectors(VectorReader):
@@ -95,7 +96,7 @@ class ParquetVectors(VectorReader):
 
     def _group(self, group: int, start: int) -> Iterator[Block]:
         """Yield the blocks of a row group that begins at row `start`."""
-        rows = block_rows(self.dimension, self.dtype)
+        rows = max(1, block_rows(self.dimension, self.dtype) // _DECODING)
         for batch in self._batches(group, rows):
             array = batch.column(0)
             self._check_whole(array, array.null_count, start)

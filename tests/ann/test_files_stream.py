@@ -15,6 +15,7 @@ HELD_MAX = 96 << 20
 
 CODE = """
 import json, sys
+from importlib import import_module
 import numpy as np
 from memhier.ann.files import open_vectors
 
@@ -22,9 +23,11 @@ def peak():
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) << 10
 
+if sys.argv[1].endswith(("hdf5", "parquet")):  # their code is not what a file takes
+    import_module({"hdf5": "h5py", "parquet": "pyarrow.parquet"}[sys.argv[1].rpartition(".")[2]])
+before, count = peak(), 0
 with open_vectors(sys.argv[1]) as vectors:
     vectors.take([0])
-    before, count = peak(), 0
     for start, block in vectors.blocks():
         count += len(block)
         del block

@@ -175,6 +175,7 @@ def test_a_power_cut_at_any_call_leaves_a_whole_file_or_none():
     files = MemoryFiles()
     counted = FaultyFiles(files)
     write_vectors("/x.fbin", matrix, files=counted)
+    assert all(image.exists("/x.fbin") for _, image in files.crashes())  # once it is written, it stays
     seen = set()
     for number in range(1, len(counted.calls) + 2):
         files = MemoryFiles()

@@ -117,6 +117,18 @@ def test_neighbours_that_the_truth_does_not_have_are_not_missed(place: Path, tmp
     assert json.loads(result.stdout)["recall@10"] == pytest.approx(hits / (10 * 1100 - 6))
 
 
+def test_places_left_empty_are_no_hits(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_vectors(tmp_path / "t.ivecs", np.where(np.arange(10) < 5, TRUE[:, :10], -1))
+    nothing = np.full((1100, 10), -1)
+
+    def search(_: ZoomIndex, queries: np.ndarray, k: int) -> SearchResult:
+        return SearchResult(nothing[: len(queries)], nothing[: len(queries)] * 0.5, {"reads": 0, "pages": 0})
+
+    monkeypatch.setattr(ZoomIndex, "search", search)
+    result = run("search", place / "index", place / "q.fbin", "--truth", tmp_path / "t.ivecs", "--json", "-")
+    assert json.loads(result.stdout)["recall@10"] == 0
+
+
 def test_info_tells_the_figures_of_the_index(place: Path) -> None:
     with ZoomIndex.open(place / "index") as opened:
         stats = opened.stats()
