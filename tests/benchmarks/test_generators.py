@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memhier.benchmarks import generators
 from memhier.benchmarks.exact import exact_neighbours
 from memhier.benchmarks.generators import mixed
 
@@ -53,6 +54,14 @@ def test_difficulty_is_mixed() -> None:
     # The easy queries have neighbours ten times nearer than the rest; the hard ones hardly nearer.
     assert contrast[0] < 2
     assert contrast[1] > 10
+
+
+def test_one_row_in_ten_lies_between_two_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = mixed(5000, 16, seed=4)
+    rows = data.array()
+    monkeypatch.setattr(generators, "_BETWEEN", 0.0)
+    moved = np.abs(rows - data.array()).max(axis=1) > 0.01
+    assert 0.07 < moved.mean() < 0.13
 
 
 def test_a_stream_is_not_held() -> None:
