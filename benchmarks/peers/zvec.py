@@ -28,6 +28,7 @@ class Peer(SearchPeer):
         "query() returns documents at a cost; query_internal_ids() on a collection opened read-only does not",
         "maps its files by default: enable_mmap=False; its reads still fill the page cache, so pages beyond the "
         "budget are dropped after each query",
+        "takes no limit on its memory under 101 MB, and keeps nodes it has read up to that: shown as over the budget",
         "threads follow the machine unless init() is told",
     )
     build_parameters: ClassVar[dict[str, Any]] = {"max_degree": 64, "list_size": 100, "code_bytes": 32}
