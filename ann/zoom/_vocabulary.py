@@ -83,7 +83,7 @@ class Vocabulary:
             for start in range(0, len(seeking), step):
                 part = seeking[start : start + step]
                 middle = (low[part] + high[part]) // 2
-                for index, rank, word in zip(part, middle, self._heads(middle, head), strict=True):
+                for index, rank, word in zip(part, middle, self._read(self._bounds(middle), head), strict=True):
                     if word < words[index]:
                         low[index] = rank + 1
                     else:
@@ -120,13 +120,8 @@ class Vocabulary:
         """Return where words begin and end, int64 [n, 2]."""
         return self._reader.read(self._handle, self._starts_at + 8 * ranks, 16).view("<i8")
 
-    def _heads(self, ranks: Ints, length: int) -> list[bytes]:
-        bounds = self._bounds(ranks)
-        bounds[:, 1] = np.minimum(bounds[:, 1], bounds[:, 0] + length)
-        return self._read(bounds, length)
-
     def _read(self, bounds: npt.NDArray[Any], length: int) -> list[bytes]:
-        """Return pieces of at most `length` bytes."""
+        """Return words, cut after `length` bytes."""
         length = min(length, self._file_bytes)
         if length == 0:
             return [b""] * len(bounds)

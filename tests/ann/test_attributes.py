@@ -36,6 +36,7 @@ FILTERS = [
     "word >= 'w5' and word != 'w50'",
     "later == 3",
     "not later is null or lang is null",
+    "(views is null or views == 0) and views == 0",
 ]
 SCHEMA = {"price": "float64", "views": "int64", "sold": "bool", "lang": "str", "word": "str", "later": "int64"}
 
@@ -174,6 +175,27 @@ def test_long_and_short_words_are_read_in_batches(keep):
         text = "s > '" + words[found][:70_000] + "' and s <= '" + words[found][:70_000] + "x'"
         expected = [words[found][:70_000] < word <= words[found][:70_000] + "x" for word in words]
         assert unpack(part.bitmap(text), len(words)).tolist() == expected
+
+
+def test_many_literals_are_sought_in_batches(keep):
+    words = [f"w{i}" for i in range(1000)]
+    (part,) = keep(({"s": words}, np.arange(1000)))
+    listed = ", ".join(f"'w{i}'" for i in range(0, 1200, 12))
+    # One long literal: the heads of only 17 words fit a batch.
+    found = unpack(part.bitmap(f"s in ({listed}, '{'x' * 60_000}')"), 1000)
+    assert np.flatnonzero(found).tolist() == list(range(0, 1000, 12))
+
+
+def test_what_is_longer_than_all_words_together_is_sought(keep):
+    (part,) = keep(({"s": ["a", "b", "bc", "c"]}, np.arange(4)))
+    for text, expected in (("b" * 5000, [2]), ("bb", [2]), ("c" * 5000, [])):
+        found = unpack(part.bitmap(f"s > '{text}' and s != 'c'"), 4)
+        assert np.flatnonzero(found).tolist() == expected
+        assert np.flatnonzero(unpack(part.bitmap(f"s <= '{text}'"), 4)).tolist() == [
+            0,
+            1,
+            *([2, 3] if not expected else []),
+        ]
 
 
 def test_a_column_without_nulls_keeps_no_bits_and_one_with_nulls_keeps_them(keep):
