@@ -253,6 +253,7 @@ def test_rows_are_counted_where_the_store_puts_them() -> None:
     extremes=st.booleans(),
     row_bytes=st.sampled_from([1, 64, 1_000, 3_000, 4_095, 4_096, 4_097, 8_200, 2**20 + 1]),
 )
+@settings(deadline=None)
 def test_pages_of_any_keys(keys: set[int], base: int, extremes: bool, row_bytes: int) -> None:
     """Hashes are keys as well: numbers of rows whose places exceed 64 bits."""
     rows = sorted({base + each for each in keys} | ({-(2**63), 2**63 - 1} if extremes else set()))
