@@ -23,6 +23,7 @@ from memhier.benchmarks.peers.worker import make_peer
 
 __all__ = ["bench"]
 
+_WIDTH = 130
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _environments = click.option("--envs", type=click.Path(file_okay=False, path_type=Path), default=None,
                              help="The peers' environments; ~/.cache/memhier/peers/search by default.")  # fmt: skip
@@ -177,7 +178,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _show(rows: list[Row]) -> None:
-    console = Console()
+    console = Console(width=max(_WIDTH, Console().width))
     for row in rows:
         if row["kind"] == "script":
             console.rule(row["workload"])

@@ -11,6 +11,7 @@ from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, write_bin
 __all__ = ["Peer"]
 
 _LEFT_BY_BUILD = ("ann_vectors.bin", "ann_mem.index.data", "ann_mem.index")
+_SCRATCH_BYTES = 2**20
 
 
 class Peer(SearchPeer):
@@ -68,9 +69,9 @@ class Peer(SearchPeer):
         """Load the codes, and cache as many nodes as the budget has left."""
         count, code_bytes = np.fromfile(folder / "ann_pq_compressed.bin", np.uint32, 2).tolist()
         self._codes = int(count * code_bytes) + (folder / "ann_pq_pivots.bin").stat().st_size
-        # The last node's offset is not needed: the index file's size says what a node takes.
-        self._node_bytes = (folder / "ann_disk.index").stat().st_size // count
-        cached = max(0, min(dram_bytes - self._codes, dram_bytes) // self._node_bytes) if dram_bytes else 0
+        # A cached node was found to take twice its bytes on disk, and the scratch of a search a mebibyte.
+        self._node_bytes = 2 * ((folder / "ann_disk.index").stat().st_size // count)
+        cached = max(0, dram_bytes - self._codes - _SCRATCH_BYTES) // self._node_bytes
         self._cached = int(parameters.get("nodes_to_cache", min(cached, count // 10)))
         self._index = self._library.StaticDiskIndex(
             index_directory=str(folder),
@@ -92,5 +93,5 @@ class Peer(SearchPeer):
         return ids
 
     def held_bytes(self) -> int:
-        """Return codes, pivots and cached nodes; its scratch buffers are seen in the resident set only."""
-        return int(self._codes + self._cached * self._node_bytes)
+        """Return codes, pivots, scratch and cached nodes."""
+        return int(self._codes + _SCRATCH_BYTES + self._cached * self._node_bytes)

@@ -102,8 +102,17 @@ def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, An
                 result: dict[str, Any] = json.loads(out.read_text())
                 return result
             words.seek(0)
-            said = words.read().strip()[-_TAIL:]
+            said = _last_words(words.read())
         raise PeerError(f"{job['peer']}: {job['action']} ended with {done.returncode}: {said or 'no words'}")
+
+
+def _last_words(text: str) -> str:
+    """Return the end of what a process said, without the frames of a traceback before it."""
+    lines = [line.strip() for line in text.splitlines() if line.strip(" ^~")]
+    frames = [number for number, line in enumerate(lines) if line.startswith("File ")]
+    # A frame is its place and, in most cases, its line of source.
+    start = min(frames[-1] + 2, len(lines) - 1) if frames else max(0, len(lines) - 3)
+    return "\n".join(lines[start:])[-_TAIL:]
 
 
 def _words(peer: SearchPeer) -> str:
