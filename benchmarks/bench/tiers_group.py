@@ -9,10 +9,10 @@ from pathlib import Path
 
 from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.workload import Size, Workload
+from memhier.benchmarks.peers.process import last_words
 
 __all__ = ["run_script"]
 
-_TAIL = 600
 _MISSING = ("no data set", "no traces at", "is not installed")
 
 
@@ -38,7 +38,7 @@ def run_script(workload: Workload, size: Size, work: Path, results: Results) -> 
             return
         seconds = time.perf_counter() - started
         if done.returncode or not out.exists():
-            why = done.stderr.strip()[-_TAIL:] or f"ended with {done.returncode} and no words"
+            why = last_words(done.stderr) or f"ended with {done.returncode} and no words"
             # These programs say so in these words when they find no data or no rival to be held against.
             kind = "skipped" if any(words in why for words in _MISSING) else "failed"
             results.add(task, kind=kind, stage="run", why=why, **about)

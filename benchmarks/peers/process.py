@@ -13,7 +13,7 @@ from typing import Any
 import memhier
 from memhier.benchmarks.peers.base import SearchPeer
 
-__all__ = ["PeerError", "default_environments", "find_python", "install_peer", "peer_version", "run_job"]
+__all__ = ["PeerError", "default_environments", "find_python", "install_peer", "last_words", "peer_version", "run_job"]
 
 # One thread for every pool that a peer may start: figures are per core.
 _ONE_THREAD = (
@@ -102,11 +102,11 @@ def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, An
                 result: dict[str, Any] = json.loads(out.read_text())
                 return result
             words.seek(0)
-            said = _last_words(words.read())
+            said = last_words(words.read())
         raise PeerError(f"{job['peer']}: {job['action']} ended with {done.returncode}: {said or 'no words'}")
 
 
-def _last_words(text: str) -> str:
+def last_words(text: str) -> str:
     """Return the end of what a process said, without the frames of a traceback before it."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" ^~")]
     frames = [number for number, line in enumerate(lines) if line.startswith("File ")]
