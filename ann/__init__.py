@@ -1,5 +1,15 @@
-"""Search: the vector index."""
+"""Search: the vector index, and the files that vectors come in."""
 
-from memhier.ann.zoom import SearchResult, ZoomIndex
+from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
+from memhier.ann.zoom import Explanation, SearchResult, ZoomIndex
 
-__all__ = ["SearchResult", "ZoomIndex"]
+__all__ = [
+    "Explanation",
+    "GroundTruth",
+    "SearchResult",
+    "VectorReader",
+    "ZoomIndex",
+    "open_vectors",
+    "read_ground_truth",
+    "write_vectors",
+]

@@ -77,6 +77,8 @@ class RankRequest:
         float32 ``[q]``: what the k-th nearest distance is sure not to exceed; infinity where nothing is known.
     k
         Neighbours wanted.
+    first_round
+        How many candidates of a query the first round ranks; later ones take 8 or half of `k`.
     max_reads
         The most pages read for one query.
     deadline
@@ -94,6 +96,7 @@ class RankRequest:
     ids: Ints
     thresholds: Floats
     k: int
+    first_round: int
     max_reads: int = 2**62
     deadline: float = np.inf
 
@@ -154,8 +157,8 @@ def rank_rows(
         or not len(workspace)
     ):
         raise ValueError(f"workspace: expected uint8 [w, {request.row_bytes}] with w of at least 1")
-    if request.k < 1:
-        raise ValueError(f"k={request.k}: expected at least 1")
+    if request.k < 1 or request.first_round < 1:
+        raise ValueError(f"k={request.k}, first_round={request.first_round}: expected at least 1")
     pages = hot if hot is not None else HotPages.none()
     found = Ranking(
         np.empty((count, request.k), np.int64), np.empty((count, request.k), np.float32), np.zeros((count, 5), np.int64)
@@ -170,8 +173,8 @@ def rank_rows(
     fault = core.rank(
         request.queries, request.queries.shape[1], ROW_DTYPES.index(request.dtype), METRICS.index(request.metric),
         request.row_bytes, request.first, request.files, request.offsets, request.lower, request.ids,
-        request.thresholds, request.k, request.max_reads, request.deadline, workspace, pages.keys, pages.pages,
-        found.ids, found.distances, found.tally, sums,
+        request.thresholds, request.k, request.first_round, request.max_reads, request.deadline, workspace, pages.keys,
+        pages.pages, found.ids, found.distances, found.tally, sums,
     )  # fmt: skip
     if fault is not None:
         raise_fault(fault, reader.engine)

@@ -1,26 +1,39 @@
-"""How many lists to probe and how many candidates to read, measured on vectors of the index itself.
+"""How hard to look for a declared recall, measured on vectors of the index itself or on the user's queries.
 
-Sampled vectors play the queries; each must find its nearest neighbours other than itself. Everything is read off the
-preview: a neighbour is found when its code ranks among the candidates, so calibration reads nothing from SSD.
+Held-out vectors play the queries; each must find its nearest neighbours other than itself. Neighbours are lost in two
+ways: their list is not scanned, or their bound, wrong by more than `eps` standard errors, keeps them from being read.
+Both are measured on the preview alone. The least effort is chosen whose mean loss, by conformal risk control
+(Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
+the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
 """
 
-from dataclasses import dataclass
-from typing import TypeAlias
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Self, TypeAlias
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.preview import Preview
+from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.preview import Effort, Preview
+from memhier.ann.zoom.truth import NeighbourTruth
 
-__all__ = ["TARGET", "Calibration", "NeighbourTruth", "calibrate"]
+__all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
 
-NEIGHBOURS = 10
-TARGET = 0.99
-_QUERIES = 256
-_LEAST_GAIN = 0.002  # of recall, for probing twice as many lists
+TARGET = 0.99  # what a search reaches when it is not told
+RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
+NEIGHBOURS = (1, 10, 100)
+_LISTS_LOSS = 0.6  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+_EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
-_COPIES = 32  # of a vector that are recognised as such
+_LIMIT = 512  # candidates of a query that are looked at
+_FIRST_PROBES, _MOST_PROBES = 8, 2048
+_COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
+_ROUTE_COST = 5  # codes that are scanned in the time that the graph takes to find one more list
+_CENTROIDS = 4096  # compared at a time
+_DIFFERENCES = 1 << 22  # of coordinates, held at a time
+_BLOCK = 64
+_GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -28,98 +41,275 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Default search effort.
+    """The least effort for each recall, for each number of neighbours.
 
     Attributes
     ----------
-    nprobe
-        Lists probed.
-    candidates
-        Full vectors read for k = 10; more in proportion for larger k.
-    recall
-        The recall@10 that these gave on the sampled vectors.
+    queries
+        How many it was measured on.
+    efforts
+        By k, then by ascending recall: the recall, and the effort that reaches it.
+    reached
+        By k, the highest recall measured, with the greatest effort.
     """
 
-    nprobe: int
-    candidates: int
-    recall: float
+    queries: int
+    efforts: dict[int, list[tuple[float, Effort]]]
+    reached: dict[int, float]
+
+    def effort(self, k: int, recall: float, share: float = 1.0) -> tuple[Effort, bool]:
+        """Return the effort for `recall` at `k`, and whether it is known to reach it.
+
+        Where a filter leaves only a `share` of the vectors, the k nearest of those lie as far as some ``k / share`` of
+        all, and so do their lists.
+        """
+        known = min((each for each in self.efforts if each >= k), default=max(self.efforts))
+        found, reached = self._at(known, recall)
+        if found.candidates is not None:
+            return (found if k <= known else replace(found, candidates=-(-k * found.candidates // known))), reached
+        wanted = k / max(share, 1e-9)
+        if wanted <= known:
+            return found, reached
+        wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
+        lists, _ = self._at(wide, recall)
+        nprobe = float(max(found.nprobe, lists.nprobe))
+        if wanted > wide:  # as fast as it grew from the number of neighbours before
+            before = max((each for each in self.efforts if each < wide), default=wide)
+            near, _ = self._at(before, recall)
+            growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
+            nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
+        return Effort(
+            int(np.ceil(nprobe)), max(found.zeta, lists.zeta), found.eps
+        ), reached and share == 1 and k <= known
+
+    def _at(self, known: int, recall: float) -> tuple[Effort, bool]:
+        for reached, effort in self.efforts[known]:
+            if reached >= recall - 1e-9:
+                return effort, True
+        return self.efforts[known][-1][1], False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        efforts = {k: [(recall, asdict(effort)) for recall, effort in of_k] for k, of_k in self.efforts.items()}
+        return {"queries": self.queries, "efforts": efforts, "reached": self.reached}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return what :meth:`to_json` gave."""
+        efforts = {
+            int(k): [(recall, Effort(**effort)) for recall, effort in of_k] for k, of_k in values["efforts"].items()
+        }
+        return cls(values["queries"], efforts, {int(k): recall for k, recall in values["reached"].items()})
 
 
-class NeighbourTruth:
-    """Exact neighbours of sampled vectors, gathered while the source streams by.
-
-    Parameters
-    ----------
-    count
-        Number of vectors in the index.
-    seed
-        Chooses the sampled vectors.
-    """
-
-    def __init__(self, count: int, seed: int) -> None:
-        chosen = np.random.default_rng([seed, 1]).permutation(count)[:_QUERIES]  # drawn apart from training's
-        self.rows: Ints = np.sort(chosen).astype(np.int64)
-        self.neighbours = min(NEIGHBOURS, count - 1)
-        self._distances = np.full((len(self.rows), self.neighbours), np.inf, np.float32)
-        self._found = np.full((len(self.rows), self.neighbours), -1, np.int64)
-        self.queries: Floats = np.empty((0, 0), np.float32)
-
-    def add(self, start: int, vectors: Floats) -> None:
-        """Take in the vectors of rows `start` onwards, in the preview's space; `queries` must be set before."""
-        keep = min(self.neighbours + _COPIES, len(vectors))
-        near, found = faiss.knn(self.queries, vectors, keep)
-        found += start
-        # Neither itself nor a copy of itself is what a query looks for: finding those would be too easy.
-        copy = near <= 1e-6 * np.einsum("ij,ij->i", self.queries, self.queries)[:, None]
-        near[copy | (found == self.rows[:, None])] = np.inf
-        near, found = np.hstack([self._distances, near]), np.hstack([self._found, found])
-        order = np.argsort(near, axis=1, kind="stable")[:, : self.neighbours]
-        self._distances = np.take_along_axis(near, order, 1)
-        self._found = np.take_along_axis(found, order, 1)
-
-    def positions(self, position_of_row: Ints) -> tuple[Ints, Ints]:
-        """Return where neighbours ``[q, 10]`` and queries ``[q]`` stand in list order; -1 where there are fewer."""
-        # To a zero query everything is equally near by cosine and inner product: it has no neighbours to find.
-        sound = np.isfinite(self._distances) & (self.queries != 0).any(axis=1, keepdims=True)
-        neighbours = np.where(sound, position_of_row[self._found], -1)
-        return neighbours, position_of_row[self.rows]
+def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth) -> Calibration:
+    """Return the efforts for vectors of `parts`; `truth` has been given all of them, and their positions."""
+    measure = _Measure(preview, parts, truth)
+    efforts: dict[int, list[tuple[float, Effort]]] = {}
+    reached: dict[int, float] = {}
+    for k in sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours}):
+        of_k = measure.product_efforts(k) if preview.coding == "pq" else measure.bounded_efforts(k)
+        efforts[k], reached[k] = of_k
+    if not efforts:  # nothing but copies of one vector, or one vector
+        efforts, reached = (
+            {1: [(1.0, Effort(preview.lists, eps=float(_EPS[-1]), candidates=10 if preview.coding == "pq" else None))]},
+            {1: 1.0},
+        )
+    return Calibration(len(truth.queries), efforts, reached)
 
 
-def calibrate(preview: Preview, truth: NeighbourTruth, position_of_row: Ints) -> Calibration:
-    """Return the least effort that reaches recall 0.99 on the sampled vectors, or comes as near as these codes can."""
-    neighbours, own = truth.positions(position_of_row)
-    if (neighbours < 0).all():  # nothing but copies of one vector
-        return Calibration(1, NEIGHBOURS, 1.0)
-    nprobe = min(4, preview.lists)
-    ranks = _ranks(preview, truth.queries, neighbours, own, nprobe)
-    # Half of the loss that the target allows may come from lists left out, half from candidates not read.
-    while _found(ranks) < (1 + TARGET) / 2 and nprobe < preview.lists:
-        wider = min(2 * nprobe, preview.lists)
-        wider_ranks = _ranks(preview, truth.queries, neighbours, own, wider)
-        if _found(wider_ranks) - _found(ranks) < _LEAST_GAIN:
-            break  # what is missing now is lost to short codes, not to lists left out
-        nprobe, ranks = wider, wider_ranks
-    for candidates in _CANDIDATES:
-        recall = float((ranks < candidates).mean())
-        best = Calibration(nprobe, candidates, recall)
-        if recall >= TARGET:
-            break
-    return best
+class _Measure:
+    """What efforts are judged by: where the true neighbours of the queries lie."""
+
+    def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth) -> None:
+        self._preview, self._parts, self._truth = preview, parts, truth
+        self._turned = preview.turn(truth.queries)
+        self._lists = np.where(truth.found >= 0, _list_of(parts, truth.found), -1)
+        sizes = np.sum([np.diff(part.starts) for part in parts], axis=0)
+        self._probes = self._route()
+        present = self._probes >= 0
+        self._sizes = np.where(present, sizes[self._probes], 0)
+        self._rank = _ranks(self._lists, self._probes)
+        centroids = preview.router.centroids
+        away = np.empty(self._probes.shape, np.float32)
+        step = max(1, _DIFFERENCES // max(1, self._probes.size // len(away) * self._turned[0].size))
+        for start in range(0, len(away), step):
+            part = slice(start, start + step)
+            difference = self._turned[part, None] - centroids[self._probes[part]].astype(np.float32)
+            away[part] = np.einsum("ijk,ijk->ij", difference, difference)
+        self._away, self._radii = away, preview.radii[self._probes]
+
+    def bounded_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
+        """Return the efforts for codes with bounds, and the highest recall measured."""
+        needed = self._needed_widths(k)
+        known = self._lists[:, :k] >= 0
+        chosen: list[tuple[float, Effort]] = []
+        best = _mean_share(needed < len(_EPS), known)
+        for recall in RECALLS:
+            for lists_loss in (_LISTS_LOSS, _LISTS_LOSS / 2):
+                effort, covered = self._probe_effort(k, lists_loss * (1 - recall))
+                width = np.where(covered, needed, len(_EPS))
+                lost = np.stack([((width > each) & known).sum(axis=1) for each in range(len(_EPS))])
+                losses = (lost / np.maximum(known.sum(axis=1), 1)).mean(axis=1)  # of each query, then of all
+                fits = np.flatnonzero(self._conformal(losses) <= 1 - recall)
+                if len(fits):
+                    chosen.append((recall, Effort(effort.nprobe, effort.zeta, float(_EPS[fits[0]]))))
+                    break
+            else:
+                break
+        widest = Effort(self._probes.shape[1], np.inf, float(_EPS[-1]))
+        return chosen or [(0.0, widest)], best
+
+    def product_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
+        """Return the efforts for product-quantised codes, and the highest recall measured."""
+        chosen: list[tuple[float, Effort]] = []
+        tried = [count for count in _CANDIDATES if count >= k] or [10 * k]
+        for recall in RECALLS:
+            effort, _ = self._probe_effort(k, _LISTS_LOSS * (1 - recall), skip=False)
+            ranks = self._candidate_ranks(k, effort, tried[-1])
+            losses = np.array([float(np.mean(ranks >= count)) for count in tried])
+            fits = np.flatnonzero(self._conformal(losses) <= 1 - recall)
+            if not len(fits):
+                break
+            chosen.append((recall, Effort(effort.nprobe, candidates=tried[fits[0]])))
+        widest = Effort(self._probes.shape[1], candidates=tried[-1])
+        best = float(np.mean(self._candidate_ranks(k, widest, tried[-1]) < tried[-1]))
+        return chosen or [(0.0, widest)], best
+
+    def _route(self) -> Ints:
+        """Return so many probes ``[q, p]`` that more would find hardly a neighbour more."""
+        centroids = self._preview.router.centroids
+        ranks = []
+        for start in range(0, len(self._turned), _BLOCK):
+            away = _squared_distances(self._turned[start : start + _BLOCK], centroids)
+            lists = self._lists[start : start + _BLOCK]
+            own = np.take_along_axis(away, np.maximum(lists, 0), 1)
+            order = np.sort(away, axis=1)
+            ranks += [np.searchsorted(row, each)[have >= 0] for row, each, have in zip(order, own, lists, strict=True)]
+        deepest = int(np.quantile(np.concatenate(ranks), _COVERED)) + 1 if sum(map(len, ranks)) else 1
+        return self._preview.router.route(
+            self._turned, min(max(deepest, _FIRST_PROBES), _MOST_PROBES, self._preview.lists)
+        )
+
+    def _probe_effort(self, k: int, loss: float, *, skip: bool = True) -> tuple[Effort, npt.NDArray[np.bool_]]:
+        """Return the probes that scan the fewest codes and leave out at most this share of the neighbours.
+
+        Beside them, bool ``[q, k]``: which neighbours they find.
+        """
+        kth = self._truth.distances[:, k - 1]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            cosine = (self._away + np.square(self._radii) - kth[:, None]) / (2 * np.sqrt(self._away) * self._radii)
+        cosine = np.where(np.isfinite(cosine), cosine, -np.inf)
+        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        most = cosine.shape[1]
+        needed = np.take_along_axis(cosine, np.minimum(rank, most - 1), 1)
+        allowed = max(0, int((loss * (len(self._turned) + 1) - 1) * k))
+        best, least = Effort(most), np.inf
+        for nprobe in _steps(min(_FIRST_PROBES, most), most):
+            missed = int((rank[known] >= nprobe).sum())
+            if missed > allowed and nprobe < most:
+                continue
+            inside = np.sort(needed[known & (rank < nprobe)])
+            spare = max(0, min(allowed - missed, len(inside) - 1))
+            zeta = float(inside[-1 - spare]) + 1e-4 if skip and len(inside) else np.inf
+            cost = float(np.where(cosine[:, :nprobe] <= zeta, self._sizes[:, :nprobe], 0).sum())
+            cost += _ROUTE_COST * nprobe * len(cosine)
+            if cost < least:
+                best, least = Effort(nprobe, zeta), cost
+        return best, (rank < best.nprobe) & (needed <= best.zeta)
+
+    def _needed_widths(self, k: int) -> Ints:
+        """Return for each neighbour the first of the widths of the bounds at which it would be read, ``[q, k]``."""
+        truth, most = self._truth, float(_EPS[-1])
+        widths = np.full((len(self._turned), k), len(_EPS))
+        wide = Effort(self._probes.shape[1], np.inf, most)
+        for start in range(0, len(self._turned), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
+            copies = truth.copies[part]
+            wanted_k = k + 1 + int(copies.max(initial=0))
+            found = self._preview.search(self._turned[part], self._parts, wanted_k, wide, max(_LIMIT, 4 * wanted_k))
+            for query, count in enumerate(found.counts.tolist(), start):
+                if count == 0:
+                    continue
+                positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
+                error = (estimates - found.lower[query - start, :count]) / most
+                wanted = truth.found[query, :k]
+                order = np.argsort(positions)
+                place = order[np.minimum(np.searchsorted(positions[order], wanted), count - 1)]
+                there = positions[place] == wanted
+                lower = estimates[place] - _EPS[:, None] * error[place]
+                upper = (estimates + _EPS[:, None] * error)[:, positions != truth.own[query]]
+                last = k - 1 + int(copies[query - start])
+                few = upper.shape[1] <= last
+                kth = np.full(len(_EPS), np.inf) if few else np.partition(upper, last, axis=1)[:, last]
+                reached = np.minimum(kth, truth.distances[query, k - 1] * (1 + 1e-5))
+                read = lower <= reached[:, None]
+                widths[query] = np.where(there & read.any(axis=0), read.argmax(axis=0), len(_EPS))
+        return widths
+
+    def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
+        """Return the ranks of the true neighbours among the candidates, the query itself not counted."""
+        truth = self._truth
+        ranks = np.full((len(self._turned), k), most)
+        for start in range(0, len(self._turned), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            wanted = Effort(effort.nprobe, candidates=most + 1)
+            found = self._preview.search(self._turned[part], self._parts, k, wanted, most + 1)
+            own = found.positions == truth.own[part, None]
+            before = np.cumsum(own, axis=1)
+            for column in range(k):
+                match = (found.positions == truth.found[part, column][:, None]) & ~own
+                rank = match.argmax(axis=1)
+                shift = np.take_along_axis(before, rank[:, None], 1)[:, 0]
+                ranks[part, column] = np.where(match.any(axis=1), rank - shift, most)
+        return ranks[truth.found[:, :k] >= 0]
+
+    def _conformal(self, losses: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        count = len(self._turned)
+        return (count * losses + 1) / (count + 1)
 
 
-def _found(ranks: Ints) -> float:
-    return float((ranks < _CANDIDATES[-1]).mean())
+def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> float:
+    """Return the mean over queries of the share of their known neighbours that were found."""
+    counts = known.sum(axis=1)
+    return float(((found & known).sum(axis=1)[counts > 0] / counts[counts > 0]).mean()) if counts.any() else 1.0
 
 
-def _ranks(preview: Preview, queries: Floats, neighbours: Ints, own: Ints, nprobe: int) -> Ints:
-    """Return the ranks of all true neighbours among the candidates, int64 ``[r]``, the query itself not counted."""
-    most = _CANDIDATES[-1]
-    positions, _ = preview.search(queries, nprobe, most + 1)
-    is_own = positions == own[:, None]
-    ranks = np.full(neighbours.shape, most)
-    for column in range(neighbours.shape[1]):
-        match = (positions == neighbours[:, [column]]) & ~is_own
-        rank = match.argmax(axis=1)
-        before = np.cumsum(is_own, axis=1)[np.arange(len(rank)), rank]
-        ranks[:, column] = np.where(match.any(axis=1), rank - before, most)
-    return ranks[neighbours >= 0]
+def _steps(first: int, last: int) -> list[int]:
+    """Return ``first``, a quarter more and so on, and ``last``."""
+    values = [first]
+    while values[-1] < last:
+        values.append(min(values[-1] * 5 // 4 + 1, last))
+    return values
+
+
+def _squared_distances(queries: Floats, centroids: npt.NDArray[np.float16]) -> Floats:
+    """Return float32 ``[q, lists]``."""
+    out = np.empty((len(queries), len(centroids)), np.float32)
+    for start in range(0, len(centroids), _CENTROIDS):
+        block = centroids[start : start + _CENTROIDS].astype(np.float32)
+        out[:, start : start + _CENTROIDS] = np.einsum("ij,ij->i", block, block) - 2 * (queries @ block.T)
+    out += np.einsum("ij,ij->i", queries, queries)[:, None]
+    return np.maximum(out, 0, out=out)
+
+
+def _ranks(lists: Ints, probes: Ints) -> Ints:
+    """Return where each list stands among the probes of its query; their number where it does not."""
+    ranks = np.full(lists.shape, probes.shape[1])
+    for query, (wanted, probed) in enumerate(zip(lists, probes, strict=True)):
+        order = np.argsort(probed, kind="stable")
+        place = np.minimum(np.searchsorted(probed[order], wanted), len(order) - 1)
+        hit = (probed[order][place] == wanted) & (wanted >= 0)
+        ranks[query, hit] = order[place[hit]]
+    return ranks
+
+
+def _list_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
+    """Return the list that each position lies in."""
+    lists = np.zeros(positions.shape, np.int64)
+    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    for which, part in enumerate(parts):
+        here = number == which
+        lists[here] = np.searchsorted(part.starts, rows[here], side="right") - 1
+    return lists

@@ -13,6 +13,7 @@ from memhier.ann.zoom.codes import WIDTHS, CodeBook, chunks
 
 __all__ = ["PART_SHIFT", "Candidates", "CodedPart", "code_scan"]
 
+_ROUNDING = 4e-6  # of the terms of an estimate, what single precision loses
 PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -106,9 +107,9 @@ def code_scan(
     """
     count = len(queries)
     found = Candidates(
-        np.empty((count, limit), np.int64),
-        np.empty((count, limit), np.float32),
-        np.empty((count, limit), np.float32),
+        np.zeros((count, limit), np.int64),
+        np.zeros((count, limit), np.float32),
+        np.zeros((count, limit), np.float32),
         np.empty(count, np.int64),
         np.empty(count, np.float32),
         np.empty((count, 3), np.int64),
@@ -158,10 +159,12 @@ def _scan_one(
             sums, scale, offset = _dot(book, part.codes[rows], residual)
             numbers = part.numbers[:, rows].astype(np.float32)
             product = numbers[1] * scale * (sums - offset)
-            near = squared + np.square(book.unit * numbers[0]) - 2 * book.unit * product
+            away = np.square(book.unit * numbers[0])
+            near = squared + away - 2 * book.unit * product
             positions = np.append(positions, rows | part_number << PART_SHIFT)
             estimates = np.append(estimates, near.astype(np.float32))
-            margins = np.append(margins, (2 * eps * book.unit * distance * numbers[2]).astype(np.float32))
+            margin = 2 * eps * book.unit * distance * numbers[2] + _ROUNDING * (squared + away)
+            margins = np.append(margins, margin.astype(np.float32))
     threshold = float(np.partition(estimates + margins, k - 1)[k - 1]) if len(estimates) >= k else np.inf
     lower = estimates - margins
     order = np.lexsort((positions, lower))

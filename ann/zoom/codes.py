@@ -35,7 +35,8 @@ class CodeBook:
     Attributes
     ----------
     rotation
-        float32 ``[d, d]``, orthonormal: a vector times it stands in the axes of the codes.
+        float32 ``[d, d]``, orthonormal: a vector times it stands in the axes of the codes. Or int64 ``[d]``: those axes
+        are the vector's own in another order, which takes no DRAM to speak of.
     dimensions
         How many of the first axes get 8, 4, 2 and 1 bits; those after them get none.
     alpha
@@ -46,7 +47,7 @@ class CodeBook:
         The root mean square norm of residuals: what radius, factor and error are kept in, so that they suit fp16.
     """
 
-    rotation: Floats
+    rotation: Floats | npt.NDArray[np.int64]
     dimensions: tuple[int, int, int, int]
     alpha: Floats
     share: Floats
@@ -61,6 +62,13 @@ class CodeBook:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes
+
+    def turn(self, vectors: Floats) -> Floats:
+        """Return vectors ``[n, d]`` in the axes of the codes."""
+        if self.rotation.ndim == 1:
+            return np.ascontiguousarray(vectors[:, self.rotation])
+        turned: Floats = vectors @ self.rotation
+        return turned
 
     def encode(self, residuals: Floats) -> tuple[Bytes, Halves]:
         """Return codes uint8 ``[n, code_bytes]`` and fp16 ``[3, n]``: radius, factor and error, in units.
@@ -83,18 +91,8 @@ class CodeBook:
         energy = np.einsum("ij,ij->i", head, head)
         usual = self.unit * np.sqrt(max(float(self.share[:coded].sum()), 1e-30))
         scale = np.maximum(np.sqrt(energy), 1e-30) / usual * self.unit
-        fields = np.zeros((len(residuals), coded), np.uint8)
-        least = np.full(len(residuals), np.inf, np.float32)
         levels = np.repeat(np.float32(2.0) ** np.array(WIDTHS, np.float32), self.dimensions)
-        relative = head / self.alpha / scale[:, None]
-        for factor in _SCALES:
-            tried = np.clip(np.floor(relative / np.float32(factor)) + levels / 2, 0, levels - 1)
-            wrong = (tried - (levels - 1) / 2) * np.float32(factor) - relative
-            # The error along each axis weighs as much as queries have along it.
-            error = np.square(wrong * self.alpha) @ self.share[:coded]
-            better = error < least
-            fields[better] = tried[better]
-            least[better] = error[better]
+        fields = self._round(head / self.alpha / scale[:, None], levels)
         values = (fields - (levels - 1) / 2) * self.alpha
         product = np.einsum("ij,ij->i", values, head)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -106,6 +104,29 @@ class CodeBook:
         halves = np.minimum(numbers, _HALF_MAX).astype(np.float16)
         halves[2, beyond] = np.inf  # nothing is known of it: a search has to read it
         return self._pack(fields), halves
+
+    def _round(self, relative: Floats, levels: Floats) -> Bytes:
+        """Return the fields of axes in steps ``[n, coded]``, at the scale of each row that errs least."""
+        fields = np.zeros(relative.shape, np.uint8)
+        least = np.full(len(relative), np.inf, np.float32)
+        # The error along each axis weighs as much as queries have along it.
+        weight = np.square(self.alpha) * self.share[: len(self.alpha)]
+        half, middle = levels / 2, (levels - 1) / 2
+        tried, wrong = np.empty_like(relative), np.empty_like(relative)
+        for scale in _SCALES:
+            np.multiply(relative, np.float32(1 / scale), out=tried)
+            np.floor(tried, out=tried)
+            tried += half
+            np.clip(tried, 0, levels - 1, out=tried)
+            np.subtract(tried, middle, out=wrong)
+            wrong *= np.float32(scale)
+            wrong -= relative
+            np.square(wrong, out=wrong)
+            error = wrong @ weight
+            better = error < least
+            fields[better] = tried[better]
+            least[better] = error[better]
+        return fields
 
     def _pack(self, fields: Bytes) -> Bytes:
         """Return fields ``[n, coded]`` packed as the native scan unpacks them."""
@@ -133,7 +154,7 @@ def chunks(dimensions: tuple[int, int, int, int]) -> list[tuple[int, int, int, i
     return found
 
 
-def train_codes(residuals: Floats, code_bytes: int, seed: int) -> CodeBook:
+def train_codes(residuals: Floats, code_bytes: int, seed: int, *, rotate: bool = True) -> CodeBook:
     """Return the code book of at most `code_bytes` bytes for residuals like these.
 
     Parameters
@@ -144,8 +165,12 @@ def train_codes(residuals: Floats, code_bytes: int, seed: int) -> CodeBook:
         At least 1.
     seed
         Chooses the rotation.
+    rotate
+        False where ``4 d^2`` bytes of DRAM are too many for a rotation.
     """
     dimension = residuals.shape[1]
+    if not rotate:
+        return _order_axes(residuals, code_bytes)
     covariance = residuals.T.astype(np.float64) @ residuals / len(residuals)
     variance, axes = np.linalg.eigh(covariance)
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
@@ -167,14 +192,34 @@ def train_codes(residuals: Floats, code_bytes: int, seed: int) -> CodeBook:
         turned[group] = share[group].mean()
         if width:
             alpha.append(np.full(len(group), _STEP[width] * max(turned[group[0]], 1e-12) ** 0.5))
-    counts = tuple(int((widths == width).sum()) for width in WIDTHS)
     return CodeBook(
         np.ascontiguousarray(rotation, dtype=np.float32),
-        counts,  # type: ignore[arg-type]
+        _counts(widths),
         np.concatenate(alpha).astype(np.float32),
         turned.astype(np.float32),
         max(total**0.5, 1e-30),
     )
+
+
+def _order_axes(residuals: Floats, code_bytes: int) -> CodeBook:
+    """Return a code book of the vectors' own axes, those of the greatest variance first."""
+    variance = np.square(residuals, dtype=np.float64).mean(axis=0)
+    order = np.argsort(-variance, kind="stable")
+    total = float(variance.sum())
+    share = variance[order] / total if total > 0 else np.full(len(variance), 1 / len(variance))
+    widths = _assign_widths(share, code_bytes)
+    regroup = np.argsort(-widths, kind="stable")
+    share, widths = share[regroup], widths[regroup]
+    steps = np.array([_STEP[int(width)] for width in widths[widths > 0]])
+    alpha = steps * np.sqrt(np.maximum(share[: len(steps)], 1e-12))
+    return CodeBook(
+        order[regroup], _counts(widths), alpha.astype(np.float32), share.astype(np.float32), max(total**0.5, 1e-30)
+    )
+
+
+def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
+    eight, four, two, one = (int((widths == width).sum()) for width in WIDTHS)
+    return eight, four, two, one
 
 
 def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArray[np.int64]:

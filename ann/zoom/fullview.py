@@ -1,119 +1,167 @@
-"""The fullview: every vector with its id on SSD, in list order, and exact distances to a few of them.
+"""The fullview: full vectors on SSD, in list order, packed so that none straddles a page it need not.
 
-A vector's row number is the position of its code, so no map from id to address is held in DRAM; the id travels
-with the vector and comes with the same read.
+A vector's place follows from the row of its code, so no map from id to address is held in DRAM.
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.source import VectorSource
-from memhier.ann.zoom.space import Metric
-from memhier.kernels import distances
-from memhier.rows import Rows, RowsWriter
+from memhier._segments import SegmentWriter
+from memhier.reader import PAGE_BYTES, Reader
+from memhier.rows import rows_per_page
 
-__all__ = ["Fullview", "record_dtype", "workspace_bytes", "write_records"]
+__all__ = ["RowPlaces", "RowWriter", "SortedRows", "raw_rows", "stored_bytes", "vectors_of", "workspace_bytes"]
 
-ID_BYTES = 8
 _BUCKET_BYTES = 64 << 20
+_BLOCK_BYTES = 1 << 20
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
-def record_dtype(dtype: np.dtype[Any], dimension: int) -> np.dtype[Any]:
-    """Return the layout of a record on SSD: the vector, then its int64 id, little-endian, unpadded."""
-    return np.dtype([("vector", dtype.newbyteorder("<"), (dimension,)), ("id", "<i8")])
+def workspace_bytes(row_bytes: int) -> int:
+    """Return the DRAM for the rows of one submission of reads: 256 KiB, or 128 rows where those take more."""
+    return max(256 << 10, 128 * row_bytes)
 
 
-def workspace_bytes(record_bytes: int) -> int:
-    """Return the DRAM for the rows of one round of reads: 256 KiB, or 128 rows where those take more."""
-    return max(256 << 10, 128 * record_bytes)
+@dataclass(frozen=True, slots=True)
+class RowPlaces:
+    """Where rows lie in an open file.
+
+    Attributes
+    ----------
+    file
+        The reader's handle.
+    row_bytes
+        Bytes of a row.
+    """
+
+    file: int
+    row_bytes: int
+
+    def offsets(self, rows: Ints) -> Ints:
+        """Return where rows start, int64 of the shape of `rows`."""
+        per_page = rows_per_page(self.row_bytes)
+        if per_page is None:
+            return rows * self.row_bytes
+        return rows // per_page * PAGE_BYTES + rows % per_page * self.row_bytes
+
+    def read(self, reader: Reader, rows: Ints, tally: Ints | None = None) -> Bytes:
+        """Return rows uint8 ``[n, row_bytes]`` in any order; each page is read once."""
+        return reader.read(self.file, self.offsets(rows), self.row_bytes, tally=tally)
 
 
-class Fullview:
-    """Exact ranking of rows on SSD.
+def stored_bytes(count: int, row_bytes: int) -> int:
+    """Return the bytes that `count` rows take on SSD."""
+    per_page = rows_per_page(row_bytes)
+    pages = -(-count * row_bytes // PAGE_BYTES) if per_page is None else -(-count // per_page)
+    return pages * PAGE_BYTES
+
+
+def raw_rows(vectors: npt.NDArray[Any]) -> Bytes:
+    """Return vectors ``[n, d]`` as they are stored, uint8 ``[n, row_bytes]``, little-endian."""
+    little = np.ascontiguousarray(vectors, dtype=vectors.dtype.newbyteorder("<"))
+    return little.view(np.uint8).reshape(len(vectors), -1)
+
+
+def vectors_of(rows: Bytes, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return the vectors that are stored as these rows, the inverse of :func:`raw_rows`."""
+    return np.ascontiguousarray(rows).view(dtype.newbyteorder("<")).astype(dtype, copy=False)
+
+
+class RowWriter:
+    """Writes rows to a segment, packed by page.
 
     Parameters
     ----------
-    rows
-        Records of :func:`record_dtype` in list order.
+    segment
+        Empty.
+    row_bytes
+        Bytes of a row.
     """
 
-    def __init__(self, rows: Rows, dtype: np.dtype[Any], dimension: int, metric: Metric) -> None:
-        self._rows = rows
-        self._record = record_dtype(dtype, dimension)
-        self._metric = metric
+    def __init__(self, segment: SegmentWriter, row_bytes: int) -> None:
+        self._segment, self._row_bytes = segment, row_bytes
+        self._per_page = rows_per_page(row_bytes)
+        self._rest = np.empty((0, row_bytes), np.uint8)  # of the last page
 
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held beside the store and the reader, in bytes."""
-        return self._rows.memory_bytes
+    def append(self, rows: Bytes) -> None:
+        """Append rows uint8 ``[n, row_bytes]``, in blocks, so that they are never all copied at once."""
+        step = max(1, _BLOCK_BYTES // self._row_bytes)
+        for start in range(0, len(rows), step):
+            block = rows[start : start + step]
+            if self._per_page is None:
+                self._segment.append(np.ascontiguousarray(block))
+                continue
+            block = np.concatenate([self._rest, block])
+            whole = len(block) // self._per_page * self._per_page
+            self._write_pages(block[:whole])
+            self._rest = block[whole:]
 
-    def rank(self, queries: Floats, positions: Ints, k: int, tally: Ints) -> tuple[Ints, Floats]:
-        """Return ids and exact distances of the `k` nearest among `positions`, int64 and float32 ``[q, k]``.
+    def finish(self) -> None:
+        """Fill the last page up with zeros, so that every row can be read before the commit."""
+        if len(self._rest):
+            assert self._per_page is not None
+            self._write_pages(
+                np.concatenate([self._rest, np.zeros((self._per_page - len(self._rest), self._row_bytes), np.uint8)])
+            )
+            self._rest = self._rest[:0]
+        over = self._segment.length % PAGE_BYTES
+        if over:
+            self._segment.append(bytes(PAGE_BYTES - over))
 
-        Parameters
-        ----------
-        queries
-            float32 ``[q, d]``.
-        positions
-            int64 ``[q, c]``, -1 for none; at least `k` of each row are not -1.
-        tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
-        """
-        query_of_row, column = np.nonzero(positions >= 0)
-        # In the order of the file, so that pages that many want are read once where they take several pieces.
-        order = np.argsort(positions[query_of_row, column], kind="stable")
-        query_of_row, column = query_of_row[order], column[order]
-        exact = np.full(positions.shape, np.inf, np.float32)
-        ids = np.full(positions.shape, np.iinfo(np.int64).max)
-        step = max(1, workspace_bytes(self._record.itemsize) // self._record.itemsize)
-        buffer = np.empty((min(step, len(order)), self._record.itemsize), np.uint8)
-        for start in range(0, len(order), step):
-            where = query_of_row[start : start + step], column[start : start + step]
-            rows = self._rows.read(positions[where], out=buffer[: len(where[0])], tally=tally)
-            records = rows.view(self._record)[:, 0]
-            near = distances(queries, records["vector"], self._metric, query_of_row=where[0].astype(np.int32))
-            exact[where], ids[where] = near, records["id"]
-        if self._metric == "cosine":
-            np.maximum(exact, 0, out=exact)  # rounding takes equal directions just below
-        # Ties by id, so that the answer does not depend on where the build happened to put a vector.
-        order = np.lexsort((ids, exact), axis=1)[:, :k]
-        return np.take_along_axis(ids, order, 1), np.take_along_axis(exact, order, 1)
+    def _write_pages(self, rows: Bytes) -> None:
+        if not len(rows):
+            return
+        assert self._per_page is not None
+        pages = np.zeros((len(rows) // self._per_page, PAGE_BYTES), np.uint8)
+        pages[:, : self._per_page * self._row_bytes] = rows.reshape(len(pages), -1)
+        self._segment.append(pages)
 
 
-def write_records(writer: RowsWriter, source: VectorSource, ids: Ints, positions: Ints, scratch: Path) -> Iterator[int]:
-    """Write every vector with its id at its position, yielding the number of vectors after each step.
+class SortedRows:
+    """Puts rows that come in any order into the order of their positions: an external sort.
 
-    An external sort by position: records are first appended to buckets of neighbouring positions, each small enough
-    to be put in order in DRAM, so that the source and the disk are both read and written forward.
+    Rows are first appended to buckets of neighbouring positions, each small enough to be put in order in DRAM, so that
+    the source and the disk are both read and written forward.
+
+    Parameters
+    ----------
+    count, row_bytes
+        Of all rows.
+    scratch
+        An existing directory for the buckets.
     """
-    record = record_dtype(source.dtype, source.dimension)
-    staged = np.dtype([("position", "<i8"), ("record", record)])
-    per_bucket = max(1, _BUCKET_BYTES // staged.itemsize)
-    paths = [scratch / f"bucket-{b}" for b in range(-(-source.count // per_bucket))]
-    for start, block in source.blocks():
-        rows = np.empty(len(block), staged)
-        rows["position"] = positions[start : start + len(block)]
-        rows["record"]["vector"] = block
-        rows["record"]["id"] = ids[start : start + len(block)]
-        bucket = rows["position"] // per_bucket
+
+    def __init__(self, count: int, row_bytes: int, scratch: Path) -> None:
+        self._staged = np.dtype([("position", "<i8"), ("row", "u1", (row_bytes,))])
+        self._per_bucket = max(1, _BUCKET_BYTES // self._staged.itemsize)
+        self._paths = [scratch / f"bucket-{b}" for b in range(-(-count // self._per_bucket))]
+
+    def add(self, positions: Ints, rows: Bytes) -> None:
+        """Stage rows uint8 ``[n, row_bytes]`` with their positions, each position once in all."""
+        staged = np.empty(len(rows), self._staged)
+        staged["position"], staged["row"] = positions, rows
+        bucket = positions // self._per_bucket
         order = np.argsort(bucket, kind="stable")
-        bounds = np.searchsorted(bucket[order], np.arange(len(paths) + 1))
-        for path, low, high in zip(paths, bounds[:-1], bounds[1:], strict=True):
+        bounds = np.searchsorted(bucket[order], np.arange(len(self._paths) + 1))
+        for path, low, high in zip(self._paths, bounds[:-1], bounds[1:], strict=True):
             if low < high:
                 with path.open("ab") as file:
-                    file.write(rows[order[low:high]].data)
-        yield len(block)
-    for path in paths:
-        rows = np.fromfile(path, staged)
-        path.unlink()
-        ordered = np.empty(len(rows), record)
-        ordered[rows["position"] - rows["position"].min()] = rows["record"]
-        writer.append(ordered.view(np.uint8).reshape(len(ordered), record.itemsize))
-        yield 0
+                    file.write(staged[order[low:high]].data)
+
+    def write(self, writer: RowWriter) -> Iterator[int]:
+        """Write all rows in order, yielding how many after each bucket, and finish the writer."""
+        for path in self._paths:
+            staged = np.fromfile(path, self._staged)
+            path.unlink()
+            ordered = np.empty((len(staged), self._staged["row"].itemsize), np.uint8)
+            ordered[staged["position"] - staged["position"].min()] = staged["row"]
+            writer.append(ordered)
+            yield len(ordered)
+        writer.finish()

@@ -1,7 +1,9 @@
-"""ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067)."""
+"""ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067, and what came after)."""
 
+import errno
 import json
 import shutil
+import threading
 import warnings
 from dataclasses import dataclass
 from os import PathLike
@@ -12,25 +14,34 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.build import KIND, VERSION, write_index
-from memhier.ann.zoom.calibrate import NEIGHBOURS, TARGET, Calibration
-from memhier.ann.zoom.fullview import Fullview, record_dtype, workspace_bytes
-from memhier.ann.zoom.preview import Preview
-from memhier.ann.zoom.router import Router
-from memhier.ann.zoom.scan import CODES_PER_BOOK
-from memhier.ann.zoom.space import METRICS, Metric, PreviewSpace
+from memhier.ann.zoom.arguments import check_count, check_fraction, check_ids, check_queries, check_vectors
+from memhier.ann.zoom.bitmaps import BitmapCache
+from memhier.ann.zoom.build import BuildOptions, write_index
+from memhier.ann.zoom.calibrate import TARGET
+from memhier.ann.zoom.catalog import KIND, Description, load_preview
+from memhier.ann.zoom.explain import Explanation
+from memhier.ann.zoom.fresh import Fresh
+from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.layout import scan_bytes
+from memhier.ann.zoom.life import IndexWriter
+from memhier.ann.zoom.part import load_part
+from memhier.ann.zoom.preview import CODINGS, Coding, Effort
+from memhier.ann.zoom.search import Found, Limits, Selection, Snapshot, search_snapshot, vectors_by_id
+from memhier.ann.zoom.space import METRICS, Metric
+from memhier.ann.zoom.tune import load_hot, tune_snapshot
 from memhier.budget import parse_bytes
-from memhier.errors import ClosedError, CorruptionError, FormatError
+from memhier.errors import ClosedError, FormatError
+from memhier.ranking import STOPS
 from memhier.reader import Reader
-from memhier.rows import Rows
 from memhier.store import Store, Verify
 
 __all__ = ["SearchResult", "ZoomIndex"]
 
-_CANDIDATE_BYTES = 64  # positions, ids and distances on their way, beside the record itself
-
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+_TUNE_LEAST = 64
+_WIDE_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,24 +51,28 @@ class SearchResult:
     Attributes
     ----------
     ids
-        int64 ``[q, k]``; ``[k]`` for a single query.
+        int64 ``[q, k]``; ``[k]`` for a single query. -1 where fewer than `k` vectors were selected.
     distances
         float32, of the same shape: squared Euclidean distance for ``l2``, negative inner product for ``ip``,
-        1 - cosine similarity for ``cosine``. Ties stand in the order of their ids.
+        1 - cosine similarity for ``cosine``; infinity beside -1. Ties stand in the order of their ids.
     stats
-        Plain numbers of this call: ``queries``, ``nprobe``, ``scanned`` codes, ``candidates`` ranked exactly, and what
-        was read for them: ``reads`` (I/Os), ``pages``, ``bytes``.
+        Plain numbers of this call: ``queries``; ``probed`` lists and ``scanned`` codes; ``candidates`` that the
+        bounds left and ``ranked`` ones, whose vectors were compared; what was read for them: ``reads`` (I/Os),
+        ``pages``, ``bytes``; ``page_requests``, counting a page that several queries share for each, and
+        ``hot_pages``, found in DRAM; ``rounds``, the most that a query took; ``stopped``, why the first query ended,
+        and ``stopped_early``, how many a limit on reads or time ended; ``calibrated``, whether the effort is known to
+        reach the recall asked for.
     """
 
     ids: Ints
     distances: Floats
-    stats: dict[str, int]
+    stats: dict[str, Any]
 
 
 class ZoomIndex:
     """A vector index with a compressed preview in DRAM and the full vectors on SSD.
 
-    A search scans codes in DRAM, reads the most promising full vectors in one submission, and ranks those exactly.
+    A search scans codes in DRAM, reads the full vectors that their bounds cannot exclude, and ranks those exactly.
     Make one with :meth:`build` or :meth:`open`. Searches may run from several threads at once.
 
     Examples
@@ -66,8 +81,8 @@ class ZoomIndex:
     >>> from memhier.ann import ZoomIndex
     >>> vectors = np.random.default_rng(0).normal(size=(2000, 32)).astype("float32")
     >>> path = tempfile.mkdtemp() + "/index"
-    >>> with ZoomIndex.build(path, vectors, dram="2MiB") as index:
-    ...     index.search(vectors[7], k=3).ids[0]
+    >>> with ZoomIndex.build(path, vectors, dram="4MiB") as index:
+    ...     index.search(vectors[7], k=3, recall=0.95).ids[0]
     np.int64(7)
     """
 
@@ -76,22 +91,11 @@ class ZoomIndex:
         raw = store.get("index")
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
-        about = json.loads(raw)
-        if about["version"] != VERSION:
-            raise FormatError(
-                f"{store.path}: index format {about['version']}, this memhier reads {VERSION}; build the index again"
-            )
-        self._count = int(about["count"])
-        self._dram = int(about["dram"])
-        self._space = PreviewSpace(**about["space"])
-        self._effort = Calibration(**about["effort"])
-        self._dtype = np.dtype(about["dtype"])
-        self._preview = self._load_preview(about["lists"], about["width"])
-        self._record_bytes = record_dtype(self._dtype, self.dimension).itemsize
-        rows = Rows(store, "vectors", reader)
-        if len(rows) != self._count or rows.row_bytes != self._record_bytes:
-            raise CorruptionError(f"{store.path}: {len(rows)} records of {rows.row_bytes} bytes, not as described")
-        self._fullview = Fullview(rows, self._dtype, self.dimension, self.metric)
+        self._about = Description.from_json(json.loads(raw), store.path)
+        self._cache = BitmapCache(self._about.dram // 32)
+        self._state = self._load()
+        self._writer = IndexWriter(store, reader, self._about, self._cache, self._bytes_of) if store.writable else None
+        self._turns = threading.BoundedSemaphore(self._about.searches)
         self._closed = False
 
     @classmethod
@@ -101,8 +105,11 @@ class ZoomIndex:
         vectors: object,
         *,
         ids: object = None,
+        attributes: Any = None,
         metric: Metric = "l2",
+        preview: Coding = "rabitq",
         dram: int | str = "64MiB",
+        grow_to: int = 0,
         seed: int = 0,
         progress: bool = False,
     ) -> Self:
@@ -116,17 +123,25 @@ class ZoomIndex:
         path
             A directory that does not exist yet; its parent does.
         vectors
-            Array or memmap ``[n, d]``, or an iterator of such blocks; float32, float16, int8 or uint8 (float64 is
-            stored as float32). Read in blocks, never held whole. A build takes DRAM for the codes twice, 30 bytes a
-            vector, a training sample of at most 256 MiB twice and some 200 MiB of blocks; and up to three times the
-            vectors' size on disk while it runs.
+            Array, memmap or h5py data set ``[n, d]``, a file that :func:`memhier.ann.open_vectors` reads, or an
+            iterator of blocks; float32, float16, int8 or uint8 (float64 is stored as float32). Read in blocks, never
+            held whole. A build takes DRAM for the codes, 24 bytes a vector, a training sample of at most 256 MiB
+            twice and some 200 MiB of blocks; and up to three times the vectors' size on disk while it runs.
         ids
-            Integers ``[n]``, each once; 0 to n - 1 when not given.
+            Integers ``[n]``, each once, -1 excepted; 0 to n - 1 when not given.
+        attributes
+            What searches may filter by: ``{name: values}``, a table of pandas, polars or pyarrow, or a dict per vector.
         metric
             ``"l2"``, ``"ip"`` (inner product) or ``"cosine"``.
+        preview
+            ``"rabitq"``: codes of a few bits a dimension with bounds, so that a search reads what it needs and a
+            recall can be declared. ``"pq"``: product-quantised codes, the paper's form, which reads a fixed number of
+            candidates; such an index is not changed or filtered.
         dram
             What the open index may hold in DRAM, as bytes or text such as ``"64MiB"``. Longer codes, which let a
             search read less for the same recall, are used as far as it allows.
+        grow_to
+            Vectors that the index is to hold in that DRAM some day, where they are more than now.
         seed
             Fixes sampling and training; equal input and seed give an equal index.
         progress
@@ -139,39 +154,54 @@ class ZoomIndex:
         BudgetError
             When `dram` is too small; the message says what would be enough.
         ValueError, TypeError
-            When the vectors or ids cannot be indexed. Nothing is left behind.
+            When vectors, ids or attributes cannot be indexed. Nothing is left behind.
         """
         if metric not in METRICS:
             raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
-        budget = parse_bytes(dram, "dram")
-        seed = _check_count("seed", seed, 0, 2**31 - 2, "what faiss takes")
+        if preview not in CODINGS:
+            raise ValueError(f"preview={preview!r}: expected one of {', '.join(CODINGS)}")
+        if attributes is not None and preview == "pq":
+            raise ValueError("attributes: an index with preview='pq' cannot be filtered; expected preview='rabitq'")
+        options = BuildOptions(
+            metric,
+            preview,
+            parse_bytes(dram, "dram"),
+            check_count("grow_to", grow_to, 0, None),
+            check_count("seed", seed, 0, 2**31 - 2, "what faiss takes"),
+            progress,
+        )
+        names = None if ids is None else check_ids(ids)
         place = Path(path).absolute()  # whatever directory a source of vectors may change to
         existed = place.exists()
         try:
             with Store.create(place, kind=KIND) as store:
-                write_index(store, vectors, ids, metric, budget, seed, progress)
+                write_index(store, vectors, names, attributes, options)
         except BaseException:
             if not existed:
                 shutil.rmtree(place, ignore_errors=True)
             raise
-        index = cls.open(place)
-        reached = index.stats()["calibrated_recall"]
+        index = cls.open(place, writable=True)
+        calibration = index._state.calibration
+        reached = min(calibration.reached.values())
         if reached < TARGET - 0.01:
             warnings.warn(
-                f"calibration found recall@{NEIGHBOURS} of {reached:.3f}, short of {TARGET}, on sampled vectors: "
+                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors: "
                 f"more dram than {dram!r} makes longer codes; search takes nprobe= and candidates=",
                 stacklevel=2,
             )
         return index
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, verify: Verify = "read") -> Self:
-        """Open the index at `path` for searching.
+    def open(cls, path: str | PathLike[str], *, writable: bool = False, verify: Verify = "read") -> Self:
+        """Open the index at `path`.
 
         Parameters
         ----------
         path
             A directory made by :meth:`build`.
+        writable
+            Whether it may be changed, by one process at a time. Any number search it meanwhile, each the state that was
+            committed when it opened.
         verify
             ``"read"`` checks each page of vectors as it is read, ``"open"`` checks the whole index now as well,
             ``"off"`` trusts the disk. Codes and lists are checked at open unless it is ``"off"``.
@@ -180,8 +210,10 @@ class ZoomIndex:
         ------
         FileNotFoundError, FormatError, CorruptionError
             When there is no index at `path`, or it is damaged.
+        LockedError
+            When another process has it open for writing, and this one wants to.
         """
-        store = Store.open(Path(path), kind=KIND, verify=verify)
+        store = Store.open(Path(path), kind=KIND, writable=writable, verify=verify)
         try:
             reader = Reader()
             try:
@@ -194,7 +226,16 @@ class ZoomIndex:
             raise
 
     def search(
-        self, queries: npt.ArrayLike, k: int, *, candidates: int | None = None, nprobe: int | None = None
+        self,
+        queries: npt.ArrayLike,
+        k: int,
+        *,
+        recall: float | None = None,
+        where: str | None = None,
+        candidates: int | None = None,
+        nprobe: int | None = None,
+        max_reads: int | None = None,
+        deadline_ms: float | None = None,
     ) -> SearchResult:
         """Return the `k` nearest vectors of each query.
 
@@ -204,12 +245,22 @@ class ZoomIndex:
             ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
         k
             Number of neighbours, at most ``len(index)``.
+        recall
+            The mean share of the true neighbours to find, above 0 and at most 1; 0.99 when nothing is said. What it
+            takes was calibrated on held-out vectors at build (see :meth:`tune` for queries of another kind). At 1
+            every list is scanned, and every vector read that the widest bounds leave.
+        where
+            Only vectors whose attributes fulfil this, such as ``"price < 10 and lang == 'en'"``, are looked at.
         candidates
-            Full vectors read and ranked exactly per query, at least `k`. Default: what gave recall 0.99 on sampled
-            vectors at build, in proportion to `k`.
+            Instead of a recall: this many of the nearest by their codes, at least `k`, are read, whatever their
+            bounds. With all vectors and all lists the result is that of exact search.
         nprobe
-            Inverted lists scanned per query. Default: likewise. More are scanned where these hold fewer than `k`
-            vectors. With all lists and all candidates the result is that of exact search.
+            Instead of what `recall` takes: inverted lists scanned per query. More are scanned where these hold fewer
+            than `k` vectors.
+        max_reads
+            The most pages read for one query.
+        deadline_ms
+            Milliseconds after which no further round of reads starts; what was ranked until then is returned.
 
         Raises
         ------
@@ -218,86 +269,244 @@ class ZoomIndex:
         CorruptionError
             When a page read from SSD is not what was written.
         """
-        matrix, single = self._check_queries(queries)
-        k = _check_count("k", k, 1, self._count, "the number of vectors in the index")
-        default = max(self._effort.candidates, -(-k * self._effort.candidates // NEIGHBOURS))
-        wanted = min(max(default, k), self._count) if candidates is None else candidates
-        wanted = min(_check_count("candidates", wanted, k, None, "nothing"), self._count)
-        probed = self._effort.nprobe if nprobe is None else _check_count("nprobe", nprobe, 1, None, "nothing")
         self._check_open()
-        probed = min(probed, self._preview.lists)
+        state = self._state
+        matrix, single = check_queries(queries, state.space.dimension)
+        k = check_count("k", k, 1, max(1, state.count), "the number of vectors in the index")
+        selection = Selection.everything(state) if where is None else Selection.of(state, where)
+        effort, calibrated = self._effort(state, k, recall, candidates, nprobe, selection.share)
+        limits = Limits(
+            2**62 if max_reads is None else check_count("max_reads", max_reads, 1, None),
+            np.inf if deadline_ms is None else _check_milliseconds(deadline_ms) / 1000,
+        )
         tally = np.zeros(3, np.int64)
-        ids = np.empty((len(matrix), k), np.int64)
-        distances = np.empty((len(matrix), k), np.float32)
-        scanned = 0
-        per_query = wanted * (self._record_bytes + _CANDIDATE_BYTES) + probed * 8
-        block = max(1, workspace_bytes(self._record_bytes) // per_query)
-        for start in range(0, len(matrix), block):
-            part = matrix[start : start + block]
-            positions, seen = self._candidates(part, k, wanted, probed)
-            near = self._fullview.rank(part, positions, k, tally)
-            ids[start : start + block], distances[start : start + block] = near
-            scanned += seen
-        stats = {"queries": len(matrix), "nprobe": probed, "scanned": scanned, "candidates": wanted * len(matrix)}
-        stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))
-        return SearchResult(ids[0], distances[0], stats) if single else SearchResult(ids, distances, stats)
+        with self._turns:
+            found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally)
+        stats = _stats_of(found, tally) | {"calibrated": calibrated}
+        if single:
+            return SearchResult(found.ids[0], found.distances[0], stats)
+        return SearchResult(found.ids, found.distances, stats)
 
-    def _candidates(self, queries: Floats, k: int, candidates: int, nprobe: int) -> tuple[Ints, int]:
-        """Return positions ``[q, candidates]`` from the preview, probing more lists for queries short of `k`."""
-        mapped = self._space.queries(queries)
-        positions, scanned = self._preview.search(mapped, nprobe, candidates)
-        short = np.flatnonzero(positions[:, k - 1] < 0)
-        while len(short) and nprobe < self._preview.lists:
-            nprobe = min(2 * nprobe, self._preview.lists)
-            positions[short], seen = self._preview.search(mapped[short], nprobe, candidates)
-            scanned += seen
-            short = short[positions[short, k - 1] < 0]
-        return positions, scanned
+    def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
+        """Search for one query and tell what was done: lists scanned, candidates admitted, pages read, why it stopped.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        k, **options
+            As in :meth:`search`.
+        """
+        if np.ndim(query) != 1:
+            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        stats = self.search(query, k, **options).stats
+        state = self._state
+        effort, _ = self._effort(state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"))
+        return Explanation(
+            state.preview.lists, stats["probed"], effort.nprobe, state.count, stats["scanned"], stats["candidates"],
+            None if effort.candidates is not None else effort.eps, stats["ranked"], stats["page_requests"],
+            stats["hot_pages"], stats["rounds"], stats["stopped"], stats["calibrated"],
+        )  # fmt: skip
+
+    def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> Ints:
+        """Add vectors; searches find them at once, and :meth:`commit` makes them durable.
+
+        Parameters
+        ----------
+        vectors
+            ``[n, d]``, or ``[d]`` for one, that fit the dtype of the index.
+        ids
+            Integers ``[n]`` that are not in the index; the next free ones when not given.
+        attributes
+            As in :meth:`build`. An attribute that the index did not have is null for the vectors before.
+
+        Returns
+        -------
+        numpy.ndarray
+            int64 ``[n]``, the ids.
+
+        Raises
+        ------
+        BudgetError
+            When the DRAM given at build cannot hold as many; nothing was added.
+        ValueError, TypeError
+            When vectors, ids or attributes do not fit; nothing was added.
+        """
+        writer = self._check_writable()
+        matrix = check_vectors(vectors, self.dimension, self._state.dtype)
+        names = None if ids is None else check_ids(ids)
+        with writer.lock:
+            self._state, found = writer.add(self._state, matrix, names, attributes)
+        return found
+
+    def remove(self, ids: object) -> None:
+        """Remove vectors; searches no longer find them, and :meth:`commit` makes it durable.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index; nothing was removed.
+        """
+        writer = self._check_writable()
+        names = check_ids(ids)
+        with writer.lock:
+            self._state = writer.remove(self._state, names)
+
+    def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None) -> None:
+        """Replace vectors, and their attributes, in one step.
+
+        Raises
+        ------
+        KeyError, ValueError, TypeError, BudgetError
+            As :meth:`remove` and :meth:`add`; nothing was changed.
+        """
+        writer = self._check_writable()
+        names, matrix = check_ids(ids), check_vectors(vectors, self.dimension, self._state.dtype)
+        with writer.lock:
+            self._state, _ = writer.add(writer.remove(self._state, names), matrix, names, attributes)
+
+    def commit(self) -> None:
+        """Make everything that was added and removed durable, all of it or nothing."""
+        writer = self._check_writable()
+        with writer.lock:
+            self._state = writer.commit(self._state)
+
+    def compact(self) -> None:
+        """Commit, then rewrite the index without what was removed, divide lists that grew long, and calibrate again.
+
+        Searches go on meanwhile. It takes DRAM for all codes once more, and disk space for all vectors once more.
+        """
+        writer = self._check_writable()
+        with writer.lock:
+            self._state = writer.compact(self._state, self._about.seed)
+
+    def tune(self, queries: npt.ArrayLike) -> None:
+        """Calibrate recall for queries like these, and hold the pages they ask for most in DRAM where that pays.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, at least 64; a thousand are enough. They are compared with every vector, which is read once.
+
+        Notes
+        -----
+        Durable where the index is open for writing.
+        """
+        self._check_open()
+        matrix, _ = check_queries(queries, self.dimension)
+        if len(matrix) < _TUNE_LEAST:
+            raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
+        self._state = tune_snapshot(self._state, self._reader, matrix, self._about.dram - self.memory_bytes)
+        if self._writer is not None:
+            with self._writer.lock:
+                self._writer.set_tuning(self._state)
+
+    def reconstruct(self, ids: object) -> npt.NDArray[Any]:
+        """Return the vectors of these ids as they are stored, ``[n, d]`` of the index's dtype.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index.
+        """
+        self._check_open()
+        return vectors_by_id(self._state, self._reader, check_ids(ids))
+
+    def save_to(self, path: str | PathLike[str]) -> None:
+        """Copy what was last committed into the new directory `path`, while it is searched and changed."""
+        self._check_open()
+        self._store.copy(path)
+
+    def _effort(
+        self,
+        state: Snapshot,
+        k: int,
+        recall: float | None,
+        candidates: int | None,
+        nprobe: int | None,
+        share: float = 1.0,
+    ) -> tuple[Effort, bool]:
+        """Return the effort that the arguments ask for, and whether it is known to reach the recall."""
+        wanted = TARGET if recall is None else check_fraction("recall", recall)
+        if recall is not None and (candidates is not None or nprobe is not None):
+            raise ValueError(f"recall={recall}: expected either a recall, or nprobe= and candidates=, not both")
+        effort, calibrated = state.calibration.effort(k, wanted, share)
+        if wanted == 1:
+            effort = Effort(state.preview.lists, eps=_WIDE_EPS, candidates=effort.candidates)
+        if nprobe is not None:
+            probed = min(check_count("nprobe", nprobe, 1, None), state.preview.lists)
+            effort = Effort(probed, np.inf, effort.eps, effort.candidates)
+        if candidates is not None:
+            kept = min(check_count("candidates", candidates, k, None), max(k, state.count))
+            effort = Effort(effort.nprobe, effort.zeta, effort.eps, kept)
+        elif effort.candidates is not None:
+            effort = Effort(effort.nprobe, effort.zeta, effort.eps, min(max(k, effort.candidates), max(k, state.count)))
+        return effort, calibrated and nprobe is None and candidates is None
+
+    def _load(self) -> Snapshot:
+        store, about = self._store, self._about
+        preview = load_preview(store, about)
+        dtype = np.dtype(about.dtype)
+        row_bytes = dtype.itemsize * about.space.dimension
+        shape = about.lists, about.book_bytes, 3 if about.coding == "rabitq" else 0
+        parts = tuple(
+            load_part(store, self._reader, each, shape, row_bytes, about.schema, self._cache) for each in about.parts
+        )
+        fresh = Fresh.empty(about.space.dimension, dtype)
+        files = {part.name: part.places.file for part in parts}
+        hot = load_hot(self._reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
+        return Snapshot(about.space, dtype, preview, parts, fresh, about.calibration, hot, scan_bytes(about.dram))
 
     def __len__(self) -> int:
-        return self._count
+        return self._state.count
 
     def __repr__(self) -> str:
-        return f"ZoomIndex({str(self._store.path)!r}, {self._count} x {self.dimension} {self._dtype}, {self.metric})"
+        return (
+            f"ZoomIndex({str(self._store.path)!r}, {len(self)} x {self.dimension} {self._state.dtype}, {self.metric})"
+        )
 
     @property
     def dimension(self) -> int:
         """Dimension of a vector."""
-        return self._space.dimension
+        return self._state.space.dimension
 
     @property
     def metric(self) -> Metric:
         """The metric chosen at build."""
-        return self._space.metric
+        return self._state.space.metric
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes: codes, lists with their centroids, codebook, page checksums, read and work buffers."""
-        return (
-            self._preview.memory_bytes
-            + self._fullview.memory_bytes
-            + self._store.memory_bytes
-            + self._reader.memory_bytes
-            + workspace_bytes(self._record_bytes)
-        )
+        """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers."""
+        return self._bytes_of(self._state)
+
+    def _bytes_of(self, state: Snapshot) -> int:
+        buffers = self._about.searches * (workspace_bytes(state.row_bytes) + scan_bytes(self._about.dram))
+        held = state.preview.memory_bytes + sum(part.memory_bytes for part in state.parts) + state.fresh.memory_bytes
+        held += state.hot.memory_bytes + self._cache.memory_bytes
+        return held + self._store.memory_bytes + self._reader.memory_bytes + buffers
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: sizes, the default effort, and what the reader has done since open."""
-        vectors = self._store.segments()["vectors"]
+        """Return plain numbers: sizes, what a search takes by default, and what the reader has done since open."""
+        state, about = self._state, self._about
+        effort, _ = state.calibration.effort(10, TARGET)
+        segments = self._store.segments().values()
         return {
-            "vectors": self._count,
+            "vectors": len(self),
             "dimension": self.dimension,
-            "dtype": str(self._dtype),
+            "dtype": about.dtype,
             "metric": self.metric,
-            "lists": self._preview.lists,
-            "code_bytes": self._preview.codes.shape[1],
+            "preview": about.coding,
+            "lists": about.lists,
+            "parts": len(state.parts),
+            "code_bytes": about.book_bytes,
             "memory_bytes": self.memory_bytes,
-            "dram": self._dram,
-            "vector_bytes": self._count * self.dimension * self._dtype.itemsize,
-            "file_bytes": vectors.length,
-            "nprobe": self._effort.nprobe,
-            "candidates": self._effort.candidates,
-            "calibrated_recall": self._effort.recall,
+            "dram": about.dram,
+            "vector_bytes": len(self) * state.row_bytes,
+            "file_bytes": sum(segment.length for segment in segments),
+            "nprobe": effort.nprobe,
+            "candidates": effort.candidates,
+            "calibrated_recall": min(state.calibration.reached.values()),
             **self._reader.stats(),
         }
 
@@ -320,40 +529,40 @@ class ZoomIndex:
     ) -> None:
         self.close()
 
+    def _check_writable(self) -> IndexWriter:
+        self._check_open()
+        if self._about.coding == "pq":
+            raise ValueError(
+                "an index with preview='pq', the paper's form, is not changed: build with preview='rabitq'"
+            )
+        if self._writer is None:
+            raise OSError(
+                errno.EROFS,
+                "the index is open for searching; pass writable=True to ZoomIndex.open",
+                str(self._store.path),
+            )
+        return self._writer
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this ZoomIndex is closed: open it again with ZoomIndex.open")
 
-    def _check_queries(self, queries: npt.ArrayLike) -> tuple[Floats, bool]:
-        array = np.asarray(queries)
-        if array.dtype.kind not in "fiu":
-            raise TypeError(f"queries has dtype {array.dtype}: expected real numbers")
-        if array.ndim not in (1, 2) or array.shape[-1] != self.dimension:
-            raise ValueError(
-                f"queries has shape {array.shape}: expected [q, {self.dimension}] or [{self.dimension}], "
-                f"the dimension of the index"
-            )
-        with np.errstate(over="ignore"):  # reported below, as infinity
-            matrix = np.ascontiguousarray(np.atleast_2d(array), dtype=np.float32)
-        finite = np.isfinite(matrix).all(axis=1)
-        if not finite.all():
-            raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
-        return matrix, array.ndim == 1
 
-    def _load_preview(self, lists: int, width: int) -> Preview:
-        store, padded = self._store, self._space.padded
-        starts = store.read_segment("starts").view(np.int64)
-        codes = store.read_segment("codes").reshape(self._count, padded // width)
-        codebook = store.read_segment("codebook").view(np.float32).reshape(-1, width, CODES_PER_BOOK)
-        if len(starts) != lists + 1 or starts[0] != 0 or starts[-1] != self._count or (np.diff(starts) < 0).any():
-            raise CorruptionError(f"{store.path}: the starts of the lists do not describe {lists} lists")
-        return Preview(Router.load(store.read_segment("router"), lists, padded), codebook, starts, codes)
+def _stats_of(found: Found, tally: Ints) -> dict[str, Any]:
+    scanned, ranked = found.scanned.sum(axis=0).tolist(), found.ranked
+    early = np.isin(ranked[:, 4], [STOPS.index("max_reads"), STOPS.index("deadline")])
+    stats = {"queries": len(found.ids), "probed": scanned[0], "scanned": scanned[1], "cut_short": scanned[2]}
+    stats |= {"candidates": int(found.admitted.sum()), "ranked": int(ranked[:, 0].sum())}
+    stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))
+    stats |= {"page_requests": int(ranked[:, 1].sum()), "hot_pages": int(ranked[:, 2].sum())}
+    return stats | {
+        "rounds": int(ranked[:, 3].max(initial=0)),
+        "stopped_early": int(early.sum()),
+        "stopped": STOPS[int(ranked[0, 4])] if len(ranked) else "all_read",
+    }
 
 
-def _check_count(name: str, value: object, low: int, high: int | None, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name}={value!r}: expected an integer")
-    if value < low or (high is not None and value > high):
-        limit = f"{low} to {high} ({what})" if high is not None else f"at least {low}"
-        raise ValueError(f"{name}={value}: expected {limit}")
-    return int(value)
+def _check_milliseconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"deadline_ms={value!r}: expected a number above 0")
+    return float(value)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.fullview import stored_bytes, workspace_bytes
+from memhier.ann.zoom.preview import Coding
 from memhier.ann.zoom.router import router_bytes_per_list
 from memhier.ann.zoom.scan import CODES_PER_BOOK
 from memhier.ann.zoom.space import Metric, core_dimension
@@ -10,11 +11,16 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
 
-__all__ = ["Layout", "plan_layout"]
+__all__ = ["Layout", "plan_layout", "scan_bytes"]
 
-_VECTORS_PER_LIST = 200  # 0.5 % of n; shorter lists probe finer but each costs its centroid
+_VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
-_WIDEST, _NARROWEST = 32, 4  # dimensions that one byte of code describes; narrower than 4 hardly ranks better
+_NUMBERS_BYTES = 6  # radius, factor and error
+_BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
+_SEARCHES_SHARE, _SEARCHES_MOST = 0.125, 8  # of the budget for searches beyond the first; and of them
+_CONTEXTS_MOST = 4  # that a reader makes
+_ROTATION_SHARE = 0.125  # of the budget, at most, for the rotation
+_WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,36 +31,55 @@ class Layout:
     ----------
     lists
         Number of inverted lists.
-    width
-        Dimension of the sub-vector that one byte of code describes.
+    code_bytes
+        Bytes of code for each vector, without its numbers.
     padded
-        Dimension of the preview space, a multiple of `width`.
+        Dimension of the preview space.
+    rotate
+        Whether the codes have axes of their own, which a matrix of ``4 padded^2`` bytes turns vectors into.
+    searches
+        How many searches may run at a time; each has buffers of its own.
     memory_bytes
         DRAM the index will hold when open, everything counted.
     """
 
     lists: int
-    width: int
+    code_bytes: int
     padded: int
+    rotate: bool
+    searches: int
     memory_bytes: int
 
-    @property
-    def code_bytes(self) -> int:
-        """Bytes of code for each vector."""
-        return self.padded // self.width
+
+def scan_bytes(dram: int) -> int:
+    """Return the DRAM for the candidates of queries that are searched together."""
+    return max(64 << 10, min(1 << 20, dram // 32))
 
 
-def plan_layout(count: int, dimension: int, metric: Metric, record_bytes: int, reader_bytes: int, dram: int) -> Layout:
+def plan_layout(
+    count: int,
+    dimension: int,
+    metric: Metric,
+    coding: Coding,
+    row_bytes: int,
+    id_bytes: int,
+    reader_bytes: int,
+    dram: int,
+) -> Layout:
     """Return the layout with the longest codes that fits `dram` bytes.
 
     Parameters
     ----------
     count, dimension, metric
         Of the vectors.
-    record_bytes
-        Bytes of one vector with its id on SSD; a CRC is kept for each page of them.
+    coding
+        Kind of the codes.
+    row_bytes
+        Bytes of one vector on SSD; a CRC is kept for each page of them.
+    id_bytes
+        Bytes of an id.
     reader_bytes
-        DRAM of the reader's buffers.
+        DRAM of the reader's buffers for one thread.
     dram
         The budget in bytes.
 
@@ -64,18 +89,21 @@ def plan_layout(count: int, dimension: int, metric: Metric, record_bytes: int, r
         When even the shortest codes do not fit; says what would be enough.
     """
     core = core_dimension(metric, dimension)
-    checksums = 4 * (count * record_bytes // PAGE_BYTES + 1)
-    fixed = reader_bytes + workspace_bytes(record_bytes) + checksums
-
+    each = workspace_bytes(row_bytes) + scan_bytes(dram)
+    searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + reader_bytes)))
+    buffers = searches * each + min(searches, _CONTEXTS_MOST) * reader_bytes
+    fixed = buffers + _checksum_bytes(stored_bytes(count, row_bytes))
     least = []
-    for width in range(min(_NARROWEST, core), _WIDEST + 1):
-        padded = -(-core // width) * width
-        per_list = router_bytes_per_list(padded, count // _VECTORS_PER_LIST)
-        without_lists = fixed + 4 * CODES_PER_BOOK * padded + 8 + count * (padded // width)
+    for code_bytes, padded in _code_sizes(core, coding):
+        per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
+        per_list = router_bytes_per_list(padded, count // _VECTORS_PER_LIST) + 4
+        rotate = coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
+        book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
+        without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
         lists = max(1, min(count // _VECTORS_PER_LIST, int(_LISTS_SHARE * dram) // per_list))
-        total = without_lists + lists * per_list
+        total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         if total <= dram:
-            return Layout(lists, width, padded, total)
+            return Layout(lists, code_bytes, padded, rotate, searches, total)
         least.append(without_lists + per_list)
     # A budget this much larger than all but the lists leaves the lists their share.
     enough = int(min(least) / (1 - _LISTS_SHARE)) + 1
@@ -83,3 +111,15 @@ def plan_layout(count: int, dimension: int, metric: Metric, record_bytes: int, r
         f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
+
+
+def _code_sizes(core: int, coding: Coding) -> list[tuple[int, int]]:
+    """Return the sizes of code there may be, longest first, each with the dimension that goes with it."""
+    if coding == "pq":
+        widths = range(min(_NARROWEST, core), _WIDEST + 1)
+        return [(-(-core // width), -(-core // width) * width) for width in widths]
+    return [(size, core) for size in range(-(-core * _BITS_MOST // 8), -(-core // 32) - 1, -1)]
+
+
+def _checksum_bytes(stored: int) -> int:
+    return 4 * (stored // PAGE_BYTES + 8)

@@ -1,165 +1,171 @@
 """The preview: what of every vector is kept in DRAM, and the search that runs on it alone.
 
-Inverted lists (Zoom, arXiv 1809.04067), and a product-quantised code of each vector's residual to the centroid of its
-list, in list order.
+Inverted lists, and a code of each vector's residual to the centroid of its list. Codes with bounds
+(`memhier.ann.zoom.codes`) leave as candidates what the bounds cannot exclude; product-quantised codes, as in the paper,
+a fixed number of the nearest.
 """
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Self, TypeAlias
 
-import faiss
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.clusters import Assigner, train_centroids
+from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
+from memhier.ann.zoom.codes import CodeBook, train_codes
+from memhier.ann.zoom.product import ProductBook, train_product
 from memhier.ann.zoom.router import Router
-from memhier.ann.zoom.scan import CODES_PER_BOOK, pq_scan
+from memhier.ann.zoom.scan import pq_scan
 
-__all__ = ["Preview", "PreviewTrainer", "training_rows"]
+__all__ = ["CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 
-_FLAT_LISTS = 4096  # up to here one level of k-means, and every centroid compared when vectors are assigned
-_KMEANS_ROUNDS = 10
-_ROWS_PER_CENTROID = 48
-_BOOK_ROWS = 32 * CODES_PER_BOOK  # more of them, or more rounds, rank no better on real data
-_BOOK_ROUNDS = 8
-_SAMPLE_BYTES = 256 << 20
+Coding: TypeAlias = Literal["rabitq", "pq"]
+_BOOK_ROWS = 16384  # of the sample, that a code book is learned from
+
+CODINGS: tuple[Coding, ...] = ("rabitq", "pq")
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Halves: TypeAlias = npt.NDArray[np.float16]
 
 
-def training_rows(lists: int, padded: int) -> int:
-    """Return how many vectors to sample for training: enough for lists and codebook, in at most 256 MiB of float32."""
-    affordable = _SAMPLE_BYTES // (4 * padded)
-    return max(lists, min(max(_ROWS_PER_CENTROID * lists, _BOOK_ROWS), affordable))
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard a search looks.
+
+    Attributes
+    ----------
+    nprobe
+        Lists routed to.
+    zeta
+        Which of them are passed over; see `memhier.ann.zoom.code_scan.code_scan`. Infinity passes over none.
+    eps
+        How many standard errors lie between an estimate and its bounds.
+    candidates
+        Where not None, this many of the nearest estimates are read, whatever their bounds.
+    """
+
+    nprobe: int
+    zeta: float = np.inf
+    eps: float = 0.0
+    candidates: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """Codes, lists and the graph over their centroids, all in DRAM.
+    """Lists and code book; the codes themselves come in parts.
 
     Attributes
     ----------
     router
         Finds a query's nearest lists, and holds their centroids.
-    codebook
-        float32 ``[m, width, 256]``.
-    starts
-        int64 ``[lists + 1]``.
-    codes
-        uint8 ``[n, m]`` in list order.
+    book
+        Makes codes: of several bits an axis with bounds, or product-quantised.
+    radii
+        float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
     """
 
     router: Router
-    codebook: Floats
-    starts: Ints
-    codes: Bytes
+    book: CodeBook | ProductBook
+    radii: Floats
 
     @property
     def lists(self) -> int:
         """Number of inverted lists."""
-        return len(self.starts) - 1
+        return len(self.router.centroids)
+
+    @property
+    def coding(self) -> Coding:
+        """The kind of the codes."""
+        return "rabitq" if isinstance(self.book, CodeBook) else "pq"
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.router.memory_bytes + self.codebook.nbytes + self.starts.nbytes + self.codes.nbytes
+        """DRAM held, in bytes, without the codes."""
+        return self.router.memory_bytes + self.book.memory_bytes + self.radii.nbytes
 
-    def search(self, queries: Floats, nprobe: int, candidates: int) -> tuple[Ints, int]:
-        """Return the positions of the nearest codes, int64 ``[q, candidates]``, and the number scanned.
+    def turn(self, mapped: Floats) -> Floats:
+        """Return vectors or queries of the preview's space ``[n, d]`` in the axes of the codes."""
+        return self.book.turn(mapped) if isinstance(self.book, CodeBook) else mapped
 
-        -1 pads the rows of queries whose lists hold fewer codes.
-        """
-        probes = self.router.route(queries, nprobe)
-        positions, _, scanned = pq_scan(
-            queries, probes, self.router.centroids, self.starts, self.codes, self.codebook, candidates
+    def assigner(self) -> Assigner:
+        """Return what finds the list of turned vectors."""
+        return Assigner(self.router.centroids.astype(np.float32), 0)
+
+    def encode(self, turned: Floats, lists: npt.NDArray[np.int32]) -> tuple[Bytes, Halves, Floats]:
+        """Return codes ``[n, code_bytes]``, their numbers fp16 ``[3, n]`` (or ``[0, n]``) and squared radii ``[n]``."""
+        # To the fp16 centroid that a search will see, not to the fp32 one that training found.
+        residuals = turned - self.router.centroids[lists].astype(np.float32)
+        squared: Floats = np.einsum("ij,ij->i", residuals, residuals)
+        if isinstance(self.book, CodeBook):
+            codes, numbers = self.book.encode(residuals)
+        else:
+            codes, numbers = self.book.encode(residuals), np.empty((0, len(residuals)), np.float16)
+        return codes, numbers, squared
+
+    def with_radii(self, squared: npt.NDArray[np.float64], counts: Ints) -> Self:
+        """Return the preview with the radii of lists that hold `counts` vectors of `squared` radii in sum."""
+        radii = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
+        return replace(self, radii=radii)
+
+    def search(self, turned: Floats, parts: Sequence[CodedPart], k: int, effort: Effort, limit: int) -> Candidates:
+        """Return the candidates among the codes of `parts` for turned queries ``[q, d]``."""
+        probes = self.router.route(turned, effort.nprobe)
+        if isinstance(self.book, ProductBook):
+            return self._search_product(turned, probes, parts, effort.candidates or k)
+        wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
+        return code_scan(
+            turned, probes, self.router.centroids, self.radii, self.book, parts, wanted,
+            eps=eps, zeta=effort.zeta, limit=max(limit, wanted),
+        )  # fmt: skip
+
+    def _search_product(self, turned: Floats, probes: Ints, parts: Sequence[CodedPart], candidates: int) -> Candidates:
+        assert isinstance(self.book, ProductBook)
+        (part,) = parts  # the paper's form is written once
+        positions, distances, scanned = pq_scan(
+            turned, probes, self.router.centroids, part.starts, part.codes, self.book.books, candidates
         )
-        return positions, scanned
+        tally = np.zeros((len(turned), 3), np.int64)
+        tally[:, 0] = (probes >= 0).sum(axis=1)
+        tally[:, 1] = np.where(np.arange(len(turned)) == 0, scanned, 0)  # known of all together
+        return Candidates(
+            positions,
+            np.full_like(distances, -np.inf),
+            distances,
+            np.isfinite(distances).sum(axis=1),
+            np.full(len(turned), np.inf, np.float32),
+            tally,
+        )
 
 
-class PreviewTrainer:
-    """Centroids, graph and codebook learned from a sample; then lists and codes for any vectors.
+def train_preview(
+    sample: Floats, lists: int, coding: Coding, code_bytes: int, seed: int, *, rotate: bool = True
+) -> Preview:
+    """Return lists and code book learned from a sample; the radii are left zero.
 
     Parameters
     ----------
     sample
-        float32 ``[s, padded]`` in the preview's space.
+        float32 ``[s, d]`` in the preview's space.
     lists
         Number of inverted lists.
-    width
-        Dimension of a sub-vector; divides ``padded``.
+    coding
+        The kind of the codes.
+    code_bytes
+        Bytes of a code; for ``"pq"`` a divisor of ``d``.
     seed
         Fixes every random choice; the result does not depend on the number of threads.
+    rotate
+        False where a rotation takes too much DRAM.
     """
-
-    def __init__(self, sample: Floats, lists: int, width: int, seed: int) -> None:
-        self.router = Router.build(_train_centroids(sample, lists, seed))
-        self._exact: Any = None
-        if lists <= _FLAT_LISTS:
-            self._exact = faiss.IndexFlatL2(sample.shape[1])
-            self._exact.add(self.router.centroids.astype(np.float32))
-        self._quantizer = faiss.ProductQuantizer(sample.shape[1], sample.shape[1] // width, 8)
-        self._quantizer.cp.seed = seed + 1
-        self._quantizer.cp.niter = _BOOK_ROUNDS
-        self._quantizer.cp.min_points_per_centroid = 1
-        rows = np.random.default_rng(seed).permutation(len(sample))[:_BOOK_ROWS]
-        residuals = self._residuals(sample[rows], self.assign(sample[rows]))
-        # Each book needs at least 256 residuals; a smaller sample repeats itself.
-        self._quantizer.train(np.resize(residuals, (max(len(residuals), CODES_PER_BOOK), residuals.shape[1])))
-
-    def assign(self, vectors: Floats) -> npt.NDArray[np.int32]:
-        """Return the list of each vector, int32 ``[n]``."""
-        nearest = self._exact.search(vectors, 1)[1] if self._exact is not None else self.router.route(vectors, 1)
-        return np.asarray(nearest[:, 0], dtype=np.int32)
-
-    def encode(self, vectors: Floats, lists: npt.NDArray[np.int32]) -> Bytes:
-        """Return the codes of the vectors' residuals, uint8 ``[n, m]``."""
-        codes: Bytes = self._quantizer.compute_codes(self._residuals(vectors, lists))
-        return codes
-
-    def codebook(self) -> Floats:
-        """Return the sub-centroids, float32 ``[m, width, 256]``."""
-        quantizer = self._quantizer
-        books = faiss.vector_to_array(quantizer.centroids).reshape(quantizer.M, CODES_PER_BOOK, quantizer.dsub)
-        return np.ascontiguousarray(books.transpose(0, 2, 1))
-
-    def _residuals(self, vectors: Floats, lists: npt.NDArray[np.int32]) -> Floats:
-        # To the fp16 centroid that search will see, not to the fp32 one that training found.
-        return vectors - self.router.centroids[lists].astype(np.float32)
-
-
-def _train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
-    """Return k-means centroids, in two levels where one would cost too much.
-
-    One level costs ``s * lists * d`` per round; the second splits each of ``sqrt(lists)`` coarse clusters into its
-    share of lists, which costs ``2 * s * sqrt(lists) * d``.
-    """
-    if lists <= _FLAT_LISTS:
-        return _kmeans(sample, lists, seed)
-    coarse = _kmeans(sample, int(lists**0.5), seed)
-    index = faiss.IndexFlatL2(sample.shape[1])
-    index.add(coarse)
-    member = index.search(sample, 1)[1][:, 0]
-    shares = _apportion(np.bincount(member, minlength=len(coarse)), lists)
-    fine = [_kmeans(sample[member == c], int(share), seed + c) for c, share in enumerate(shares) if share]
-    return np.concatenate(fine)
-
-
-def _apportion(sizes: npt.NDArray[np.int64], lists: int) -> npt.NDArray[np.int64]:
-    """Share `lists` out in proportion to `sizes`, exactly, at most one for each member."""
-    exact = sizes * (lists / sizes.sum())
-    shares: Ints = np.minimum(np.floor(exact).astype(np.int64), sizes)
-    for cluster in np.argsort(shares - exact, kind="stable")[: lists - int(shares.sum())]:
-        shares[cluster] += 1
-    return shares
-
-
-def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
-    if clusters >= len(sample):
-        return sample[np.resize(np.arange(len(sample)), clusters)]
-    trainer = faiss.Kmeans(
-        sample.shape[1], clusters, niter=_KMEANS_ROUNDS, seed=seed, min_points_per_centroid=1,
-        max_points_per_centroid=_ROWS_PER_CENTROID,
-    )  # fmt: skip
-    trainer.train(sample)
-    return np.asarray(trainer.centroids, dtype=np.float32)
+    centroids = train_centroids(sample, lists, seed)
+    rows = np.random.default_rng([seed, 3]).permutation(len(sample))[:_BOOK_ROWS]
+    residuals = sample[rows] - centroids[Assigner(centroids, seed).assign(sample[rows])]
+    radii = np.zeros(lists, np.float32)
+    if coding == "pq":
+        return Preview(Router.build(centroids), train_product(residuals, sample.shape[1] // code_bytes, seed), radii)
+    book = train_codes(residuals, code_bytes, seed, rotate=rotate)
+    return Preview(Router.build(book.turn(centroids)), book, radii)

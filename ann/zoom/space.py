@@ -74,6 +74,18 @@ class PreviewSpace:
             raise ValueError(f"queries row {row} is too large: distances to it overflow float32; scale it down")
         return out
 
+    def distances(self, squared: FloatMatrix, queries: FloatMatrix) -> FloatMatrix:
+        """Return the metric's distances for squared ones in the preview's space, ``[q]`` or ``[q, c]``."""
+        if self.metric == "cosine":
+            return squared / np.float32(2)
+        unscaled = squared / np.float32(self.scale**2)
+        if self.metric == "l2":
+            return unscaled
+        # |q|^2 + M^2 - 2 <q, x> is what the added coordinate makes of the inner product.
+        norms = np.einsum("ij,ij->i", queries, queries) + np.float32(self.max_norm**2)
+        shaped: FloatMatrix = (unscaled - norms.reshape(-1, *(1,) * (squared.ndim - 1))) / np.float32(2)
+        return shaped
+
     def _scaled(self, block: Block) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
         """Return scaled, for cosine normalised, vectors with room to spare, and their scaled squared norms."""
         values = block.astype(np.float64)

@@ -57,6 +57,7 @@ class PageReader:
         ids: Any,
         thresholds: Any,
         k: int,
+        first_round: int,
         max_reads: int,
         deadline: float,
         workspace: Any,

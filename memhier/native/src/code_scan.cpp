@@ -26,6 +26,8 @@ namespace {
 
 constexpr std::size_t kBlock = 256;  // codes whose distances are made together
 constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
+// Single precision loses as much of the terms of an estimate; only where codes are all but exact does it matter.
+constexpr float kRounding = 4e-6F;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Candidate {
@@ -148,7 +150,7 @@ void estimate_block(Block& block, std::size_t count, float squared, float distan
     const float radius = unit * half_to_float(block.radius[i]);
     const float product = half_to_float(block.factor[i]) * scale * (static_cast<float>(block.sums[i]) - offset);
     block.estimate[i] = squared + radius * radius - 2 * unit * product;
-    block.margin[i] = distance * half_to_float(block.error[i]);
+    block.margin[i] = distance * half_to_float(block.error[i]) + kRounding * (squared + radius * radius);
   }
 }
 

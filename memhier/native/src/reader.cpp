@@ -122,7 +122,8 @@ class PageReader {
   // Exact ranking in rounds; see rounds.hpp. The arrays come checked from memhier.ranking.
   nb::object rank(nb::handle queries, std::size_t dimension, int type, int metric, std::size_t row_bytes,
                   nb::handle first, nb::handle files, nb::handle offsets, nb::handle lower, nb::handle ids,
-                  nb::handle thresholds, std::size_t k, std::size_t max_reads, double deadline, nb::handle workspace,
+                  nb::handle thresholds, std::size_t k, std::size_t first_round, std::size_t max_reads,
+                  double deadline, nb::handle workspace,
                   nb::handle hot_keys, nb::handle hot_pages, nb::handle out_ids, nb::handle out_distances,
                   nb::handle out_tally, nb::handle tally) {
     const Buffer query_view(queries, Buffer::Access::read), first_view(first, Buffer::Access::read);
@@ -141,7 +142,7 @@ class PageReader {
     file_view.require(file_view.count<std::int32_t>() == total && lower_view.count<float>() == total &&
                           id_view.count<std::int64_t>() == total,
                       "files, lower, ids: one for each candidate");
-    row_view.require(k > 0 && row_bytes > 0 && row_view.bytes() >= row_bytes, "workspace: room for a row");
+    row_view.require(k > 0 && first_round > 0 && row_bytes > 0 && row_view.bytes() >= row_bytes, "workspace: room for a row");
     page_view.require(page_view.bytes() == key_view.count<std::int64_t>() * kPageBytes, "hot_pages: a page for each key");
     found.require(found.count<float>() == count * k && found_ids.count<std::int64_t>() == count * k &&
                       found_tally.count<std::int64_t>() == count * 5 && sums.count<std::int64_t>() == 3,
@@ -154,7 +155,7 @@ class PageReader {
     const RankBatch batch{query_view.as<const float>(), count, dimension, static_cast<RowType>(type),
                           static_cast<Metric>(metric), row_bytes, starts, file_view.as<const std::int32_t>(),
                           offset_view.as<const std::int64_t>(), lower_view.as<const float>(),
-                          id_view.as<const std::int64_t>(), threshold_view.as<const float>(), k, max_reads, limit,
+                          id_view.as<const std::int64_t>(), threshold_view.as<const float>(), k, first_round, max_reads, limit,
                           {row_view.as<std::byte>(), row_view.bytes()},
                           {{key_view.as<const std::int64_t>(), key_view.count<std::int64_t>()},
                            page_view.as<const std::byte>()},
@@ -312,7 +313,7 @@ void register_reader(nb::module_& m) {
            nb::arg("latency").none(), nb::arg("tally").none() = nb::none())
       .def("rank", &PageReader::rank, nb::arg("queries"), nb::arg("dimension"), nb::arg("type"), nb::arg("metric"),
            nb::arg("row_bytes"), nb::arg("first"), nb::arg("files"), nb::arg("offsets"), nb::arg("lower"),
-           nb::arg("ids"), nb::arg("thresholds"), nb::arg("k"), nb::arg("max_reads"), nb::arg("deadline"),
+           nb::arg("ids"), nb::arg("thresholds"), nb::arg("k"), nb::arg("first_round"), nb::arg("max_reads"), nb::arg("deadline"),
            nb::arg("workspace"), nb::arg("hot_keys"), nb::arg("hot_pages"), nb::arg("out_ids"),
            nb::arg("out_distances"), nb::arg("out_tally"), nb::arg("tally"))
       .def("counters", &PageReader::counters)

@@ -38,6 +38,7 @@ struct RankBatch {
   const std::int64_t* ids;      // and what to call it
   const float* thresholds;      // [count]: what is sure to be no nearer than the k-th nearest
   std::size_t k;
+  std::size_t first_round;                // candidates of it
   std::size_t max_reads;                  // pages a query
   std::chrono::nanoseconds deadline;      // for the whole call
   std::span<std::byte> workspace;         // rows on their way, at least one

@@ -1,0 +1,87 @@
+"""Checks at the border of the index: every error names the argument, what came and what was expected."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.source import STORED_DTYPES
+
+__all__ = ["check_count", "check_fraction", "check_ids", "check_queries", "check_vectors"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def check_count(name: str, value: object, low: int, high: int | None, what: str = "") -> int:
+    """Return an integer between `low` and `high`, which is `what`."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}={value!r}: expected an integer")
+    if value < low or (high is not None and value > high):
+        limit = f"{low} to {high} ({what})" if high is not None else f"at least {low}"
+        raise ValueError(f"{name}={value}: expected {limit}")
+    return int(value)
+
+
+def check_fraction(name: str, value: object) -> float:
+    """Return a number above 0 and at most 1."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.floating):
+        raise TypeError(f"{name}={value!r}: expected a number above 0 and at most 1")
+    if not 0 < value <= 1:
+        raise ValueError(f"{name}={value}: expected a number above 0 and at most 1")
+    return float(value)
+
+
+def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:
+    """Return queries as float32 ``[q, d]``, and whether there was a single one."""
+    array = np.asarray(queries)
+    if array.dtype.kind not in "fiu":
+        raise TypeError(f"queries has dtype {array.dtype}: expected real numbers")
+    if array.ndim not in (1, 2) or array.shape[-1] != dimension:
+        raise ValueError(
+            f"queries has shape {array.shape}: expected [q, {dimension}] or [{dimension}], the dimension of the index"
+        )
+    with np.errstate(over="ignore"):  # reported below, as infinity
+        matrix = np.ascontiguousarray(np.atleast_2d(array), dtype=np.float32)
+    finite = np.isfinite(matrix).all(axis=1)
+    if not finite.all():
+        raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
+    return matrix, array.ndim == 1
+
+
+def check_ids(ids: object, name: str = "ids") -> Ints:
+    """Return ids as int64 ``[n]``, each once."""
+    array = np.atleast_1d(np.asarray(ids))
+    if array.size == 0:
+        return np.empty(0, np.int64)
+    if array.dtype.kind not in "iu" or array.ndim != 1:
+        raise TypeError(f"{name} has dtype {array.dtype} and shape {array.shape}: expected integers of shape [n]")
+    if array.dtype == np.uint64 and (array > np.iinfo(np.int64).max).any():
+        raise ValueError(f"{name} holds {array.max()}: expected values below 2**63")
+    values, counts = np.unique(array, return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"{name} holds {values[counts > 1][0]} more than once: every vector needs an id of its own")
+    if values[0] == -1 or (values[0] < 0 and -1 in values):
+        raise ValueError(f"{name} holds -1, which stands for no vector in results: expected another number")
+    return array.astype(np.int64)
+
+
+def check_vectors(vectors: npt.ArrayLike, dimension: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return vectors to add, ``[n, d]`` of the index's dtype."""
+    array = np.asarray(vectors)
+    if array.ndim == 1:
+        array = array[None]
+    if array.ndim != 2 or array.shape[1] != dimension:
+        raise ValueError(f"vectors has shape {array.shape}: expected [n, {dimension}], the dimension of the index")
+    if array.dtype.newbyteorder("=") not in (*STORED_DTYPES, np.dtype(np.float64)):
+        raise TypeError(f"vectors has dtype {array.dtype}: expected {dtype}, that of the index")
+    with np.errstate(over="ignore", invalid="ignore"):
+        stored = np.ascontiguousarray(array, dtype=dtype)
+    if dtype.kind == "f":
+        finite = np.isfinite(stored).all(axis=1)
+        if not finite.all():
+            raise ValueError(f"vectors row {int(np.argmin(finite))} holds NaN or infinity (in {dtype})")
+    elif not np.array_equal(stored, array):
+        row = int(np.flatnonzero((stored != array).any(axis=1))[0])
+        raise ValueError(f"vectors row {row} does not fit {dtype}, that of the index: it would be stored as others")
+    return stored

@@ -1,0 +1,147 @@
+"""Centroids of the inverted lists: k-means, in two levels where one would cost too much, with no list left too long.
+
+One level costs ``s * lists * d`` per round for a sample of ``s``; the second splits each of ``sqrt(lists)`` coarse
+clusters into its share of lists, which costs ``2 * s * sqrt(lists) * d``. The longest lists are divided again: SPANN
+(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest.
+"""
+
+from typing import TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Assigner", "split_list", "train_centroids", "training_rows"]
+
+_FLAT_LISTS = 512
+_EXACT_ASSIGN = 2048
+_GROUPS_VISITED = 6
+_ROUNDS = 10
+_ROWS_PER_CENTROID = 48
+_SAMPLE_BYTES = 256 << 20
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def training_rows(lists: int, dimension: int, least: int) -> int:
+    """Return how many vectors to sample: enough for the lists, at least `least`, in at most 256 MiB of float32."""
+    affordable = _SAMPLE_BYTES // (4 * dimension)
+    return max(lists, min(max(_ROWS_PER_CENTROID * lists, least), affordable))
+
+
+def train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
+    """Return centroids float32 ``[lists, d]`` for vectors like those of `sample`; the same whatever the threads.
+
+    Parameters
+    ----------
+    sample
+        float32 ``[s, d]``.
+    lists
+        How many; at most ``s`` of them differ.
+    seed
+        Fixes every random choice.
+    """
+    if lists <= _FLAT_LISTS:
+        return _even_kmeans(sample, lists, seed)
+    coarse = _kmeans(sample, int(lists**0.5), seed)
+    member = _nearest(sample, coarse)
+    shares = _apportion(np.bincount(member, minlength=len(coarse)), lists)
+    return np.concatenate(
+        [_even_kmeans(sample[member == c], int(share), seed + c) for c, share in enumerate(shares) if share]
+    )
+
+
+def _even_kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
+    """Return k-means centroids, one in sixteen of which went into dividing the longest lists."""
+    if clusters >= len(sample):
+        return _kmeans(sample, clusters, seed)
+    centroids = _kmeans(sample, clusters - clusters // 16, seed)
+    while len(centroids) < clusters:
+        member = _nearest(sample, centroids)
+        sizes = np.bincount(member, minlength=len(centroids))
+        # Half of what is left at a time, so that a list that stays long is divided again.
+        longest = np.argsort(-sizes, kind="stable")[: -(-(clusters - len(centroids)) // 2)]
+        longest = longest[sizes[longest] >= 2]
+        if not len(longest):
+            break
+        halves = [_kmeans(sample[member == each], 2, seed + int(each)) for each in longest]
+        centroids = np.concatenate([np.delete(centroids, longest, axis=0), *halves])
+    return centroids[np.arange(clusters) % len(centroids)]
+
+
+def _nearest(sample: Floats, centroids: Floats) -> Ints:
+    index = faiss.IndexFlatL2(sample.shape[1])
+    index.add(centroids)
+    found: Ints = index.search(sample, 1)[1][:, 0]
+    return found
+
+
+def _apportion(sizes: Ints, lists: int) -> Ints:
+    """Share `lists` out in proportion to `sizes`, exactly, at most one for each member."""
+    exact = sizes * (lists / sizes.sum())
+    shares: Ints = np.minimum(np.floor(exact).astype(np.int64), sizes)
+    for cluster in np.argsort(shares - exact, kind="stable")[: lists - int(shares.sum())]:
+        shares[cluster] += 1
+    return shares
+
+
+def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
+    if clusters >= len(sample):
+        return sample[np.resize(np.arange(len(sample)), clusters)]
+    trainer = faiss.Kmeans(
+        sample.shape[1], clusters, niter=_ROUNDS, seed=seed, min_points_per_centroid=1,
+        max_points_per_centroid=_ROWS_PER_CENTROID,
+    )  # fmt: skip
+    trainer.train(sample)
+    return np.asarray(trainer.centroids, dtype=np.float32)
+
+
+class Assigner:
+    """Finds the nearest of many centroids for many vectors at a time, by matrix products.
+
+    Up to 2,048 centroids all are compared. Beyond, centroids are grouped, and a vector is compared with those of its
+    nearest groups: some four times faster than a graph, and as often right.
+
+    Parameters
+    ----------
+    centroids
+        float32 ``[lists, d]``.
+    seed
+        Fixes the groups.
+    """
+
+    def __init__(self, centroids: Floats, seed: int) -> None:
+        self._centroids = centroids
+        self._groups: list[Ints] = []
+        if len(centroids) <= _EXACT_ASSIGN:
+            return
+        self._coarse = _kmeans(centroids, int(len(centroids) ** 0.5), seed)
+        member = _nearest(centroids, self._coarse)
+        self._groups = [np.flatnonzero(member == group) for group in range(len(self._coarse))]
+
+    def assign(self, vectors: Floats) -> npt.NDArray[np.int32]:
+        """Return the list of each vector, int32 ``[n]``."""
+        if not self._groups:
+            return _nearest(vectors, self._centroids).astype(np.int32)
+        index = faiss.IndexFlatL2(vectors.shape[1])
+        index.add(self._coarse)
+        visited = index.search(vectors, min(_GROUPS_VISITED, len(self._groups)))[1]
+        best = np.full(len(vectors), np.inf, np.float32)
+        lists = np.zeros(len(vectors), np.int32)
+        for number, group in enumerate(self._groups):
+            rows = np.flatnonzero((visited == number).any(axis=1))
+            if not len(rows) or not len(group):
+                continue
+            near, place = faiss.knn(vectors[rows], self._centroids[group], 1)
+            better = near[:, 0] < best[rows]
+            best[rows[better]] = near[better, 0]
+            lists[rows[better]] = group[place[better, 0]]
+        return lists
+
+
+def split_list(members: Floats, clusters: int, seed: int) -> tuple[Floats, Ints]:
+    """Return centroids of the members of one list, at most `clusters`, and which each is in; none is empty."""
+    centroids = _kmeans(members, clusters, seed)
+    used, member = np.unique(_nearest(members, centroids), return_inverse=True)
+    return centroids[used], member

@@ -1,0 +1,241 @@
+"""A part of an index: rows that were written together, in list order, never changed but for which of them are alive."""
+
+import itertools
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.attributes import Attributes, Schema
+from memhier.ann.zoom.bitmaps import BitmapCache, Words, popcount
+from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.fullview import RowPlaces
+from memhier.errors import ClosedError, CorruptionError
+from memhier.reader import Reader
+from memhier.store import Store, Transaction
+
+__all__ = ["Part", "PartArrays", "compact_ids", "find_ids", "gather", "load_part", "open_part"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class PartArrays:
+    """What is kept of a part in DRAM.
+
+    Attributes
+    ----------
+    starts
+        int64 ``[lists + 1]``: list ``l`` holds the rows ``starts[l]`` to ``starts[l + 1]``.
+    codes
+        uint8 ``[n, code_bytes]``.
+    numbers
+        fp16 ``[3, n]`` of codes with bounds, ``[0, n]`` of others.
+    ids
+        uint32 or int64 ``[n]``: what each row is called.
+    """
+
+    starts: Ints
+    codes: npt.NDArray[np.uint8]
+    numbers: npt.NDArray[np.float16]
+    ids: npt.NDArray[Any]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.starts.nbytes + self.codes.nbytes + self.numbers.nbytes + self.ids.nbytes
+
+    def write(self, tx: Transaction, name: str) -> None:
+        """Write every array as a segment ``name-...``."""
+        for suffix, array in (
+            ("starts", self.starts),
+            ("codes", self.codes),
+            ("numbers", self.numbers),
+            ("ids", self.ids),
+        ):
+            tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    @classmethod
+    def load(cls, store: Store, name: str, about: dict[str, Any], lists: int, code_bytes: int, numbers: int) -> Self:
+        """Return the arrays that `about`, the part's entry in the catalog, describes."""
+        count = int(about["rows"])
+        try:
+            arrays = cls(
+                store.read_segment(f"{name}-starts").view(np.int64),
+                store.read_segment(f"{name}-codes").reshape(count, code_bytes),
+                store.read_segment(f"{name}-numbers").view(np.float16).reshape(numbers, count),
+                store.read_segment(f"{name}-ids").view(about["ids"]),
+            )
+        except ValueError as error:
+            raise CorruptionError(f"{store.path}: part {name} is not as described: {error}") from error
+        starts = arrays.starts
+        if len(starts) != lists + 1 or starts[0] != 0 or starts[-1] != count or (np.diff(starts) < 0).any():
+            raise CorruptionError(
+                f"{store.path}: the starts of part {name} do not describe {lists} lists of {count} rows"
+            )
+        if len(arrays.ids) != count:
+            raise CorruptionError(f"{store.path}: part {name} has {len(arrays.ids)} ids for {count} rows")
+        return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows on SSD with their codes and ids.
+
+    Attributes
+    ----------
+    name
+        Prefix of its segments.
+    arrays
+        Codes, ids and lists.
+    places
+        Where the full vectors lie.
+    alive
+        A bit for each row that was not removed; None while all are there.
+    alive_name
+        Segment that holds `alive`; None while it was not written.
+    attributes
+        What the rows are filtered by; None where the index has none.
+    lease
+        Keeps the file with the reader.
+    """
+
+    name: str
+    arrays: PartArrays
+    places: RowPlaces
+    alive: Words | None = None
+    alive_name: str | None = None
+    attributes: Attributes | None = None
+    lease: object = None
+
+    def __len__(self) -> int:
+        return len(self.arrays.codes)
+
+    @property
+    def alive_count(self) -> int:
+        """Rows that were not removed."""
+        return len(self) if self.alive is None else popcount(self.alive)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        bits = 0 if self.alive is None else self.alive.nbytes
+        return self.arrays.memory_bytes + bits + (0 if self.attributes is None else self.attributes.memory_bytes)
+
+    def coded(self, selected: Words | None) -> CodedPart:
+        """Return what a scan may find: what is alive and, where given, selected."""
+        arrays = self.arrays
+        allowed = self.alive if selected is None else selected if self.alive is None else self.alive & selected
+        return CodedPart(arrays.starts, arrays.codes, arrays.numbers, allowed)
+
+    def without(self, rows: Ints) -> "Part":
+        """Return the part with these rows removed as well."""
+        bits = np.full(-(-len(self) // 64), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
+        if self.alive is None and len(self) % 64:
+            bits[-1] >>= np.uint64(64 - len(self) % 64)
+        np.bitwise_and.at(bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
+        return replace(self, alive=bits, alive_name=None)
+
+    def is_alive(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return which of the rows were not removed, bool ``[n]``."""
+        if self.alive is None:
+            return np.ones(len(rows), np.bool_)
+        bits: npt.NDArray[np.bool_] = (self.alive[rows >> 6] >> (rows & 63).astype(np.uint64) & np.uint64(1)) > 0
+        return bits
+
+    def about(self) -> dict[str, Any]:
+        """Return its entry in the catalog."""
+        return {"name": self.name, "rows": len(self), "ids": self.arrays.ids.dtype.str, "alive": self.alive_name}
+
+
+class _Lease:
+    """Takes the rows' file from the reader once the last part or snapshot that has it is gone."""
+
+    def __init__(self, reader: Reader, file: int) -> None:
+        self.__finalizer = weakref.finalize(self, _release, reader, file)
+
+
+def _release(reader: Reader, file: int) -> None:
+    with suppress(ClosedError):
+        reader.remove(file)
+
+
+def open_part(
+    store: Store,
+    reader: Reader,
+    name: str,
+    arrays: PartArrays,
+    alive: Words | None,
+    alive_name: str | None,
+    row_bytes: int,
+    schema: Schema,
+    cache: BitmapCache,
+) -> Part:
+    """Return a committed part whose arrays are known."""
+    attributes = Attributes(store, f"{name}-a-", schema, len(arrays.codes), reader, cache) if schema else None
+    file = store.attach(f"{name}-rows", reader)
+    return Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, attributes, _Lease(reader, file))
+
+
+def load_part(
+    store: Store,
+    reader: Reader,
+    about: dict[str, Any],
+    shape: tuple[int, int, int],
+    row_bytes: int,
+    schema: Schema,
+    cache: BitmapCache,
+) -> Part:
+    """Return a part as the catalog describes it; `shape` is lists, bytes of a code, and numbers beside it."""
+    name, alive_name = about["name"], about["alive"]
+    arrays = PartArrays.load(store, name, about, *shape)
+    count = len(arrays.codes)
+    alive = None if alive_name is None else store.read_segment(alive_name).view(np.uint64)
+    if alive is not None and len(alive) != -(-count // 64):
+        raise CorruptionError(f"{store.path}: {alive_name} has {len(alive)} words for {count} rows")
+    return open_part(store, reader, name, arrays, alive, alive_name, row_bytes, schema, cache)
+
+
+def compact_ids(ids: Ints) -> npt.NDArray[Any]:
+    """Return ids as uint32 where all of them fit, else as int64."""
+    fit = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < 2**32)
+    return ids.astype(np.uint32) if fit else ids
+
+
+def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
+    """Return file, offset and id of each position, a part's number and row in one."""
+    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    files = np.empty(len(positions), np.int32)
+    offsets, ids = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+    for which, part in enumerate(parts):
+        here = slice(None) if len(parts) == 1 else np.flatnonzero(number == which)
+        files[here] = part.places.file
+        offsets[here] = part.places.offsets(rows[here])
+        ids[here] = part.arrays.ids[rows[here]]
+    return files, offsets, ids
+
+
+def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
+    """Return the position of each id among what is alive, int64 ``[n]``, -1 for none; passes over all ids."""
+    positions = np.full(len(wanted), -1, np.int64)
+    order = np.argsort(wanted, kind="stable")
+    ascending = wanted[order]
+    for number, part in enumerate(parts):
+        for start in range(0, len(part), 1 << 20):  # so that little is held for it
+            ids = part.arrays.ids[start : start + (1 << 20)].astype(np.int64)
+            if len(wanted) <= 8:
+                hits = [np.flatnonzero(ids == value) for value in ascending]
+                place = np.repeat(np.arange(len(wanted)), [len(hit) for hit in hits])
+                rows = np.array(list(itertools.chain.from_iterable(hits)), np.int64)
+            else:
+                place = np.minimum(np.searchsorted(ascending, ids), len(wanted) - 1)
+                rows = np.flatnonzero(ascending[place] == ids)
+                place = place[rows]
+            rows = rows + start
+            alive = part.is_alive(rows)
+            positions[order[place[alive]]] = rows[alive] | number << PART_SHIFT
+    return positions

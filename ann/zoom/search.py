@@ -1,0 +1,301 @@
+"""How a search travels: queries to lists, to candidates with bounds, to rounds of reads, to ids."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.bitmaps import Words, popcount
+from memhier.ann.zoom.calibrate import Calibration
+from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
+from memhier.ann.zoom.fresh import Fresh
+from memhier.ann.zoom.fullview import vectors_of, workspace_bytes
+from memhier.ann.zoom.part import Part, find_ids, gather
+from memhier.ann.zoom.preview import Effort, Preview
+from memhier.ann.zoom.space import PreviewSpace
+from memhier.ann.zoom.where import evaluate, parse
+from memhier.ranking import HotPages, RankRequest, rank_rows
+from memhier.reader import Reader
+
+__all__ = [
+    "Found",
+    "Limits",
+    "Selection",
+    "Snapshot",
+    "candidate_limit",
+    "read_positions",
+    "search_snapshot",
+    "vectors_by_id",
+]
+
+_CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one
+_LIMIT = 512  # candidates with bounds that are kept of a query
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The index at one moment; a search keeps the one it started with.
+
+    Attributes
+    ----------
+    space, dtype
+        Of the vectors.
+    preview
+        Lists and code book.
+    parts
+        Rows on SSD.
+    fresh
+        Rows not yet there.
+    calibration
+        What a declared recall takes.
+    hot
+        Pages held in DRAM.
+    scan_bytes
+        DRAM for the candidates of queries that are searched together.
+    """
+
+    space: PreviewSpace
+    dtype: np.dtype[Any]
+    preview: Preview
+    parts: tuple[Part, ...]
+    fresh: Fresh
+    calibration: Calibration
+    hot: HotPages
+    scan_bytes: int
+
+    @property
+    def count(self) -> int:
+        """Vectors that can be found."""
+        return sum(part.alive_count for part in self.parts) + len(self.fresh)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a vector on SSD."""
+        return self.dtype.itemsize * self.space.dimension
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which vectors a search may find.
+
+    Attributes
+    ----------
+    parts
+        For each part the bitmap of its rows, None for all.
+    fresh
+        bool ``[n]`` of the fresh ones, None for all.
+    share
+        Of the vectors that are alive.
+    """
+
+    parts: tuple[Words | None, ...]
+    fresh: npt.NDArray[np.bool_] | None = None
+    share: float = 1.0
+
+    @classmethod
+    def everything(cls, snapshot: Snapshot) -> Self:
+        """Return what leaves nothing out."""
+        return cls((None,) * len(snapshot.parts))
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, where: str) -> Self:
+        """Return what fulfils a filter.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When it is no filter, or names attributes that the index does not have.
+        """
+        expression = parse(where)
+        if not snapshot.fresh.attributes and all(part.attributes is None for part in snapshot.parts):
+            raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
+        fresh = None
+        if len(snapshot.fresh):
+            nothing = np.full(len(snapshot.fresh), None, object)
+            columns = {name: snapshot.fresh.attributes.get(name, nothing) for name in expression.names}
+            fresh = evaluate(expression, columns)
+        bits, left = [], 0
+        for part in snapshot.parts:
+            selected = np.zeros(-(-len(part) // 64), np.uint64)
+            if part.attributes is not None:
+                selected = part.attributes.bitmap(expression)
+            bits.append(selected)
+            left += popcount(selected if part.alive is None else selected & part.alive)
+        every = sum(part.alive_count for part in snapshot.parts)
+        return cls(tuple(bits), fresh, left / every if every else 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What ends the reading for a query early: pages, and seconds for the whole call."""
+
+    max_reads: int = 2**62
+    deadline: float = np.inf
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The nearest of each query and what was done for them.
+
+    Attributes
+    ----------
+    ids, distances
+        int64 and float32 ``[q, k]``.
+    scanned
+        int64 ``[q, 3]``: lists scanned, codes scanned, and whether candidates were dropped for lack of room.
+    admitted
+        int64 ``[q]``: candidates that the bounds left.
+    ranked
+        int64 ``[q, 5]``; see `memhier.ranking.Ranking`.
+    """
+
+    ids: Ints
+    distances: Floats
+    scanned: Ints
+    admitted: Ints
+    ranked: Ints
+
+
+def candidate_limit(k: int, effort: Effort) -> int:
+    """Return how many candidates of a query are kept."""
+    return effort.candidates if effort.candidates is not None else max(_LIMIT, 4 * k)
+
+
+def vectors_by_id(snapshot: Snapshot, reader: Reader, ids: Ints) -> npt.NDArray[Any]:
+    """Return the vectors of ids, ``[n, d]``; KeyError for one that is not there."""
+    positions = find_ids(snapshot.parts, ids)
+    order = np.argsort(snapshot.fresh.ids, kind="stable")
+    place = np.searchsorted(snapshot.fresh.ids[order], ids)
+    place = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(ids), np.int64)
+    is_fresh = (snapshot.fresh.ids[place] == ids) if len(order) else np.zeros(len(ids), np.bool_)
+    missing = ids[(positions < 0) & ~is_fresh]
+    if len(missing):
+        raise KeyError(f"ids holds {int(missing[0])}, which is not in the index ({len(missing)} such ids)")
+    out = np.empty((len(ids), snapshot.space.dimension), snapshot.dtype)
+    out[is_fresh] = snapshot.fresh.vectors[place[is_fresh]]
+    out[~is_fresh] = read_positions(snapshot, reader, positions[~is_fresh])
+    return out
+
+
+def read_positions(snapshot: Snapshot, reader: Reader, positions: Ints) -> npt.NDArray[Any]:
+    """Return the vectors at positions, ``[n, d]``."""
+    out = np.empty((len(positions), snapshot.space.dimension), snapshot.dtype)
+    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    for which, part in enumerate(snapshot.parts):
+        here = np.flatnonzero(number == which)
+        if len(here):
+            out[here] = vectors_of(part.places.read(reader, rows[here]), snapshot.dtype)
+    return out
+
+
+def search_snapshot(
+    snapshot: Snapshot,
+    reader: Reader,
+    queries: Floats,
+    k: int,
+    effort: Effort,
+    limits: Limits,
+    selection: Selection,
+    tally: Ints,
+) -> Found:
+    """Return the `k` nearest of each query among what is selected; -1 and infinity where there are fewer.
+
+    Parameters
+    ----------
+    queries
+        float32 ``[q, d]``, checked.
+    selection
+        What may be found.
+    tally
+        int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+    """
+    count = len(queries)
+    found = Found(
+        np.full((count, k), -1, np.int64),
+        np.full((count, k), np.inf, np.float32),
+        np.zeros((count, 3), np.int64),
+        np.zeros(count, np.int64),
+        np.zeros((count, 5), np.int64),
+    )
+    limit = candidate_limit(k, effort)
+    block = max(1, snapshot.scan_bytes // (limit * _CANDIDATE_BYTES))
+    rows = max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes)
+    workspace = np.empty((rows, snapshot.row_bytes), np.uint8)
+    for start in range(0, count, block):
+        part = slice(start, start + block)
+        _search_block(
+            snapshot, reader, queries[part], k, effort, limits, limit, selection, workspace, tally, found, part
+        )
+        if len(snapshot.fresh):
+            near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, selection.fresh)
+            _merge(found, part, near, k)
+    return found
+
+
+def _search_block(
+    snapshot: Snapshot,
+    reader: Reader,
+    queries: Floats,
+    k: int,
+    effort: Effort,
+    limits: Limits,
+    limit: int,
+    selection: Selection,
+    workspace: npt.NDArray[np.uint8],
+    tally: Ints,
+    found: Found,
+    part: slice,
+) -> None:
+    if not snapshot.parts:
+        return
+    turned = snapshot.preview.turn(snapshot.space.queries(queries))
+    coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
+    candidates = snapshot.preview.search(turned, coded, k, effort, limit)
+    candidates = _widen(snapshot, turned, coded, k, effort, limit, candidates)
+    inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
+    files, offsets, ids = gather(snapshot.parts, candidates.positions[inside])
+    first = np.concatenate([[0], np.cumsum(candidates.counts)])
+    space = snapshot.space
+    request = RankRequest(
+        queries, space.metric, snapshot.dtype.name, snapshot.row_bytes, first, files, offsets,
+        space.distances(candidates.lower, queries)[inside], ids, space.distances(candidates.thresholds, queries),
+        k, k if effort.candidates is None else limit, limits.max_reads, limits.deadline,
+    )  # fmt: skip
+    ranking = rank_rows(reader, request, workspace, hot=snapshot.hot, tally=tally)
+    found.ids[part], found.distances[part] = ranking.ids, ranking.distances
+    found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
+    found.ranked[part] = ranking.tally
+
+
+def _widen(
+    snapshot: Snapshot,
+    turned: Floats,
+    coded: Sequence[CodedPart],
+    k: int,
+    effort: Effort,
+    limit: int,
+    candidates: Candidates,
+) -> Candidates:
+    """Probe more lists for queries whose lists held fewer than `k` rows."""
+    short = np.flatnonzero(candidates.counts < k)
+    while len(short) and effort.nprobe < snapshot.preview.lists:
+        effort = replace(effort, nprobe=min(4 * effort.nprobe, snapshot.preview.lists), zeta=np.inf)
+        more = snapshot.preview.search(turned[short], coded, k, effort, limit)
+        for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
+            getattr(candidates, name)[short] = getattr(more, name)
+        short = short[more.counts < k]
+    return candidates
+
+
+def _merge(found: Found, part: slice, near: tuple[Ints, Floats], k: int) -> None:
+    ids = np.hstack([found.ids[part], near[0]])
+    distances = np.hstack([found.distances[part], near[1]])
+    # What is missing has an infinite distance and so goes last.
+    order = np.lexsort((ids, distances), axis=1)[:, :k]
+    found.ids[part] = np.take_along_axis(ids, order, 1)
+    found.distances[part] = np.take_along_axis(distances, order, 1)

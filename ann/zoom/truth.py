@@ -1,0 +1,67 @@
+"""Exact neighbours of some queries, gathered while all vectors stream by."""
+
+from typing import TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["QUERIES", "NeighbourTruth"]
+
+QUERIES = 1024  # the loss of a declared recall is known to 1 in as many
+_NEIGHBOURS = 100
+_COPIES = 32  # of a vector that are recognised as such
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class NeighbourTruth:
+    """The nearest vectors of each query by brute force.
+
+    Parameters
+    ----------
+    queries
+        float32 ``[q, d]`` in the preview's space.
+    own
+        int64 ``[q]``: the number under which :meth:`add` will see each query itself, -1 where it is no vector of the
+        index. Neither itself nor a copy of itself is what such a query looks for: that would be too easy.
+    count
+        Number of vectors to come.
+    """
+
+    def __init__(self, queries: Floats, own: Ints, count: int) -> None:
+        self.queries, self.own = queries, own
+        self.neighbours = max(0, min(_NEIGHBOURS, count - int((own >= 0).any())))
+        self.distances: Floats = np.full((len(queries), self.neighbours), np.inf, np.float32)
+        self.found: Ints = np.full((len(queries), self.neighbours), -1, np.int64)
+        self.copies: Ints = np.zeros(len(queries), np.int64)  # of each query, itself not counted
+        self._norms = np.einsum("ij,ij->i", queries, queries)
+
+    def add(self, numbers: Ints, vectors: Floats) -> None:
+        """Take in vectors float32 ``[n, d]`` under their numbers, int64 ``[n]``."""
+        if not len(vectors) or not self.neighbours:
+            return
+        keep = min(self.neighbours + _COPIES, len(vectors))
+        near, place = faiss.knn(self.queries, vectors, keep)
+        found = numbers[place]
+        inside = (self.own >= 0)[:, None]
+        copy = inside & (near <= 1e-6 * self._norms[:, None])
+        itself = found == self.own[:, None]
+        self.copies += (copy & ~itself).sum(axis=1)
+        near[copy | itself] = np.inf
+        near, found = np.hstack([self.distances, near]), np.hstack([self.found, found])
+        order = np.argsort(near, axis=1, kind="stable")[:, : self.neighbours]
+        self.distances = np.take_along_axis(near, order, 1)
+        self.found = np.take_along_axis(found, order, 1)
+
+    def finish(self, position_of: Ints | None = None) -> None:
+        """Turn numbers into positions where they differ, and leave out what is no neighbour; after the last vector."""
+        # To a zero query everything is equally near by cosine and inner product: it has no neighbours to find.
+        sound = np.isfinite(self.distances) & (self._norms > 0)[:, None]
+        if position_of is not None:
+            self.found = position_of[self.found]
+            self.own = np.where(self.own >= 0, position_of[self.own], -1)
+        self.found = np.where(sound, self.found, -1)
+        # Columns that no query fills say nothing.
+        self.neighbours = int(sound.any(axis=0).sum())

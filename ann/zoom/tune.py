@@ -1,0 +1,95 @@
+"""What is learned from queries: how hard to look for a recall, and which pages are worth their DRAM."""
+
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibrate import TARGET, Calibration, calibrate
+from memhier.ann.zoom.code_scan import PART_SHIFT
+from memhier.ann.zoom.merge import alive_blocks
+from memhier.ann.zoom.part import Part, gather
+from memhier.ann.zoom.search import Limits, Selection, Snapshot, candidate_limit, read_positions, search_snapshot
+from memhier.ann.zoom.truth import QUERIES, NeighbourTruth
+from memhier.ranking import HotPages
+from memhier.reader import PAGE_BYTES, Reader
+
+__all__ = ["load_hot", "measure", "tune_snapshot"]
+
+_K = 10
+_LEAST_HITS = 0.05  # of the pages asked for, below which a cache is not worth its bytes
+_ENTRY_BYTES = PAGE_BYTES + 8
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) -> Snapshot:
+    """Return the snapshot calibrated for `queries` ``[q, d]``, with hot pages in at most `spare` bytes of DRAM."""
+    cold = replace(state, hot=HotPages.none())
+    chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:QUERIES])
+    calibration = measure(cold, reader, queries[chosen], 0)
+    cold = replace(cold, calibration=calibration)
+    pages = _choose_pages(cold, reader, queries, (spare + state.hot.memory_bytes) // _ENTRY_BYTES)
+    return replace(cold, hot=load_hot(reader, pages))
+
+
+def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
+    """Return the calibration for queries ``[q, d]``; for vectors of the index where None."""
+    if queries is None:
+        own = _sample(state.parts, seed)
+        queries = read_positions(state, reader, own).astype(np.float32)
+    else:
+        own = np.full(len(queries), -1)
+    truth = NeighbourTruth(state.space.queries(queries), own, sum(part.alive_count for part in state.parts))
+    for positions, vectors in alive_blocks(state.parts, state.dtype, reader):
+        truth.add(positions, state.space.vectors(vectors))
+    truth.finish()
+    return calibrate(state.preview, [part.coded(None) for part in state.parts], truth)
+
+
+def load_hot(reader: Reader, keys: Ints) -> HotPages:
+    """Return pages read into DRAM; keys ascend, as `memhier.ranking.HotPages` has them."""
+    files, pages = (keys >> 40).astype(np.int32), keys & ((1 << 40) - 1)
+    return HotPages(keys, reader.read(files, pages * PAGE_BYTES, PAGE_BYTES))
+
+
+def _choose_pages(state: Snapshot, reader: Reader, queries: Floats, most: int) -> Ints:
+    """Return the keys of the pages to hold: the most wanted of half of the queries, if of use to the other half."""
+    if most < 1 or not state.parts:
+        return np.empty(0, np.int64)
+    half = len(queries) // 2
+    learned, judged = _pages_of(state, reader, queries[:half]), _pages_of(state, reader, queries[half:])
+    keys, counts = np.unique(learned, return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:most]
+    chosen = np.sort(keys[order[counts[order] > 1]])
+    hits = np.isin(judged, chosen).mean() if len(judged) else 0.0
+    return chosen if hits >= _LEAST_HITS else np.empty(0, np.int64)
+
+
+def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
+    """Return the key of every page that each query reads; those that several ask for several times."""
+    k = min(_K, state.count)
+    effort, _ = state.calibration.effort(k, TARGET)
+    found = search_snapshot(
+        state, reader, queries, k, effort, Limits(), Selection.everything(state), np.zeros(3, np.int64)
+    )
+    keys = []
+    coded = [part.coded(None) for part in state.parts]
+    for query, distances in zip(queries, found.distances, strict=True):
+        turned = state.preview.turn(state.space.queries(query[None]))
+        candidates = state.preview.search(turned, coded, k, effort, candidate_limit(k, effort))
+        lower = state.space.distances(candidates.lower, query[None])[0, : candidates.counts[0]]
+        read = candidates.positions[0, : len(lower)][lower <= distances[-1]]
+        files, offsets, _ = gather(state.parts, read)
+        keys.append(np.unique(files.astype(np.int64) << 40 | offsets // PAGE_BYTES))
+    return np.concatenate(keys) if keys else np.empty(0, np.int64)
+
+
+def _sample(parts: tuple[Part, ...], seed: int) -> Ints:
+    """Return the positions of vectors that play queries, ascending."""
+    alive = [
+        np.flatnonzero(part.is_alive(np.arange(len(part)))) | number << PART_SHIFT for number, part in enumerate(parts)
+    ]
+    return np.sort(np.random.default_rng([seed, 1]).permutation(np.concatenate(alive))[:QUERIES])
