@@ -225,6 +225,7 @@ def test_a_column_without_nulls_keeps_no_bits_and_one_with_nulls_keeps_them(keep
         (np.ma.MaskedArray([1, 2, 3], [False, True, False]), "int64", [1, None, 3]),
         (np.ma.MaskedArray([1.0, 2.0, 3.0], [False, True, False]), "float64", [1.0, None, 3.0]),
         (np.ma.MaskedArray(["a", "b", "c"], [False, True, False]), "str", ["a", None, "c"]),
+        (np.ma.MaskedArray(["a", "a", "c"], [False, True, False]), "str", ["a", None, "c"]),
         (np.ma.MaskedArray([True, False, True], [False, True, False]), "bool", [True, None, True]),
         (np.ma.MaskedArray(np.array(["a", 7, None], object), [False, True, False]), "str", ["a", None, None]),
     ],
@@ -509,6 +510,8 @@ def test_rows_outside_a_bitmap_are_refused():
 def test_columns_are_converted_once_and_trees_travel(keep):
     columns = as_columns({"a": [1, None], "s": ["x", "y"]}, 2)
     assert as_columns(columns, 2) == columns
+    hidden = np.ma.MaskedArray(["x", "secret"], [False, True])
+    assert list(as_columns({"s": hidden}, 2)["s"].words()) == [b"x"]
     with pytest.raises(ValueError, match="'a' has 2 values: expected 3"):
         as_columns(columns, 3)
     tree = parse("a < 1 or s in ('x')")
