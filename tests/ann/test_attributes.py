@@ -18,7 +18,7 @@ from memhier.ann.zoom.attributes import (
     merge_schema,
     write_attributes,
 )
-from memhier.ann.zoom.bitmaps import BitmapCache, from_ids, pack, popcount, unpack, word_count
+from memhier.ann.zoom.bitmaps import BitmapCache, pack, popcount, unpack
 from memhier.ann.zoom.where import evaluate, parse
 from memhier.errors import CorruptionError
 from memhier.reader import Reader
@@ -460,51 +460,6 @@ def test_bitmaps_are_kept_by_what_is_asked_and_forgotten_with_the_part(keep, rea
     assert len(cache) == 1
     two.close()
     assert (len(cache), cache.memory_bytes) == (0, 0)
-
-
-def test_the_cache_keeps_what_was_used_last_within_its_limit():
-    words = [np.full(64, i, np.uint64) for i in range(5)]
-    cache = BitmapCache(3 * (64 * 8 + 256 + 4))
-    for i in range(3):
-        cache.put(str(i), words[i])
-    assert cache.get("0") is words[0]
-    cache.put("3", words[3])
-    assert [cache.get(str(i)) is not None for i in range(4)] == [True, False, True, True]
-    cache.put("3", words[4])
-    assert (cache.get("3") is words[4], len(cache)) == (True, 3)
-    cache.put("4", np.zeros(10_000, np.uint64))
-    assert (cache.get("4"), len(cache)) == (None, 3)
-    assert cache.memory_bytes <= 3 * (64 * 8 + 256 + 4)
-    with pytest.raises(ValueError, match="limit=0"):
-        BitmapCache(0)
-
-
-@settings(max_examples=80, deadline=None)
-@given(st.data(), st.sampled_from([0, 1, 63, 64, 65, 97, 4097]))
-def test_bitmaps_are_sets_of_rows(data, count):
-    ids = data.draw(st.lists(st.integers(0, max(count - 1, 0)), max_size=50 if count else 0))
-    rows = np.zeros(count, np.bool_)
-    rows[ids] = True
-    words = pack(rows)
-    assert (words.dtype, len(words)) == (np.uint64, word_count(count))
-    assert sum(int(word) << (64 * i) for i, word in enumerate(words)) == sum(1 << i for i in set(ids))
-    np.testing.assert_array_equal(unpack(words, count), rows)
-    np.testing.assert_array_equal(from_ids(ids, count), words)
-    np.testing.assert_array_equal(from_ids(np.array(ids * 2, np.uint16)[::-2], count), from_ids((ids * 2)[::-2], count))
-    assert popcount(words) == len(set(ids))
-    np.testing.assert_array_equal(pack(np.repeat(rows, 2)[::2]), words)
-
-
-def test_rows_outside_a_bitmap_are_refused():
-    with pytest.raises(ValueError, match=r"ids\[1\]=64: expected 0 to 63"):
-        from_ids([0, 64], 64)
-    with pytest.raises(ValueError, match=r"ids\[0\]=-1"):
-        from_ids([-1], 64)
-    for wrong in ([0.5], [True], [[1]]):
-        with pytest.raises(TypeError, match="expected integers"):
-            from_ids(wrong, 64)
-    with pytest.raises(ValueError, match="1 entries: expected 2 for 65 rows"):
-        unpack(np.zeros(1, np.uint64), 65)
 
 
 def test_columns_are_converted_once_and_trees_travel(keep):
