@@ -16,6 +16,7 @@ import numpy.typing as npt
 __all__ = ["WIDTHS", "CodeBook", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
+_FEW = 24  # axes of one width are not worth their unpacking
 _BLOCK = 8  # dimensions that get their bits together, so that each takes whole bytes
 # Of a Gaussian of variance one: the best step of a uniform quantiser with 2^bits levels, and its mean squared error.
 _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
@@ -245,4 +246,10 @@ def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArr
         widths[blocks[block]] = steps[step + 1]
         if step + 2 < len(steps):
             heapq.heappush(waiting, (-gain(block, step + 1), block, step + 1))
+    if len(share) >= 4 * _FEW:
+        # A scan pays for each width by itself: a few axes go without their last bits rather.
+        for wide, narrow in zip(WIDTHS, (*WIDTHS[1:], 0), strict=True):
+            few = 0 < (widths == wide).sum() < _FEW
+            if few and (widths > 0).sum() >= 2 * _FEW:
+                widths[widths == wide] = narrow
     return widths

@@ -1,9 +1,9 @@
 """The way from a query to its nearest lists: all centroids compared while they are few, an HNSW graph over many.
 
-Zoom (arXiv 1809.04067) reaches its centroids through HNSW so that very many are affordable. Up to a thousand it is
-exact and smaller to compare them all, for a tenth of a millisecond more. Beyond, the graph keeps every link it has
-room for: faiss's default pruning left up to half of the lists of some text vectors out of reach. The few that still
-are, every query probes.
+Zoom (arXiv 1809.04067) reaches its centroids through HNSW so that very many are affordable. Up to some twelve thousand
+it is faster to compare them all, exact, and takes no DRAM for links: 150 bytes a list. Beyond, the graph keeps every
+link it has room for: faiss's default pruning left up to half of the lists of some text vectors out of reach. The few
+that still are, every query probes.
 """
 
 from contextlib import nullcontext
@@ -13,12 +13,13 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
 from memhier.ann._threads import one_thread
 from memhier.errors import CorruptionError
 
 __all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
 
-EXACT_LISTS = 1024
+EXACT_LISTS = 12288
 NEIGHBOURS = 16  # M of HNSW: a node has up to 2 M links on the ground level
 _EF_CONSTRUCTION = 80
 _QUERIES_FOR_THREADS = 64
@@ -28,7 +29,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def router_bytes_per_list(padded: int, lists: int) -> int:
-    """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 1,024 lists its graph links."""
+    """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 12,288 lists its graph links."""
     links = 4 * (2 * NEIGHBOURS + 2) + 8 + 4 if lists > EXACT_LISTS else 0
     return 2 * padded + 8 + links
 
@@ -103,6 +104,10 @@ class Router:
         if nprobe >= lists:
             return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
         parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=max(2 * nprobe, 32))
+        if self._graph is None and backend.core is not None:
+            nearest = np.empty((len(queries), nprobe), np.int64)
+            backend.core.nearest_rows(queries, self.centroids.view(np.uint16), nearest)
+            return nearest
         with one_thread() if len(queries) < _QUERIES_FOR_THREADS else nullcontext():
             probes: Ints = self._index.search(queries, nprobe, params=parameters)[1]
         if not len(self._strays):

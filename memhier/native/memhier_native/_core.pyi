@@ -2,6 +2,7 @@
 
 from typing import Any
 
+def nearest_rows(queries: Any, rows: Any, nearest: Any) -> None: ...
 def code_scan(
     queries: Any,
     probes: Any,

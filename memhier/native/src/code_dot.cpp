@@ -1,6 +1,7 @@
 #include "code_dot.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "simd.hpp"
@@ -34,10 +35,34 @@ ByteQuery::ByteQuery(const CodeFormat& format) : format_(format), code_bytes_(fo
   bytes_.resize(query * kLane);
 }
 
-void ByteQuery::assign(const float* values) {
-  const std::size_t count = format_.coded_dimensions();
+namespace {
+
+MEMHIER_CLONES
+float largest_of(const float* values, std::size_t count) {
   float largest = 0;
+#pragma omp simd reduction(max : largest)
   for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(values[i]));
+  return largest;
+}
+
+// Rounds values times a factor, all within 127, to the nearest; returns the sum.
+MEMHIER_CLONES
+std::int32_t round_to_bytes(const float* values, float factor, std::size_t count, std::int8_t* bytes) {
+  constexpr float kMagic = 12582912;  // 1.5 * 2^23: adding it leaves the rounded value in the low bits
+  std::int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < count; ++i) {
+    const auto rounded = std::bit_cast<std::int32_t>(values[i] * factor + kMagic) - std::bit_cast<std::int32_t>(kMagic);
+    bytes[i] = static_cast<std::int8_t>(rounded);
+    sum += rounded;
+  }
+  return sum;
+}
+
+}  // namespace
+
+void ByteQuery::assign(const float* values) {
+  const float largest = largest_of(values, format_.coded_dimensions());
   scale_ = largest / 127;
   const float inverse = largest > 0 ? 127 / largest : 0;
   offset_ = 0;
@@ -49,13 +74,9 @@ void ByteQuery::assign(const float* values) {
     for (std::size_t bytes = format_.group_bytes(group); bytes > 0; bytes -= chunks_[chunk++].bytes) {
       const Chunk& part = chunks_[chunk];
       for (std::uint32_t field = 0; field < 8 / part.width; ++field) {
-        std::int8_t* row = bytes_.data() + (part.query + field) * kLane;
-        std::fill_n(row, kLane, std::int8_t{0});
+        // What lies past the last dimension was zeroed once and stays so.
         const std::size_t filled = std::min<std::size_t>(part.bytes, left);
-        for (std::size_t i = 0; i < filled; ++i) {
-          row[i] = static_cast<std::int8_t>(std::lrintf(values[next + i] * inverse));
-          sum += row[i];
-        }
+        sum += round_to_bytes(values + next, inverse, filled, bytes_.data() + (part.query + field) * kLane);
         next += filled;
         left -= filled;
       }

@@ -190,11 +190,7 @@ class Scanner {
           assigned = true;
         }
         query_.dot(part.codes, block_.rows, count, block_.sums);
-        for (std::size_t i = 0; i < count; ++i) {
-          block_.radius[i] = part.radius[block_.rows[i]];
-          block_.factor[i] = part.factor[block_.rows[i]];
-          block_.error[i] = part.error[block_.rows[i]];
-        }
+        take_numbers(part, count);
         estimate_block(block_, count, residual.squared, residual.distance * margin_, query_.scale(), query_.offset(),
                        unit_);
         offer(static_cast<std::int64_t>(p) << kPartShift, count);
@@ -229,6 +225,21 @@ class Scanner {
       row = end;
     }
     return count;
+  }
+
+  void take_numbers(const Part& part, std::size_t count) {
+    const std::uint32_t first = block_.rows[0];
+    if (block_.rows[count - 1] - first == count - 1) {  // neighbours, as always without a filter
+      std::copy_n(part.radius + first, count, block_.radius);
+      std::copy_n(part.factor + first, count, block_.factor);
+      std::copy_n(part.error + first, count, block_.error);
+      return;
+    }
+    for (std::size_t i = 0; i < count; ++i) {
+      block_.radius[i] = part.radius[block_.rows[i]];
+      block_.factor[i] = part.factor[block_.rows[i]];
+      block_.error[i] = part.error[block_.rows[i]];
+    }
   }
 
   void offer(std::int64_t base, std::size_t count) {

@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   register_crc32c(m);
   register_distance(m);
   register_fence(m);
+  register_nearest_lists(m);
   register_offline(m);
   register_policies(m);
   register_pq_scan(m);

@@ -8,6 +8,7 @@ void register_code_scan(nanobind::module_& m);
 void register_crc32c(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_fence(nanobind::module_& m);
+void register_nearest_lists(nanobind::module_& m);
 void register_offline(nanobind::module_& m);
 void register_policies(nanobind::module_& m);
 void register_pq_scan(nanobind::module_& m);
