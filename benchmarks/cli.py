@@ -10,9 +10,9 @@ __all__ = ["main"]
 # stands here because taking it from the command would import the command.
 COMMANDS = {
     "demo": ("memhier.benchmarks.demo.command", "Search every function of this Python installation from SSD."),
-    "bench": ("memhier.benchmarks.bench.command", "Measure memhier next to its rivals."),
     "probe": ("memhier.benchmarks.probe", "Measure the device under a path."),
     "simulate": ("memhier.benchmarks.simulate", "Say how much DRAM a trace of accesses needs."),
+    "bench": ("memhier.benchmarks.bench.command", "Measure memhier next to its rivals."),
     "index": ("memhier.benchmarks.index.command", "Build, search and check a vector index on SSD."),
 }
 
