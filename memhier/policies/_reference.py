@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 __all__ = ["Order", "Reference"]
 
-# What CPython takes for one resident key, dicts, links and ghosts included, at most: measured 130 to 340, as full as the
-# tables of its dicts are.
+# What CPython takes for one resident key, dicts, links and ghosts included, at most: 130 to 340 were measured, as full
+# as the tables of its dicts are.
 _KEY_BYTES = 340
 
 
