@@ -66,7 +66,7 @@ class _Query:
         """Set `wanted` to what this round is to rank; False once nothing more is needed."""
         request = self._request
         most = min(float(request.thresholds[self.number]), self._kth())
-        quota = request.first_round if self.tally[3] == 0 else max(_LEAST_ROUND, request.k // 2)
+        quota = request.first_round if self.tally[3] == 0 else max(_LEAST_ROUND, int(self.tally[0]) // 2)
         self.wanted, pages, reason = [], set[int](), _ALL_READ
         while self._next < self._stop and len(self.wanted) < quota:
             if request.lower[self._next] > most:

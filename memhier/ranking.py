@@ -78,7 +78,8 @@ class RankRequest:
     k
         Neighbours wanted.
     first_round
-        How many candidates of a query the first round ranks; later ones take 8 or half of `k`.
+        How many candidates of a query the first round ranks; later ones take 8, or half as many as were
+        ranked before.
     max_reads
         The most pages read for one query.
     deadline

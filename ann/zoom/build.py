@@ -29,6 +29,7 @@ from memhier.store import Store
 __all__ = ["BuildOptions", "write_index"]
 
 _BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
+_SAMPLE_BLOCK = 8192
 _HELD_OUT_MOST = 8  # one vector in as many, at most, is kept from training to play a query
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -176,12 +177,20 @@ def _held_out(count: int, seed: int) -> Ints:
 
 def _train(source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, options: BuildOptions) -> Preview:
     # Lists that were made with a query in them would find its neighbours all too well.
-    others = np.setdiff1d(np.random.default_rng(options.seed).permutation(source.count), held_out)
-    if len(others) < max(layout.lists, 2 * len(held_out)):
-        others = np.arange(source.count)
-    wanted = min(len(others), training_rows(layout.lists, layout.padded, _BOOK_ROWS))
-    rows = np.sort(np.random.default_rng(options.seed).permutation(others)[:wanted])
-    sample = space.vectors(source.take(rows))
+    random = np.random.default_rng(options.seed)
+    wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)
+    spare = source.count - len(held_out)
+    if spare < max(layout.lists, 2 * len(held_out)):
+        rows = np.arange(source.count)  # too few to leave any out
+    else:
+        drawn = random.permutation(source.count)[: wanted + len(held_out)]
+        rows = drawn[~np.isin(drawn, held_out)]
+    rows = np.sort(rows[:wanted])
+    wanted = len(rows)
+    sample = np.empty((wanted, layout.padded), np.float32)
+    for start in range(0, wanted, _SAMPLE_BLOCK):  # its own copies are in double precision
+        part = slice(start, start + _SAMPLE_BLOCK)
+        sample[part] = space.vectors(source.take(rows[part]))
     return train_preview(sample, layout.lists, options.coding, layout.code_bytes, options.seed, rotate=layout.rotate)
 
 

@@ -7,8 +7,11 @@ namespace memhier {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-// After the first round, as many at a time as are worth a wait: fewer would cost rounds, more reads that a bound would save.
+// After the first round, as many at a time as are worth a wait: fewer would cost rounds, more reads that a bound would
+// save. In proportion to what was ranked before, so that even a hard query takes few rounds.
 constexpr std::size_t kLeastRound = 8;
+
+std::size_t next_round(std::int64_t ranked) { return std::max(kLeastRound, static_cast<std::size_t>(ranked) / 2); }
 
 }  // namespace
 
@@ -70,7 +73,7 @@ bool Rounds::in_one_page(std::int64_t candidate) const {
 bool Rounds::choose(std::uint32_t query) {
   const std::int64_t stop = batch_.first[query + 1];
   const float most = threshold(query);
-  const std::size_t quota = tally(query)[3] == 0 ? batch_.first_round : std::max(kLeastRound, batch_.k / 2);
+  const std::size_t quota = tally(query)[3] == 0 ? batch_.first_round : next_round(tally(query)[0]);
   const std::size_t before = wanted_.size();
   pages_.clear();
   Stop reason = Stop::all_read;
