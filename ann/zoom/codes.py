@@ -102,6 +102,12 @@ class CodeBook:
         error = np.square(wrong) @ self.share[:coded] + np.square(residuals[:, coded:]) @ self.share[coded:]
         numbers = np.stack([np.sqrt(squared), factors, np.sqrt(error)]) / np.float32(self.unit)
         beyond = (numbers > _HALF_MAX).any(axis=0)
+        numbers = np.minimum(numbers, _HALF_MAX)
+        # Half precision errs as well: by little, but where a code is all but exact, as of one axis, by all there is.
+        lost = np.abs(numbers[:2].astype(np.float16) - numbers[:2])
+        lost[1] *= product / np.maximum(np.sqrt(energy), np.float32(1e-30))
+        numbers[2] = np.sqrt(np.square(numbers[2]) + np.square(lost).sum(axis=0))
+        numbers[2] = numbers[2] * np.float32(1 + 2**-10) + np.float32(2**-24)  # so that it is not rounded down
         halves = np.minimum(numbers, _HALF_MAX).astype(np.float16)
         halves[2, beyond] = np.inf  # nothing is known of it: a search has to read it
         return self._pack(fields), halves
