@@ -1,20 +1,21 @@
 """Vectors that were just added: in DRAM, searched by brute force, until they are many enough to be written."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.attributes import as_columns
 from memhier.kernels import distances
 
-__all__ = ["Fresh"]
+__all__ = ["Fresh", "as_objects", "fresh_row_bytes"]
+
+_VALUE_BYTES = 64  # of an attribute, as a Python object
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-_PAIRS = 1 << 16  # of query and vector, compared at a time
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,7 @@ class Fresh:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes; 64 for every attribute's value."""
-        return self.vectors.nbytes + self.ids.nbytes + 64 * sum(map(len, self.attributes.values()))
+        return self.vectors.nbytes + self.ids.nbytes + _VALUE_BYTES * sum(map(len, self.attributes.values()))
 
     def without(self, ids: Ints) -> "Fresh":
         """Return the rest after removing `ids`."""
@@ -70,16 +71,33 @@ class Fresh:
             vectors, ids = vectors[selected], ids[selected]
         kept = min(k, len(ids))
         found, near = np.empty((len(queries), kept), np.int64), np.empty((len(queries), kept), np.float32)
-        step = max(1, _PAIRS // max(1, len(ids)))
-        for start in range(0, len(queries), step):
-            part = queries[start : start + step]
-            query_of_row = np.repeat(np.arange(len(part), dtype=np.int32), len(ids))
-            rows = np.tile(vectors, (len(part), 1))
-            away = distances(part, rows, metric, query_of_row=query_of_row).reshape(len(part), len(ids))
+        for row, query in enumerate(queries if kept else ()):
+            away = distances(query, vectors, metric)
             if metric == "cosine":
-                away = np.maximum(away, 0)
-            names = np.broadcast_to(ids, away.shape)
-            order = np.lexsort((names, away), axis=1)[:, :kept]
-            found[start : start + step] = np.take_along_axis(names, order, 1)
-            near[start : start + step] = np.take_along_axis(away, order, 1)
+                np.maximum(away, 0, out=away)
+            rows = np.flatnonzero(away <= np.partition(away, kept - 1)[kept - 1])
+            order = rows[np.lexsort((ids[rows], away[rows]))[:kept]]
+            found[row], near[row] = ids[order], away[order]
         return found, near
+
+
+def fresh_row_bytes(row_bytes: int, attributes: Collection[str]) -> int:
+    """Return the DRAM of a vector of `row_bytes` that waits with its id and attributes."""
+    return row_bytes + 8 + _VALUE_BYTES * len(attributes)
+
+
+def as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:
+    """Return attributes as columns of Python values, None for null."""
+    columns = {}
+    for name, column in as_columns(attributes, count).items():
+        cells = column.read(np.arange(count))
+        values = cells.values.astype(object)
+        if column.type == "str":
+            words = [word.decode() for word in column.words()]
+            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
+        elif column.type == "bool":
+            values[:] = cells.values.astype(np.bool_)
+        if cells.nulls is not None:
+            values[cells.nulls] = None
+        columns[name] = values
+    return columns

@@ -5,6 +5,7 @@ import json
 import shutil
 import threading
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -24,7 +25,7 @@ from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.life import IndexWriter
-from memhier.ann.zoom.part import load_part
+from memhier.ann.zoom.part import PartFiles
 from memhier.ann.zoom.preview import CODINGS, Coding, Effort
 from memhier.ann.zoom.search import Found, Limits, Selection, Snapshot, search_snapshot, vectors_by_id
 from memhier.ann.zoom.space import METRICS, Metric
@@ -93,8 +94,11 @@ class ZoomIndex:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         self._about = Description.from_json(json.loads(raw), store.path)
         self._cache = BitmapCache(self._about.dram // 32)
+        self._files = PartFiles(store, reader, self._cache)
         self._state = self._load()
-        self._writer = IndexWriter(store, reader, self._about, self._cache, self._bytes_of) if store.writable else None
+        self._writer: IndexWriter | None = None
+        if store.writable:
+            self._writer = IndexWriter(store, reader, self._files, self._about, self._bytes_of)
         self._turns = threading.BoundedSemaphore(self._about.searches)
         self._closed = False
 
@@ -363,7 +367,7 @@ class ZoomIndex:
         writer = self._check_writable()
         names, matrix = check_ids(ids), check_vectors(vectors, self.dimension, self._state.dtype)
         with writer.lock:
-            self._state, _ = writer.add(writer.remove(self._state, names), matrix, names, attributes)
+            self._state = writer.update(self._state, names, matrix, attributes)
 
     def commit(self) -> None:
         """Make everything that was added and removed durable, all of it or nothing."""
@@ -379,6 +383,7 @@ class ZoomIndex:
         writer = self._check_writable()
         with writer.lock:
             self._state = writer.compact(self._state, self._about.seed)
+            self._state = writer.calibrate(self._state, self._about.seed)
 
     def tune(self, queries: npt.ArrayLike) -> None:
         """Calibrate recall for queries like these, and hold the pages they ask for most in DRAM where that pays.
@@ -396,10 +401,12 @@ class ZoomIndex:
         matrix, _ = check_queries(queries, self.dimension)
         if len(matrix) < _TUNE_LEAST:
             raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
-        self._state = tune_snapshot(self._state, self._reader, matrix, self._about.dram - self.memory_bytes)
-        if self._writer is not None:
-            with self._writer.lock:
-                self._writer.set_tuning(self._state)
+        writer = self._writer
+        with nullcontext() if writer is None else writer.lock:
+            state = tune_snapshot(self._state, self._reader, matrix, self._about.dram - self.memory_bytes)
+            if writer is not None:
+                writer.keep_tuning(state)
+            self._state = state
 
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:
         """Return the vectors of these ids as they are stored, ``[n, d]`` of the index's dtype.
@@ -449,9 +456,7 @@ class ZoomIndex:
         dtype = np.dtype(about.dtype)
         row_bytes = dtype.itemsize * about.space.dimension
         shape = about.lists, about.book_bytes, 3 if about.coding == "rabitq" else 0
-        parts = tuple(
-            load_part(store, self._reader, each, shape, row_bytes, about.schema, self._cache) for each in about.parts
-        )
+        parts = tuple(self._files.load(each, shape, row_bytes, about.schema) for each in about.parts)
         fresh = Fresh.empty(about.space.dimension, dtype)
         files = {part.name: part.places.file for part in parts}
         hot = load_hot(self._reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
@@ -497,7 +502,7 @@ class ZoomIndex:
             "dtype": about.dtype,
             "metric": self.metric,
             "preview": about.coding,
-            "lists": about.lists,
+            "lists": state.preview.lists,
             "parts": len(state.parts),
             "code_bytes": about.book_bytes,
             "memory_bytes": self.memory_bytes,
@@ -517,9 +522,10 @@ class ZoomIndex:
 
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
-        self._closed = True
-        self._reader.close()
-        self._store.close()
+        with nullcontext() if self._writer is None else self._writer.lock:
+            self._closed = True
+            self._reader.close()
+            self._store.close()
 
     def __enter__(self) -> Self:
         return self
@@ -550,7 +556,7 @@ class ZoomIndex:
 
 def _stats_of(found: Found, tally: Ints) -> dict[str, Any]:
     scanned, ranked = found.scanned.sum(axis=0).tolist(), found.ranked
-    early = np.isin(ranked[:, 4], [STOPS.index("max_reads"), STOPS.index("deadline")])
+    early = ranked[:, 4] >= STOPS.index("max_reads")  # or the deadline
     stats = {"queries": len(found.ids), "probed": scanned[0], "scanned": scanned[1], "cut_short": scanned[2]}
     stats |= {"candidates": int(found.admitted.sum()), "ranked": int(ranked[:, 0].sum())}
     stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))

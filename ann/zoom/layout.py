@@ -11,9 +11,9 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
 
-__all__ = ["Layout", "plan_layout", "scan_bytes"]
+__all__ = ["VECTORS_PER_LIST", "Layout", "lists_within", "plan_layout", "scan_bytes"]
 
-_VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
+VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 6  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
@@ -96,11 +96,11 @@ def plan_layout(
     least = []
     for code_bytes, padded in _code_sizes(core, coding):
         per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
-        per_list = router_bytes_per_list(padded, count // _VECTORS_PER_LIST) + 4
+        per_list = _list_bytes(count, padded)
         rotate = coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
         book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
-        lists = max(1, min(count // _VECTORS_PER_LIST, int(_LISTS_SHARE * dram) // per_list))
+        lists = lists_within(count, padded, dram)
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         if total <= dram:
             return Layout(lists, code_bytes, padded, rotate, searches, total)
@@ -111,6 +111,15 @@ def plan_layout(
         f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
+
+
+def lists_within(count: int, padded: int, dram: int) -> int:
+    """Return how many lists `count` vectors have: one for a hundred, where a budget of `dram` bytes allows it."""
+    return max(1, min(count // VECTORS_PER_LIST, int(_LISTS_SHARE * dram) // _list_bytes(count, padded)))
+
+
+def _list_bytes(count: int, padded: int) -> int:
+    return router_bytes_per_list(padded, count // VECTORS_PER_LIST) + 4
 
 
 def _code_sizes(core: int, coding: Coding) -> list[tuple[int, int]]:

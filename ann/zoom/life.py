@@ -6,26 +6,26 @@ own commit makes it one of the index's parts. What is pending when a process die
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.attributes import as_columns, chain, merge_schema, write_attributes
-from memhier.ann.zoom.bitmaps import BitmapCache
-from memhier.ann.zoom.calibrate import Calibration
+from memhier.ann.zoom.attributes import Schema, chain, merge_schema, write_attributes
 from memhier.ann.zoom.catalog import Description, write_preview
 from memhier.ann.zoom.code_scan import PART_SHIFT
-from memhier.ann.zoom.fresh import Fresh
+from memhier.ann.zoom.fresh import Fresh, as_objects, fresh_row_bytes
 from memhier.ann.zoom.fullview import RowWriter, raw_rows
-from memhier.ann.zoom.merge import merge_parts, radii_of
-from memhier.ann.zoom.part import Part, PartArrays, compact_ids, find_ids, open_part
+from memhier.ann.zoom.layout import VECTORS_PER_LIST, lists_within
+from memhier.ann.zoom.merge import Division, Merged, merge_parts, plan_division, radii_of
+from memhier.ann.zoom.part import Part, PartArrays, PartFiles, compact_ids, find_ids
+from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
 from memhier.ann.zoom.tune import measure
-from memhier.budget import format_bytes
-from memhier.errors import BudgetError
+from memhier.errors import ClosedError
 from memhier.ranking import HotPages
 from memhier.reader import Reader
 from memhier.store import Store, Transaction
@@ -34,115 +34,156 @@ __all__ = ["IndexWriter"]
 
 _FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
 _FRESH_MOST = 8 << 20
-_JOIN = 2  # a part is joined with those after it once they are half of it
+_JOIN = 2  # a part is joined with those after it once they come to half of it
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class IndexWriter:
-    """Changes one index; for one thread at a time.
+    """Changes one index; for one thread at a time, the one that has `lock`.
+
+    Every change takes a snapshot and returns another. Where it fails, the one it took is still what the index is.
 
     Parameters
     ----------
     store
         Open for writing.
-    reader
-        Reads what is written.
+    reader, files
+        Read what is written.
     about
         The catalog's description of the index.
-    cache
-        Of the bitmaps of filters.
     memory
         Tells what an index with a given snapshot would hold in DRAM.
     """
 
     def __init__(
-        self, store: Store, reader: Reader, about: Description, cache: BitmapCache, memory: Callable[[Snapshot], int]
+        self, store: Store, reader: Reader, files: PartFiles, about: Description, memory: Callable[[Snapshot], int]
     ) -> None:
-        self._store, self._reader, self._cache, self._memory = store, reader, cache, memory
+        self._store, self._reader, self._files, self._memory = store, reader, files, memory
         self.about = about
         self.lock = threading.RLock()
-        self.dirty = False
-        self._drop_pending()
+        self._durable = about  # as of the last commit
+        self._dirty = False
+        self._held: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
+        self._lost = False
+        if about.pending or self._stale(about):
+            with store.begin() as tx:
+                self._publish(tx, replace(about, pending=[]), durable=False)
 
     def add(
         self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ints | None, attributes: Any
     ) -> tuple[Snapshot, Ints]:
         """Return the snapshot with more vectors, and their ids."""
-        names = np.arange(len(vectors), dtype=np.int64) + self.about.next_id if ids is None else ids
+        with self._all_or_nothing(state):
+            return self._add(state, vectors, ids, attributes)
+
+    def update(self, state: Snapshot, ids: Ints, vectors: npt.NDArray[Any], attributes: Any) -> Snapshot:
+        """Return the snapshot with other vectors for these ids."""
+        with self._all_or_nothing(state):
+            return self._add(self._remove(state, ids), vectors, ids, attributes)[0]
+
+    def remove(self, state: Snapshot, ids: Ints) -> Snapshot:
+        """Return the snapshot without these ids."""
+        with self._all_or_nothing(state):
+            return self._remove(state, ids)
+
+    def commit(self, state: Snapshot) -> Snapshot:
+        """Make the snapshot durable, and join small parts."""
+        with self._all_or_nothing(state):
+            if not self._dirty:
+                return state
+            state = self._spill(state)
+            return self._rewrite(state, _first_to_join(state.parts, 0), None, durable=True)
+
+    def compact(self, state: Snapshot, seed: int) -> Snapshot:
+        """Rewrite all parts as one, divide long lists, and commit."""
+        with self._all_or_nothing(state):
+            state = self._spill(state)
+            most = max(lists_within(state.count, state.space.padded, self.about.dram), 1)
+            length = max(VECTORS_PER_LIST, state.count / most)
+            division = plan_division(state.parts, length, most, seed) if state.count else None
+            return self._rewrite(state, 0, division, durable=True)
+
+    def calibrate(self, state: Snapshot, seed: int) -> Snapshot:
+        """Return the snapshot calibrated on its own vectors, which is made durable at once."""
+        if state.count:
+            state = replace(state, calibration=measure(state, self._reader, None, seed))
+        self.keep_tuning(state)
+        return state
+
+    def keep_tuning(self, state: Snapshot) -> None:
+        """Make calibration and hot pages of a snapshot durable."""
+        names = {part.places.file: part.name for part in state.parts}
+        hot = [(names[key >> 40], key & ((1 << 40) - 1)) for key in state.hot.keys.tolist()]
+        with self._all_or_nothing(state), self._store.begin() as tx:
+            self._publish(tx, replace(self.about, calibration=state.calibration, hot=hot), durable=False)
+
+    @contextmanager
+    def _all_or_nothing(self, state: Snapshot) -> Iterator[None]:
+        """After an error, be again what goes with `state`; parts it does not know are dropped in time."""
+        if self._lost:
+            raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
+        about, dirty = self.about, self._dirty
+        self._held = frozenset(part.name for part in state.parts)
+        try:
+            yield
+        except BaseException:
+            # The numbers of parts stay used: what was written under them is still in the store.
+            self.about, self._dirty = replace(about, next_part=self.about.next_part), dirty
+            raise
+        finally:
+            self._held = frozenset()
+
+    def _add(
+        self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ints | None, attributes: Any
+    ) -> tuple[Snapshot, Ints]:
+        names = self._free_ids(len(vectors)) if ids is None else ids
         if len(names) != len(vectors):
             raise ValueError(f"ids has {len(names)} entries for {len(vectors)} vectors: expected one for each")
         if ids is not None:
-            self._refuse_known(state, names)
+            _refuse_known(state, names)
         schema = self.about.schema
         columns: dict[str, npt.NDArray[Any]] = {}
         if attributes is not None:
             schema = merge_schema(schema, attributes, len(vectors))
-            columns = _as_objects(attributes, len(vectors))
-        state.space.vectors(vectors[:1])
-        self._check_room(state, len(vectors))
-        self.about = replace(self.about, schema=schema, next_id=max(self.about.next_id, int(names.max(initial=-1)) + 1))
-        self.dirty = True
-        most = self._fresh_rows(state)
+            columns = as_objects(attributes, len(vectors))
+        check_range(state.space, vectors)
+        state = self._make_room(state, len(vectors), schema)
+        self.about = replace(self.about, next_id=max(self.about.next_id, int(names.max(initial=-1)) + 1))
+        if schema != self.about.schema:
+            self.about = replace(self.about, schema=schema)
+            state = replace(state, parts=tuple(self._files.widened(part, schema) for part in state.parts))
+        self._dirty = True
+        most = self._fresh_rows(state, schema)
         for start in range(0, len(vectors), most):
             part = slice(start, start + most)
             more = Fresh(vectors[part], names[part], {name: values[part] for name, values in columns.items()})
             if len(state.fresh) + len(more) > most:
-                state = self._join_small(self._spill(state), len(self.about.parts))
+                state = self._spill(state)
+                state = self._rewrite(state, _first_to_join(state.parts, len(self.about.parts)), None, durable=False)
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
-    def remove(self, state: Snapshot, ids: Ints) -> Snapshot:
-        """Return the snapshot without these ids."""
+    def _remove(self, state: Snapshot, ids: Ints) -> Snapshot:
         positions = find_ids(state.parts, ids)
         missing = ids[(positions < 0) & ~np.isin(ids, state.fresh.ids)]
         if len(missing):
             raise KeyError(f"ids holds {int(missing[0])}, which is not in the index ({len(missing)} such ids)")
-        self.dirty = True
-        number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+        if len(ids):
+            self._dirty = True
+        known = positions[positions >= 0]
+        number, rows = known >> PART_SHIFT, known & ((1 << PART_SHIFT) - 1)
         parts = tuple(
             part.without(rows[number == which]) if (number == which).any() else part
             for which, part in enumerate(state.parts)
         )
         return replace(state, parts=parts, fresh=state.fresh.without(ids))
 
-    def commit(self, state: Snapshot) -> Snapshot:
-        """Make the snapshot durable."""
-        if not self.dirty:
-            return state
-        if len(state.fresh):
-            state = self._spill(state)
-        with self._store.begin() as tx:
-            state = self._write_alive(tx, state)
-            self._commit(tx, replace(self.about, parts=[part.about() for part in state.parts], pending=[]))
-        self.dirty = False
-        return self._join_small(state, 0)
-
-    def compact(self, state: Snapshot, seed: int) -> Snapshot:
-        """Rewrite all parts as one, divide long lists, calibrate again, and commit."""
-        state = self.commit(state)
-        if state.count:
-            state = self._join(state, 0, seed)
-            state = self.set_calibration(state, measure(state, self._reader, None, seed))
-        return state
-
-    def set_calibration(self, state: Snapshot, calibration: Calibration) -> Snapshot:
-        """Return the snapshot with another calibration, which is made durable at once."""
-        state = replace(state, calibration=calibration)
-        self.set_tuning(state)
-        return state
-
-    def set_tuning(self, state: Snapshot) -> None:
-        """Make calibration and hot pages of a snapshot durable."""
-        names = {part.places.file: part.name for part in state.parts}
-        hot = [(names[key >> 40], key & ((1 << 40) - 1)) for key in state.hot.keys.tolist()]
-        with self._store.begin() as tx:
-            self._commit(tx, replace(self.about, calibration=state.calibration, hot=hot))
-
     def _spill(self, state: Snapshot) -> Snapshot:
-        """Write the fresh vectors as a pending part."""
+        """Write the fresh vectors, if there are any, as a pending part."""
         fresh, preview, about = state.fresh, state.preview, self.about
+        if not len(fresh):
+            return state
         turned = preview.turn(state.space.vectors(fresh.vectors))
         lists = preview.assigner().assign(turned)
         order = np.argsort(lists, kind="stable")
@@ -157,131 +198,146 @@ class IndexWriter:
             arrays.write(tx, name)
             if fresh.attributes:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order)
-            entry = _entry(name, arrays)
-            self._commit(tx, replace(about, next_part=about.next_part + 1, pending=[*about.pending, entry]))
-        parts = (*state.parts, self._open_part(name, arrays, state.row_bytes))
+            pending = [*about.pending, arrays.about(name)]
+            self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
+        parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, about.schema))
         preview = replace(preview, radii=radii_of([each.arrays for each in parts], preview))
         return replace(state, parts=parts, preview=preview, fresh=Fresh.empty(state.space.dimension, state.dtype))
 
-    def _join_small(self, state: Snapshot, earliest: int) -> Snapshot:
-        """Join the last parts while the one before them, from number `earliest` on, is not much larger."""
-        first = len(state.parts) - 1
-        rows = len(state.parts[first]) if state.parts else 0
-        while first > earliest and len(state.parts[first - 1]) <= _JOIN * rows:
-            first -= 1
-            rows += len(state.parts[first])
-        return self._join(state, first, None) if first < len(state.parts) - 1 else state
+    def _rewrite(self, state: Snapshot, first: int, division: Division | None, *, durable: bool) -> Snapshot:
+        """Write the parts from number `first` on as one, and where `durable` make the whole snapshot that of the index.
 
-    def _join(self, state: Snapshot, first: int, seed: int | None) -> Snapshot:
-        """Write the parts from number `first` on as one; with a seed, which needs all parts, divide lists as well."""
-        about, joined = self.about, state.parts[first:]
-        name = f"p{about.next_part}"
+        A division of lists needs all parts. Where it is not durable, the parts are pending ones.
+        """
+        about, kept, joined = self.about, state.parts[:first], state.parts[first:]
+        if not durable and not joined:
+            return state
+        merged, name = None, f"p{about.next_part}"
         with self._store.begin() as tx:
-            writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
-            merged = merge_parts(
-                joined,
-                range(first, len(state.parts)),
-                state.preview,
-                state.space,
-                state.dtype,
-                self._reader,
-                writer,
-                seed,
-            )
-            merged.arrays.write(tx, name)
-            if about.schema:
-                self._write_attributes(tx, name, joined, first, merged.sources)
-            about = replace(about, next_part=about.next_part + 1, lists=merged.preview.lists)
-            entry = _entry(name, merged.arrays)
-            if first < len(about.parts):
-                about = replace(about, parts=[*about.parts[:first], entry], pending=[])
+            if any(part.alive_count for part in joined):
+                merged = self._merge(tx, name, state, first, division)
+                about = replace(about, next_part=about.next_part + 1, lists=merged.preview.lists)
+            made = [] if merged is None else [merged.arrays.about(name)]
+            if durable:
+                kept = self._write_alive(tx, kept)
+                about = replace(about, parts=[part.about() for part in kept] + made, pending=[])
             else:
-                about = replace(about, pending=[*about.pending[: first - len(about.parts)], entry])
-            if seed is not None:
-                write_preview(tx, merged.preview)
-                about = replace(about, trained_on=len(merged.sources))
-            self._commit(tx, about)
-        parts = (*state.parts[:first], self._open_part(name, merged.arrays, state.row_bytes))
-        preview = replace(merged.preview, radii=radii_of([each.arrays for each in parts], merged.preview))
-        return replace(state, parts=parts, preview=preview, hot=HotPages.none())
+                about = replace(about, pending=about.pending[: first - len(about.parts)] + made)
+            preview = state.preview if merged is None else merged.preview
+            arrays = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
+            preview = replace(preview, radii=radii_of(arrays, preview)) if arrays else preview
+            if division is not None:
+                write_preview(tx, preview)
+                about = replace(about, trained_on=state.count)
+            elif durable:
+                tx.segment("radii").append(preview.radii)
+            self._publish(tx, about, durable=durable)
+        self._lost = durable  # until the new part is open
+        if merged is not None:
+            kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, about.schema))
+        self._lost = False
+        return replace(state, parts=kept, preview=preview, hot=_hot_of(state.hot, kept))
 
-    def _write_attributes(self, tx: Transaction, name: str, joined: Sequence[Part], first: int, sources: Ints) -> None:
-        attributes = [part.attributes for part in joined if part.attributes is not None]
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in joined])])
-        order = offsets[(sources >> PART_SHIFT) - first] + (sources & ((1 << PART_SHIFT) - 1))
-        write_attributes(tx, f"{name}-a-", self.about.schema, chain(attributes, self.about.schema), order)
+    def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int, division: Division | None) -> Merged:
+        """Write the rows of the parts from number `first` on, with what goes with them."""
+        joined = state.parts[first:]
+        writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
+        numbers = range(first, len(state.parts))
+        merged = merge_parts(joined, numbers, state.preview, state.space, state.dtype, self._reader, writer, division)
+        merged.arrays.write(tx, name)
+        schema = self.about.schema
+        if schema:
+            attributes = [part.attributes for part in joined if part.attributes is not None]
+            offsets = np.concatenate([[0], np.cumsum([len(part) for part in joined])])
+            order = offsets[(merged.sources >> PART_SHIFT) - first] + (merged.sources & ((1 << PART_SHIFT) - 1))
+            write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), order)
+        return merged
 
-    def _write_alive(self, tx: Transaction, state: Snapshot) -> Snapshot:
+    def _write_alive(self, tx: Transaction, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Write which rows were removed, where that changed since the last commit."""
-        parts = []
-        for part in state.parts:
+        written = []
+        for part in parts:
             if part.alive is not None and part.alive_name is None:
                 name = f"{part.name}-alive{self._store.generation + 1}"
                 tx.segment(name).append(part.alive)
                 part = replace(part, alive_name=name)
-            parts.append(part)
-        return replace(state, parts=tuple(parts))
+            written.append(part)
+        return tuple(written)
 
-    def _commit(self, tx: Transaction, about: Description) -> None:
-        """Commit a transaction with a new description, dropping the segments that it does not need."""
-        needed = [entry["name"] for entry in (*about.parts, *about.pending)]
-        alive = {entry["alive"] for entry in about.parts}
-        for name in self._store.segments():
-            part, _, rest = name.partition("-")
-            stale = part.startswith("p") and part[1:].isdigit() and part not in needed
-            if stale or (rest.startswith("alive") and name not in alive):
-                tx.drop(name)
-        about = replace(about, hot=[(name, page) for name, page in about.hot if name in needed])
-        tx.put("index", json.dumps(about.to_json()).encode())
+    def _publish(self, tx: Transaction, about: Description, *, durable: bool) -> None:
+        """Commit a transaction with a new description, dropping the segments that nobody needs.
+
+        Where the index itself is not committed, the description says nothing of what was added to it.
+        """
+        names = {entry["name"] for entry in about.parts}
+        about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
+        for name in self._stale(about):
+            tx.drop(name)
+        known = about if durable else replace(about, schema=self._durable.schema, next_id=self._durable.next_id)
+        tx.put("index", json.dumps(known.to_json()).encode())
         tx.commit()
         self.about = about
+        if durable:
+            self._durable, self._dirty = about, False
 
-    def _drop_pending(self) -> None:
-        if self.about.pending:
-            with self._store.begin() as tx:
-                self._commit(tx, replace(self.about, pending=[]))
+    def _stale(self, about: Description) -> list[str]:
+        """Return the segments of parts and removals that `about` does not name."""
+        needed = {entry["name"] for entry in (*about.parts, *about.pending)} | self._held
+        alive = {entry["alive"] for entry in about.parts}
+        stale = []
+        for name in self._store.segments():
+            part, _, rest = name.partition("-")
+            of_part = part.startswith("p") and part[1:].isdigit()
+            if of_part and (part not in needed or (rest.startswith("alive") and name not in alive)):
+                stale.append(name)
+        return stale
 
-    def _open_part(self, name: str, arrays: PartArrays, row_bytes: int) -> Part:
-        return open_part(self._store, self._reader, name, arrays, None, None, row_bytes, self.about.schema, self._cache)
+    def _free_ids(self, count: int) -> Ints:
+        first = self.about.next_id
+        if first + count > 2**63:
+            raise ValueError(f"ids: none are free above {first - 1}, the largest there was; give ids of your own")
+        return np.arange(first, first + count, dtype=np.int64)
 
-    def _fresh_rows(self, state: Snapshot) -> int:
+    def _fresh_rows(self, state: Snapshot, schema: Schema) -> int:
         """Return how many vectors may wait in DRAM."""
-        return max(1, min(_FRESH_MOST, int(_FRESH_SHARE * self.about.dram)) // (state.row_bytes + 8))
+        return max(1, self._fresh_most() // fresh_row_bytes(state.row_bytes, schema))
 
-    def _check_room(self, state: Snapshot, more: int) -> None:
-        arrays = state.preview.book.code_bytes + 6 + 8
-        needed = self._memory(state) + more * arrays + 4 * (more * state.row_bytes // 4096)
-        if needed > self.about.dram:
-            raise BudgetError(
-                f"{more:,} more vectors need {format_bytes(needed)} of DRAM in all, "
-                f"dram={format_bytes(self.about.dram)} was given at build: commit and compact free what was removed, "
-                f"grow_to= at build leaves room"
-            )
+    def _fresh_most(self) -> int:
+        return min(_FRESH_MOST, int(_FRESH_SHARE * self.about.dram))
 
-    def _refuse_known(self, state: Snapshot, ids: Ints) -> None:
-        known = (find_ids(state.parts, ids) >= 0) | np.isin(ids, state.fresh.ids)
-        if known.any():
-            raise ValueError(
-                f"ids holds {int(ids[known][0])}, which is in the index already: update() replaces vectors"
-            )
-
-
-def _entry(name: str, arrays: PartArrays) -> dict[str, Any]:
-    return {"name": name, "rows": len(arrays.codes), "ids": arrays.ids.dtype.str, "alive": None}
+    def _make_room(self, state: Snapshot, more: int, schema: Schema) -> Snapshot:
+        """Return the snapshot, without its hot pages where more vectors need their DRAM."""
+        waiting = min(self._fresh_most(), (more + len(state.fresh)) * fresh_row_bytes(state.row_bytes, schema))
+        held = self._memory(state)
+        if state.hot.memory_bytes:
+            try:
+                check_room(state, held, more, waiting, self.about.dram)
+            except MemoryError:
+                held -= state.hot.memory_bytes
+                state = replace(state, hot=HotPages.none())
+                self.about = replace(self.about, hot=[])
+        check_room(state, held, more, waiting, self.about.dram)
+        return state
 
 
-def _as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Return attributes as columns of Python values, None for null."""
-    columns = {}
-    for name, column in as_columns(attributes, count).items():
-        cells = column.read(np.arange(count))
-        values = cells.values.astype(object)
-        if column.type == "str":
-            words = [word.decode() for word in column.words()]
-            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
-        elif column.type == "bool":
-            values[:] = cells.values.astype(np.bool_)
-        if cells.nulls is not None:
-            values[cells.nulls] = None
-        columns[name] = values
-    return columns
+def _first_to_join(parts: Sequence[Part], earliest: int) -> int:
+    """Return the part, from number `earliest` on, from which on all are joined, so that sizes fall by a factor."""
+    first, rows = len(parts), 0
+    for number in range(len(parts) - 1, earliest - 1, -1):
+        if rows and len(parts[number]) <= _JOIN * rows:
+            first = number
+        rows += len(parts[number])
+    return first
+
+
+def _hot_of(hot: HotPages, parts: Sequence[Part]) -> HotPages:
+    """Return the hot pages that lie in the files of these parts."""
+    files = [part.places.file for part in parts]
+    kept = np.isin(hot.keys >> 40, files)
+    return hot if kept.all() else HotPages(hot.keys[kept], hot.pages[kept])
+
+
+def _refuse_known(state: Snapshot, ids: Ints) -> None:
+    known = (find_ids(state.parts, ids) >= 0) | np.isin(ids, state.fresh.ids)
+    if known.any():
+        raise ValueError(f"ids holds {int(ids[known][0])}, which is in the index already: update() replaces vectors")

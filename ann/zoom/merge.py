@@ -16,14 +16,31 @@ from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.space import PreviewSpace
 from memhier.reader import Reader
 
-__all__ = ["Merged", "alive_blocks", "merge_parts", "radii_of"]
+__all__ = ["Division", "Merged", "alive_blocks", "merge_parts", "plan_division", "radii_of"]
 
 _CHUNK_BYTES = 16 << 20  # of full vectors, held while they are put in order
-_LONG = 3  # times the mean length: what is longer is divided
+_LONG = 3  # times the length aimed at: what is longer is divided
+_LENGTHEN = 1.25
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Which lists become several, or none.
+
+    Attributes
+    ----------
+    pieces
+        int64 ``[lists]``: how many lists each becomes; 0 for one without vectors.
+    seed
+        Fixes how a list is divided.
+    """
+
+    pieces: Ints
+    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +62,36 @@ class Merged:
     sources: Ints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Chunk:
-    """The rows of a few neighbouring lists, from all parts, in list order."""
+    """The rows of a few neighbouring lists, from all parts, in list order, with what is kept of them in DRAM."""
 
+    low: int
+    edges: Ints  # of the lists, in rows of the chunk
     sources: Ints
-    lists: Ints
     vectors: Bytes
+    codes: Bytes
+    numbers: npt.NDArray[np.float16]
+    ids: Ints
+
+    def reorder(self, rows: slice, order: Ints) -> None:
+        """Put rows in another order, but for their codes, which are made anew."""
+        self.sources[rows] = self.sources[rows][order]
+        self.vectors[rows] = self.vectors[rows][order]
+        self.ids[rows] = self.ids[rows][order]
+
+
+def plan_division(parts: Sequence[Part], length: float, most: int, seed: int) -> Division:
+    """Return which lists to divide so that they come to some `length` vectors, and to at most `most` lists.
+
+    Lists are never made fewer than those with vectors, even where these are more than `most`.
+    """
+    sizes = np.sum([_alive_of_lists(part) for part in parts], axis=0)
+    while True:
+        pieces = np.where(sizes > _LONG * length, np.rint(sizes / length), sizes > 0).astype(np.int64)
+        if pieces.sum() <= max(most, int((sizes > 0).sum())):
+            return Division(pieces, seed)
+        length *= _LENGTHEN
 
 
 def merge_parts(
@@ -62,20 +102,20 @@ def merge_parts(
     dtype: np.dtype[Any],
     reader: Reader,
     writer: RowWriter,
-    seed: int | None,
+    division: Division | None,
 ) -> Merged:
     """Write the vectors of `parts` that are alive and return what else there is to keep of them.
 
     Parameters
     ----------
     parts, numbers
-        Parts, and their numbers in positions.
+        Parts, and their numbers in positions; at least one vector is alive.
     preview, space, dtype
         Of the index.
     writer
         Takes the vectors.
-    seed
-        Where not None, long lists are divided and empty ones left out; then `parts` must be all there are.
+    division
+        How lists change; then `parts` must be all there are. None leaves them as they are.
 
     Notes
     -----
@@ -85,52 +125,27 @@ def merge_parts(
     codes = np.empty((total, preview.book.code_bytes), np.uint8)
     values = np.empty((3, total), np.float16)
     ids, sources = np.empty(total, np.int64), np.empty(total, np.int64)
-    mean = max(1.0, total / preview.lists)
     centroids: list[npt.NDArray[np.float16]] = []
-    counts: list[int] = []
+    counts: list[Ints] = []
     at = 0
-    for low, high, chunk in _chunks(parts, numbers, preview.lists, reader):
-        stop = at + len(chunk.sources)
-        order = np.arange(stop - at)
-        _take(parts, numbers, chunk.sources, codes[at:stop], values[:, at:stop], ids[at:stop])
-        sizes = np.bincount(chunk.lists - low, minlength=high - low)
-        if seed is None:
-            counts += sizes.tolist()
-        else:
-            edges = np.concatenate([[0], np.cumsum(sizes)])
-            for each in range(high - low):
-                rows = np.arange(edges[each], edges[each + 1])
-                if not len(rows):
-                    continue
-                own = preview.router.centroids[low + each][None]
-                if len(rows) <= _LONG * mean:
-                    centroids.append(own)
-                    counts.append(len(rows))
-                    continue
-                turned = preview.turn(space.vectors(vectors_of(chunk.vectors[rows], dtype)))
-                made, member = split_list(turned, round(len(rows) / mean), seed + low + each)
-                place = rows[np.argsort(member, kind="stable")]
-                order[rows] = place
-                new = made.astype(np.float16)
-                again = np.sort(member)
-                fresh = preview.book.encode(turned[np.argsort(member, kind="stable")] - new[again].astype(np.float32))
-                codes[at + rows], values[:, at + rows] = fresh
-                ids[at + rows], chunk.sources[rows] = ids[at + place], chunk.sources[place]
-                centroids.append(new)
-                counts += np.bincount(member, minlength=len(new)).tolist()
-        sources[at:stop] = chunk.sources
-        writer.append(chunk.vectors[order])
-        at = stop
+    for chunk in _chunks(parts, numbers, preview, reader):
+        sizes = np.diff(chunk.edges)
+        if division is not None:
+            made, sizes = _divide(chunk, division, preview, space, dtype)
+            centroids.append(made)
+        counts.append(sizes)
+        writer.append(chunk.vectors)
+        place = slice(at, at + len(chunk.ids))
+        codes[place], values[:, place] = chunk.codes, chunk.numbers
+        ids[place], sources[place] = chunk.ids, chunk.sources
+        at = place.stop
     writer.finish()
-    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
     arrays = PartArrays(starts, codes, values, compact_ids(ids))
-    if seed is None:
+    if division is None:
         return Merged(arrays, preview, sources)
-    kept = np.concatenate(centroids) if centroids else preview.router.centroids[:1]
-    if not centroids:
-        arrays = PartArrays(np.zeros(2, np.int64), codes, values, compact_ids(ids))
-    divided = Preview(Router.build(kept.astype(np.float32)), preview.book, radii_of([arrays], preview))
-    return Merged(arrays, divided, sources)
+    router = Router.build(np.concatenate(centroids).astype(np.float32))
+    return Merged(arrays, Preview(router, preview.book, radii_of([arrays], preview)), sources)
 
 
 def radii_of(parts: Sequence[PartArrays], preview: Preview) -> Floats:
@@ -159,45 +174,59 @@ def alive_blocks(
                 yield rows | number << PART_SHIFT, vectors_of(part.places.read(reader, rows), dtype)
 
 
-def _chunks(
-    parts: Sequence[Part], numbers: Sequence[int], lists: int, reader: Reader
-) -> Iterator[tuple[int, int, _Chunk]]:
+def _divide(
+    chunk: _Chunk, division: Division, preview: Preview, space: PreviewSpace, dtype: np.dtype[Any]
+) -> tuple[npt.NDArray[np.float16], Ints]:
+    """Divide the long lists of a chunk in place, and return all its centroids with the lengths of their lists."""
+    centroids, counts = [preview.router.centroids[:0]], [np.empty(0, np.int64)]
+    for each in range(len(chunk.edges) - 1):
+        number, rows = chunk.low + each, slice(int(chunk.edges[each]), int(chunk.edges[each + 1]))
+        if division.pieces[number] == 1:
+            centroids.append(preview.router.centroids[number][None])
+            counts.append(np.array([rows.stop - rows.start]))
+        elif division.pieces[number] > 1:
+            turned = preview.turn(space.vectors(vectors_of(chunk.vectors[rows], dtype)))
+            made, member = split_list(turned, int(division.pieces[number]), division.seed + number)
+            order = np.argsort(member, kind="stable")
+            chunk.reorder(rows, order)
+            halves = made.astype(np.float16)
+            # To the fp16 centroids, which are those that a search will see.
+            residuals = turned[order] - halves[member[order]].astype(np.float32)
+            chunk.codes[rows], chunk.numbers[:, rows] = preview.book.encode(residuals)
+            centroids.append(halves)
+            counts.append(np.bincount(member, minlength=len(halves)))
+    return np.concatenate(centroids), np.concatenate(counts)
+
+
+def _chunks(parts: Sequence[Part], numbers: Sequence[int], preview: Preview, reader: Reader) -> Iterator[_Chunk]:
     row_bytes = parts[0].places.row_bytes
     rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
     low = 0
-    while low < lists:
+    while low < preview.lists:
         most = rows_before[low] + _CHUNK_BYTES // row_bytes
         high = max(low + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
-        high = min(high, lists)
-        sources, member, vectors = [], [], []
-        for number, part in zip(numbers, parts, strict=True):
-            starts = part.arrays.starts[low : high + 1]
-            rows = np.arange(starts[0], starts[-1])
-            of = np.repeat(np.arange(low, high), np.diff(starts))
-            alive = part.is_alive(rows)
-            rows, of = rows[alive], of[alive]
-            sources.append(rows | number << PART_SHIFT)
-            member.append(of)
-            if len(rows):
-                vectors.append(part.places.read(reader, rows))
-        of = np.concatenate(member)
-        order = np.argsort(of, kind="stable")
-        rows_read = np.concatenate(vectors) if vectors else np.empty((0, row_bytes), np.uint8)
-        yield low, high, _Chunk(np.concatenate(sources)[order], of[order], rows_read[order])
+        taken = [_take(part, number, low, high, reader) for number, part in zip(numbers, parts, strict=True)]
+        member, sources, vectors, codes, ids, values = map(np.concatenate, zip(*taken, strict=True))
+        order = np.argsort(member, kind="stable")
+        edges = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=high - low))])
+        yield _Chunk(low, edges, sources[order], vectors[order], codes[order], values[order].T, ids[order])
         low = high
 
 
-def _take(
-    parts: Sequence[Part],
-    numbers: Sequence[int],
-    sources: Ints,
-    codes: Bytes,
-    values: npt.NDArray[np.float16],
-    ids: Ints,
-) -> None:
-    which, rows = sources >> PART_SHIFT, sources & ((1 << PART_SHIFT) - 1)
-    for number, part in zip(numbers, parts, strict=True):
-        here = np.flatnonzero(which == number)
-        codes[here] = part.arrays.codes[rows[here]]
-        values[:, here] = part.arrays.numbers[:, rows[here]]
-        ids[here] = part.arrays.ids[rows[here]]
+def _take(part: Part, number: int, low: int, high: int, reader: Reader) -> tuple[npt.NDArray[Any], ...]:
+    """Return what is alive of the lists from `low` to `high` of a part, its numbers as ``[n, 3]``."""
+    arrays = part.arrays
+    starts = arrays.starts[low : high + 1]
+    rows = np.arange(starts[0], starts[-1])
+    alive = part.is_alive(rows)
+    member = np.repeat(np.arange(high - low), np.diff(starts))[alive]
+    rows = rows[alive]
+    vectors = part.places.read(reader, rows)
+    return member, rows | number << PART_SHIFT, vectors, arrays.codes[rows], arrays.ids[rows], arrays.numbers[:, rows].T
+
+
+def _alive_of_lists(part: Part) -> Ints:
+    if part.alive is None:
+        return np.diff(part.arrays.starts)
+    sums = np.concatenate([[0], np.cumsum(part.is_alive(np.arange(len(part))))])
+    return np.diff(sums[part.arrays.starts])

@@ -1,7 +1,9 @@
 """A part of an index: rows that were written together, in list order, never changed but for which of them are alive."""
 
 import itertools
+import threading
 import weakref
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom._stored_column import StoredColumn
 from memhier.ann.zoom.attributes import Attributes, Schema
 from memhier.ann.zoom.bitmaps import BitmapCache, Words, popcount
 from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
@@ -18,7 +21,7 @@ from memhier.errors import ClosedError, CorruptionError
 from memhier.reader import Reader
 from memhier.store import Store, Transaction
 
-__all__ = ["Part", "PartArrays", "compact_ids", "find_ids", "gather", "load_part", "open_part"]
+__all__ = ["Part", "PartArrays", "PartFiles", "compact_ids", "find_ids", "gather"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -58,6 +61,10 @@ class PartArrays:
             ("ids", self.ids),
         ):
             tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def about(self, name: str) -> dict[str, Any]:
+        """Return the catalog's entry of a part of which nothing was removed."""
+        return {"name": name, "rows": len(self.codes), "ids": self.ids.dtype.str, "alive": None}
 
     @classmethod
     def load(cls, store: Store, name: str, about: dict[str, Any], lists: int, code_bytes: int, numbers: int) -> Self:
@@ -149,55 +156,91 @@ class Part:
 
     def about(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
-        return {"name": self.name, "rows": len(self), "ids": self.arrays.ids.dtype.str, "alive": self.alive_name}
+        return self.arrays.about(self.name) | {"alive": self.alive_name}
 
 
 class _Lease:
-    """Takes the rows' file from the reader once the last part or snapshot that has it is gone."""
-
-    def __init__(self, reader: Reader, file: int) -> None:
-        self.__finalizer = weakref.finalize(self, _release, reader, file)
+    """Held by all that read a file; when the last of them is gone, so is the file."""
 
 
-def _release(reader: Reader, file: int) -> None:
-    with suppress(ClosedError):
-        reader.remove(file)
+class PartFiles:
+    """Opens the files of parts, and closes them once no part or snapshot has them.
 
+    The last one to have a file may let go of it anywhere: in a search, in a garbage collection that interrupts any
+    line of Python. So a file is only noted then, and closed where no lock of the reader is held.
 
-def open_part(
-    store: Store,
-    reader: Reader,
-    name: str,
-    arrays: PartArrays,
-    alive: Words | None,
-    alive_name: str | None,
-    row_bytes: int,
-    schema: Schema,
-    cache: BitmapCache,
-) -> Part:
-    """Return a committed part whose arrays are known."""
-    attributes = Attributes(store, f"{name}-a-", schema, len(arrays.codes), reader, cache) if schema else None
-    file = store.attach(f"{name}-rows", reader)
-    return Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, attributes, _Lease(reader, file))
+    Parameters
+    ----------
+    store, reader
+        Of the index.
+    cache
+        Of the bitmaps of filters.
+    """
 
+    def __init__(self, store: Store, reader: Reader, cache: BitmapCache) -> None:
+        self._store, self._reader, self._cache = store, reader, cache
+        self._retired: deque[int | StoredColumn] = deque()
+        self._busy = threading.Lock()
 
-def load_part(
-    store: Store,
-    reader: Reader,
-    about: dict[str, Any],
-    shape: tuple[int, int, int],
-    row_bytes: int,
-    schema: Schema,
-    cache: BitmapCache,
-) -> Part:
-    """Return a part as the catalog describes it; `shape` is lists, bytes of a code, and numbers beside it."""
-    name, alive_name = about["name"], about["alive"]
-    arrays = PartArrays.load(store, name, about, *shape)
-    count = len(arrays.codes)
-    alive = None if alive_name is None else store.read_segment(alive_name).view(np.uint64)
-    if alive is not None and len(alive) != -(-count // 64):
-        raise CorruptionError(f"{store.path}: {alive_name} has {len(alive)} words for {count} rows")
-    return open_part(store, reader, name, arrays, alive, alive_name, row_bytes, schema, cache)
+    def open(
+        self,
+        name: str,
+        arrays: PartArrays,
+        row_bytes: int,
+        schema: Schema,
+        alive: Words | None = None,
+        alive_name: str | None = None,
+    ) -> Part:
+        """Return a committed part whose arrays are known."""
+        with self._busy:
+            file = self._store.attach(f"{name}-rows", self._reader)
+        self._close_retired()
+        lease = _Lease()
+        self._when_gone(lease, [file])
+        part = Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, None, lease)
+        return self.widened(part, schema)
+
+    def widened(self, part: Part, schema: Schema) -> Part:
+        """Return the part with the attributes of another schema, null in all rows where the part does not have them."""
+        if not schema:
+            return part
+        with self._busy:
+            attributes = Attributes(self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache)
+        self._close_retired()
+        columns = [attributes.column(name) for name in schema]
+        self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
+        return replace(part, attributes=attributes)
+
+    def load(self, about: dict[str, Any], shape: tuple[int, int, int], row_bytes: int, schema: Schema) -> Part:
+        """Return a part as the catalog describes it; `shape` is lists, bytes of a code, and numbers beside it."""
+        name, alive_name = about["name"], about["alive"]
+        arrays = PartArrays.load(self._store, name, about, *shape)
+        count = len(arrays.codes)
+        alive = None if alive_name is None else self._store.read_segment(alive_name).view(np.uint64)
+        if alive is not None and len(alive) != -(-count // 64):
+            raise CorruptionError(f"{self._store.path}: {alive_name} has {len(alive)} words for {count} rows")
+        return self.open(name, arrays, row_bytes, schema, alive, alive_name)
+
+    def _when_gone(self, holder: object, files: Sequence[int | StoredColumn]) -> None:
+        weakref.finalize(holder, self._retire, files).atexit = False
+
+    def _retire(self, files: Sequence[int | StoredColumn]) -> None:
+        self._retired.extend(files)
+        self._close_retired()
+
+    def _close_retired(self) -> None:
+        """Close what was retired, unless someone is at the files, who will do it; that may be this very thread."""
+        while self._retired and self._busy.acquire(blocking=False):
+            try:
+                while self._retired:
+                    file = self._retired.popleft()
+                    with suppress(ClosedError):
+                        if isinstance(file, StoredColumn):
+                            file.close()
+                        else:
+                            self._reader.remove(file)
+            finally:
+                self._busy.release()
 
 
 def compact_ids(ids: Ints) -> npt.NDArray[Any]:

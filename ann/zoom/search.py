@@ -116,9 +116,7 @@ class Selection:
             raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
         fresh = None
         if len(snapshot.fresh):
-            nothing = np.full(len(snapshot.fresh), None, object)
-            columns = {name: snapshot.fresh.attributes.get(name, nothing) for name in expression.names}
-            fresh = evaluate(expression, columns)
+            fresh = evaluate(expression, snapshot.fresh.attributes)
         bits, left = [], 0
         for part in snapshot.parts:
             selected = np.zeros(-(-len(part) // 64), np.uint64)

@@ -1,0 +1,80 @@
+"""Whether more vectors can be held: in the DRAM of the budget, and in the range of the preview's numbers."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.fullview import stored_bytes
+from memhier.ann.zoom.search import Snapshot
+from memhier.ann.zoom.space import PreviewSpace
+from memhier.budget import format_bytes
+from memhier.errors import BudgetError
+from memhier.reader import PAGE_BYTES
+
+__all__ = ["check_range", "check_room"]
+
+_NUMBERS_BYTES = 6  # of a code: radius, factor and error
+_ID_BYTES = 8
+_ENTRY_BYTES = 4096  # of a part, in catalog and description
+_BLOCK = 4096
+_ROUNDING = 1 + 1e-6
+
+
+def check_room(state: Snapshot, held: int, more: int, waiting: int, dram: int) -> None:
+    """Refuse vectors for which there is no room once they are written.
+
+    Parameters
+    ----------
+    state
+        The index without them.
+    held
+        Bytes that it holds in DRAM.
+    more
+        How many vectors.
+    waiting
+        The most bytes of vectors that wait in DRAM.
+    dram
+        The budget.
+
+    Raises
+    ------
+    BudgetError
+        When it is exceeded.
+    """
+    count = more + len(state.fresh)
+    each = state.preview.book.code_bytes + _NUMBERS_BYTES + _ID_BYTES
+    per_part = 8 * (state.preview.lists + 1) + _ENTRY_BYTES
+    needed = held - state.fresh.memory_bytes + waiting + per_part + count * each
+    needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
+    if needed > dram:
+        raise BudgetError(
+            f"{more:,} more vectors need {format_bytes(needed)} of DRAM in all, "
+            f"dram={format_bytes(dram)} was given at build: commit and compact free what was removed, "
+            f"grow_to= at build leaves room"
+        )
+
+
+def check_range(space: PreviewSpace, vectors: npt.NDArray[Any]) -> None:
+    """Refuse vectors that the preview, which was fitted to those of the build, cannot hold.
+
+    Raises
+    ------
+    ValueError
+        For inner products, when a norm is larger than all at build; for others, when distances overflow.
+    """
+    most = float(np.finfo(np.float32).max) / (4 * space.dimension)
+    for start in range(0, len(vectors), _BLOCK):
+        values = vectors[start : start + _BLOCK].astype(np.float64)
+        squared = np.einsum("ij,ij->i", values, values)
+        row = int(squared.argmax())
+        if space.metric == "ip" and squared[row] > (space.max_norm * _ROUNDING) ** 2:
+            raise ValueError(
+                f"vectors row {start + row} has a norm of {squared[row] ** 0.5:.6g}, the largest at build was "
+                f"{space.max_norm:.6g}: with metric='ip' the index must be built again, with this vector"
+            )
+        largest = float(np.abs(values).max())
+        if largest**2 > most:
+            raise ValueError(
+                f"vectors hold values up to {largest:.3g}: their squared distances overflow float32; scale them down"
+            )
