@@ -74,24 +74,26 @@ def _write_source(
     with _progress(options.progress, source.count) as bar:
         preview = _train(source, space, layout, held_out, options)
         bar.set_description("assign")
-        lists = np.empty(source.count, np.int32)
+        lists, cells = np.empty(source.count, np.int32), np.empty(source.count, np.uint8)
         # The held-out vectors act as queries, so they go through the queries' map.
         queries = space.queries(source.take(held_out).astype(np.float32))
         truth = NeighbourTruth(queries, held_out, source.count)
         assigner = preview.assigner()
         for start, block in source.blocks():
             mapped = space.vectors(block)
-            lists[start : start + len(block)] = assigner.assign(preview.turn(mapped))
+            turned, part = preview.turn(mapped), slice(start, start + len(block))
+            lists[part] = assigner.assign(turned)
+            cells[part] = preview.cells(turned, lists[part])
             truth.add(np.arange(start, start + len(block)), mapped)
             bar.update(len(block))
-        positions, starts = _list_order(lists, layout.lists)
+        positions, starts = _list_order(lists, cells, layout.lists)
         truth.finish(positions)
         bar.set_description("encode")
         rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)
         preview, codes, numbers = _encode(source, space, preview, lists, positions, starts, rows, bar)
         bar.set_description("calibrate")
         calibration = calibrate(preview, [CodedPart(starts, codes, numbers)], truth)
-        del truth, lists
+        del truth, lists, cells
         ordered = np.empty_like(stored_ids)
         ordered[positions] = stored_ids
         arrays = PartArrays(starts, codes, numbers, ordered)
@@ -194,10 +196,10 @@ def _train(source: VectorSource, space: PreviewSpace, layout: Layout, held_out: 
     return train_preview(sample, layout.lists, options.coding, layout.code_bytes, options.seed, rotate=layout.rotate)
 
 
-def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
+def _list_order(lists: npt.NDArray[np.int32], cells: npt.NDArray[np.uint8], count: int) -> tuple[Ints, Ints]:
     """Return the position of each vector in list order, and where the lists start."""
     positions = np.empty(len(lists), np.int64)
-    positions[np.argsort(lists, kind="stable")] = np.arange(len(lists))
+    positions[np.lexsort((cells, lists))] = np.arange(len(lists))
     starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
     return positions, starts
 

@@ -89,7 +89,13 @@ def write_preview(tx: Transaction, preview: Preview) -> None:
     arrays = {"router": preview.router.save(), "radii": preview.radii}
     if isinstance(book, CodeBook):
         numbers = np.array([*book.dimensions, book.rotation.ndim], np.int64)
-        arrays |= {"rotation": book.rotation, "alpha": book.alpha, "share": book.share, "book": numbers}
+        arrays |= {
+            "rotation": book.rotation,
+            "alpha": book.alpha,
+            "share": book.share,
+            "book": numbers,
+            "leading": book.leading,
+        }
         arrays["unit"] = np.array([book.unit])
     else:
         arrays["codebook"] = book.books
@@ -115,6 +121,7 @@ def load_preview(store: Store, about: Description) -> Preview:
             store.read_segment("alpha").view(np.float32).reshape(eight + four + two + one),
             store.read_segment("share").view(np.float32).reshape(dimension),
             float(store.read_segment("unit").view(np.float64)[0]),
+            store.read_segment("leading").view(np.float32).reshape(dimension, -1),
         )
     except ValueError as error:
         raise CorruptionError(f"{store.path}: the preview is not as described: {error}") from error

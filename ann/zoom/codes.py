@@ -16,12 +16,13 @@ import numpy.typing as npt
 __all__ = ["WIDTHS", "CodeBook", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
-_FEW = 24  # axes of one width are not worth their unpacking
-_BLOCK = 8  # dimensions that get their bits together, so that each takes whole bytes
+_BLOCK = 8  # dimensions that get their bits together, so that each takes whole bytes; twice as many from 128 on, where
+# widths of a few axes would cost a scan more than they tell it
 # Of a Gaussian of variance one: the best step of a uniform quantiser with 2^bits levels, and its mean squared error.
 _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
 _ERROR = {0: 1.0, 1: 0.3634, 2: 0.1188, 4: 0.01154, 8: 0.00012}
 _SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more gain less than 2 % of its error
+_CELL_BITS = 6
 _HALF_MAX = 65504.0
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -46,6 +47,8 @@ class CodeBook:
         float32 ``[d]``: each axis' share of the variance of residuals.
     unit
         The root mean square norm of residuals: what radius, factor and error are kept in, so that they suit fp16.
+    leading
+        float32 ``[d, b]``: the principal axes of residuals, in the axes of the codes, the first one last.
     """
 
     rotation: Floats | npt.NDArray[np.int64]
@@ -53,6 +56,7 @@ class CodeBook:
     alpha: Floats
     share: Floats
     unit: float
+    leading: Floats
 
     @property
     def code_bytes(self) -> int:
@@ -62,7 +66,7 @@ class CodeBook:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes
+        return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes + self.leading.nbytes
 
     def turn(self, vectors: Floats) -> Floats:
         """Return vectors ``[n, d]`` in the axes of the codes."""
@@ -70,6 +74,14 @@ class CodeBook:
             return np.ascontiguousarray(vectors[:, self.rotation])
         turned: Floats = vectors @ self.rotation
         return turned
+
+    def cells(self, residuals: Floats) -> Bytes:
+        """Return on which sides of the leading axes residuals lie, uint8 ``[n]``.
+
+        In this order the vectors of a list that are near each other tend to share a page.
+        """
+        sides = residuals @ self.leading > 0
+        return np.packbits(sides, axis=1, bitorder="little")[:, 0]
 
     def encode(self, residuals: Floats) -> tuple[Bytes, Halves]:
         """Return codes uint8 ``[n, code_bytes]`` and fp16 ``[3, n]``: radius, factor and error, in units.
@@ -183,6 +195,7 @@ def train_codes(residuals: Floats, code_bytes: int, seed: int, *, rotate: bool =
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
     total = float(variance.sum())
     share = variance / total if total > 0 else np.full(dimension, 1 / dimension)
+    first = axes[:, :_CELL_BITS]
     widths = _assign_widths(share, code_bytes)
     order = np.argsort(-widths, kind="stable")
     axes, share, widths = axes[:, order], share[order], widths[order]
@@ -205,6 +218,7 @@ def train_codes(residuals: Floats, code_bytes: int, seed: int, *, rotate: bool =
         np.concatenate(alpha).astype(np.float32),
         turned.astype(np.float32),
         max(total**0.5, 1e-30),
+        _leading(rotation.T @ first),
     )
 
 
@@ -219,9 +233,20 @@ def _order_axes(residuals: Floats, code_bytes: int) -> CodeBook:
     share, widths = share[regroup], widths[regroup]
     steps = np.array([_STEP[int(width)] for width in widths[widths > 0]])
     alpha = steps * np.sqrt(np.maximum(share[: len(steps)], 1e-12))
+    first = np.eye(len(share))[:, np.argsort(-share, kind="stable")[:_CELL_BITS]]
     return CodeBook(
-        order[regroup], _counts(widths), alpha.astype(np.float32), share.astype(np.float32), max(total**0.5, 1e-30)
+        order[regroup],
+        _counts(widths),
+        alpha.astype(np.float32),
+        share.astype(np.float32),
+        max(total**0.5, 1e-30),
+        _leading(first),
     )
+
+
+def _leading(first: npt.NDArray[np.float64]) -> Floats:
+    """Return axes, the first one last, so that its side is the highest bit of a cell."""
+    return np.ascontiguousarray(first[:, ::-1], dtype=np.float32)
 
 
 def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
@@ -230,9 +255,10 @@ def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
 
 
 def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the bits of each axis: the next go where they lower the error most, by blocks of eight axes."""
+    """Return the bits of each axis: the next go where they lower the error most, by blocks of axes."""
     steps = (0, *WIDTHS[::-1])
-    blocks = [slice(at, at + _BLOCK) for at in range(0, len(share), _BLOCK)]
+    step = _BLOCK if len(share) < 128 else 2 * _BLOCK
+    blocks = [slice(at, at + step) for at in range(0, len(share), step)]
     widths = np.zeros(len(share), np.int64)
     left = code_bytes
 
@@ -252,10 +278,4 @@ def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArr
         widths[blocks[block]] = steps[step + 1]
         if step + 2 < len(steps):
             heapq.heappush(waiting, (-gain(block, step + 1), block, step + 1))
-    if len(share) >= 4 * _FEW:
-        # A scan pays for each width by itself: a few axes go without their last bits rather.
-        for wide, narrow in zip(WIDTHS, (*WIDTHS[1:], 0), strict=True):
-            few = 0 < (widths == wide).sum() < _FEW
-            if few and (widths > 0).sum() >= 2 * _FEW:
-                widths[widths == wide] = narrow
     return widths

@@ -95,6 +95,12 @@ class Preview:
         """Return what finds the list of turned vectors."""
         return Assigner(self.router.centroids.astype(np.float32), 0)
 
+    def cells(self, turned: Floats, lists: npt.NDArray[np.int32]) -> Bytes:
+        """Return what turned vectors are put in order by within their lists, uint8 ``[n]``."""
+        if isinstance(self.book, ProductBook):
+            return np.zeros(len(turned), np.uint8)
+        return self.book.cells(turned - self.router.centroids[lists].astype(np.float32))
+
     def encode(self, turned: Floats, lists: npt.NDArray[np.int32]) -> tuple[Bytes, Halves, Floats]:
         """Return codes ``[n, code_bytes]``, their numbers fp16 ``[3, n]`` (or ``[0, n]``) and squared radii ``[n]``."""
         # To the fp16 centroid that a search will see, not to the fp32 one that training found.
