@@ -94,13 +94,13 @@ def plan_layout(
     buffers = searches * each + min(searches, _CONTEXTS_MOST) * reader_bytes
     fixed = buffers + _checksum_bytes(stored_bytes(count, row_bytes))
     least = []
-    for code_bytes, padded in _code_sizes(core, coding):
+    for length, code_bytes, padded in _choices(core, coding):
         per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
         per_list = _list_bytes(count, padded)
         rotate = coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
         book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
-        lists = lists_within(count, padded, dram)
+        lists = lists_within(count, padded, dram, length)
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         if total <= dram:
             return Layout(lists, code_bytes, padded, rotate, searches, total)
@@ -113,21 +113,27 @@ def plan_layout(
     )
 
 
-def lists_within(count: int, padded: int, dram: int) -> int:
-    """Return how many lists `count` vectors have: one for a hundred, where a budget of `dram` bytes allows it."""
-    return max(1, min(count // VECTORS_PER_LIST, int(_LISTS_SHARE * dram) // _list_bytes(count, padded)))
+def lists_within(count: int, padded: int, dram: int, length: int = VECTORS_PER_LIST) -> int:
+    """Return how many lists `count` vectors have: one for `length`, where a budget of `dram` bytes allows it."""
+    return max(1, min(count // length, int(_LISTS_SHARE * dram) // _list_bytes(count, padded)))
 
 
 def _list_bytes(count: int, padded: int) -> int:
     return router_bytes_per_list(padded, count // VECTORS_PER_LIST) + 4
 
 
-def _code_sizes(core: int, coding: Coding) -> list[tuple[int, int]]:
-    """Return the sizes of code there may be, longest first, each with the dimension that goes with it."""
+def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
+    """Return mean lengths of lists with sizes of code and the dimension that goes with them, the best first.
+
+    Longer lists free DRAM for codes; that is worth it once codes would have less than half a bit an axis.
+    """
     if coding == "pq":
         widths = range(min(_NARROWEST, core), _WIDEST + 1)
-        return [(-(-core // width), -(-core // width) * width) for width in widths]
-    return [(size, core) for size in range(-(-core * _BITS_MOST // 8), -(-core // 32) - 1, -1)]
+        return [(VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
+    lengths = (VECTORS_PER_LIST, 2 * VECTORS_PER_LIST, 4 * VECTORS_PER_LIST)
+    most, fair, least = -(-core * _BITS_MOST // 8), -(-core // 16), -(-core // 64)
+    choices = [(length, size, core) for length in lengths for size in range(most, fair - 1, -1)]
+    return choices + [(lengths[-1], size, core) for size in range(fair - 1, least - 1, -1)]
 
 
 def _checksum_bytes(stored: int) -> int:
