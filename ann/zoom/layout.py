@@ -88,12 +88,36 @@ def plan_layout(
     BudgetError
         When even the shortest codes do not fit; says what would be enough.
     """
+    sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
+    fitting = _fit(*sizes, dram)
+    if fitting is not None:
+        return fitting
+    shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
+    enough = max(dram + 1, count * (shortest + id_bytes))
+    while _fit(*sizes, enough) is None:  # buffers grow with the budget, so what is missing is not all it takes
+        enough = enough * 17 // 16 + 1
+    raise BudgetError(
+        f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
+        f"at least {format_bytes(enough)} ({enough} bytes) is needed"
+    )
+
+
+def _fit(
+    count: int,
+    dimension: int,
+    metric: Metric,
+    coding: Coding,
+    row_bytes: int,
+    id_bytes: int,
+    reader_bytes: int,
+    dram: int,
+) -> Layout | None:
+    """Return the layout with the longest codes that fits, None where none does."""
     core = core_dimension(metric, dimension)
     each = workspace_bytes(row_bytes) + scan_bytes(dram)
     searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + reader_bytes)))
     buffers = searches * each + min(searches, _CONTEXTS_MOST) * reader_bytes
     fixed = buffers + _checksum_bytes(stored_bytes(count, row_bytes))
-    least = []
     for length, code_bytes, padded in _choices(core, coding):
         per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
         per_list = _list_bytes(count, padded)
@@ -104,13 +128,7 @@ def plan_layout(
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         if total <= dram:
             return Layout(lists, code_bytes, padded, rotate, searches, total)
-        least.append(without_lists + per_list)
-    # A budget this much larger than all but the lists leaves the lists their share.
-    enough = int(min(least) / (1 - _LISTS_SHARE)) + 1
-    raise BudgetError(
-        f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
-        f"at least {format_bytes(enough)} ({enough} bytes) is needed"
-    )
+    return None
 
 
 def lists_within(count: int, padded: int, dram: int, length: int = VECTORS_PER_LIST) -> int:

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memhier.ann.zoom.clusters import Assigner, _apportion, split_list, train_centroids
 from memhier.ann.zoom.layout import plan_layout
-from memhier.ann.zoom.preview import PreviewTrainer, _apportion
+from memhier.ann.zoom.preview import train_preview
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.space import core_dimension, fit_space
 from memhier.errors import BudgetError
@@ -106,41 +107,48 @@ def test_overflowing_values_are_refused():
     count=st.sampled_from([1, 3, 97, 5000, 10**6, 10**8]),
     dimension=st.sampled_from([1, 3, 97, 128, 768, 4096]),
     metric=st.sampled_from(["l2", "ip", "cosine"]),
+    coding=st.sampled_from(["rabitq", "pq"]),
     dram=st.integers(10**5, 10**10),
 )
-def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, dram):
+def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, coding, dram):
+    sizes = count, dimension, metric, coding, 4 * dimension, 4, 600_000
     try:
-        layout = plan_layout(count, dimension, metric, 4 * dimension + 8, 600_000, dram)
+        layout = plan_layout(*sizes, dram)
     except BudgetError as error:
         enough = int(str(error).split("(")[1].split()[0])
         assert enough > dram
-        layout = plan_layout(count, dimension, metric, 4 * dimension + 8, 600_000, enough)
+        layout = plan_layout(*sizes, enough)
         dram = enough
     assert layout.memory_bytes <= dram
-    assert layout.padded % layout.width == 0
     assert layout.padded >= core_dimension(metric, dimension)
     assert 1 <= layout.lists <= count
+    assert layout.searches >= 1
+    if coding == "pq":
+        assert layout.padded % layout.code_bytes == 0
+        assert not layout.rotate
+    else:
+        assert 1 <= layout.code_bytes <= layout.padded
 
 
 def test_more_dram_buys_longer_codes():
-    codes = [plan_layout(10**6, 128, "l2", 520, 0, dram << 20).code_bytes for dram in (10, 20, 40, 80)]
+    codes = [plan_layout(10**6, 128, "l2", "rabitq", 512, 4, 0, dram << 20).code_bytes for dram in (20, 40, 60, 120)]
     assert codes == sorted(codes)
     assert codes[0] < codes[-1]
 
 
-def test_training_does_not_depend_on_threads():
+@pytest.mark.parametrize("coding", ["rabitq", "pq"])
+def test_training_does_not_depend_on_threads(coding):
     sample = np.random.default_rng(3).normal(size=(3000, 16)).astype(np.float32)
     threads = faiss.omp_get_max_threads()
     results = []
     try:
         for count in (1, 4):
             faiss.omp_set_num_threads(count)
-            trainer = PreviewTrainer(sample, 40, 4, seed=9)
-            lists = trainer.assign(sample)
-            router = bytes(trainer.router.save())
-            results.append(
-                (router, trainer.codebook().tobytes(), lists.tobytes(), trainer.encode(sample, lists).tobytes())
-            )
+            preview = train_preview(sample, 40, coding, 4, 9)
+            turned = preview.turn(sample)
+            lists = preview.assigner().assign(turned)
+            codes, numbers, _ = preview.encode(turned, lists)
+            results.append((bytes(preview.router.save()), lists.tobytes(), codes.tobytes(), numbers.tobytes()))
     finally:
         faiss.omp_set_num_threads(threads)
     assert results[0] == results[1]
@@ -152,3 +160,37 @@ def test_lists_are_shared_out_exactly(sizes, lists):
     shares = _apportion(np.array(sizes), lists)
     assert shares.sum() == lists
     assert (shares >= 0).all()
+
+
+@pytest.mark.parametrize("lists", [1, 3, 97, 700])
+def test_centroids_are_as_many_as_asked_for_and_no_list_is_much_too_long(lists):
+    random = np.random.default_rng(1)
+    crowded = random.normal(size=(9000, 8)) * np.where(np.arange(9000) < 6000, 0.01, 3)[:, None]
+    centroids = train_centroids(crowded.astype(np.float32), lists, 0)
+    assert centroids.shape == (lists, 8)
+    assert np.isfinite(centroids).all()
+    sizes = np.bincount(Assigner(centroids, 0).assign(crowded.astype(np.float32)), minlength=lists)
+    assert sizes.max() <= 6 * 9000 / lists
+
+
+def test_more_centroids_than_vectors_repeat_them():
+    vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
+    centroids = train_centroids(vectors, 3, 0)
+    assert sorted(map(tuple, centroids)) == sorted(map(tuple, vectors))
+
+
+def test_groups_of_centroids_find_nearly_always_the_nearest(monkeypatch):
+    monkeypatch.setattr("memhier.ann.zoom.clusters._EXACT_ASSIGN", 100)
+    random = np.random.default_rng(2)
+    centroids = random.normal(size=(900, 16)).astype(np.float32)
+    vectors = (centroids[random.integers(0, 900, 2000)] + 0.3 * random.normal(size=(2000, 16))).astype(np.float32)
+    exact = np.square(vectors[:, None] - centroids).sum(axis=2).argmin(axis=1)
+    assert (Assigner(centroids, 0).assign(vectors) == exact).mean() > 0.97
+
+
+def test_a_list_is_divided_into_clusters_none_of_which_is_empty():
+    members = np.repeat(np.random.default_rng(0).normal(size=(3, 5)), 20, axis=0).astype(np.float32)
+    centroids, member = split_list(members, 8, 0)
+    assert len(centroids) == 3
+    assert np.bincount(member).tolist() == [20, 20, 20]
+    np.testing.assert_allclose(centroids[member], members, rtol=1e-5)
