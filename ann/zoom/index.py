@@ -460,7 +460,9 @@ class ZoomIndex:
         fresh = Fresh.empty(about.space.dimension, dtype)
         files = {part.name: part.places.file for part in parts}
         hot = load_hot(self._reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
-        return Snapshot(about.space, dtype, preview, parts, fresh, about.calibration, hot, scan_bytes(about.dram))
+        return Snapshot(
+            about.space, dtype, about.schema, preview, parts, fresh, about.calibration, hot, scan_bytes(about.dram)
+        )
 
     def __len__(self) -> int:
         return self._state.count

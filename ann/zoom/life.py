@@ -152,7 +152,8 @@ class IndexWriter:
         self.about = replace(self.about, next_id=max(self.about.next_id, int(names.max(initial=-1)) + 1))
         if schema != self.about.schema:
             self.about = replace(self.about, schema=schema)
-            state = replace(state, parts=tuple(self._files.widened(part, schema) for part in state.parts))
+            parts = tuple(self._files.widened(part, schema) for part in state.parts)
+            state = replace(state, schema=schema, parts=parts)
         self._dirty = True
         most = self._fresh_rows(state, schema)
         for start in range(0, len(vectors), most):

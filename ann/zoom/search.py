@@ -7,6 +7,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom._conditions import check_types
+from memhier.ann.zoom.attributes import Schema
 from memhier.ann.zoom.bitmaps import Words, popcount
 from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
@@ -43,8 +45,8 @@ class Snapshot:
 
     Attributes
     ----------
-    space, dtype
-        Of the vectors.
+    space, dtype, schema
+        Of the vectors, and of their attributes.
     preview
         Lists and code book.
     parts
@@ -61,6 +63,7 @@ class Snapshot:
 
     space: PreviewSpace
     dtype: np.dtype[Any]
+    schema: Schema
     preview: Preview
     parts: tuple[Part, ...]
     fresh: Fresh
@@ -112,8 +115,9 @@ class Selection:
             When it is no filter, or names attributes that the index does not have.
         """
         expression = parse(where)
-        if not snapshot.fresh.attributes and all(part.attributes is None for part in snapshot.parts):
+        if not snapshot.schema:
             raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
+        check_types(expression, snapshot.schema)
         fresh = None
         if len(snapshot.fresh):
             fresh = evaluate(expression, snapshot.fresh.attributes)
