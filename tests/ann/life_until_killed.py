@@ -1,0 +1,96 @@
+"""A process whose children change an index until they are killed; run by test_zoom_life_kill.py.
+
+For every line ``folder seed`` on its input it forks a child, which says ``child <pid>``, and ``done`` after each of its
+commits. Forked from a process that has run nothing in threads, a child is at work at once.
+
+A vector follows from its id and version. What an index should hold, ``{id: version}``, is written to ``next.json``
+before a commit, and becomes ``last.json`` when the commit has returned.
+"""
+
+import json
+import os
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom import life, merge
+
+DIMENSION = 12
+ROWS = 250  # that an index comes to
+Model = dict[int, int]
+
+
+def vector_of(name: int, version: int) -> np.ndarray:
+    """Return the one vector of an id and version, apart from all others."""
+    rng = np.random.default_rng([name, version])
+    return (rng.normal(size=DIMENSION) + 5 * (name % 3)).astype(np.float32)
+
+
+def vectors_of(model: Model) -> np.ndarray:
+    """Return the vectors of a model, ``[n, d]``."""
+    return np.array([vector_of(name, version) for name, version in model.items()], np.float32).reshape(-1, DIMENSION)
+
+
+def read_model(path: Path) -> Model:
+    """Return what :func:`write_model` wrote."""
+    return {int(name): version for name, version in json.loads(path.read_text()).items()}
+
+
+def write_model(path: Path, model: Model) -> None:
+    """Write a model so that a reader sees all of it or the one before."""
+    path.with_suffix(".tmp").write_text(json.dumps(model))
+    os.replace(path.with_suffix(".tmp"), path)
+
+
+def change(index: ZoomIndex, model: Model, rng: random.Random) -> None:
+    """Add, update and remove, in the index and in the model."""
+    first = max(model, default=0) + 1
+    more = dict.fromkeys(range(first, first + rng.choice([1, 3, 40])), 0)
+    index.add(vectors_of(more), ids=list(more), attributes={"third": [name % 3 for name in more]})
+    model |= more
+    other = {name: model[name] + 1 for name in rng.sample(sorted(model), min(len(model), rng.choice([1, 3, 30])))}
+    index.update(list(other), vectors_of(other), {"third": [name % 3 for name in other]})
+    model |= other
+    gone = rng.sample(sorted(model), max(rng.choice([0, 1, 20]), len(model) - ROWS))
+    index.remove(gone)
+    for name in gone:
+        del model[name]
+
+
+def work(folder: Path, seed: int) -> None:
+    """Change the index in `folder` until killed."""
+    life._FRESH_MOST, merge._CHUNK_BYTES, life.VECTORS_PER_LIST = 1000, 2000, 25
+    rng = random.Random(seed)
+    model = read_model(folder / "last.json")
+    with ZoomIndex.open(folder / "index", writable=True) as index:
+        while True:
+            for _ in range(rng.choice([1, 3])):
+                change(index, model, rng)
+            write_model(folder / "next.json", model)
+            if rng.random() < 0.2:
+                index.compact()
+            else:
+                index.commit()
+            write_model(folder / "last.json", model)
+            print("done", flush=True)
+
+
+def main() -> None:
+    """Fork a child for every line."""
+    for line in sys.stdin:
+        folder, seed = line.rsplit(" ", 1)
+        child = os.fork()
+        if child == 0:
+            try:
+                print("child", os.getpid(), flush=True)
+                work(Path(folder), int(seed))
+            finally:
+                os._exit(1)
+        print("gone", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""kill -9 while an index changes: what was committed is there and found, and nothing else."""
+
+import importlib.util
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+SCRIPT = Path(__file__).with_name("life_until_killed.py")
+spec = importlib.util.spec_from_file_location("life_until_killed", SCRIPT)
+child = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(child)
+
+
+def holds(index, model):
+    """Whether the index holds just these vectors."""
+    if len(index) != len(model):
+        return False
+    try:
+        found = index.reconstruct(list(model))
+    except KeyError:
+        return False
+    return np.array_equal(found, child.vectors_of(model))
+
+
+def check(folder):
+    """Look at the index after a kill, keep what it holds as the last model, and return the bytes on disk."""
+    with ZoomIndex.open(folder / "index", verify="open") as index:
+        models = [child.read_model(folder / name) for name in ("last.json", "next.json")]
+        models = [model for model in models if holds(index, model)]
+        assert models, "neither what was committed last nor what was being committed"
+        model = models[0]
+        assert index.check() == []
+        vectors = child.vectors_of(model)
+        if len(model):
+            result = index.search(vectors, 1, recall=1.0)
+            np.testing.assert_array_equal(result.ids[:, 0], list(model))
+            third = index.search(vectors[0], len(model), recall=1.0, where="third == 1").ids
+            assert sorted(third[third >= 0]) == sorted(name for name in model if name % 3 == 1)
+    child.write_model(folder / "last.json", model)
+    with ZoomIndex.open(folder / "index", writable=True) as index:
+        assert index.check() == []
+        named = {segment.path.name for segment in index._store.segments().values()}
+        assert set(os.listdir(folder / "index" / "segments")) == named
+        assert index._writer._stale(index._writer.about) == []
+        assert index.stats()["parts"] <= 8
+    return sum(path.stat().st_size for path in (folder / "index").rglob("*") if path.is_file())
+
+
+def kill_rounds(folder, rounds, seed):
+    rng = random.Random(seed)
+    model = dict.fromkeys(range(1, 100), 0)
+    columns = {"third": [name % 3 for name in model]}
+    ZoomIndex.build(folder / "index", child.vectors_of(model), ids=list(model), attributes=columns, dram="4MiB").close()
+    for name in ("last.json", "next.json"):
+        child.write_model(folder / name, model)
+    sizes = []
+    with subprocess.Popen([sys.executable, SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        for number in range(rounds):
+            print(folder, seed * 1000 + number, file=parent.stdin, flush=True)
+            word, pid = parent.stdout.readline().split()
+            assert word == "child"
+            assert parent.stdout.readline() == "done\n", "the child failed"
+            time.sleep(rng.random() * 0.1)
+            os.kill(int(pid), signal.SIGKILL)
+            while (line := parent.stdout.readline()) == "done\n":
+                pass
+            assert line == f"gone {-signal.SIGKILL}\n"
+            sizes.append(check(folder))
+        parent.stdin.close()
+    assert max(sizes) < 1 << 20, sizes
+
+
+def test_killed_while_it_changes():
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        kill_rounds(Path(folder), 8, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_a_hundred_times_while_it_changes(tmp_path):
+    kill_rounds(tmp_path, 100, 2)
+    shutil.rmtree(tmp_path)
