@@ -13,18 +13,7 @@ from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.demo.corpus import Corpus, CorpusFacts, Listing, write_corpus
-from memhier.benchmarks.demo.measure import (
-    SWEPT,
-    Cost,
-    K,
-    Setting,
-    Truth,
-    cheapest,
-    choose_queries,
-    measure_costs,
-    share_found,
-    swept_settings,
-)
+from memhier.benchmarks.demo.measure import RECALLS, Cost, K, Truth, choose_queries, measure_costs, share_found
 from memhier.benchmarks.demo.place import Built, Place
 from memhier.benchmarks.demo.projection import DIMENSION, Projection
 from memhier.benchmarks.demo.sources import SourceFile, fingerprint, installed_roots, source_files
@@ -40,6 +29,7 @@ T = TypeVar("T")
 
 BUDGET_SHARE = 10  # the index gets a tenth of what the raw vectors take
 BUDGET_STEP = 64 << 10
+QUERIES_MIN = 128  # half of them tune the index, which takes 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +59,16 @@ class Report:
     ----------
     corpus
         What was read.
-    queries
-        Number of held-out sentences used as queries.
+    tuning, queries
+        Number of held-out sentences that the index was tuned with, and of those that were then used as queries.
     found_exact
         Share of queries that find their function in the first 10 of exact search.
-    default
-        The setting that the index chose when it was built, measured on every query, cold.
+    as_built
+        Cold searches in the index as it was built, calibrated on vectors of its own; by declared recall.
     tuned
-        The cheapest setting of the sweep with recall 0.99 (or the best recall, where none reaches it), likewise.
-    sweep
-        Settings measured on the first 200 queries.
+        Likewise, in the index tuned.
     index
-        :meth:`ZoomIndex.stats` after the measurement.
+        :meth:`ZoomIndex.stats` of the tuned index after the measurement.
     seconds
         Of each stage.
     path
@@ -90,11 +78,11 @@ class Report:
     """
 
     corpus: CorpusFacts
+    tuning: int
     queries: int
     found_exact: float
-    default: Cost
-    tuned: Cost
-    sweep: list[Cost]
+    as_built: list[Cost]
+    tuned: list[Cost]
     index: dict[str, Any]
     seconds: dict[str, float]
     path: str
@@ -187,41 +175,42 @@ def _build_index(folder: Path, dram: int | None, seed: int) -> None:
 
 
 def measure(place: Place, facts: CorpusFacts, asked: Asked, stages: Stages) -> Report:
-    """Open the index cold and compare it with exact search.
+    """Open the index cold, compare it with exact search, and tune it for queries in words.
+
+    It is the tuned index that stays: later queries are in words as well.
 
     Raises
     ------
     ValueError
-        When no docstring is long enough for a query.
+        When too few docstrings are long enough for a query.
     """
     folder = place.current
     corpus, projection = Corpus(folder), Projection.load(folder / "projection.npz")
     with stages.run("Search exactly"):
         rows, sentences = choose_queries(corpus, asked.seed or 0)
-        if not rows:
+        if len(rows) < QUERIES_MIN:
             raise ValueError(
-                f"none of the {len(corpus):,} functions has a docstring that would do as a query; raise --limit"
+                f"only {len(rows)} of the {len(corpus):,} functions have a docstring that would do as a query: "
+                f"the demo needs {QUERIES_MIN} of them; raise --limit"
             )
         queries = projection.queries(sentences)
         vectors = np.load(folder / "vectors.npy", mmap_mode="r")
-        truth = Truth(np.array(rows), queries, *exact_neighbours(vectors, queries, K, "cosine"))
-    with ZoomIndex.open(folder / "index") as index:
-        grid = swept_settings(index)
-        swept = min(SWEPT, len(rows))
-        with stages.run("Trade recall against latency", len(grid) * swept, "searches") as bar:
-            costs = measure_costs(index, truth, grid, swept, bar.update)
-        best = cheapest(costs)
-        both = [Setting(), Setting(best.nprobe, best.candidates)]
-        with stages.run("Search the index from SSD", 2 * len(rows), "searches") as bar:
-            default, tuned = measure_costs(index, truth, both, done=bar.update)
-        stats = index.stats()
+        learned, truth = Truth(np.array(rows), queries, *exact_neighbours(vectors, queries, K, "cosine")).halves()
+    path = folder / "index"
+    with ZoomIndex.open(path) as as_built, ZoomIndex.open(path, writable=True) as tuned:
+        with stages.run("Tune the index"):
+            tuned.tune(learned.queries)
+        settings = [(index, recall) for index in (as_built, tuned) for recall in RECALLS]
+        with stages.run("Search the index from SSD", len(settings) * len(truth.rows), "searches") as bar:
+            costs = measure_costs(settings, truth, bar.update)
+        stats = tuned.stats()
     return Report(
         corpus=facts,
-        queries=len(rows),
+        tuning=len(learned.rows),
+        queries=len(truth.rows),
         found_exact=share_found(truth.rows, truth.ids),
-        default=default,
-        tuned=tuned,
-        sweep=costs,
+        as_built=costs[: len(RECALLS)],
+        tuned=costs[len(RECALLS) :],
         index=stats,
         seconds=stages.seconds,
         path=str(folder),
