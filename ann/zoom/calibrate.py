@@ -65,6 +65,8 @@ class Calibration:
         """
         known = min((each for each in self.efforts if each >= k), default=max(self.efforts))
         found, reached = self._at(known, recall)
+        if k > known and found.most is not None:
+            found = replace(found, most=-(-k * found.most // known))
         if found.candidates is not None:
             return (found if k <= known else replace(found, candidates=-(-k * found.candidates // known))), reached
         wanted = k / max(share, 1e-9)
@@ -78,9 +80,8 @@ class Calibration:
             near, _ = self._at(before, recall)
             growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
             nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
-        return Effort(
-            int(np.ceil(nprobe)), max(found.zeta, lists.zeta), found.eps
-        ), reached and share == 1 and k <= known
+        found = replace(found, nprobe=int(np.ceil(nprobe)), zeta=max(found.zeta, lists.zeta))
+        return found, reached and share == 1 and k <= known
 
     def _at(self, known: int, recall: float) -> tuple[Effort, bool]:
         for reached, effort in self.efforts[known]:
@@ -118,6 +119,25 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
     return Calibration(len(truth.queries), efforts, reached)
 
 
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """What reading takes.
+
+    Attributes
+    ----------
+    widths
+        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read.
+    ranks
+        ``[widths, q, k]``: where its lower bound stands among those of its query, the query and its copies not counted.
+    reads
+        ``[q, widths]``: rows that the bounds leave once the nearest are known.
+    """
+
+    widths: Ints
+    ranks: Ints
+    reads: npt.NDArray[np.float64]
+
+
 class _Measure:
     """What efforts are judged by: where the true neighbours of the queries lie."""
 
@@ -141,24 +161,40 @@ class _Measure:
 
     def bounded_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
         """Return the efforts for codes with bounds, and the highest recall measured."""
-        needed = self._needed_widths(k)
+        needs = self._needs(k)
         known = self._lists[:, :k] >= 0
         chosen: list[tuple[float, Effort]] = []
-        best = _mean_share(needed < len(_EPS), known)
+        best = _mean_share(needs.widths < len(_EPS), known)
         for recall in RECALLS:
             for lists_loss in (_LISTS_LOSS, _LISTS_LOSS / 2):
                 effort, covered = self._probe_effort(k, lists_loss * (1 - recall))
-                width = np.where(covered, needed, len(_EPS))
-                lost = np.stack([((width > each) & known).sum(axis=1) for each in range(len(_EPS))])
-                losses = (lost / np.maximum(known.sum(axis=1), 1)).mean(axis=1)  # of each query, then of all
-                fits = np.flatnonzero(self._conformal(losses) <= 1 - recall)
-                if len(fits):
-                    chosen.append((recall, Effort(effort.nprobe, effort.zeta, float(_EPS[fits[0]]))))
+                bounds = self._cheapest_bounds(needs, covered, known, recall)
+                if bounds is not None:
+                    chosen.append((recall, replace(effort, eps=float(_EPS[bounds[0]]), most=max(k, bounds[1]))))
                     break
             else:
                 break
         widest = Effort(self._probes.shape[1], np.inf, float(_EPS[-1]))
         return chosen or [(0.0, widest)], best
+
+    def _cheapest_bounds(
+        self, needs: "_Needs", covered: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], recall: float
+    ) -> tuple[int, int] | None:
+        """Return which width of the bounds, with how many candidates at most, reads the fewest rows for a recall."""
+        count = len(self._turned)
+        allowed = int((((1 - recall) * (count + 1) - 1) / count) * known.sum()) if count else 0
+        best, least = None, np.inf
+        for each in range(len(_EPS)):
+            read = known & covered & (needs.widths <= each)
+            spare = allowed - int((known & ~read).sum())
+            if spare < 0:
+                continue
+            ranks = np.sort(needs.ranks[each][read])
+            most = int(ranks[max(0, len(ranks) - 1 - spare)]) + 1 if len(ranks) else 1
+            cost = float(np.minimum(needs.reads[:, each], most).mean())
+            if cost < least - 1e-9:
+                best, least = (each, most), cost
+        return best
 
     def product_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
         """Return the efforts for product-quantised codes, and the highest recall measured."""
@@ -218,10 +254,14 @@ class _Measure:
                 best, least = Effort(nprobe, zeta), cost
         return best, (rank < best.nprobe) & (needed <= best.zeta)
 
-    def _needed_widths(self, k: int) -> Ints:
-        """Return for each neighbour the first of the widths of the bounds at which it would be read, ``[q, k]``."""
+    def _needs(self, k: int) -> "_Needs":
+        """Return what it takes to read each neighbour, and how much would be read, for each width of the bounds."""
         truth, most = self._truth, float(_EPS[-1])
-        widths = np.full((len(self._turned), k), len(_EPS))
+        needs = _Needs(
+            np.full((len(self._turned), k), len(_EPS)),
+            np.full((len(_EPS), len(self._turned), k), _LIMIT),
+            np.zeros((len(self._turned), len(_EPS))),
+        )
         wide = Effort(self._probes.shape[1], np.inf, most)
         for start in range(0, len(self._turned), _BLOCK):
             part = slice(start, start + _BLOCK)
@@ -238,15 +278,19 @@ class _Measure:
                 order = np.argsort(positions)
                 place = order[np.minimum(np.searchsorted(positions[order], wanted), count - 1)]
                 there = positions[place] == wanted
-                lower = estimates[place] - _EPS[:, None] * error[place]
-                upper = (estimates + _EPS[:, None] * error)[:, positions != truth.own[query]]
-                last = k - 1 + int(copies[query - start])
-                few = upper.shape[1] <= last
-                kth = np.full(len(_EPS), np.inf) if few else np.partition(upper, last, axis=1)[:, last]
-                reached = np.minimum(kth, truth.distances[query, k - 1] * (1 + 1e-5))
-                read = lower <= reached[:, None]
-                widths[query] = np.where(there & read.any(axis=0), read.argmax(axis=0), len(_EPS))
-        return widths
+                lower, upper = estimates - _EPS[:, None] * error, estimates + _EPS[:, None] * error
+                hidden = int(copies[query - start]) + int(truth.own[query] >= 0)
+                kth = np.full(len(_EPS), np.inf)
+                if count > k - 1 + hidden:
+                    kth = np.partition(upper, k - 1 + hidden, axis=1)[:, k - 1 + hidden]
+                reached = np.minimum(kth, truth.distances[query, k - 1] * (1 + 1e-5))[:, None]
+                ascending = np.sort(lower, axis=1)
+                needs.reads[query] = np.maximum((ascending <= reached).sum(axis=1) - hidden, k)
+                read = there & (lower[:, place] <= reached)
+                needs.widths[query] = np.where(read.any(axis=0), read.argmax(axis=0), len(_EPS))
+                for each, row in enumerate(ascending):
+                    needs.ranks[each, query] = np.maximum(np.searchsorted(row, lower[each, place]) - hidden, 0)
+        return needs
 
     def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
         """Return the ranks of the true neighbours among the candidates, the query itself not counted."""

@@ -46,12 +46,15 @@ class Effort:
         How many standard errors lie between an estimate and its bounds.
     candidates
         Where not None, this many of the nearest estimates are read, whatever their bounds.
+    most
+        The most candidates that the bounds may leave: those with the lowest. None for as many as there is room for.
     """
 
     nprobe: int
     zeta: float = np.inf
     eps: float = 0.0
     candidates: int | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,9 @@ class Found:
 
 def candidate_limit(k: int, effort: Effort) -> int:
     """Return how many candidates of a query are kept."""
-    return effort.candidates if effort.candidates is not None else max(_LIMIT, 4 * k)
+    if effort.candidates is not None:
+        return effort.candidates
+    return max(k, effort.most) if effort.most is not None else max(_LIMIT, 4 * k)
 
 
 def vectors_by_id(snapshot: Snapshot, reader: Reader, ids: Ints) -> npt.NDArray[Any]:
