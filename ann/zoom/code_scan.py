@@ -55,7 +55,7 @@ class Candidates:
     counts
         int64 ``[q]``.
     thresholds
-        float32 ``[q]``: the k-th smallest upper bound, infinite where fewer than k rows were scanned.
+        float32 ``[q]``: the k-th smallest upper bound, or the largest distance wanted where that is less.
     tally
         int64 ``[q, 3]``: lists probed, codes scanned, and 1 where candidates were dropped for lack of room.
     """
@@ -80,6 +80,7 @@ def code_scan(
     eps: float,
     zeta: float = np.inf,
     limit: int,
+    most: Floats | None = None,
 ) -> Candidates:
     """Return of each query the rows whose lower bound is at most the k-th smallest upper bound.
 
@@ -104,8 +105,11 @@ def code_scan(
         so far would need a cosine above this between its residual and the query's.
     limit
         The most candidates kept of a query, at least `k`; those with the lowest bounds stay.
+    most
+        float32 ``[q]``: the largest squared distance that is wanted of each query; whatever there is when None.
     """
     count = len(queries)
+    wanted = np.full(count, np.inf, np.float32) if most is None else most
     found = Candidates(
         np.zeros((count, limit), np.int64),
         np.zeros((count, limit), np.float32),
@@ -118,11 +122,12 @@ def code_scan(
         packed = [(part.starts, part.codes, part.numbers.view(np.uint16), part.allowed) for part in parts]
         backend.core.code_scan(
             queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
-            k, eps, zeta, found.positions, found.lower, found.estimates, found.counts, found.thresholds, found.tally,
+            k, eps, zeta, wanted, found.positions, found.lower, found.estimates, found.counts, found.thresholds,
+            found.tally,
         )  # fmt: skip
         return found
     for number, query in enumerate(queries):
-        _scan_one(found, number, query, probes[number], centroids, radii, book, parts, k, eps, zeta)
+        _scan_one(found, number, query, probes[number], centroids, radii, book, parts, k, eps, zeta, wanted[number])
     return found
 
 
@@ -138,6 +143,7 @@ def _scan_one(
     k: int,
     eps: float,
     zeta: float,
+    most: np.float32,
 ) -> None:
     limit = found.positions.shape[1]
     positions = np.empty(0, np.int64)
@@ -147,10 +153,9 @@ def _scan_one(
         residual = query - centroids[chosen].astype(np.float32)
         squared = float(residual @ residual)
         distance, radius = squared**0.5, float(radii[chosen])
-        if len(estimates) >= k and radius > 0 and distance > 0:
-            kth = float(np.partition(estimates, k - 1)[k - 1])
-            if squared + radius**2 - kth > zeta * 2 * distance * radius:
-                continue
+        kth = min(_kth(estimates, k), float(most))
+        if radius > 0 and distance > 0 and squared + radius**2 - kth > zeta * 2 * distance * radius:
+            continue
         probed += 1
         for part_number, part in enumerate(parts):
             rows = np.arange(part.starts[chosen], part.starts[chosen + 1])
@@ -163,9 +168,10 @@ def _scan_one(
             near = squared + away - 2 * book.unit * product
             positions = np.append(positions, rows | part_number << PART_SHIFT)
             estimates = np.append(estimates, near.astype(np.float32))
-            margin = 2 * eps * book.unit * distance * numbers[2] + _ROUNDING * (squared + away)
-            margins = np.append(margins, margin.astype(np.float32))
-    threshold = float(np.partition(estimates + margins, k - 1)[k - 1]) if len(estimates) >= k else np.inf
+            with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
+                margin = 2 * eps * book.unit * distance * numbers[2] + _ROUNDING * (squared + away)
+            margins = np.append(margins, np.where(np.isnan(margin), np.inf, margin).astype(np.float32))
+    threshold = min(_kth(estimates + margins, k), float(most))
     lower = estimates - margins
     order = np.lexsort((positions, lower))
     order = order[lower[order] <= threshold]
@@ -176,6 +182,10 @@ def _scan_one(
     found.counts[number] = len(kept)
     found.thresholds[number] = threshold
     found.tally[number] = probed, len(positions), len(order) > len(kept)
+
+
+def _kth(values: Floats, k: int) -> float:
+    return float(np.partition(values, k - 1)[k - 1]) if len(values) >= k else np.inf
 
 
 def _dot(book: CodeBook, codes: npt.NDArray[np.uint8], residual: Floats) -> tuple[Floats, np.float32, np.float32]:

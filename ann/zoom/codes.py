@@ -173,7 +173,9 @@ def chunks(dimensions: tuple[int, int, int, int]) -> list[tuple[int, int, int, i
     return found
 
 
-def train_codes(residuals: Floats, code_bytes: int, seed: int, *, rotate: bool = True) -> CodeBook:
+def train_codes(
+    residuals: Floats, code_bytes: int, seed: int, *, rotate: bool = True, least: float = 1e-30
+) -> CodeBook:
     """Return the code book of at most `code_bytes` bytes for residuals like these.
 
     Parameters
@@ -186,10 +188,12 @@ def train_codes(residuals: Floats, code_bytes: int, seed: int, *, rotate: bool =
         Chooses the rotation.
     rotate
         False where ``4 d^2`` bytes of DRAM are too many for a rotation.
+    least
+        The least root mean square norm that residuals have, whatever those of the sample: the unit of the numbers.
     """
     dimension = residuals.shape[1]
     if not rotate:
-        return _order_axes(residuals, code_bytes)
+        return _order_axes(residuals, code_bytes, least)
     covariance = residuals.T.astype(np.float64) @ residuals / len(residuals)
     variance, axes = np.linalg.eigh(covariance)
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
@@ -217,12 +221,12 @@ def train_codes(residuals: Floats, code_bytes: int, seed: int, *, rotate: bool =
         _counts(widths),
         np.concatenate(alpha).astype(np.float32),
         turned.astype(np.float32),
-        max(total**0.5, 1e-30),
+        max(total**0.5, least),
         _leading(rotation.T @ first),
     )
 
 
-def _order_axes(residuals: Floats, code_bytes: int) -> CodeBook:
+def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
     """Return a code book of the vectors' own axes, those of the greatest variance first."""
     variance = np.square(residuals, dtype=np.float64).mean(axis=0)
     order = np.argsort(-variance, kind="stable")
@@ -239,7 +243,7 @@ def _order_axes(residuals: Floats, code_bytes: int) -> CodeBook:
         _counts(widths),
         alpha.astype(np.float32),
         share.astype(np.float32),
-        max(total**0.5, 1e-30),
+        max(total**0.5, least),
         _leading(first),
     )
 
@@ -257,7 +261,7 @@ def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
 def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArray[np.int64]:
     """Return the bits of each axis: the next go where they lower the error most, by blocks of axes."""
     steps = (0, *WIDTHS[::-1])
-    step = _BLOCK if len(share) < 128 else 2 * _BLOCK
+    step = _BLOCK if len(share) < 128 or code_bytes == 1 else 2 * _BLOCK
     blocks = [slice(at, at + step) for at in range(0, len(share), step)]
     widths = np.zeros(len(share), np.int64)
     left = code_bytes

@@ -23,6 +23,7 @@ __all__ = ["CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 
 Coding: TypeAlias = Literal["rabitq", "pq"]
 _BOOK_ROWS = 16384  # of the sample, that a code book is learned from
+_HALF_LOSS = 2**-12  # of a number in half precision
 
 CODINGS: tuple[Coding, ...] = ("rabitq", "pq")
 
@@ -176,5 +177,7 @@ def train_preview(
     radii = np.zeros(lists, np.float32)
     if coding == "pq":
         return Preview(Router.build(centroids), train_product(residuals, sample.shape[1] // code_bytes, seed), radii)
-    book = train_codes(residuals, code_bytes, seed, rotate=rotate)
+    # What is left of copies of a centroid is what half precision loses of that.
+    norm = float(np.sqrt(np.einsum("ij,ij->i", centroids, centroids).mean()))
+    book = train_codes(residuals, code_bytes, seed, rotate=rotate, least=max(_HALF_LOSS * norm, 1e-30))
     return Preview(Router.build(book.turn(centroids)), book, radii)

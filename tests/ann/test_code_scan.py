@@ -56,7 +56,7 @@ class Lists:
         return code_scan(self.queries, probes, self.centroids, self.radii, self.book, parts, k, **options)
 
 
-SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (700, 90), (2100, 100)]
+SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (600, 90)]
 
 
 @needs_core

@@ -15,6 +15,7 @@ def code_scan(
     k: int,
     eps: float,
     zeta: float,
+    most: Any,
     positions: Any,
     lower: Any,
     estimates: Any,

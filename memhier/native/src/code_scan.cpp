@@ -66,10 +66,12 @@ class Admitted {
  public:
   Admitted(std::size_t k, std::size_t limit) : upper_(k), limit_(limit) { items_.reserve(2 * limit); }
 
-  void clear() {
+  // Nothing beyond `most` is wanted.
+  void clear(float most) {
     upper_.clear();
     items_.clear();
-    cut_ = kInfinity;
+    most_ = cut_ = most;
+    truncated_ = false;
   }
   float threshold() const { return std::min(upper_.value(), cut_); }
   void offer(const Candidate& candidate, float upper) {
@@ -81,10 +83,10 @@ class Admitted {
   float finish() {
     shrink();
     std::sort(items_.begin(), items_.end());
-    return upper_.value();
+    return std::min(upper_.value(), most_);
   }
   const std::vector<Candidate>& items() const { return items_; }
-  bool truncated() const { return cut_ < kInfinity; }
+  bool truncated() const { return truncated_; }
 
  private:
   void shrink() {
@@ -93,12 +95,14 @@ class Admitted {
     if (items_.size() <= limit_) return;
     std::nth_element(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(limit_), items_.end());
     cut_ = items_[limit_].lower;
+    truncated_ = true;
     items_.resize(limit_);
   }
 
   KthSmallest upper_;
   std::size_t limit_;
-  float cut_ = kInfinity;
+  float most_ = kInfinity, cut_ = kInfinity;
+  bool truncated_ = false;
   std::vector<Candidate> items_;
 };
 
@@ -150,7 +154,8 @@ void estimate_block(Block& block, std::size_t count, float squared, float distan
     const float radius = unit * half_to_float(block.radius[i]);
     const float product = half_to_float(block.factor[i]) * scale * (static_cast<float>(block.sums[i]) - offset);
     block.estimate[i] = squared + radius * radius - 2 * unit * product;
-    block.margin[i] = distance * half_to_float(block.error[i]) + kRounding * (squared + radius * radius);
+    const float margin = distance * half_to_float(block.error[i]) + kRounding * (squared + radius * radius);
+    block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
   }
 }
 
@@ -161,16 +166,17 @@ class Scanner {
       : format_(format), code_bytes_(format.bytes()), dimension_(dimension), alpha_(alpha), parts_(std::move(parts)),
         unit_(unit), margin_(2 * eps * unit), query_(format), residual_(dimension), nearest_(k), admitted_(k, limit) {}
 
-  void start() {
+  void start(float most) {
     nearest_.clear();
-    admitted_.clear();
+    admitted_.clear(most);
+    most_ = most;
     probed = scanned = 0;
   }
 
   // Scans a list, unless what is known of it says that it can hardly hold one of the k nearest.
   void scan(const float* query, const std::uint16_t* centroid, std::int64_t list, float radius, float zeta) {
     const Residual residual = subtract_centroid(query, centroid, dimension_, residual_.data());
-    const float kth = nearest_.value();
+    const float kth = std::min(nearest_.value(), most_);
     // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
     if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
         (residual.squared + radius * radius - kth) > zeta * 2 * residual.distance * radius)
@@ -258,6 +264,7 @@ class Scanner {
   const float* alpha_;
   const std::vector<Part> parts_;
   const float unit_, margin_;
+  float most_ = kInfinity;
   ByteQuery query_;
   std::vector<float> residual_;
   KthSmallest nearest_;
@@ -298,14 +305,14 @@ Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
 
 // queries [q, d]; probes [q, p] list numbers, nearest first, -1 for none; centroids fp16 [lists, d]; radii [lists];
 // dimensions: how many of the first d have 8, 4, 2 and 1 bits; alpha [coded]; parts: tuples of starts [lists + 1],
-// codes [n, bytes], factors fp16 [3, n] and allowed uint64 or None. Fills positions, lower bounds and estimates
-// [q, limit] in ascending order of the bound, their counts [q], thresholds [q], and [q, 3]: lists probed, codes
-// scanned, whether candidates were dropped for lack of room.
+// codes [n, bytes], factors fp16 [3, n] and allowed uint64 or None; most [q]: the largest distance wanted. Fills
+// positions, lower bounds and estimates [q, limit] in ascending order of the bound, their counts [q], thresholds [q],
+// and [q, 3]: lists probed, codes scanned, whether candidates were dropped for lack of room.
 void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probes,
                Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
                Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
-               std::size_t k, float eps, float zeta, Array<std::int64_t, 2> positions, Array<float, 2> lower,
-               Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
+               std::size_t k, float eps, float zeta, Array<const float, 1> most, Array<std::int64_t, 2> positions,
+               Array<float, 2> lower, Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
                Array<std::int64_t, 2> tally) {
   const std::size_t count = queries.shape(0), dimension = queries.shape(1), lists = centroids.shape(0);
   const std::size_t limit = positions.shape(1), probe_count = probes.shape(1);
@@ -317,7 +324,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
   }
   require(format.coded_dimensions() <= dimension && format.coded_dimensions() == alpha.shape(0) &&
               centroids.shape(1) == dimension && radii.shape(0) == lists && probes.shape(0) == count &&
-              positions.shape(0) == count && lower.shape(0) == count && lower.shape(1) == limit &&
+              most.shape(0) == count && positions.shape(0) == count && lower.shape(0) == count && lower.shape(1) == limit &&
               estimates.shape(0) == count && estimates.shape(1) == limit && counts.shape(0) == count &&
               thresholds.shape(0) == count && tally.shape(0) == count && tally.shape(1) == 3,
           "code_scan: array shapes do not fit together");
@@ -331,7 +338,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
   nb::gil_scoped_release released;
   Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, k, eps, limit);
   for (std::size_t q = 0; q < count; ++q) {
-    scanner.start();
+    scanner.start(most.data()[q]);
     for (std::size_t p = 0; p < probe_count; ++p) {
       const std::int64_t list = probes.data()[q * probe_count + p];
       if (list < 0) continue;
@@ -358,6 +365,6 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
 void register_code_scan(nb::module_& m) {
   m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
         nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("k"), nb::arg("eps"),
-        nb::arg("zeta"), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
+        nb::arg("zeta"), nb::arg("most"), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
         nb::arg("thresholds"), nb::arg("tally"));
 }
