@@ -33,6 +33,7 @@ __all__ = [
 ]
 
 _CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one
+_AXIS_BYTES = 16  # of a query on its way into the preview's space
 _LIMIT = 512  # candidates with bounds that are kept of a query
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -227,7 +228,7 @@ def search_snapshot(
         np.zeros((count, 5), np.int64),
     )
     limit = candidate_limit(k, effort)
-    block = max(1, snapshot.scan_bytes // (limit * _CANDIDATE_BYTES))
+    block = max(1, snapshot.scan_bytes // (limit * _CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES))
     rows = max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes)
     workspace = np.empty((rows, snapshot.row_bytes), np.uint8)
     for start in range(0, count, block):
