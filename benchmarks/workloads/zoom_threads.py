@@ -1,0 +1,140 @@
+"""Many threads on one index: how much of the device they use, and whether DRAM stays under the budget.
+
+``python -m memhier.benchmarks.workloads.zoom_threads --threads 8 --seconds 60`` searches a generated set whose vectors
+fill a page each, and prints pages a second beside what as many threads read at random from the same file with nothing
+else to do, and the memory of the process.
+"""
+
+import resource
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import faiss
+import numpy as np
+from rich.console import Console
+
+from memhier.ann import ZoomIndex
+from memhier.benchmarks.generators import mixed
+from memhier.benchmarks.machine import describe_machine
+from memhier.reader import PAGE_BYTES, Reader
+
+__all__ = ["Busy", "main", "measure"]
+
+_BATCH = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """What threads did to one index.
+
+    Attributes
+    ----------
+    queries_per_s, pages_per_s
+        Of all threads together.
+    device_pages_per_s
+        Random pages of the same file, read by as many threads with nothing else to do.
+    budget_bytes, counted_bytes, private_bytes
+        DRAM given; what the index says it held at most; by how much the private memory of the process grew.
+    """
+
+    queries_per_s: float
+    pages_per_s: float
+    device_pages_per_s: float
+    budget_bytes: int
+    counted_bytes: int
+    private_bytes: int
+
+
+def measure(folder: Path, count: int, dimension: int, dram: int, threads: int, seconds: float) -> Busy:
+    """Return what `threads` threads that search for `seconds` make of an index and of the device."""
+    data = mixed(count, dimension, 0)
+    ZoomIndex.build(folder / "index", data.blocks(8192), dram=dram).close()
+    queries = data.queries(4096)
+    before = _private_bytes()
+    with ZoomIndex.open(folder / "index") as index:
+        peak, counted = [0], [0]
+        done = np.zeros((threads, 2), np.int64)
+        start = time.perf_counter()
+
+        def work(number: int) -> None:
+            random = np.random.default_rng(number)
+            while time.perf_counter() - start < seconds:
+                found = index.search(queries[random.integers(0, len(queries), _BATCH)], 10, recall=0.95)
+                done[number] += _BATCH, found.stats["pages"]
+
+        def watch() -> None:
+            while time.perf_counter() - start < seconds:
+                peak[0] = max(peak[0], _private_bytes() - before)
+                counted[0] = max(counted[0], index.memory_bytes)
+                time.sleep(0.05)
+
+        _run(
+            [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+            + [threading.Thread(target=watch)]
+        )
+        elapsed = time.perf_counter() - start
+    rows = max((folder / "index" / "segments").glob("p0-rows*"), key=lambda path: path.stat().st_size)
+    device = _device(rows, threads, min(seconds, 5.0))
+    per_s = done.sum(axis=0) / elapsed
+    return Busy(per_s[0], per_s[1], device, dram, counted[0], peak[0])
+
+
+def _device(path: Path, threads: int, seconds: float) -> float:
+    """Return random pages a second of a file, by as many threads with batches of the size that searches have."""
+    pages = path.stat().st_size // PAGE_BYTES
+    done = np.zeros(threads, np.int64)
+    with Reader() as reader:
+        handle = reader.add(path)
+        start = time.perf_counter()
+
+        def work(number: int) -> None:
+            random = np.random.default_rng(number)
+            out = np.empty((10 * _BATCH, PAGE_BYTES), np.uint8)
+            while time.perf_counter() - start < seconds:
+                reader.read(handle, random.integers(0, pages, len(out)) * PAGE_BYTES, PAGE_BYTES, out)
+                done[number] += len(out)
+
+        _run([threading.Thread(target=work, args=(number,)) for number in range(threads)])
+        return float(done.sum() / (time.perf_counter() - start))
+
+
+def _run(workers: list[threading.Thread]) -> None:
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def _private_bytes() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon"):
+            return 1024 * int(line.split()[1])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@click.command(help=__doc__)
+@click.option("--vectors", default=100_000, show_default=True)
+@click.option("--dimension", default=960, show_default=True)
+@click.option("--dram", default=48 << 20, show_default=True, help="Bytes.")
+@click.option("--threads", default=8, show_default=True)
+@click.option("--seconds", default=10.0, show_default=True)
+def main(vectors: int, dimension: int, dram: int, threads: int, seconds: float) -> None:
+    """Print what was measured."""
+    faiss.omp_set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        busy = measure(Path(folder), vectors, dimension, dram, threads, seconds)
+    console = Console()
+    console.print(f"{threads} threads, {vectors:,} x {dimension} float32; {describe_machine()}")
+    part = busy.pages_per_s / busy.device_pages_per_s
+    console.print(f"{busy.queries_per_s:,.0f} queries/s, {busy.pages_per_s:,.0f} pages/s")
+    console.print(f"{part:.2f} of the {busy.device_pages_per_s:,.0f} pages/s of the device")
+    console.print(f"DRAM: budget {busy.budget_bytes / 2**20:.1f} MiB, counted {busy.counted_bytes / 2**20:.1f}, "
+                  f"the process grew by {busy.private_bytes / 2**20:.1f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
