@@ -10,7 +10,7 @@ from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 @pytest.mark.parametrize(
     ("name", "count", "coding"),
     [
-        ("sift-imagenet200k", 30_000, "rabitq"),
+        ("sift-imagenet200k", 60_000, "rabitq"),
         pytest.param("sift-imagenet200k", 200_000, "rabitq", marks=pytest.mark.slow),
         pytest.param("sift-imagenet200k", 200_000, "pq", marks=pytest.mark.slow),
         pytest.param("fashion-mnist", 60_000, "rabitq", marks=pytest.mark.slow),
