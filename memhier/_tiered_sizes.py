@@ -13,6 +13,7 @@ from memhier._write_queue import WriteQueue, batch_rows
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
+from memhier.policies._base import CAPACITY_MAX
 from memhier.rows import rows_per_page
 from memhier.slab import Slab
 from memhier.slots import SlotMap
@@ -27,7 +28,6 @@ _SHARE = 16
 _BUFFER_MAX = 16 * 2**20
 # Longer batches gain nothing, and their working memory is taken from the rows.
 _BATCH_MAX = 2**20
-_CAPACITY_MAX = 2**30  # that policies can number
 # What a call allocates for a while, in bytes: per key, and per slot (masks of what is pinned).
 _CALL_KEY_BYTES = 80
 _CALL_SLOT_BYTES = 3
@@ -151,7 +151,7 @@ class Sizes:
                 f"{format_bytes(self.needs.fixed_bytes)} for the log's index and the buffers of log and reader; "
                 f"dram={self.enough(low)} would be enough"
             )
-        high = min(self._dram, _CAPACITY_MAX) + 1 if isinstance(policy, str) else low + 1
+        high = min(self._dram, CAPACITY_MAX) + 1 if isinstance(policy, str) else low + 1
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.total(middle) <= self._dram else (low, middle)
