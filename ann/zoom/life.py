@@ -276,7 +276,12 @@ class IndexWriter:
             tx.drop(name)
         known = about if durable else replace(about, schema=self._durable.schema, next_id=self._durable.next_id)
         tx.put("index", json.dumps(known.to_json()).encode())
-        tx.commit()
+        generation = self._store.generation
+        try:
+            tx.commit()
+        except BaseException:
+            self._lost = self._store.generation != generation  # it failed at what comes after the commit
+            raise
         self.about = about
         if durable:
             self._durable, self._dirty = about, False

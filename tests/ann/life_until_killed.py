@@ -11,6 +11,7 @@ import json
 import os
 import random
 import sys
+import traceback
 from pathlib import Path
 
 import numpy as np
@@ -87,6 +88,8 @@ def main() -> None:
             try:
                 print("child", os.getpid(), flush=True)
                 work(Path(folder), int(seed))
+            except BaseException:
+                traceback.print_exc()
             finally:
                 os._exit(1)
         print("gone", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

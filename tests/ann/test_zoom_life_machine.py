@@ -18,6 +18,12 @@ from memhier.errors import BudgetError
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 DIMENSION = 5
 LANGS = ["de", "en", None]
+FILTERS = {
+    "price < 10": lambda price, lang: price is not None and price < 10,
+    "lang == 'en' or price == 3": lambda price, lang: lang == "en" or price == 3,
+    "lang is null": lambda price, lang: lang is None,
+    "not (price between 2 and 17)": lambda price, lang: price is not None and not 2 <= price <= 17,
+}
 
 seeds = st.integers(0, 2**31)
 counts = st.sampled_from([0, 1, 3, 17, 97])
@@ -60,11 +66,9 @@ class Life(RuleBasedStateMachine):
         self.rng = np.random.default_rng(seed)
         vectors = self.make(count)
         vectors[0] = 9  # the largest norm there is to be
-        ids = (
-            np.arange(count)
-            if seed % 2
-            else self.rng.permutation(np.setdiff1d(np.arange(-3 * count, 7 * count), [-1]))[:count]
-        )
+        ids = np.arange(count)
+        if seed % 2:
+            ids = self.rng.permutation(np.setdiff1d(np.arange(-3 * count, 7 * count), [-1]))[:count]
         self.attributed = attributed
         columns = self.columns(count)
         self.index = ZoomIndex.build(
@@ -169,17 +173,10 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.attributed)
     @rule(
         k=st.sampled_from([1, 7]),
-        where=st.sampled_from(
-            ["price < 10", "lang == 'en' or price == 3", "lang is null", "not (price between 2 and 17)"]
-        ),
+        where=st.sampled_from(sorted(FILTERS)),
     )
     def search_where(self, k, where):
-        chosen = {
-            "price < 10": lambda price, lang: price is not None and price < 10,
-            "lang == 'en' or price == 3": lambda price, lang: lang == "en" or price == 3,
-            "lang is null": lambda price, lang: lang is None,
-            "not (price between 2 and 17)": lambda price, lang: price is not None and not 2 <= price <= 17,
-        }[where]
+        chosen = FILTERS[where]
         names = [name for name, (_, price, lang) in self.rows.items() if chosen(price, lang)]
         self.compare(names, min(k, max(1, len(self.rows))), self.make(1).astype(np.float32), where)
 

@@ -1,0 +1,13 @@
+"""What the tests of an index's life share."""
+
+import pytest
+
+from memhier.ann.zoom import life, merge
+
+
+@pytest.fixture
+def small_sizes(monkeypatch):
+    """Make spills, joins and chunks so small that they happen all the time."""
+    monkeypatch.setattr(life, "_FRESH_MOST", 3000)
+    monkeypatch.setattr(life, "VECTORS_PER_LIST", 25)
+    monkeypatch.setattr(merge, "_CHUNK_BYTES", 4000)

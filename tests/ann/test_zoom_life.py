@@ -1,0 +1,257 @@
+"""An index that changes: faults, threads, other processes, memory, and what dividing lists leaves."""
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom import merge
+from memhier.errors import BudgetError, LockedError
+
+
+def make(count, dimension=12, seed=0, shift=0.0):
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(20, dimension)) * 4 + shift
+    return (centers[rng.integers(0, 20, count)] + rng.normal(size=(count, dimension))).astype(np.float32)
+
+
+def contents(index):
+    """Return id and vector of all that an index holds."""
+    found = index.search(np.zeros(index.dimension), max(1, len(index)), recall=1.0).ids
+    ids = np.sort(found[found >= 0])
+    return ids.tolist(), index.reconstruct(ids)
+
+
+def same(one, other):
+    return one[0] == other[0] and np.array_equal(one[1], other[1])
+
+
+def test_an_uncommitted_attribute_leaves_no_trace(tmp_path, small_sizes):
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(200), dram="4MiB") as index:
+        index.add(make(300, seed=1), attributes={"price": ["text"] * 300})
+    with ZoomIndex.open(path, writable=True) as index:
+        assert index.add(make(3, seed=1), attributes={"price": [1, 2, 3]}).tolist() == [200, 201, 202]
+        found = index.search(make(1)[0], 3, recall=1.0, where="price > 1").ids
+        assert sorted(found.tolist()) == [-1, 201, 202]
+        nulls = index.search(make(1)[0], 200, recall=1.0, where="price is null").ids
+        assert sorted(nulls.tolist()) == list(range(200))
+
+
+def test_searches_while_it_changes_see_one_state_each(tmp_path, small_sizes):
+    """Every state holds a multiple of 50 vectors, the versions of which are one apart at most."""
+    index = ZoomIndex.build(tmp_path / "index", make(300), dram="8MiB", attributes={"version": [0] * 300})
+    ids, stop, wrong, searches = np.arange(300), threading.Event(), [], []
+
+    def search(number):
+        try:
+            while not stop.is_set():
+                state = index.search(make(1, seed=number)[0], len(index), recall=1.0)
+                found = state.ids[state.ids >= 0]
+                if len(set(found.tolist())) != len(found) or len(found) < len(state.ids) - 50:
+                    wrong.append(found)
+                versions = index.search(make(2, seed=number), 5, where="version >= 0").ids
+                if (versions < 0).any():
+                    wrong.append(versions)
+                searches.append(1)
+        except ValueError as error:  # k, when the vectors became fewer after they were counted
+            if "the number of vectors" not in str(error):
+                wrong.append(error)
+        except BaseException as error:
+            wrong.append(error)
+
+    def searching(number):
+        while not stop.is_set() and not wrong:
+            search(number)
+
+    gc.collect()
+    open_before = len(os.listdir("/proc/self/fd"))
+    files_before = index.stats()["files"]
+    threads = [threading.Thread(target=searching, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    try:
+        for version in range(1, 13):
+            index.update(
+                ids[version::3], make(len(ids[version::3]), seed=version), {"version": [version] * len(ids[version::3])}
+            )
+            added = index.add(make(50, seed=version), attributes={"version": [version] * 50})
+            if version % 2:
+                index.commit()
+            if version % 6 == 0:
+                index.compact()
+            index.remove(added)
+            assert not wrong
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert len(searches) > 4
+    index.compact()
+    gc.collect()
+    assert index.stats()["files"] == files_before
+    assert len(os.listdir("/proc/self/fd")) <= open_before + 4  # the reader's rings, of which each thread has one
+    assert index.memory_bytes < 8 << 20
+    index.close()
+
+
+def test_files_retired_while_others_are_opened_are_closed(tmp_path):
+    index = ZoomIndex.build(tmp_path / "index", make(200), dram="4MiB")
+    files = index.stats()["files"]
+    index.add(make(100, seed=1))
+    with index._files._busy:  # as when a garbage collection comes amid an opening
+        index._files._retire([index._store.attach("p0-rows", index._reader)])
+    assert index.stats()["files"] == files + 1
+    index.commit()
+    assert index.stats()["files"] == files  # one part again
+    index.close()
+
+
+def test_dram_is_kept_until_it_is_full(tmp_path):
+    dimension, dram = 32, 1500 << 10
+    path = tmp_path / "index"
+    index = ZoomIndex.build(path, make(1000, dimension), dram=dram, grow_to=6000)
+    added = 1000
+    refused = None
+    while refused is None:
+        try:
+            index.add(make(200, dimension, seed=added))
+        except BudgetError as error:
+            refused = error
+            break
+        added += 200
+        assert index.memory_bytes <= dram
+        if added % 1000 == 0:
+            index.commit()
+            assert index.memory_bytes <= dram
+    assert "grow_to" in str(refused)
+    assert 6000 <= added < 30_000
+    assert len(index) == added
+    index.remove(np.arange(added // 2))
+    assert index.memory_bytes <= dram
+    index.compact()
+    assert index.memory_bytes <= dram
+    index.add(make(200, dimension, seed=added))
+    assert len(index) == added - added // 2 + 200
+    index.search(make(20, dimension), 10)
+    assert index.memory_bytes <= dram
+    index.close()
+
+
+READER = """
+import sys
+from memhier.ann import ZoomIndex
+for line in sys.stdin:
+    if line == "open\\n":
+        index = ZoomIndex.open(sys.argv[1])
+    print(len(index), *index.search([0.0] * 12, len(index), recall=1.0).ids.tolist(), flush=True)
+"""
+
+
+def test_another_process_keeps_its_snapshot_until_it_opens_again(tmp_path, small_sizes):
+    path = tmp_path / "index"
+    index = ZoomIndex.build(path, make(100), dram="4MiB")
+    with subprocess.Popen(
+        [sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+
+        def ask(word):
+            print(word, file=other.stdin, flush=True)
+            count, *ids = map(int, other.stdout.readline().split())
+            assert len(ids) == count
+            return sorted(ids)
+
+        seen = ask("open")
+        assert seen == list(range(100))
+        for round_number in range(3):
+            index.add(make(90, seed=round_number))
+            index.remove(seen[:20])
+            assert ask("search") == seen
+            index.commit()
+            assert ask("search") == seen
+            index.compact()
+            assert ask("search") == seen
+            seen = ask("open")
+            assert seen == contents(index)[0]
+        with pytest.raises(LockedError):
+            ZoomIndex.open(path, writable=True)
+        other.stdin.close()
+    index.close()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint8"])
+def test_lists_are_divided_as_they_grow(tmp_path, monkeypatch, dtype):
+    monkeypatch.setattr(merge, "_CHUNK_BYTES", 20_000)
+    start, grown = make(1000), make(6000, seed=1, shift=6.0)
+    if dtype == "uint8":
+        start, grown = (np.clip(each * 5 + 60, 0, 255).astype(np.uint8) for each in (start, grown))
+    with ZoomIndex.build(tmp_path / "index", start, dram="8MiB") as index:
+        assert index.stats()["lists"] == 10
+        index.add(grown)
+        index.remove(np.arange(1000))
+        index.compact()
+        lengths = np.diff(index._state.parts[0].arrays.starts)
+        assert 30 <= index.stats()["lists"] <= 60
+        assert lengths.min() > 0
+        assert lengths.max() <= 3.5 * lengths.mean()
+        result = index.search(grown[:200], 1, recall=0.95)
+        assert (result.distances[:, 0] <= 0).mean() > 0.97
+        assert result.stats["scanned"] < 200 * 3000
+
+
+def test_an_index_without_vectors_is_filled_again(tmp_path, small_sizes):
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(700), dram="4MiB") as index:
+        lists = index.stats()["lists"]
+        index.remove(np.arange(700))
+        assert index.search(make(1)[0], 1).ids.tolist() == [-1]
+        index.compact()
+        assert index.stats()["parts"] == 0
+        assert index.stats()["vector_bytes"] == 0
+    with ZoomIndex.open(path, writable=True) as index:
+        assert len(index) == 0
+        assert index.search(make(1)[0], 1).ids.tolist() == [-1]
+        names = index.add(make(700))
+        assert names[0] == 700
+        index.compact()
+        assert index.stats()["lists"] >= lists // 2
+        assert (index.search(make(700), 1, recall=0.99).distances == 0).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda index: index.add(np.ones((2, 12)), ids=[1, 900]), ValueError, "ids holds 1, .* update"),
+        (lambda index: index.add(np.ones((2, 12)), ids=[900, 900]), ValueError, "900 more than once"),
+        (lambda index: index.add(np.ones((2, 12)), ids=[900]), ValueError, "1 entries for 2 vectors"),
+        (lambda index: index.add(np.ones((2, 11))), ValueError, "12"),
+        (lambda index: index.add([[0.0] * 11 + [np.inf]]), ValueError, "row 0"),
+        (lambda index: index.add(np.full((1, 12), 1e30)), ValueError, "overflow"),
+        (lambda index: index.add(np.ones((1, 12)), attributes={"kind": [1, 2]}), ValueError, "kind"),
+        (lambda index: index.remove([1, 900]), KeyError, "900"),
+        (lambda index: index.remove([1, 1]), ValueError, "1 more than once"),
+        (lambda index: index.update([1, 900], np.ones((2, 12))), KeyError, "900"),
+        (lambda index: index.update([1, 2], np.ones((1, 12))), ValueError, "2 entries for 1"),
+        (lambda index: index.add(np.ones((2, 12)), ids=[2**63 - 1, 5000]), None, ""),
+    ],
+)
+def test_bad_changes_say_what_was_wrong_and_change_nothing(tmp_path, change, error, message):
+    with ZoomIndex.build(tmp_path / "index", make(100), dram="4MiB") as index:
+        if error is None:
+            change(index)
+            with pytest.raises(ValueError, match="none are free"):
+                index.add(np.ones((1, 12)))
+            assert len(index) == 102
+            return
+        state, about = index._state, index._writer.about
+        with pytest.raises(error, match=message):
+            change(index)
+        assert index._state is state
+        assert index._writer.about == about
+        assert not index._writer._dirty

@@ -1,0 +1,178 @@
+"""What fails amid a change of an index: it is as it was before, and what was committed is there."""
+
+import errno
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom import life
+from memhier.errors import ClosedError
+from memhier.files import Fault, FaultyFiles, RealFiles
+
+
+def make(count, dimension=12, seed=0, shift=0.0):
+    rng = np.random.default_rng(seed)
+    centers = rng.normal(size=(20, dimension)) * 4 + shift
+    return (centers[rng.integers(0, 20, count)] + rng.normal(size=(count, dimension))).astype(np.float32)
+
+
+def contents(index):
+    """Return id and vector of all that an index holds."""
+    found = index.search(np.zeros(index.dimension), max(1, len(index)), recall=1.0).ids
+    ids = np.sort(found[found >= 0])
+    return ids.tolist(), index.reconstruct(ids)
+
+
+def same(one, other):
+    return one[0] == other[0] and np.array_equal(one[1], other[1])
+
+
+def contents_of(path):
+    with ZoomIndex.open(path) as index:
+        return contents(index)
+
+
+def break_files(index, fail_at, fault):
+    faulty = FaultyFiles(RealFiles(), fail_at, fault)
+    index._store._files = index._store._catalog._files = faulty
+    return faulty
+
+
+CHANGES = {
+    "add": lambda index: index.add(make(200, seed=5), attributes={"kind": ["new"] * 200, "size": [1.5] * 200}),
+    "update": lambda index: index.update(np.arange(100, 250), make(150, seed=6), {"kind": ["other"] * 150}),
+    "commit": lambda index: index.commit(),
+    "compact": lambda index: index.compact(),
+}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    path = tmp_path_factory.mktemp("built") / "index"
+    ZoomIndex.build(path, make(500), dram="4MiB", attributes={"kind": ["old"] * 500}).close()
+    return path
+
+
+@pytest.fixture
+def folder():
+    """Where many commits are fast."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as path:
+        yield Path(path)
+
+
+def open_changed(path):
+    """Return an index with changes that were not committed, some of them on SSD."""
+    index = ZoomIndex.open(path, writable=True)
+    index.add(make(150, seed=2), ids=np.arange(1000, 1150))
+    index.remove(np.arange(40, 60))
+    index.update(np.arange(30, 35), make(5, seed=3))
+    return index
+
+
+def fails(change, index):
+    try:
+        change(index)
+    except OSError as error:
+        return error.errno in (errno.ENOSPC, errno.EIO)
+    return False
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("fault", [Fault.SHORT_WRITE, Fault.EIO])
+def test_a_fault_leaves_the_index_as_it_was(folder, built, small_sizes, name, fault):
+    shutil.copytree(built, folder / "counted")
+    with open_changed(folder / "counted") as index:
+        faulty = break_files(index, 0, fault)
+        CHANGES[name](index)
+    last = len(faulty.calls)
+    assert last > 30
+    for fail_at in {*range(1, last, last // 3), last - 1}:
+        path = folder / f"failed{fail_at}"
+        shutil.copytree(built, path)
+        with open_changed(path) as index:
+            before, where = contents(index), index.search(make(1)[0], 630, recall=1.0, where="kind == 'old'").ids
+            faulty = break_files(index, fail_at, fault)
+            if not fails(CHANGES[name], index):  # what the store does after a commit may fail without harm
+                assert faulty.calls[fail_at - 1].split()[0] in ("open-r", "lock", "remove", "list"), faulty.calls[
+                    fail_at - 1
+                ]
+                continue
+            assert same(contents(index), before)
+            found = index.search(make(1)[0], 630, recall=1.0, where="kind == 'old'").ids
+            np.testing.assert_array_equal(found, where)
+            try:
+                index.commit()
+                allowed = [before]
+            except ClosedError:
+                allowed = [before, contents_of(built)] if name in ("commit", "compact") else [contents_of(built)]
+            assert same(contents(index), before)
+        with ZoomIndex.open(path, writable=True) as index:
+            assert index.check() == []
+            assert any(same(contents(index), each) for each in allowed)
+        shutil.rmtree(path)
+
+
+def test_a_change_that_fails_between_its_parts_can_be_tried_again(tmp_path, small_sizes, monkeypatch):
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(500), dram="4MiB") as index:
+        index.add(make(120, seed=1))
+        index.remove([3, 501])
+        before = contents(index)
+        written = life.merge_parts
+        calls = []
+
+        def fail(*arguments):
+            calls.append(1)
+            if len(calls) == 3:
+                raise InterruptedError("stopped")
+            return written(*arguments)
+
+        monkeypatch.setattr(life, "merge_parts", fail)
+        with pytest.raises(InterruptedError):
+            index.add(make(1000, seed=2), attributes={"new": list(range(1000))})
+        assert same(contents(index), before)
+        with pytest.raises(ValueError, match="no attributes"):
+            index.search(make(1)[0], 1, where="new == 1")
+        monkeypatch.undo()
+        index.commit()
+        assert same(contents(index), before)
+        names = index.add(make(300, seed=2), attributes={"new": ["text"] * 300})
+        assert names[0] == 620
+        index.commit()
+        after = contents(index)
+    with ZoomIndex.open(path) as index:
+        assert index.check() == []
+        assert same(contents(index), after)
+
+
+def test_a_commit_that_is_not_read_back_ends_all_changes(tmp_path, monkeypatch):
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(300), dram="4MiB") as index:
+        index.add(make(200, seed=1))
+        index.commit()
+        index.add(make(400, seed=2))
+        before = contents(index)
+        opened = index._files.open
+        names = []
+
+        def fail(name, *arguments):
+            names.append(name)
+            if len(names) == 2:
+                raise OSError(errno.EMFILE, "too many open files")
+            return opened(name, *arguments)
+
+        monkeypatch.setattr(index._files, "open", fail)
+        with pytest.raises(OSError, match="too many"):
+            index.commit()
+        assert same(contents(index), before)
+        for change in (lambda: index.add(make(1)), lambda: index.remove([0]), index.commit, index.compact):
+            with pytest.raises(ClosedError, match="open the index again"):
+                change()
+        assert same(contents(index), before)
+    with ZoomIndex.open(path, writable=True) as index:
+        assert same(contents(index), before)
