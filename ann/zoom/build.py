@@ -140,7 +140,7 @@ def _commit(
         seed=options.seed,
         schema=schema,
         next_part=1,
-        next_id=int(arrays.ids.max()) + 1,
+        next_id=max(int(arrays.ids.max()) + 1, 0),
         trained_on=source.count,
         calibration=calibration,
         parts=[{"name": "p0", "rows": source.count, "ids": arrays.ids.dtype.str, "alive": None}],
