@@ -1,6 +1,7 @@
 """The workload of declared recall: what it prints is what its searches did."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ def test_one_recall_is_measured_as_searched(small: SearchSet, tmp_path: Path) ->
         result = index.search(small.queries[:20], 10, recall=0.5)
         loose = measure(index, truth, 0.5, "small", "bounds", 2.5)
         memory = index.memory_bytes
+        others = measure(index, replace(truth, ids=truth.ids + 3_000), 1.0, "small", "bounds", 2.5)
     assert (sure.recall, sure.id_recall, sure.declared, sure.build_cpu_s) == (1.0, 1.0, 1.0, 2.5)
+    assert (others.recall, others.id_recall) == (1.0, 0.0)  # as near, but not the ids expected
     assert sure.pages == pages / 20
     assert loose.dram_share == memory / small.base.nbytes
     assert loose.scanned == result.stats["scanned"] / 20
@@ -65,6 +68,7 @@ def test_every_form_and_recall_has_a_row(small: SearchSet, tmp_path: Path) -> No
     assert [(row["form"], row["declared"]) for row in rows] == [
         ("bounds", 0.95), ("bounds", 0.99), ("paper", 0.95), ("paper", 0.99),
     ]  # fmt: skip
+    assert rows[1]["rounds"] > rows[3]["rounds"] == 1  # the paper's form reads all it reads at once
     for row in rows:
         assert f"{row['recall']:.4f}" in result.output
         assert f"{row['pages']:.1f}" in result.output
