@@ -113,7 +113,8 @@ class Router:
         if not len(self._strays):
             return probes
         strays = np.broadcast_to(self._strays, (len(queries), len(self._strays)))
-        known = (strays[:, :, None] == probes[:, None, :]).any(axis=2)  # reached after all, from an upper level
+        # Some are reached after all, from an upper level.
+        known = np.stack([np.isin(self._strays, row) for row in probes]) if len(probes) else strays < 0
         return np.hstack([probes, np.where(known, -1, strays)])
 
 

@@ -2,6 +2,8 @@
 
 NB_MODULE(_core, m) {
   m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
+  // What a user leaves open when Python ends is no leak that they need to hear of.
+  nanobind::set_leak_warnings(false);
   register_belady(m);
   register_code_scan(m);
   register_crc32c(m);
