@@ -1,6 +1,8 @@
 """The Zoom vector index (arXiv 1809.04067): a preview in DRAM, full vectors on SSD."""
 
 from memhier.ann.zoom.explain import Explanation
-from memhier.ann.zoom.index import SearchResult, ZoomIndex
+from memhier.ann.zoom.index import ZoomIndex
+from memhier.ann.zoom.range_search import RangeResult
+from memhier.ann.zoom.results import SearchResult
 
-__all__ = ["Explanation", "SearchResult", "ZoomIndex"]
+__all__ = ["Explanation", "RangeResult", "SearchResult", "ZoomIndex"]

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.source import STORED_DTYPES
 
-__all__ = ["check_count", "check_fraction", "check_ids", "check_queries", "check_vectors"]
+__all__ = ["check_count", "check_finite", "check_fraction", "check_ids", "check_queries", "check_vectors"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -30,6 +30,16 @@ def check_fraction(name: str, value: object) -> float:
     if not 0 < value <= 1:
         raise ValueError(f"{name}={value}: expected a number above 0 and at most 1")
     return float(value)
+
+
+def check_finite(name: str, value: object) -> float:
+    """Return a number that is neither NaN nor infinite, in single precision."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
+        raise TypeError(f"{name}={value!r}: expected a number")
+    number = float(value)
+    if not abs(number) <= np.finfo(np.float32).max:
+        raise ValueError(f"{name}={value}: expected a finite number, as float32 holds it")
+    return number
 
 
 def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:

@@ -5,8 +5,8 @@ import json
 import shutil
 import threading
 import warnings
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -15,7 +15,14 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import check_count, check_fraction, check_ids, check_queries, check_vectors
+from memhier.ann.zoom.arguments import (
+    check_count,
+    check_finite,
+    check_fraction,
+    check_ids,
+    check_queries,
+    check_vectors,
+)
 from memhier.ann.zoom.bitmaps import BitmapCache
 from memhier.ann.zoom.build import BuildOptions, write_index
 from memhier.ann.zoom.calibrate import TARGET
@@ -27,47 +34,22 @@ from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
 from memhier.ann.zoom.preview import CODINGS, Coding, Effort
-from memhier.ann.zoom.search import Found, Limits, Selection, Snapshot, search_snapshot, vectors_by_id
+from memhier.ann.zoom.range_search import RangeResult, all_nearest, range_effort, search_range
+from memhier.ann.zoom.results import SearchResult, iterate, range_result, search_stats
+from memhier.ann.zoom.search import Limits, Selection, Snapshot, search_snapshot, vectors_by_id
 from memhier.ann.zoom.space import METRICS, Metric
 from memhier.ann.zoom.tune import load_hot, tune_snapshot
 from memhier.budget import parse_bytes
 from memhier.errors import ClosedError, FormatError
-from memhier.ranking import STOPS
 from memhier.reader import Reader
 from memhier.store import Store, Verify
 
-__all__ = ["SearchResult", "ZoomIndex"]
+__all__ = ["ZoomIndex"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _TUNE_LEAST = 64
-_WIDE_EPS = 8.0  # standard errors that a bound of recall 1 allows for
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """Nearest vectors of each query, nearest first.
-
-    Attributes
-    ----------
-    ids
-        int64 ``[q, k]``; ``[k]`` for a single query. -1 where fewer than `k` vectors were selected.
-    distances
-        float32, of the same shape: squared Euclidean distance for ``l2``, negative inner product for ``ip``,
-        1 - cosine similarity for ``cosine``; infinity beside -1. Ties stand in the order of their ids.
-    stats
-        Plain numbers of this call: ``queries``; ``probed`` lists and ``scanned`` codes; ``candidates`` that the
-        bounds left and ``ranked`` ones, whose vectors were compared; what was read for them: ``reads`` (I/Os),
-        ``pages``, ``bytes``; ``page_requests``, counting a page that several queries share for each, and
-        ``hot_pages``, found in DRAM; ``rounds``, the most that a query took; ``stopped``, why the first query ended,
-        and ``stopped_early``, how many a limit on reads or time ended; ``calibrated``, whether the effort is known to
-        reach the recall asked for.
-    """
-
-    ids: Ints
-    distances: Floats
-    stats: dict[str, Any]
 
 
 class ZoomIndex:
@@ -252,7 +234,8 @@ class ZoomIndex:
         recall
             The mean share of the true neighbours to find, above 0 and at most 1; 0.99 when nothing is said. What it
             takes was calibrated on held-out vectors at build (see :meth:`tune` for queries of another kind). At 1
-            every list is scanned, and every vector read that the widest bounds leave.
+            every list is scanned as well, and every vector read that may be nearer than those found, were its
+            code wrong by eight standard errors.
         where
             Only vectors whose attributes fulfil this, such as ``"price < 10 and lang == 'en'"``, are looked at.
         candidates
@@ -286,10 +269,68 @@ class ZoomIndex:
         tally = np.zeros(3, np.int64)
         with self._turns:
             found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally)
-        stats = _stats_of(found, tally) | {"calibrated": calibrated}
+            if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
+                found = all_nearest(state, self._reader, matrix, found, selection, tally)
+        stats = search_stats(found, tally) | {"calibrated": calibrated}
         if single:
             return SearchResult(found.ids[0], found.distances[0], stats)
         return SearchResult(found.ids, found.distances, stats)
+
+    def range_search(
+        self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
+    ) -> RangeResult:
+        """Return all vectors within `radius` of each query.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, or ``[d]`` for one.
+        radius
+            The largest distance, as :class:`SearchResult` has them: squared for ``l2``, negative for inner products
+            above zero.
+        recall, where
+            As in :meth:`search`; how many vectors lie within a radius is not known, so the widest bounds that any
+            number of neighbours needs for the recall are taken.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When an argument is no radius, recall, filter or array of queries of this index, or the index has
+            ``preview="pq"``, whose codes have no bounds.
+        """
+        self._check_open()
+        state = self._state
+        if state.preview.coding != "rabitq":
+            raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
+        matrix, _ = check_queries(queries, state.space.dimension)
+        radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
+        wanted = TARGET if recall is None else check_fraction("recall", recall)
+        selection = Selection.everything(state) if where is None else Selection.of(state, where)
+        effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
+        tally = np.zeros(3, np.int64)
+        with self._turns:
+            found = search_range(state, self._reader, matrix, radii, effort, selection, tally)
+        return range_result(found, tally, calibrated and where is None)
+
+    def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
+        """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
+
+        Every round searches for twice as many. What a recall below 1 missed may come up in a later batch; what is added
+        or removed meanwhile may or may not.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        batch
+            How many are yielded at a time; the last may hold fewer.
+        **options
+            As in :meth:`search`.
+        """
+        if np.ndim(query) != 1:
+            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        size = check_count("batch", batch, 1, None)
+        return iterate(lambda k: self.search(query, min(k, max(1, len(self))), **options), size)
 
     def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
         """Search for one query and tell what was done: lists scanned, candidates admitted, pages read, why it stopped.
@@ -438,8 +479,6 @@ class ZoomIndex:
         if recall is not None and (candidates is not None or nprobe is not None):
             raise ValueError(f"recall={recall}: expected either a recall, or nprobe= and candidates=, not both")
         effort, calibrated = state.calibration.effort(k, wanted, share)
-        if wanted == 1:
-            effort = Effort(state.preview.lists, eps=_WIDE_EPS, candidates=effort.candidates)
         if nprobe is not None:
             probed = min(check_count("nprobe", nprobe, 1, None), state.preview.lists)
             effort = Effort(probed, np.inf, effort.eps, effort.candidates)
@@ -555,20 +594,6 @@ class ZoomIndex:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this ZoomIndex is closed: open it again with ZoomIndex.open")
-
-
-def _stats_of(found: Found, tally: Ints) -> dict[str, Any]:
-    scanned, ranked = found.scanned.sum(axis=0).tolist(), found.ranked
-    early = ranked[:, 4] >= STOPS.index("max_reads")  # or the deadline
-    stats = {"queries": len(found.ids), "probed": scanned[0], "scanned": scanned[1], "cut_short": scanned[2]}
-    stats |= {"candidates": int(found.admitted.sum()), "ranked": int(ranked[:, 0].sum())}
-    stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))
-    stats |= {"page_requests": int(ranked[:, 1].sum()), "hot_pages": int(ranked[:, 2].sum())}
-    return stats | {
-        "rounds": int(ranked[:, 3].max(initial=0)),
-        "stopped_early": int(early.sum()),
-        "stopped": STOPS[int(ranked[0, 4])] if len(ranked) else "all_read",
-    }
 
 
 def _check_milliseconds(value: object) -> float:

@@ -22,6 +22,7 @@ from memhier.ranking import HotPages, RankRequest, rank_rows
 from memhier.reader import Reader
 
 __all__ = [
+    "CANDIDATE_BYTES",
     "Found",
     "Limits",
     "Selection",
@@ -32,7 +33,7 @@ __all__ = [
     "vectors_by_id",
 ]
 
-_CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one
+CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
 _LIMIT = 512  # candidates with bounds that are kept of a query
 
@@ -228,7 +229,7 @@ def search_snapshot(
         np.zeros((count, 5), np.int64),
     )
     limit = candidate_limit(k, effort)
-    block = max(1, snapshot.scan_bytes // (limit * _CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES))
+    block = max(1, snapshot.scan_bytes // (limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES))
     rows = max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes)
     workspace = np.empty((rows, snapshot.row_bytes), np.uint8)
     for start in range(0, count, block):

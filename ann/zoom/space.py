@@ -86,6 +86,21 @@ class PreviewSpace:
         shaped: FloatMatrix = (unscaled - norms.reshape(-1, *(1,) * (squared.ndim - 1))) / np.float32(2)
         return shaped
 
+    def squared(self, distances: FloatMatrix, queries: FloatMatrix, slack: float) -> FloatMatrix:
+        """Return squared distances ``[q]`` in the preview's space for the metric's: the inverse of :meth:`distances`.
+
+        They are larger by `slack` times the terms that they are made of, so that rounding leaves nothing out.
+        """
+        wanted = distances.astype(np.float64)
+        if self.metric == "cosine":
+            return (2 * wanted + slack * (1 + np.abs(wanted))).astype(np.float32)
+        terms = np.abs(wanted)
+        if self.metric == "ip":
+            norms = np.einsum("ij,ij->i", queries, queries, dtype=np.float64) + self.max_norm**2
+            wanted, terms = 2 * wanted + norms, 2 * terms + norms
+        with np.errstate(over="ignore"):  # everything is within
+            return ((wanted + slack * terms) * self.scale**2).astype(np.float32)
+
     def _scaled(self, block: Block) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
         """Return scaled, for cosine normalised, vectors with room to spare, and their scaled squared norms."""
         values = block.astype(np.float64)

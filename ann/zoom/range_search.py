@@ -1,0 +1,207 @@
+"""All vectors within a radius: every list whose bound allows it is scanned, and what the bounds admit is read.
+
+The radius is a threshold known beforehand, where a search for the k nearest has to find its own. It may admit any
+number of vectors, so lists are scanned a few at a time wherever what they hold would not fit.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibrate import Calibration
+from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
+from memhier.ann.zoom.codes import CodeBook
+from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.part import gather
+from memhier.ann.zoom.preview import Effort
+from memhier.ann.zoom.search import CANDIDATE_BYTES, Found, Selection, Snapshot
+from memhier.ranking import RankRequest, rank_rows
+from memhier.reader import Reader
+
+__all__ = ["RangeResult", "Within", "all_nearest", "range_effort", "search_range"]
+
+_LIMIT = 1024  # candidates of a query that are read together
+_WIDE_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_ROUNDING = 1e-5  # of the terms of a distance
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """Vectors within a radius of each query, nearest first, ties by id.
+
+    Attributes
+    ----------
+    offsets
+        int64 ``[q + 1]``: those of query ``i`` stand from ``offsets[i]`` to ``offsets[i + 1]``.
+    ids, distances
+        int64 and float32 ``[n]``; the distances as :class:`memhier.ann.SearchResult` has them.
+    stats
+        Plain numbers of this call, as far as they apply those of :class:`memhier.ann.SearchResult`.
+    """
+
+    offsets: Ints
+    ids: Ints
+    distances: Floats
+    stats: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Ids and distances of one query, in their order; tally int64 ``[5]``: lists, codes, ranked, pages, hot pages."""
+
+    ids: Ints
+    distances: Floats
+    tally: Ints
+
+
+def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[Effort, bool]:
+    """Return how hard to look for `recall`, and whether that is known to reach it.
+
+    A radius is the distance of some k-th neighbour, but nobody knows of which, so the widest bounds of all are taken.
+    """
+    if recall == 1:
+        return Effort(lists, eps=_WIDE_EPS), False
+    known = [calibration.effort(k, recall) for k in calibration.efforts]
+    efforts = [effort for effort, _ in known]
+    widest = Effort(lists, max(each.zeta for each in efforts), max(each.eps for each in efforts))
+    return widest, all(reached for _, reached in known)
+
+
+def search_range(
+    snapshot: Snapshot, reader: Reader, queries: Floats, radii: Floats, effort: Effort, selection: Selection, sums: Ints
+) -> list[Within]:
+    """Return what lies within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``.
+
+    Parameters
+    ----------
+    selection
+        What may be found.
+    sums
+        int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+    """
+    workspace = np.empty(
+        (max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes), snapshot.row_bytes), np.uint8
+    )
+    coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
+    step = max(1, snapshot.scan_bytes // (_LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded))
+    results = []
+    for start in range(0, len(queries), step):
+        part = slice(start, start + step)
+        scan = _Scan(snapshot, reader, queries[part], radii[part], effort, coded, workspace, sums)
+        if coded:
+            scan.lists(np.arange(len(scan.queries)), np.arange(snapshot.preview.lists), _LIMIT)
+        if len(snapshot.fresh):
+            near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, len(snapshot.fresh), selection.fresh)
+            for number in range(len(scan.queries)):
+                scan.take(number, near[0][number], near[1][number])
+        results += scan.finish()
+    return results
+
+
+def all_nearest(
+    snapshot: Snapshot, reader: Reader, queries: Floats, found: Found, selection: Selection, sums: Ints
+) -> Found:
+    """Return the nearest of each query among everything as near as the k-th of `found`: what that missed is put in.
+
+    The widest bounds leave too much to be ranked by themselves; by the distances of near vectors they exclude the most.
+    """
+    k = found.ids.shape[1]
+    radii = found.distances[:, -1]
+    complete = np.flatnonzero(np.isfinite(radii))  # fewer than k are all there are
+    effort = Effort(snapshot.preview.lists, eps=_WIDE_EPS)
+    within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums)
+    found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
+    for query, more in zip(complete.tolist(), within, strict=True):
+        found.ids[query], found.distances[query] = more.ids[:k], more.distances[:k]
+        found.scanned[query, :2], found.scanned[query, 2] = more.tally[:2], 0
+        found.ranked[query, :3] += more.tally[2:]
+        found.ranked[query, 3] += 1
+    return found
+
+
+class _Scan:
+    """One block of queries on its way."""
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        reader: Reader,
+        queries: Floats,
+        radii: Floats,
+        effort: Effort,
+        coded: list[CodedPart],
+        workspace: npt.NDArray[np.uint8],
+        sums: Ints,
+    ) -> None:
+        self.queries = queries
+        self._snapshot, self._reader, self._radii, self._effort = snapshot, reader, radii, effort
+        self._coded, self._workspace, self._sums = coded, workspace, sums
+        self._turned = snapshot.preview.turn(snapshot.space.queries(queries))
+        self._most = snapshot.space.squared(radii, queries, _ROUNDING)
+        self._ids: list[list[Ints]] = [[] for _ in queries]
+        self._near: list[list[Floats]] = [[] for _ in queries]
+        self._tally = np.zeros((len(queries), 5), np.int64)
+
+    def lists(self, chosen: Ints, lists: Ints, limit: int) -> None:
+        """Look for the vectors of some queries in some lists."""
+        found = self._scan(chosen, lists, limit)
+        # With as many as there is room for, some may have been left out.
+        fits = found.counts < limit
+        self._rank(chosen[fits], found, np.flatnonzero(fits))
+        for query in chosen[~fits]:
+            if len(lists) == 1:
+                self.lists(np.array([query]), lists, 4 * limit)
+                continue
+            for half in np.array_split(lists, 2):
+                self.lists(np.array([query]), half, limit)
+
+    def take(self, number: int, ids: Ints, near: Floats) -> None:
+        """Keep what lies within the radius of a query."""
+        inside = near <= self._radii[number]
+        self._ids[number].append(ids[inside])
+        self._near[number].append(near[inside])
+
+    def finish(self) -> list[Within]:
+        """Return what was found of each query."""
+        results = []
+        for ids, near, tally in zip(self._ids, self._near, self._tally, strict=True):
+            names, away = (
+                np.concatenate([np.empty(0, np.int64), *ids]),
+                np.concatenate([np.empty(0, np.float32), *near]),
+            )
+            order = np.lexsort((names, away))
+            results.append(Within(names[order], away[order], tally))
+        return results
+
+    def _scan(self, chosen: Ints, lists: Ints, limit: int) -> Candidates:
+        preview, effort = self._snapshot.preview, self._effort
+        assert isinstance(preview.book, CodeBook)
+        probes = np.broadcast_to(lists, (len(chosen), len(lists))).astype(np.int64)
+        return code_scan(
+            self._turned[chosen], probes, preview.router.centroids, preview.radii, preview.book, self._coded, limit,
+            eps=effort.eps, zeta=effort.zeta, limit=limit, most=self._most[chosen],
+        )  # fmt: skip
+
+    def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:
+        counts = found.counts[rows]
+        self._tally[chosen, :2] += found.tally[rows, :2]
+        if not counts.sum():
+            return
+        snapshot, most = self._snapshot, int(counts.max())
+        inside = np.arange(found.positions.shape[1]) < counts[:, None]
+        files, offsets, ids = gather(snapshot.parts, found.positions[rows][inside])
+        everything = np.full(len(ids), -np.inf, np.float32)
+        request = RankRequest(
+            self.queries[chosen], snapshot.space.metric, snapshot.dtype.name, snapshot.row_bytes,
+            np.concatenate([[0], np.cumsum(counts)]), files, offsets, everything, ids,
+            np.full(len(chosen), np.inf, np.float32), most, most,
+        )  # fmt: skip
+        ranking = rank_rows(self._reader, request, self._workspace, hot=snapshot.hot, tally=self._sums)
+        self._tally[chosen, 2:] += ranking.tally[:, :3]
+        for place, (number, count) in enumerate(zip(chosen.tolist(), counts.tolist(), strict=True)):
+            self.take(number, ranking.ids[place, :count], ranking.distances[place, :count])

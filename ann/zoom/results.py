@@ -1,0 +1,89 @@
+"""What searches return."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.range_search import RangeResult, Within
+from memhier.ann.zoom.search import Found
+from memhier.ranking import STOPS
+
+__all__ = ["SearchResult", "iterate", "range_result", "search_stats"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """Nearest vectors of each query, nearest first.
+
+    Attributes
+    ----------
+    ids
+        int64 ``[q, k]``; ``[k]`` for a single query. -1 where fewer than `k` vectors were selected.
+    distances
+        float32, of the same shape: squared Euclidean distance for ``l2``, negative inner product for ``ip``,
+        1 - cosine similarity for ``cosine``; infinity beside -1. Ties stand in the order of their ids.
+    stats
+        Plain numbers of this call: ``queries``; ``probed`` lists and ``scanned`` codes; ``candidates`` that the
+        bounds left and ``ranked`` ones, whose vectors were compared; what was read for them: ``reads`` (I/Os),
+        ``pages``, ``bytes``; ``page_requests``, counting a page that several queries share for each, and
+        ``hot_pages``, found in DRAM; ``rounds``, the most that a query took; ``stopped``, why the first query ended,
+        and ``stopped_early``, how many a limit on reads or time ended; ``calibrated``, whether the effort is known to
+        reach the recall asked for.
+    """
+
+    ids: Ints
+    distances: Floats
+    stats: dict[str, Any]
+
+
+def search_stats(found: Found, tally: Ints) -> dict[str, Any]:
+    """Return what was done, in plain numbers; see :class:`SearchResult`."""
+    scanned, ranked = found.scanned.sum(axis=0).tolist(), found.ranked
+    early = ranked[:, 4] >= STOPS.index("max_reads")  # or the deadline
+    stats = {"queries": len(found.ids), "probed": scanned[0], "scanned": scanned[1], "cut_short": scanned[2]}
+    stats |= {"candidates": int(found.admitted.sum()), "ranked": int(ranked[:, 0].sum())}
+    stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))
+    stats |= {"page_requests": int(ranked[:, 1].sum()), "hot_pages": int(ranked[:, 2].sum())}
+    return stats | {
+        "rounds": int(ranked[:, 3].max(initial=0)),
+        "stopped_early": int(early.sum()),
+        "stopped": STOPS[int(ranked[0, 4])] if len(ranked) else "all_read",
+    }
+
+
+def range_result(found: Sequence[Within], tally: Ints, calibrated: bool) -> RangeResult:
+    """Return what was found within the radius of each query, one after the other."""
+    sums = np.sum([each.tally for each in found], axis=0, initial=0) if found else np.zeros(5, np.int64)
+    names = ("probed", "scanned", "ranked", "page_requests", "hot_pages")
+    stats: dict[str, Any] = {"queries": len(found)} | dict(zip(names, sums.tolist(), strict=True))
+    stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True)) | {"calibrated": calibrated}
+    return RangeResult(
+        np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
+        np.concatenate([np.empty(0, np.int64), *(each.ids for each in found)]),
+        np.concatenate([np.empty(0, np.float32), *(each.distances for each in found)]),
+        stats,
+    )
+
+
+def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[SearchResult]:
+    """Yield what ever larger searches find, `batch` at a time, each id once."""
+    seen: set[int] = set()
+    k = 2 * batch
+    while True:
+        found = search(k)
+        new = np.array([name >= 0 and name not in seen for name in found.ids.tolist()], np.bool_)
+        last = len(found.ids) < k or (found.ids < 0).any() or not new.any()
+        ids, distances = found.ids[new], found.distances[new]
+        for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
+            part = slice(start, start + batch)
+            seen.update(ids[part].tolist())
+            yield SearchResult(ids[part], distances[part], found.stats)
+        if last:
+            return
+        k *= 2
