@@ -7,7 +7,15 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.source import STORED_DTYPES
 
-__all__ = ["check_count", "check_finite", "check_fraction", "check_ids", "check_queries", "check_vectors"]
+__all__ = [
+    "check_count",
+    "check_finite",
+    "check_fraction",
+    "check_ids",
+    "check_milliseconds",
+    "check_queries",
+    "check_vectors",
+]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -40,6 +48,13 @@ def check_finite(name: str, value: object) -> float:
     if not abs(number) <= np.finfo(np.float32).max:
         raise ValueError(f"{name}={value}: expected a finite number, as float32 holds it")
     return number
+
+
+def check_milliseconds(name: str, value: object) -> float:
+    """Return a number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"{name}={value!r}: expected a number above 0")
+    return float(value)
 
 
 def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:

@@ -3,9 +3,7 @@
 import errno
 import json
 import shutil
-import threading
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
@@ -15,32 +13,23 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import (
-    check_count,
-    check_finite,
-    check_fraction,
-    check_ids,
-    check_queries,
-    check_vectors,
-)
+from memhier.ann.zoom.arguments import check_count, check_ids, check_queries, check_vectors
 from memhier.ann.zoom.bitmaps import BitmapCache
 from memhier.ann.zoom.build import BuildOptions, write_index
 from memhier.ann.zoom.calibrate import TARGET
 from memhier.ann.zoom.catalog import KIND, Description, load_preview
-from memhier.ann.zoom.explain import Explanation
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
-from memhier.ann.zoom.preview import CODINGS, Coding, Effort
-from memhier.ann.zoom.range_search import RangeResult, all_nearest, range_effort, search_range
-from memhier.ann.zoom.results import SearchResult, iterate, range_result, search_stats
-from memhier.ann.zoom.search import Limits, Selection, Snapshot, search_snapshot, vectors_by_id
+from memhier.ann.zoom.preview import CODINGS, Coding
+from memhier.ann.zoom.search import Snapshot
+from memhier.ann.zoom.searched import SearchedIndex
 from memhier.ann.zoom.space import METRICS, Metric
 from memhier.ann.zoom.tune import load_hot, tune_snapshot
 from memhier.budget import parse_bytes
-from memhier.errors import ClosedError, FormatError
+from memhier.errors import FormatError
 from memhier.reader import Reader
 from memhier.store import Store, Verify
 
@@ -52,7 +41,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _TUNE_LEAST = 64
 
 
-class ZoomIndex:
+class ZoomIndex(SearchedIndex):
     """A vector index with a compressed preview in DRAM and the full vectors on SSD.
 
     A search scans codes in DRAM, reads the full vectors that their bounds cannot exclude, and ranks those exactly.
@@ -70,19 +59,17 @@ class ZoomIndex:
     """
 
     def __init__(self, store: Store, reader: Reader) -> None:
-        self._store, self._reader = store, reader
+        self._store = store
         raw = store.get("index")
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         self._about = Description.from_json(json.loads(raw), store.path)
         self._cache = BitmapCache(self._about.dram // 32)
         self._files = PartFiles(store, reader, self._cache)
-        self._state = self._load()
+        super().__init__(self._load(reader), reader, self._about.searches)
         self._writer: IndexWriter | None = None
         if store.writable:
             self._writer = IndexWriter(store, reader, self._files, self._about, self._bytes_of)
-        self._turns = threading.BoundedSemaphore(self._about.searches)
-        self._closed = False
 
     @classmethod
     def build(
@@ -211,148 +198,6 @@ class ZoomIndex:
             store.close()
             raise
 
-    def search(
-        self,
-        queries: npt.ArrayLike,
-        k: int,
-        *,
-        recall: float | None = None,
-        where: str | None = None,
-        candidates: int | None = None,
-        nprobe: int | None = None,
-        max_reads: int | None = None,
-        deadline_ms: float | None = None,
-    ) -> SearchResult:
-        """Return the `k` nearest vectors of each query.
-
-        Parameters
-        ----------
-        queries
-            ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
-        k
-            Number of neighbours, at most ``len(index)``.
-        recall
-            The mean share of the true neighbours to find, above 0 and at most 1; 0.99 when nothing is said. What it
-            takes was calibrated on held-out vectors at build (see :meth:`tune` for queries of another kind). At 1
-            every list is scanned as well, and every vector read that may be nearer than those found, were its
-            code wrong by eight standard errors.
-        where
-            Only vectors whose attributes fulfil this, such as ``"price < 10 and lang == 'en'"``, are looked at.
-        candidates
-            Instead of a recall: this many of the nearest by their codes, at least `k`, are read, whatever their
-            bounds. With all vectors and all lists the result is that of exact search.
-        nprobe
-            Instead of what `recall` takes: inverted lists scanned per query. More are scanned where these hold fewer
-            than `k` vectors.
-        max_reads
-            The most pages read for one query.
-        deadline_ms
-            Milliseconds after which no further round of reads starts; what was ranked until then is returned.
-
-        Raises
-        ------
-        ValueError, TypeError
-            When the dimension is wrong, a query holds NaN or infinity, or a number is out of range.
-        CorruptionError
-            When a page read from SSD is not what was written.
-        """
-        self._check_open()
-        state = self._state
-        matrix, single = check_queries(queries, state.space.dimension)
-        k = check_count("k", k, 1, max(1, state.count), "the number of vectors in the index")
-        selection = Selection.everything(state) if where is None else Selection.of(state, where)
-        effort, calibrated = self._effort(state, k, recall, candidates, nprobe, selection.share)
-        limits = Limits(
-            2**62 if max_reads is None else check_count("max_reads", max_reads, 1, None),
-            np.inf if deadline_ms is None else _check_milliseconds(deadline_ms) / 1000,
-        )
-        tally = np.zeros(3, np.int64)
-        with self._turns:
-            found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally)
-            if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
-                found = all_nearest(state, self._reader, matrix, found, selection, tally)
-        stats = search_stats(found, tally) | {"calibrated": calibrated}
-        if single:
-            return SearchResult(found.ids[0], found.distances[0], stats)
-        return SearchResult(found.ids, found.distances, stats)
-
-    def range_search(
-        self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
-    ) -> RangeResult:
-        """Return all vectors within `radius` of each query.
-
-        Parameters
-        ----------
-        queries
-            ``[q, d]``, or ``[d]`` for one.
-        radius
-            The largest distance, as :class:`SearchResult` has them: squared for ``l2``, negative for inner products
-            above zero.
-        recall, where
-            As in :meth:`search`; how many vectors lie within a radius is not known, so the widest bounds that any
-            number of neighbours needs for the recall are taken.
-
-        Raises
-        ------
-        ValueError, TypeError
-            When an argument is no radius, recall, filter or array of queries of this index, or the index has
-            ``preview="pq"``, whose codes have no bounds.
-        """
-        self._check_open()
-        state = self._state
-        if state.preview.coding != "rabitq":
-            raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
-        matrix, _ = check_queries(queries, state.space.dimension)
-        radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
-        wanted = TARGET if recall is None else check_fraction("recall", recall)
-        selection = Selection.everything(state) if where is None else Selection.of(state, where)
-        effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
-        tally = np.zeros(3, np.int64)
-        with self._turns:
-            found = search_range(state, self._reader, matrix, radii, effort, selection, tally)
-        return range_result(found, tally, calibrated and where is None)
-
-    def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
-        """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
-
-        Every round searches for twice as many. What a recall below 1 missed may come up in a later batch; what is added
-        or removed meanwhile may or may not.
-
-        Parameters
-        ----------
-        query
-            ``[d]``.
-        batch
-            How many are yielded at a time; the last may hold fewer.
-        **options
-            As in :meth:`search`.
-        """
-        if np.ndim(query) != 1:
-            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
-        size = check_count("batch", batch, 1, None)
-        return iterate(lambda k: self.search(query, min(k, max(1, len(self))), **options), size)
-
-    def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
-        """Search for one query and tell what was done: lists scanned, candidates admitted, pages read, why it stopped.
-
-        Parameters
-        ----------
-        query
-            ``[d]``.
-        k, **options
-            As in :meth:`search`.
-        """
-        if np.ndim(query) != 1:
-            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
-        stats = self.search(query, k, **options).stats
-        state = self._state
-        effort, _ = self._effort(state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"))
-        return Explanation(
-            state.preview.lists, stats["probed"], effort.nprobe, state.count, stats["scanned"], stats["candidates"],
-            None if effort.candidates is not None else effort.eps, stats["ranked"], stats["page_requests"],
-            stats["hot_pages"], stats["rounds"], stats["stopped"], stats["calibrated"],
-        )  # fmt: skip
-
     def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> Ints:
         """Add vectors; searches find them at once, and :meth:`commit` makes them durable.
 
@@ -449,47 +294,12 @@ class ZoomIndex:
                 writer.keep_tuning(state)
             self._state = state
 
-    def reconstruct(self, ids: object) -> npt.NDArray[Any]:
-        """Return the vectors of these ids as they are stored, ``[n, d]`` of the index's dtype.
-
-        Raises
-        ------
-        KeyError
-            For an id that is not in the index.
-        """
-        self._check_open()
-        return vectors_by_id(self._state, self._reader, check_ids(ids))
-
     def save_to(self, path: str | PathLike[str]) -> None:
         """Copy what was last committed into the new directory `path`, while it is searched and changed."""
         self._check_open()
         self._store.copy(path)
 
-    def _effort(
-        self,
-        state: Snapshot,
-        k: int,
-        recall: float | None,
-        candidates: int | None,
-        nprobe: int | None,
-        share: float = 1.0,
-    ) -> tuple[Effort, bool]:
-        """Return the effort that the arguments ask for, and whether it is known to reach the recall."""
-        wanted = TARGET if recall is None else check_fraction("recall", recall)
-        if recall is not None and (candidates is not None or nprobe is not None):
-            raise ValueError(f"recall={recall}: expected either a recall, or nprobe= and candidates=, not both")
-        effort, calibrated = state.calibration.effort(k, wanted, share)
-        if nprobe is not None:
-            probed = min(check_count("nprobe", nprobe, 1, None), state.preview.lists)
-            effort = Effort(probed, np.inf, effort.eps, effort.candidates)
-        if candidates is not None:
-            kept = min(check_count("candidates", candidates, k, None), max(k, state.count))
-            effort = Effort(effort.nprobe, effort.zeta, effort.eps, kept)
-        elif effort.candidates is not None:
-            effort = Effort(effort.nprobe, effort.zeta, effort.eps, min(max(k, effort.candidates), max(k, state.count)))
-        return effort, calibrated and nprobe is None and candidates is None
-
-    def _load(self) -> Snapshot:
+    def _load(self, reader: Reader) -> Snapshot:
         store, about = self._store, self._about
         preview = load_preview(store, about)
         dtype = np.dtype(about.dtype)
@@ -498,28 +308,15 @@ class ZoomIndex:
         parts = tuple(self._files.load(each, shape, row_bytes, about.schema) for each in about.parts)
         fresh = Fresh.empty(about.space.dimension, dtype)
         files = {part.name: part.places.file for part in parts}
-        hot = load_hot(self._reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
+        hot = load_hot(reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
         return Snapshot(
             about.space, dtype, about.schema, preview, parts, fresh, about.calibration, hot, scan_bytes(about.dram)
         )
-
-    def __len__(self) -> int:
-        return self._state.count
 
     def __repr__(self) -> str:
         return (
             f"ZoomIndex({str(self._store.path)!r}, {len(self)} x {self.dimension} {self._state.dtype}, {self.metric})"
         )
-
-    @property
-    def dimension(self) -> int:
-        """Dimension of a vector."""
-        return self._state.space.dimension
-
-    @property
-    def metric(self) -> Metric:
-        """The metric chosen at build."""
-        return self._state.space.metric
 
     @property
     def memory_bytes(self) -> int:
@@ -590,13 +387,3 @@ class ZoomIndex:
                 str(self._store.path),
             )
         return self._writer
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError("this ZoomIndex is closed: open it again with ZoomIndex.open")
-
-
-def _check_milliseconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"deadline_ms={value!r}: expected a number above 0")
-    return float(value)

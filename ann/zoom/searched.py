@@ -1,0 +1,243 @@
+"""The searches of an open index, whatever else is done with it."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.arguments import (
+    check_count,
+    check_finite,
+    check_fraction,
+    check_ids,
+    check_milliseconds,
+    check_queries,
+)
+from memhier.ann.zoom.calibrate import TARGET
+from memhier.ann.zoom.explain import Explanation
+from memhier.ann.zoom.preview import Effort
+from memhier.ann.zoom.range_search import RangeResult, all_nearest, range_effort, search_range
+from memhier.ann.zoom.results import SearchResult, iterate, range_result, search_stats
+from memhier.ann.zoom.search import Limits, Selection, Snapshot, search_snapshot, vectors_by_id
+from memhier.ann.zoom.space import Metric
+from memhier.errors import ClosedError
+from memhier.reader import Reader
+
+__all__ = ["SearchedIndex"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class SearchedIndex:
+    """A snapshot of an index, which may be replaced by another at any moment, and the searches in it.
+
+    Parameters
+    ----------
+    state
+        What is searched.
+    reader
+        Reads its files.
+    searches
+        How many may run at a time: each has buffers of its own.
+    """
+
+    def __init__(self, state: Snapshot, reader: Reader, searches: int) -> None:
+        self._state, self._reader = state, reader
+        self._turns = threading.BoundedSemaphore(searches)
+        self._closed = False
+
+    def search(
+        self,
+        queries: npt.ArrayLike,
+        k: int,
+        *,
+        recall: float | None = None,
+        where: str | None = None,
+        candidates: int | None = None,
+        nprobe: int | None = None,
+        max_reads: int | None = None,
+        deadline_ms: float | None = None,
+    ) -> SearchResult:
+        """Return the `k` nearest vectors of each query.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
+        k
+            Number of neighbours, at most ``len(index)``.
+        recall
+            The mean share of the true neighbours to find, above 0 and at most 1; 0.99 when nothing is said. What it
+            takes was calibrated on held-out vectors at build (see :meth:`tune` for queries of another kind). At 1
+            every list is scanned as well, and every vector read that may be nearer than those found, were its
+            code wrong by eight standard errors.
+        where
+            Only vectors whose attributes fulfil this, such as ``"price < 10 and lang == 'en'"``, are looked at.
+        candidates
+            Instead of a recall: this many of the nearest by their codes, at least `k`, are read, whatever their
+            bounds. With all vectors and all lists the result is that of exact search.
+        nprobe
+            Instead of what `recall` takes: inverted lists scanned per query. More are scanned where these hold fewer
+            than `k` vectors.
+        max_reads
+            The most pages read for one query.
+        deadline_ms
+            Milliseconds after which no further round of reads starts; what was ranked until then is returned.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When the dimension is wrong, a query holds NaN or infinity, or a number is out of range.
+        CorruptionError
+            When a page read from SSD is not what was written.
+        """
+        self._check_open()
+        state = self._state
+        matrix, single = check_queries(queries, state.space.dimension)
+        k = check_count("k", k, 1, max(1, state.count), "the number of vectors in the index")
+        selection = Selection.everything(state) if where is None else Selection.of(state, where)
+        effort, calibrated = self._effort(state, k, recall, candidates, nprobe, selection.share)
+        limits = Limits(
+            2**62 if max_reads is None else check_count("max_reads", max_reads, 1, None),
+            np.inf if deadline_ms is None else check_milliseconds("deadline_ms", deadline_ms) / 1000,
+        )
+        tally = np.zeros(3, np.int64)
+        with self._turns:
+            found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally)
+            if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
+                found = all_nearest(state, self._reader, matrix, found, selection, tally)
+        stats = search_stats(found, tally) | {"calibrated": calibrated}
+        if single:
+            return SearchResult(found.ids[0], found.distances[0], stats)
+        return SearchResult(found.ids, found.distances, stats)
+
+    def range_search(
+        self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
+    ) -> RangeResult:
+        """Return all vectors within `radius` of each query.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, or ``[d]`` for one.
+        radius
+            The largest distance, as :class:`SearchResult` has them: squared for ``l2``, negative for inner products
+            above zero.
+        recall, where
+            As in :meth:`search`; how many vectors lie within a radius is not known, so the widest bounds that any
+            number of neighbours needs for the recall are taken.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When an argument is no radius, recall, filter or array of queries of this index, or the index has
+            ``preview="pq"``, whose codes have no bounds.
+        """
+        self._check_open()
+        state = self._state
+        if state.preview.coding != "rabitq":
+            raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
+        matrix, _ = check_queries(queries, state.space.dimension)
+        radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
+        wanted = TARGET if recall is None else check_fraction("recall", recall)
+        selection = Selection.everything(state) if where is None else Selection.of(state, where)
+        effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
+        tally = np.zeros(3, np.int64)
+        with self._turns:
+            found = search_range(state, self._reader, matrix, radii, effort, selection, tally)
+        return range_result(found, tally, calibrated and where is None)
+
+    def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
+        """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
+
+        Every round searches for twice as many. What a recall below 1 missed may come up in a later batch; what is added
+        or removed meanwhile may or may not.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        batch
+            How many are yielded at a time; the last may hold fewer.
+        **options
+            As in :meth:`search`.
+        """
+        if np.ndim(query) != 1:
+            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        size = check_count("batch", batch, 1, None)
+        return iterate(lambda k: self.search(query, min(k, max(1, len(self))), **options), size)
+
+    def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
+        """Search for one query and tell what was done: lists scanned, candidates admitted, pages read, why it stopped.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        k, **options
+            As in :meth:`search`.
+        """
+        if np.ndim(query) != 1:
+            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        stats = self.search(query, k, **options).stats
+        state = self._state
+        effort, _ = self._effort(state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"))
+        return Explanation(
+            state.preview.lists, stats["probed"], effort.nprobe, state.count, stats["scanned"], stats["candidates"],
+            None if effort.candidates is not None else effort.eps, stats["ranked"], stats["page_requests"],
+            stats["hot_pages"], stats["rounds"], stats["stopped"], stats["calibrated"],
+        )  # fmt: skip
+
+    def reconstruct(self, ids: object) -> npt.NDArray[Any]:
+        """Return the vectors of these ids as they are stored, ``[n, d]`` of the index's dtype.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index.
+        """
+        self._check_open()
+        return vectors_by_id(self._state, self._reader, check_ids(ids))
+
+    def _effort(
+        self,
+        state: Snapshot,
+        k: int,
+        recall: float | None,
+        candidates: int | None,
+        nprobe: int | None,
+        share: float = 1.0,
+    ) -> tuple[Effort, bool]:
+        """Return the effort that the arguments ask for, and whether it is known to reach the recall."""
+        wanted = TARGET if recall is None else check_fraction("recall", recall)
+        if recall is not None and (candidates is not None or nprobe is not None):
+            raise ValueError(f"recall={recall}: expected either a recall, or nprobe= and candidates=, not both")
+        effort, calibrated = state.calibration.effort(k, wanted, share)
+        if nprobe is not None:
+            probed = min(check_count("nprobe", nprobe, 1, None), state.preview.lists)
+            effort = Effort(probed, np.inf, effort.eps, effort.candidates)
+        if candidates is not None:
+            kept = min(check_count("candidates", candidates, k, None), max(k, state.count))
+            effort = Effort(effort.nprobe, effort.zeta, effort.eps, kept)
+        elif effort.candidates is not None:
+            effort = Effort(effort.nprobe, effort.zeta, effort.eps, min(max(k, effort.candidates), max(k, state.count)))
+        return effort, calibrated and nprobe is None and candidates is None
+
+    def __len__(self) -> int:
+        return self._state.count
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of a vector."""
+        return self._state.space.dimension
+
+    @property
+    def metric(self) -> Metric:
+        """The metric chosen at build."""
+        return self._state.space.metric
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this ZoomIndex is closed: open it again with ZoomIndex.open")
