@@ -60,7 +60,7 @@ def test_one_recall_is_measured_as_searched(small: SearchSet, tmp_path: Path) ->
 
 def test_every_form_and_recall_has_a_row(small: SearchSet, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    asked = ["--data", "small", "--data", "absent", "--share", "5", "--queries", "20", "--json", str(out)]
+    asked = ["--data", "small", "--data", "absent", "--share", "12", "--queries", "20", "--json", str(out)]
     result = CliRunner().invoke(main, asked, env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "skipped: no data set 'absent'" in result.output
