@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Assigner", "split_list", "train_centroids", "training_rows"]
+__all__ = ["Assigner", "train_centroids", "training_rows"]
 
 _FLAT_LISTS = 512
 _EXACT_ASSIGN = 2048
@@ -138,10 +138,3 @@ class Assigner:
             best[rows[better]] = near[better, 0]
             lists[rows[better]] = group[place[better, 0]]
         return lists
-
-
-def split_list(members: Floats, clusters: int, seed: int) -> tuple[Floats, Ints]:
-    """Return centroids of the members of one list, at most `clusters`, and which each is in; none is empty."""
-    centroids = _kmeans(members, clusters, seed)
-    used, member = np.unique(_nearest(members, centroids), return_inverse=True)
-    return centroids[used], member

@@ -262,14 +262,14 @@ class ZoomIndex(SearchedIndex):
             self._state = writer.commit(self._state)
 
     def compact(self) -> None:
-        """Commit, then rewrite the index without what was removed, divide lists that grew long, and calibrate again.
+        """Commit, and make the index anew: without what was removed, with lists, codes and calibration as built now.
 
-        Searches go on meanwhile. It takes DRAM for all codes once more, and disk space for all vectors once more.
+        Searches go on meanwhile. Takes the time, the DRAM and the disk space of a build of the same vectors. Worth it
+        when a good part of the vectors was replaced; commits alone drop what was removed once it is half of a part.
         """
         writer = self._check_writable()
         with writer.lock:
-            self._state = writer.compact(self._state, self._about.seed)
-            self._state = writer.calibrate(self._state, self._about.seed)
+            self._state = writer.compact(self._state)
 
     def tune(self, queries: npt.ArrayLike) -> None:
         """Calibrate recall for queries like these, and hold the pages they ask for most in DRAM where that pays.

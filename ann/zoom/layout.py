@@ -11,9 +11,10 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
 
-__all__ = ["VECTORS_PER_LIST", "Layout", "lists_within", "plan_layout", "scan_bytes"]
+__all__ = ["Layout", "lists_anew", "plan_layout", "scan_bytes"]
 
-VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
+_VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
+_FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 6  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
@@ -124,20 +125,40 @@ def _fit(
         rotate = coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
         book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
-        lists = lists_within(count, padded, dram, length)
+        lists = _lists_within(count, padded, dram, length)
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         if total <= dram:
             return Layout(lists, code_bytes, padded, rotate, searches, total)
     return None
 
 
-def lists_within(count: int, padded: int, dram: int, length: int = VECTORS_PER_LIST) -> int:
+def _lists_within(count: int, padded: int, dram: int, length: int) -> int:
     """Return how many lists `count` vectors have: one for `length`, where a budget of `dram` bytes allows it."""
     return max(1, min(count // length, int(_LISTS_SHARE * dram) // _list_bytes(count, padded)))
 
 
+def lists_anew(count: int, before: int, padded: int, dram: int, spare: int) -> int:
+    """Return how many lists an index that has changed is to have.
+
+    Parameters
+    ----------
+    count
+        Vectors there are now.
+    before
+        Lists there were, which may have been made for more vectors to come.
+    padded, dram
+        As in :func:`plan_layout`.
+    spare
+        Bytes of the budget that nothing takes.
+    """
+    wanted = _lists_within(count, padded, dram, _VECTORS_PER_LIST)
+    if wanted > before:
+        return before + min(wanted - before, max(0, spare) // _list_bytes(count, padded))
+    return max(1, min(before, count // _FEWEST_PER_LIST))
+
+
 def _list_bytes(count: int, padded: int) -> int:
-    return router_bytes_per_list(padded, count // VECTORS_PER_LIST) + 4
+    return router_bytes_per_list(padded, count // _VECTORS_PER_LIST) + 4
 
 
 def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
@@ -147,8 +168,8 @@ def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
     """
     if coding == "pq":
         widths = range(min(_NARROWEST, core), _WIDEST + 1)
-        return [(VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
-    lengths = (VECTORS_PER_LIST, 2 * VECTORS_PER_LIST, 4 * VECTORS_PER_LIST)
+        return [(_VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
+    lengths = (_VECTORS_PER_LIST, 2 * _VECTORS_PER_LIST, 4 * _VECTORS_PER_LIST)
     most, fair, least = -(-core * _BITS_MOST // 8), -(-core // 16), -(-core // 64)
     choices = [(length, size, core) for length in lengths for size in range(most, fair - 1, -1)]
     return choices + [(lengths[-1], size, core) for size in range(fair - 1, least - 1, -1)]

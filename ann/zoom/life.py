@@ -13,18 +13,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from memhier.ann.zoom.attributes import Schema, chain, merge_schema, write_attributes
 from memhier.ann.zoom.catalog import Description, write_preview
 from memhier.ann.zoom.code_scan import PART_SHIFT
+from memhier.ann.zoom.codes import CodeBook
+from memhier.ann.zoom.construct import construct
 from memhier.ann.zoom.fresh import Fresh, as_objects, fresh_row_bytes
 from memhier.ann.zoom.fullview import RowWriter, raw_rows
-from memhier.ann.zoom.layout import VECTORS_PER_LIST, lists_within
-from memhier.ann.zoom.merge import Division, Merged, merge_parts, plan_division, radii_of
+from memhier.ann.zoom.layout import Layout, lists_anew
+from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, radii_of
 from memhier.ann.zoom.part import Part, PartArrays, PartFiles, compact_ids, find_ids
 from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
-from memhier.ann.zoom.tune import measure
 from memhier.errors import ClosedError
 from memhier.ranking import HotPages
 from memhier.reader import Reader
@@ -93,23 +95,13 @@ class IndexWriter:
             if not self._dirty:
                 return state
             state = self._spill(state)
-            return self._rewrite(state, _first_to_join(state.parts, 0), None, durable=True)
+            return self._rewrite(state, _first_to_join(state.parts, 0), durable=True)
 
-    def compact(self, state: Snapshot, seed: int) -> Snapshot:
-        """Rewrite all parts as one, divide long lists, and commit."""
+    def compact(self, state: Snapshot) -> Snapshot:
+        """Make all of the index anew from its vectors, lists and codes and calibration, and commit."""
         with self._all_or_nothing(state):
             state = self._spill(state)
-            most = max(lists_within(state.count, state.space.padded, self.about.dram), 1)
-            length = max(VECTORS_PER_LIST, state.count / most)
-            division = plan_division(state.parts, length, most, seed) if state.count else None
-            return self._rewrite(state, 0, division, durable=True)
-
-    def calibrate(self, state: Snapshot, seed: int) -> Snapshot:
-        """Return the snapshot calibrated on its own vectors, which is made durable at once."""
-        if state.count:
-            state = replace(state, calibration=measure(state, self._reader, None, seed))
-        self.keep_tuning(state)
-        return state
+            return self._renew(state) if state.count else self._rewrite(state, 0, durable=True)
 
     def keep_tuning(self, state: Snapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
@@ -161,7 +153,7 @@ class IndexWriter:
             more = Fresh(vectors[part], names[part], {name: values[part] for name, values in columns.items()})
             if len(state.fresh) + len(more) > most:
                 state = self._spill(state)
-                state = self._rewrite(state, _first_to_join(state.parts, len(self.about.parts)), None, durable=False)
+                state = self._rewrite(state, _first_to_join(state.parts, len(self.about.parts)), durable=False)
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
@@ -187,7 +179,7 @@ class IndexWriter:
             return state
         turned = preview.turn(state.space.vectors(fresh.vectors))
         lists = preview.assigner().assign(turned)
-        order = np.argsort(lists, kind="stable")
+        order = np.lexsort((preview.cells(turned, lists), lists))
         codes, numbers, _ = preview.encode(turned[order], lists[order])
         starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
         arrays = PartArrays(starts, codes, numbers, compact_ids(fresh.ids[order]))
@@ -201,14 +193,14 @@ class IndexWriter:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order)
             pending = [*about.pending, arrays.about(name)]
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
-        parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, about.schema))
+        parts = (*state.parts, self._open(name, arrays, state, durable=False))
         preview = replace(preview, radii=radii_of([each.arrays for each in parts], preview))
         return replace(state, parts=parts, preview=preview, fresh=Fresh.empty(state.space.dimension, state.dtype))
 
-    def _rewrite(self, state: Snapshot, first: int, division: Division | None, *, durable: bool) -> Snapshot:
+    def _rewrite(self, state: Snapshot, first: int, *, durable: bool) -> Snapshot:
         """Write the parts from number `first` on as one, and where `durable` make the whole snapshot that of the index.
 
-        A division of lists needs all parts. Where it is not durable, the parts are pending ones.
+        Otherwise the parts are pending ones.
         """
         about, kept, joined = self.about, state.parts[:first], state.parts[first:]
         if not durable and not joined:
@@ -216,43 +208,74 @@ class IndexWriter:
         merged, name = None, f"p{about.next_part}"
         with self._store.begin() as tx:
             if any(part.alive_count for part in joined):
-                merged = self._merge(tx, name, state, first, division)
-                about = replace(about, next_part=about.next_part + 1, lists=merged.preview.lists)
+                merged = self._merge(tx, name, state, first)
+                about = replace(about, next_part=about.next_part + 1)
             made = [] if merged is None else [merged.arrays.about(name)]
+            arrays = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
+            preview = replace(state.preview, radii=radii_of(arrays, state.preview)) if arrays else state.preview
             if durable:
                 kept = self._write_alive(tx, kept)
+                tx.segment("radii").append(preview.radii)
                 about = replace(about, parts=[part.about() for part in kept] + made, pending=[])
             else:
                 about = replace(about, pending=about.pending[: first - len(about.parts)] + made)
-            preview = state.preview if merged is None else merged.preview
-            arrays = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
-            preview = replace(preview, radii=radii_of(arrays, preview)) if arrays else preview
-            if division is not None:
-                write_preview(tx, preview)
-                about = replace(about, trained_on=state.count)
-            elif durable:
-                tx.segment("radii").append(preview.radii)
             self._publish(tx, about, durable=durable)
-        self._lost = durable  # until the new part is open
         if merged is not None:
-            kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, about.schema))
-        self._lost = False
+            kept = (*kept, self._open(name, merged.arrays, state, durable=durable))
         return replace(state, parts=kept, preview=preview, hot=_hot_of(state.hot, kept))
 
-    def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int, division: Division | None) -> Merged:
+    def _renew(self, state: Snapshot) -> Snapshot:
+        """Write all parts as one, with lists and codes that are made for what they hold now."""
+        about, scratch, book = self.about, self._store.path / "tmp", state.preview.book
+        source = PartsSource(state.parts, state.dtype, state.space.dimension, self._reader)
+        spare = about.dram - self._memory(state)
+        lists = lists_anew(source.count, state.preview.lists, state.space.padded, about.dram, spare)
+        rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
+        layout = Layout(lists, book.code_bytes, state.space.padded, rotate, about.searches, about.dram)
+        name = f"p{about.next_part}"
+        try:
+            with tqdm(disable=True) as bar:
+                made = construct(source, source.ids, state.space, layout, "rabitq", about.seed, scratch, bar)
+            with self._store.begin() as tx:
+                for _ in made.rows.write(RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)):
+                    pass
+                made.arrays.write(tx, name)
+                write_preview(tx, made.preview)
+                self._write_attributes(tx, name, state.parts, source.rows[made.order])
+                about = replace(about, next_part=about.next_part + 1, lists=lists, trained_on=source.count)
+                entries = [made.arrays.about(name)]
+                about = replace(about, calibration=made.calibration, parts=entries, pending=[], hot=[])
+                self._publish(tx, about, durable=True)
+        finally:
+            for leftover in scratch.iterdir():
+                leftover.unlink()
+        state = replace(state, preview=made.preview, calibration=made.calibration, hot=HotPages.none())
+        return replace(state, parts=(self._open(name, made.arrays, state, durable=True),))
+
+    def _open(self, name: str, arrays: PartArrays, state: Snapshot, *, durable: bool) -> Part:
+        """Return the part that was just written."""
+        self._lost = durable  # what was committed is another state than the last one until it is open
+        part = self._files.open(name, arrays, state.row_bytes, state.schema)
+        self._lost = False
+        return part
+
+    def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int) -> Merged:
         """Write the rows of the parts from number `first` on, with what goes with them."""
         joined = state.parts[first:]
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
-        numbers = range(first, len(state.parts))
-        merged = merge_parts(joined, numbers, state.preview, state.space, state.dtype, self._reader, writer, division)
+        merged = merge_parts(joined, range(first, len(state.parts)), state.preview, self._reader, writer)
         merged.arrays.write(tx, name)
+        offsets = np.concatenate([[0], np.cumsum([len(part) for part in joined])])
+        rows = offsets[(merged.sources >> PART_SHIFT) - first] + (merged.sources & ((1 << PART_SHIFT) - 1))
+        self._write_attributes(tx, name, joined, rows)
+        return merged
+
+    def _write_attributes(self, tx: Transaction, name: str, parts: Sequence[Part], rows: Ints) -> None:
+        """Write the attributes of rows, counted through all parts."""
         schema = self.about.schema
         if schema:
-            attributes = [part.attributes for part in joined if part.attributes is not None]
-            offsets = np.concatenate([[0], np.cumsum([len(part) for part in joined])])
-            order = offsets[(merged.sources >> PART_SHIFT) - first] + (merged.sources & ((1 << PART_SHIFT) - 1))
-            write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), order)
-        return merged
+            attributes = [part.attributes for part in parts if part.attributes is not None]
+            write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows)
 
     def _write_alive(self, tx: Transaction, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Write which rows were removed, where that changed since the last commit."""
@@ -327,12 +350,16 @@ class IndexWriter:
 
 
 def _first_to_join(parts: Sequence[Part], earliest: int) -> int:
-    """Return the part, from number `earliest` on, from which on all are joined, so that sizes fall by a factor."""
+    """Return the part, from number `earliest` on, from which on all are written anew.
+
+    So sizes fall by a factor from part to part, and no part holds more rows that were removed than others.
+    """
     first, rows = len(parts), 0
     for number in range(len(parts) - 1, earliest - 1, -1):
-        if rows and len(parts[number]) <= _JOIN * rows:
+        part = parts[number]
+        if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
             first = number
-        rows += len(parts[number])
+        rows += len(part)
     return first
 
 

@@ -1,4 +1,4 @@
-"""Rewriting parts into one: what was removed goes, long lists are divided, and all is in list order again."""
+"""Writing several parts as one: what was removed goes, and all is in list order again."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,40 +7,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.clusters import split_list
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.part import Part, PartArrays, compact_ids
 from memhier.ann.zoom.preview import Preview
-from memhier.ann.zoom.router import Router
-from memhier.ann.zoom.space import PreviewSpace
+from memhier.ann.zoom.source import VectorSource
 from memhier.reader import Reader
 
-__all__ = ["Division", "Merged", "alive_blocks", "merge_parts", "plan_division", "radii_of"]
+__all__ = ["Merged", "alive_blocks", "merge_parts", "radii_of"]
 
 _CHUNK_BYTES = 16 << 20  # of full vectors, held while they are put in order
-_LONG = 3  # times the length aimed at: what is longer is divided
-_LENGTHEN = 1.25
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-
-
-@dataclass(frozen=True, slots=True)
-class Division:
-    """Which lists become several, or none.
-
-    Attributes
-    ----------
-    pieces
-        int64 ``[lists]``: how many lists each becomes; 0 for one without vectors.
-    seed
-        Fixes how a list is divided.
-    """
-
-    pieces: Ints
-    seed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +31,11 @@ class Merged:
     ----------
     arrays
         Its codes, ids and lists.
-    preview
-        The lists there are now.
     sources
         int64 ``[n]``: the position that each row had before.
     """
 
     arrays: PartArrays
-    preview: Preview
     sources: Ints
 
 
@@ -66,56 +43,27 @@ class Merged:
 class _Chunk:
     """The rows of a few neighbouring lists, from all parts, in list order, with what is kept of them in DRAM."""
 
-    low: int
-    edges: Ints  # of the lists, in rows of the chunk
+    lengths: Ints  # of the lists
     sources: Ints
     vectors: Bytes
     codes: Bytes
     numbers: npt.NDArray[np.float16]
     ids: Ints
 
-    def reorder(self, rows: slice, order: Ints) -> None:
-        """Put rows in another order, but for their codes, which are made anew."""
-        self.sources[rows] = self.sources[rows][order]
-        self.vectors[rows] = self.vectors[rows][order]
-        self.ids[rows] = self.ids[rows][order]
-
-
-def plan_division(parts: Sequence[Part], length: float, most: int, seed: int) -> Division:
-    """Return which lists to divide so that they come to some `length` vectors, and to at most `most` lists.
-
-    Lists are never made fewer than those with vectors, even where these are more than `most`.
-    """
-    sizes = np.sum([_alive_of_lists(part) for part in parts], axis=0)
-    while True:
-        pieces = np.where(sizes > _LONG * length, np.rint(sizes / length), sizes > 0).astype(np.int64)
-        if pieces.sum() <= max(most, int((sizes > 0).sum())):
-            return Division(pieces, seed)
-        length *= _LENGTHEN
-
 
 def merge_parts(
-    parts: Sequence[Part],
-    numbers: Sequence[int],
-    preview: Preview,
-    space: PreviewSpace,
-    dtype: np.dtype[Any],
-    reader: Reader,
-    writer: RowWriter,
-    division: Division | None,
+    parts: Sequence[Part], numbers: Sequence[int], preview: Preview, reader: Reader, writer: RowWriter
 ) -> Merged:
     """Write the vectors of `parts` that are alive and return what else there is to keep of them.
 
     Parameters
     ----------
     parts, numbers
-        Parts, and their numbers in positions; at least one vector is alive.
-    preview, space, dtype
+        Parts, and their numbers in positions.
+    preview
         Of the index.
     writer
         Takes the vectors.
-    division
-        How lists change; then `parts` must be all there are. None leaves them as they are.
 
     Notes
     -----
@@ -125,27 +73,18 @@ def merge_parts(
     codes = np.empty((total, preview.book.code_bytes), np.uint8)
     values = np.empty((3, total), np.float16)
     ids, sources = np.empty(total, np.int64), np.empty(total, np.int64)
-    centroids: list[npt.NDArray[np.float16]] = []
-    counts: list[Ints] = []
+    lengths = []
     at = 0
-    for chunk in _chunks(parts, numbers, preview, reader):
-        sizes = np.diff(chunk.edges)
-        if division is not None:
-            made, sizes = _divide(chunk, division, preview, space, dtype)
-            centroids.append(made)
-        counts.append(sizes)
+    for chunk in _chunks(parts, numbers, preview.lists, reader):
+        lengths.append(chunk.lengths)
         writer.append(chunk.vectors)
         place = slice(at, at + len(chunk.ids))
         codes[place], values[:, place] = chunk.codes, chunk.numbers
         ids[place], sources[place] = chunk.ids, chunk.sources
         at = place.stop
     writer.finish()
-    starts = np.concatenate([[0], np.cumsum(np.concatenate(counts))]).astype(np.int64)
-    arrays = PartArrays(starts, codes, values, compact_ids(ids))
-    if division is None:
-        return Merged(arrays, preview, sources)
-    router = Router.build(np.concatenate(centroids).astype(np.float32))
-    return Merged(arrays, Preview(router, preview.book, radii_of([arrays], preview)), sources)
+    starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
+    return Merged(PartArrays(starts, codes, values, compact_ids(ids)), sources)
 
 
 def radii_of(parts: Sequence[PartArrays], preview: Preview) -> Floats:
@@ -174,42 +113,18 @@ def alive_blocks(
                 yield rows | number << PART_SHIFT, vectors_of(part.places.read(reader, rows), dtype)
 
 
-def _divide(
-    chunk: _Chunk, division: Division, preview: Preview, space: PreviewSpace, dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[np.float16], Ints]:
-    """Divide the long lists of a chunk in place, and return all its centroids with the lengths of their lists."""
-    centroids, counts = [preview.router.centroids[:0]], [np.empty(0, np.int64)]
-    for each in range(len(chunk.edges) - 1):
-        number, rows = chunk.low + each, slice(int(chunk.edges[each]), int(chunk.edges[each + 1]))
-        if division.pieces[number] == 1:
-            centroids.append(preview.router.centroids[number][None])
-            counts.append(np.array([rows.stop - rows.start]))
-        elif division.pieces[number] > 1:
-            turned = preview.turn(space.vectors(vectors_of(chunk.vectors[rows], dtype)))
-            made, member = split_list(turned, int(division.pieces[number]), division.seed + number)
-            order = np.argsort(member, kind="stable")
-            chunk.reorder(rows, order)
-            halves = made.astype(np.float16)
-            # To the fp16 centroids, which are those that a search will see.
-            residuals = turned[order] - halves[member[order]].astype(np.float32)
-            chunk.codes[rows], chunk.numbers[:, rows] = preview.book.encode(residuals)
-            centroids.append(halves)
-            counts.append(np.bincount(member, minlength=len(halves)))
-    return np.concatenate(centroids), np.concatenate(counts)
-
-
-def _chunks(parts: Sequence[Part], numbers: Sequence[int], preview: Preview, reader: Reader) -> Iterator[_Chunk]:
+def _chunks(parts: Sequence[Part], numbers: Sequence[int], lists: int, reader: Reader) -> Iterator[_Chunk]:
     row_bytes = parts[0].places.row_bytes
     rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
     low = 0
-    while low < preview.lists:
+    while low < lists:
         most = rows_before[low] + _CHUNK_BYTES // row_bytes
         high = max(low + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
         taken = [_take(part, number, low, high, reader) for number, part in zip(numbers, parts, strict=True)]
         member, sources, vectors, codes, ids, values = map(np.concatenate, zip(*taken, strict=True))
         order = np.argsort(member, kind="stable")
-        edges = np.concatenate([[0], np.cumsum(np.bincount(member, minlength=high - low))])
-        yield _Chunk(low, edges, sources[order], vectors[order], codes[order], values[order].T, ids[order])
+        lengths = np.bincount(member, minlength=high - low)
+        yield _Chunk(lengths, sources[order], vectors[order], codes[order], values[order].T, ids[order])
         low = high
 
 
@@ -225,8 +140,40 @@ def _take(part: Part, number: int, low: int, high: int, reader: Reader) -> tuple
     return member, rows | number << PART_SHIFT, vectors, arrays.codes[rows], arrays.ids[rows], arrays.numbers[:, rows].T
 
 
-def _alive_of_lists(part: Part) -> Ints:
-    if part.alive is None:
-        return np.diff(part.arrays.starts)
-    sums = np.concatenate([[0], np.cumsum(part.is_alive(np.arange(len(part))))])
-    return np.diff(sums[part.arrays.starts])
+class PartsSource(VectorSource):
+    """What is alive of all parts, in their order, as a source to build from.
+
+    Attributes
+    ----------
+    ids
+        uint32 or int64 ``[n]``.
+    rows
+        int64 ``[n]``: number of each vector when the rows of all parts are counted, with those that were removed.
+    """
+
+    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
+        self._parts, self._reader = parts, reader
+        self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+        alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
+        self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
+        self.ids = compact_ids(
+            np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
+        )
+        self.dtype, self.dimension, self.count = dtype, dimension, len(self.rows)
+
+    def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield ``(first row, block)`` in order."""
+        step = max(1, (_CHUNK_BYTES // 2) // (4 * self.dimension))
+        for start in range(0, self.count, step):
+            yield start, self.take(np.arange(start, min(start + step, self.count)))
+
+    def take(self, rows: Ints) -> npt.NDArray[Any]:
+        """Return the given vectors, ascending."""
+        out = np.empty((len(rows), self.dimension), self.dtype)
+        numbers = self.rows[rows]
+        edges = np.searchsorted(numbers, self._offsets)
+        for part, offset, low, high in zip(self._parts, self._offsets, edges, edges[1:], strict=False):
+            if low < high:
+                raw = part.places.read(self._reader, numbers[low:high] - offset)
+                out[low:high] = vectors_of(raw, self.dtype)
+        return out

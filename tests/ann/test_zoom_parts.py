@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.clusters import Assigner, _apportion, split_list, train_centroids
+from memhier.ann.zoom.clusters import Assigner, _apportion, train_centroids
 from memhier.ann.zoom.layout import plan_layout
 from memhier.ann.zoom.preview import train_preview
 from memhier.ann.zoom.source import VectorSource, open_source
@@ -186,11 +186,3 @@ def test_groups_of_centroids_find_nearly_always_the_nearest(monkeypatch):
     vectors = (centroids[random.integers(0, 900, 2000)] + 0.3 * random.normal(size=(2000, 16))).astype(np.float32)
     exact = np.square(vectors[:, None] - centroids).sum(axis=2).argmin(axis=1)
     assert (Assigner(centroids, 0).assign(vectors) == exact).mean() > 0.97
-
-
-def test_a_list_is_divided_into_clusters_none_of_which_is_empty():
-    members = np.repeat(np.random.default_rng(0).normal(size=(3, 5)), 20, axis=0).astype(np.float32)
-    centroids, member = split_list(members, 8, 0)
-    assert len(centroids) == 3
-    assert np.bincount(member).tolist() == [20, 20, 20]
-    np.testing.assert_allclose(centroids[member], members, rtol=1e-5)
