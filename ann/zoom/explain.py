@@ -61,7 +61,7 @@ class Explanation:
         return (
             f"{self.probed} of {self.lists} lists were scanned ({self.routed} were near enough to be looked at),\n"
             f"{self.scanned:,} of {self.vectors:,} codes compared, and {self.candidates} vectors left by {bounds}.\n"
-            f"{self.ranked} were ranked exactly in {self.rounds} rounds: "
+            f"{self.ranked} were ranked exactly in {self.rounds} round{'' if self.rounds == 1 else 's'}: "
             f"{self.pages} pages read, {self.hot_pages} in DRAM.\n"
             f"It stopped as {_WHY[self.stopped]}.{known}"
         )
