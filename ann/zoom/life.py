@@ -293,6 +293,8 @@ class IndexWriter:
 
         Where the index itself is not committed, the description says nothing of what was added to it.
         """
+        if durable:  # nothing but what follows it is returned to
+            self._held = frozenset()
         names = {entry["name"] for entry in about.parts}
         about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
         for name in self._stale(about):

@@ -135,11 +135,13 @@ class Life(RuleBasedStateMachine):
     def commit(self):
         self.index.commit()
         self.committed = dict(self.rows)
+        assert self.index._writer._stale(self.index._writer.about) == []
 
     @rule()
     def compact(self):
         self.index.compact()
         self.committed = dict(self.rows)
+        assert self.index._writer._stale(self.index._writer.about) == []
         assert self.index.stats()["parts"] == min(len(self.rows), 1)
 
     @rule(verify=st.sampled_from(["read", "open", "off"]))

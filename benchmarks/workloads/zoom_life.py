@@ -1,0 +1,167 @@
+"""An index whose vectors are replaced: recall, reads and lists beside those of an index built anew.
+
+``python -m memhier.benchmarks.workloads.zoom_life`` replaces half of the vectors, the new ones drifted away from the
+old, in ten steps with a commit each, then compacts. Recall is measured after each of the three: replacing, compacting,
+and building an index of the same vectors.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+import faiss
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from memhier.ann import ZoomIndex
+from memhier.benchmarks.datasets import load_search_set
+from memhier.benchmarks.exact import exact_neighbours, recall_at_k
+from memhier.benchmarks.generators import mixed
+from memhier.benchmarks.machine import describe_machine
+
+__all__ = ["Lived", "main", "measure"]
+
+K = 10
+STEPS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Lived:
+    """An index at one moment of its life.
+
+    Attributes
+    ----------
+    data, moment
+        Which vectors, and when.
+    recall
+        Recall@10 where 0.95 is declared.
+    pages, scanned
+        Pages read and codes compared for a query, on average.
+    lists, longest
+        Lists, and the longest of them beside the mean.
+    parts
+        Parts that are searched.
+    seconds
+        What it took to get there: the replacing, the compacting, or the building.
+    memory_bytes, file_bytes
+        DRAM, and space on SSD.
+    """
+
+    data: str
+    moment: str
+    recall: float
+    pages: float
+    scanned: float
+    lists: int
+    longest: float
+    parts: int
+    seconds: float
+    memory_bytes: int
+    file_bytes: int
+
+
+def measure(
+    name: str,
+    first: npt.NDArray[np.generic],
+    second: npt.NDArray[np.generic],
+    queries: npt.NDArray[np.float32],
+    share: float,
+    folder: Path,
+) -> list[Lived]:
+    """Build an index of `first`, replace half of it by `second` step by step, and return what became of it."""
+    dram = int(share * first.nbytes)
+    gone = np.random.default_rng(1).permutation(len(first))[: len(second)]
+    left = np.concatenate([np.delete(first, gone, axis=0), second])
+    true = exact_neighbours(left, queries, K)[1]
+
+    def moment(what: str, index: ZoomIndex, change: Callable[[], object]) -> Lived:
+        started = time.perf_counter()
+        change()
+        return _look(name, what, index, queries, true, time.perf_counter() - started)
+
+    def replace() -> None:
+        for old, new in zip(np.array_split(gone, STEPS), np.array_split(second, STEPS), strict=True):
+            index.remove(old)
+            index.add(new)
+            index.commit()
+
+    with ZoomIndex.build(folder / f"{name}-lived", first, dram=dram, grow_to=int(1.6 * len(first))) as index:
+        rows = [moment("half replaced", index, replace), moment("compacted", index, index.compact)]
+    started = time.perf_counter()
+    with ZoomIndex.build(folder / f"{name}-anew", left, dram=dram, grow_to=int(1.6 * len(first))) as index:
+        seconds = time.perf_counter() - started
+        return [*rows, _look(name, "built anew", index, queries, true, seconds)]
+
+
+def _look(
+    name: str,
+    moment: str,
+    index: ZoomIndex,
+    queries: npt.NDArray[np.float32],
+    true: npt.NDArray[np.float32],
+    seconds: float,
+) -> Lived:
+    found = index.search(queries, K, recall=0.95)
+    stats = index.stats()
+    lengths = np.sum([np.diff(part.arrays.starts) for part in index._state.parts], axis=0)
+    return Lived(
+        name, moment, recall_at_k(found.distances, true), found.stats["page_requests"] / len(queries),
+        found.stats["scanned"] / len(queries), stats["lists"], float(lengths.max() / lengths.mean()), stats["parts"],
+        seconds, stats["memory_bytes"], stats["file_bytes"],
+    )  # fmt: skip
+
+
+def _generated(count: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    """Return vectors, half as many from other clusters that overlap with the first, and queries for both."""
+    old, new = mixed(count, 96, seed=1), mixed(count // 2, 96, seed=2)
+    drift = 0.5 * old.array()[: count // 2]  # half-way between the two distributions
+    queries = np.concatenate([old.queries(500), 0.5 * new.queries(500) + 0.5 * old.queries(1000)[500:]])
+    return old.array(), 0.5 * new.array() + drift, queries
+
+
+def _real(name: str) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic], npt.NDArray[np.float32]]:
+    """Return two thirds of the vectors, the third that lies farthest out in one direction, and queries."""
+    data = load_search_set(name)
+    centred = data.base.astype(np.float32) - data.base.mean(axis=0)
+    direction = np.linalg.svd(centred[:5000], full_matrices=False)[2][0]
+    order = np.argsort(centred @ direction, kind="stable")
+    third = len(order) // 3
+    return data.base[np.sort(order[:-third])], data.base[np.sort(order[-third:])], data.queries.astype(np.float32)
+
+
+@click.command()
+@click.option("--count", default=100_000, show_default=True, help="Vectors of the generated set.")
+@click.option("--data", "names", multiple=True, default=("sift-imagenet200k",), show_default=True)
+@click.option("--share", default=0.4, show_default=True, help="DRAM as a share of the raw vectors.")
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+def main(count: int, names: tuple[str, ...], share: float, folder: Path | None, out: Path | None) -> None:
+    """Measure an index whose vectors are replaced."""
+    faiss.omp_set_num_threads(1)
+    rows: list[Lived] = []
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        if count:
+            rows += measure("mixed", *_generated(count), share, Path(scratch))
+        for name in names:
+            try:
+                rows += measure(name, *_real(name), share, Path(scratch))
+            except FileNotFoundError as error:
+                Console(stderr=True).print(f"skipped: {error}")
+    table = Table(title=f"ZoomIndex in use, k = {K}, recall 0.95 declared")
+    for number, column in enumerate(asdict(rows[0])):
+        table.add_column(column, justify="left" if number < 2 else "right")
+    for row in rows:
+        table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in asdict(row).values()))
+    Console(width=160).print(table)
+    if out is not None:
+        out.write_text(json.dumps({"machine": describe_machine(), "results": [asdict(row) for row in rows]}, indent=2))
+
+
+if __name__ == "__main__":
+    main()
