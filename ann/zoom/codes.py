@@ -73,9 +73,11 @@ class CodeBook:
         """Return vectors ``[n, d]`` in the axes of the codes."""
         if self.rotation.ndim == 1:
             return np.ascontiguousarray(vectors[:, self.rotation])
+        turned: Floats
         if len(vectors) <= _FEW_ROWS:  # a matrix product would wake BLAS's threads, which costs more than it does
-            return np.einsum("ij,jk->ik", vectors, self.rotation)
-        turned: Floats = vectors @ self.rotation
+            turned = np.einsum("ij,jk->ik", vectors, self.rotation)
+        else:
+            turned = vectors @ self.rotation
         return turned
 
     def cells(self, residuals: Floats) -> Bytes:
