@@ -1,13 +1,8 @@
-"""``memhier index``: a vector index built, searched, looked at and checked from the shell."""
+"""``memhier index``: a vector index built, searched, changed, looked at and checked from the shell."""
 
-import json
-import os
-import signal
 import sys
 import time
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,15 +10,26 @@ from typing import Any, TypeAlias
 import click
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import VectorReader, open_vectors, read_ground_truth, write_vectors
 from memhier.ann.zoom.space import METRICS
+from memhier.benchmarks.index.changes import add, compact, remove
 from memhier.benchmarks.index.plain_errors import PlainGroup, plain_errors
-from memhier.budget import format_bytes
+from memhier.benchmarks.index.shell import (
+    attributes_option,
+    column_option,
+    ids_option,
+    index_path,
+    json_option,
+    key_option,
+    notes,
+    read_ids,
+    read_table,
+    report,
+    terminable,
+)
 
 __all__ = ["index"]
 
@@ -33,80 +39,74 @@ _OUT_SUFFIXES = (".ivecs", ".ibin", ".npy")  # those that hold integers wide eno
 _BATCH = 1024  # queries of one call
 
 
-def _in_a_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a FILE that could not be written before a long build, not after it."""
-    if value not in (None, "-") and not os.access(Path(value).absolute().parent, os.W_OK):
-        raise click.BadParameter(f"{value}: its folder does not exist or cannot be written to")
-    return value
-
-
-_index_path = click.argument("path", type=click.Path(exists=True, file_okay=False))
-_key = click.option("--key", help="Data set of an HDF5 file.")
-_column = click.option("--column", help="Column of a Parquet file.  [default: the only one of vectors]")
-_json = click.option("--json", "json_path", metavar="FILE", callback=_in_a_folder,
-                     type=click.Path(dir_okay=False, writable=True, allow_dash=True),
-                     help="Write the figures as JSON to FILE; '-' prints them in place of the table.")  # fmt: skip
-
-
 @click.group(cls=PlainGroup)
 def index() -> None:
-    """Build, search, look at and check a vector index on SSD.
+    """Build, search, change, look at and check a vector index on SSD.
 
     Vectors and queries are read from .fvecs, .bvecs, .fbin, .f16bin, .u8bin, .i8bin, .npy, .hdf5, .h5 (with the extra
     hdf5) and .parquet (with the extra parquet), as a stream. The exit code is 2 for bad arguments and 1 for any other
-    failure; build, search and info take --json.
+    failure; all but check take --json.
     """
 
 
 @index.command()
 @click.argument("path", type=click.Path())
 @click.argument("vectors", type=click.Path(exists=True, dir_okay=False))
-@_key
-@_column
-@click.option("--ids", "ids_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-              help="Ids of the vectors: .npy [n], or text with one a line.  [default: 0 to n - 1]")  # fmt: skip
+@key_option
+@column_option
+@ids_option
+@attributes_option
 @click.option("--metric", type=click.Choice(METRICS), default="l2", show_default=True)
 @click.option("--dram", default="64MiB", show_default=True, help="DRAM of the open index.")
+@click.option("--grow-to", type=click.IntRange(0), default=0, help="Vectors that are to fit in that DRAM some day.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of every random choice.")
-@_json
+@json_option
 def build(
     path: str,
     vectors: str,
     key: str | None,
     column: str | None,
     ids_path: str | None,
+    table_path: str | None,
     metric: Any,
     dram: str,
+    grow_to: int,
     seed: int,
     json_path: str | None,
 ) -> None:
     """Build an index of the file VECTORS in the new directory PATH."""
-    with plain_errors(), _terminable(), _notes(), open_vectors(vectors, key=key, column=column) as source:
-        ids = None if ids_path is None else _read_ids(ids_path)
+    with plain_errors(), terminable(), notes(), open_vectors(vectors, key=key, column=column) as source:
+        ids = None if ids_path is None else read_ids(ids_path)
+        options: dict[str, Any] = {"metric": metric, "dram": dram, "grow_to": grow_to, "seed": seed}
+        if table_path is not None:
+            options["attributes"] = read_table(table_path)
         started = time.perf_counter()
-        shown = sys.stderr.isatty()
-        with ZoomIndex.build(path, source, ids=ids, metric=metric, dram=dram, seed=seed, progress=shown) as built:
+        with ZoomIndex.build(path, source, ids=ids, progress=sys.stderr.isatty(), **options) as built:
             figures = {"seconds": time.perf_counter() - started} | built.stats()
-            _report(f"Built {path}", figures, json_path)
+            report(f"Built {path}", figures, json_path)
 
 
 @index.command()
-@_index_path
+@index_path
 @click.argument("queries", type=click.Path(exists=True, dir_okay=False))
 @click.option("-k", type=click.IntRange(1), default=10, show_default=True, help="Neighbours of each query.")
 @click.option("--key", help="Data set of an HDF5 file.  [default: test]")
-@_column
+@column_option
+@click.option("--recall", type=float, help="Share of the true neighbours to find.  [default: 0.99]")
+@click.option("--where", help="Only vectors that fulfil this, such as \"price < 10 and lang == 'en'\".")
 @click.option("--truth", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="True neighbours, by id: .ivecs, .hdf5, .h5, or the form of big-ann-benchmarks.")  # fmt: skip
 @click.option("--out", metavar="FILE", type=click.Path(),
               help=f"Write the ids found to this new file: {', '.join(_OUT_SUFFIXES)}.")  # fmt: skip
-@_json
+@json_option
 def search(
     path: str,
     queries: str,
     k: int,
     key: str | None,
     column: str | None,
+    recall: float | None,
+    where: str | None,
     truth: str | None,
     out: str | None,
     json_path: str | None,
@@ -118,31 +118,32 @@ def search(
     """
     if key is None and Path(queries).suffix.lower() in (".hdf5", ".h5"):
         key = "test"
-    with plain_errors(), _notes(), open_vectors(queries, key=key, column=column) as source:
+    with plain_errors(), notes(), open_vectors(queries, key=key, column=column) as source:
         if out is not None and Path(out).suffix.lower() not in _OUT_SUFFIXES:
             raise ValueError(f"--out {out}: expected a file ending in {', '.join(_OUT_SUFFIXES)}")
         true_ids = None if truth is None else _read_truth(truth, source.count, k)
         with ZoomIndex.open(path) as opened:
-            run = _Run(opened, source, k, true_ids)
+            options = {"recall": recall, "where": where}
+            run = _Run(opened, source, k, {name: each for name, each in options.items() if each is not None}, true_ids)
             if out is None:
                 for _ in run.found():
                     pass
             else:
                 write_vectors(out, run.found())
-        _report(f"Searched {path}", run.figures(), json_path)
+        report(f"Searched {path}", run.figures(), json_path)
 
 
 @index.command()
-@_index_path
-@_json
+@index_path
+@json_option
 def info(path: str, json_path: str | None) -> None:
     """Print what the index at PATH holds, and what it takes in DRAM and on SSD."""
     with plain_errors(), ZoomIndex.open(path) as opened:
-        _report(path, opened.stats(), json_path)
+        report(path, opened.stats(), json_path)
 
 
 @index.command()
-@_index_path
+@index_path
 def check(path: str) -> None:
     """Read all of the index at PATH and print every inconsistency; the exit code is 1 if there is any."""
     with plain_errors(), ZoomIndex.open(path) as opened:
@@ -154,6 +155,10 @@ def check(path: str) -> None:
         click.echo(f"{path}: {len(opened):,} vectors, no problem found")
 
 
+for _change in (add, remove, compact):
+    index.add_command(_change)
+
+
 @dataclass(slots=True)
 class _Run:
     """A search for every query of a file, and what it added up to."""
@@ -161,6 +166,7 @@ class _Run:
     opened: ZoomIndex
     source: VectorReader
     k: int
+    options: dict[str, Any]
     truth: Ints | None
     queries: int = 0
     seconds: float = 0.0
@@ -180,7 +186,7 @@ class _Run:
 
     def _search(self, first: int, batch: npt.NDArray[Any]) -> Ints:
         started = time.perf_counter()
-        result = self.opened.search(batch, self.k)
+        result = self.opened.search(batch, self.k, **self.options)
         self.seconds += time.perf_counter() - started
         self.queries += len(batch)
         self.reads += result.stats["reads"]
@@ -204,19 +210,6 @@ class _Run:
         }  # fmt: skip
 
 
-def _read_ids(path: str) -> npt.NDArray[Any]:
-    if Path(path).suffix.lower() == ".npy":
-        array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-        return array
-    numbers = []
-    for line, text in enumerate(Path(path).read_text().splitlines(), 1):
-        try:
-            numbers.append(int(text))
-        except ValueError:
-            raise ValueError(f"--ids {path}: line {line} is {text[:40]!r}, expected an integer") from None
-    return np.array(numbers, np.int64)
-
-
 def _read_truth(path: str, queries: int, k: int) -> Ints:
     ids = read_ground_truth(path).ids
     if len(ids) != queries or ids.shape[1] < k:
@@ -224,47 +217,3 @@ def _read_truth(path: str, queries: int, k: int) -> Ints:
             f"--truth {path}: {ids.shape[1]} neighbours of {len(ids):,} queries, expected at least {k} of {queries:,}"
         )
     return ids
-
-
-def _report(title: str, figures: dict[str, Any], json_path: str | None) -> None:
-    if json_path == "-":
-        click.echo(json.dumps(figures, indent=2))
-        return
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n")
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), _plain(name, value))
-    console = Console()
-    console.print(title, markup=False, highlight=False)
-    console.print(table)
-
-
-def _plain(name: str, value: Any) -> str:
-    if isinstance(value, bool | str) or value is None:
-        return str(value)
-    if name == "dram" or name.endswith("bytes"):
-        return format_bytes(value)
-    return f"{value:,.4f}" if "recall" in name else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-@contextmanager
-def _notes() -> Iterator[None]:
-    """Print warnings as notes, without the place in the code that they come from."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        yield
-    for note in dict.fromkeys(str(warning.message) for warning in caught):
-        click.echo(f"note: {note}", err=True)
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Leave by an exception when terminated, so that what is half built is removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

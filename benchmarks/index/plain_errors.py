@@ -55,6 +55,8 @@ def plain_errors() -> Iterator[None]:
         raise click.ClickException(_words(error)) from error
     except (MemhierError, ImportError, MemoryError) as error:
         raise click.ClickException(_single(error)) from error
+    except KeyError as error:  # the text of which is a quoted one
+        raise BadArgument(" ".join(str(error.args[0]).split()) if error.args else "KeyError") from error
     except (ValueError, TypeError) as error:
         raise BadArgument(_single(error)) from error
 

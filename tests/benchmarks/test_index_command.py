@@ -43,7 +43,8 @@ def test_a_build_is_that_of_the_library(place: Path, tmp_path: Path) -> None:
         ZoomIndex.build(tmp_path / "index", VECTORS, dram="2MiB", seed=3) as expected,
         ZoomIndex.open(place / "index") as built,
     ):
-        assert built.stats() == expected.stats()
+        apart = {"memory_bytes": 0}  # which counts the paths
+        assert built.stats() | apart == expected.stats() | apart
         np.testing.assert_array_equal(built.search(QUERIES, 5).ids, expected.search(QUERIES, 5).ids)
 
 
@@ -147,13 +148,13 @@ def test_check_finds_damage(place: Path, tmp_path: Path) -> None:
     assert "2,500 vectors, no problem found" in result.stdout
     result = run("build", tmp_path / "index", place / "x.fvecs", "--dram", "2MiB")
     assert result.exit_code == 0
-    (segment,) = (tmp_path / "index" / "segments").glob("vectors.*")
+    (segment,) = (tmp_path / "index" / "segments").glob("p0-rows.*")
     with segment.open("r+b") as file:
         file.seek(10_000)
         file.write(b"damage")
     result = run("check", tmp_path / "index")
     assert result.exit_code == 1
-    assert "vectors" in result.stdout
+    assert "p0-rows" in result.stdout
     assert result.stderr == f"Error: {tmp_path / 'index'}: 1 problems found\n"
 
 
