@@ -1,0 +1,125 @@
+"""A declared recall is kept, or said not to be known, whatever the data; and it does not cost what it need not."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from memhier.ann import ZoomIndex
+from memhier.benchmarks.exact import exact_neighbours, recall_at_k
+from memhier.benchmarks.workloads.zoom_declared import main, make_set
+
+TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
+RECALLS = (0.8, 0.9, 0.95, 0.99)
+
+
+@pytest.mark.parametrize(
+    ("name", "seed"),
+    [("mixed", 0), ("clusters", 1), ("alike", 2), ("copies", 3), ("flat", 4), ("bytes", 5), ("directions", 6)],
+)
+def test_recall_is_at_least_the_one_declared(tmp_path, name, seed):
+    base, queries, metric = make_set(name, 4000, 1000, seed)
+    near = exact_neighbours(base, queries, 10, metric)[1]
+    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="3MiB", seed=seed) as index:
+        pages = []
+        for declared in RECALLS:
+            result = index.search(queries, 10, recall=declared)
+            assert result.stats["calibrated"]
+            assert recall_at_k(result.distances, near) >= declared - TOLERANCE
+            pages.append(result.stats["page_requests"] / 1000)
+            assert result.stats["ranked"] / 1000 < 50
+        assert pages[-1] <= 2.5 * pages[0]
+        # At one vector a page, as few as there are neighbours would be ten.
+        assert pages[-1] < 15
+
+
+@pytest.mark.parametrize("name", ["alike", "copies", "flat", "bytes", "outlier", "directions"])
+@pytest.mark.filterwarnings("ignore:calibration found")
+def test_a_recall_of_one_is_exact(tmp_path, name):
+    base, queries, metric = make_set(name, 2000, 60, 7)
+    near = exact_neighbours(base, queries, 10, metric)[1]
+    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="1500KiB") as index:
+        result = index.search(queries, 10, recall=1.0)
+        assert recall_at_k(result.distances, near) == 1.0
+        everything = index.search(queries, 10, candidates=2000, nprobe=10**6)
+        np.testing.assert_array_equal(result.ids, everything.ids)
+        assert result.stats["probed"] == 60 * index.stats()["lists"]
+        if name != "outlier":
+            assert result.stats["ranked"] < everything.stats["ranked"] / 3
+
+
+def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
+    base, queries, _ = make_set("clusters", 4000, 500, 8)
+    near = exact_neighbours(base, queries, 400)[1]
+    with ZoomIndex.build(tmp_path / "index", base, dram="3MiB") as index:
+        for k in (1, 10, 37, 100, 400):
+            result = index.search(queries, k, recall=0.9)
+            assert recall_at_k(result.distances, near[:, :k]) >= 0.9 - TOLERANCE
+            assert result.stats["calibrated"] == (k <= 100)
+
+
+def test_what_cannot_be_calibrated_is_said(tmp_path):
+    base, queries, metric = make_set("outlier", 4000, 200, 9)
+    with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram"):
+        index = ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="2MiB")
+    with index:
+        reached = index.stats()["calibrated_recall"]
+        assert reached < 0.98
+        result = index.search(queries, 10, recall=0.99)
+        assert not result.stats["calibrated"]
+        assert "not known to be reached" in str(index.explain(queries[0], recall=0.99))
+
+
+def test_few_vectors_calibrate_no_high_recall(tmp_path):
+    base, queries, _ = make_set("clusters", 300, 10, 10)
+    with ZoomIndex.build(tmp_path / "index", base) as index:
+        assert not index.search(queries, 5, recall=0.99).stats["calibrated"]  # 64 queries cannot tell 1 in 100
+        assert index.search(queries, 5, recall=0.9).stats["calibrated"]
+
+
+def test_tuning_repairs_recall_for_queries_of_another_kind(tmp_path):
+    base, _, _ = make_set("clusters", 4000, 1000, 0)
+    random = np.random.default_rng(5)
+    shifted = (base.mean(axis=0) + 0.1 * random.normal(size=(1000, 48))).astype(np.float32)
+    near = exact_neighbours(base, shifted[500:], 10)[1]
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, base, dram="1500KiB") as index:
+        before = recall_at_k(index.search(shifted[500:], 10, recall=0.8).distances, near)
+        assert before < 0.8 - TOLERANCE  # or there is nothing to repair
+        index.tune(shifted[:500])
+        for declared in RECALLS:
+            found = index.search(shifted[500:], 10, recall=declared)
+            assert recall_at_k(found.distances, near) >= declared - TOLERANCE
+    with ZoomIndex.open(path) as index:
+        again = index.search(shifted[500:], 10, recall=0.99)
+        np.testing.assert_array_equal(again.ids, found.ids)
+        with pytest.raises(ValueError, match="at least 64"):
+            index.tune(shifted[:63])
+
+
+def test_tuning_leaves_no_more_dram_than_was_given(tmp_path):
+    base, queries, _ = make_set("clusters", 4000, 1000, 0)
+    hot = queries[np.random.default_rng(0).integers(0, 20, 1000)]  # twenty queries, again and again
+    with ZoomIndex.build(tmp_path / "index", base, dram="3MiB") as index:
+        before = index.search(hot[:20], 10).stats
+        index.tune(hot)
+        after = index.search(hot[:20], 10).stats
+        assert after["hot_pages"] > 0
+        assert after["page_requests"] < before["page_requests"]
+        index.search(hot, 10)
+        assert index.memory_bytes <= 3 << 20
+
+
+def test_the_workload_prints_what_it_found(tmp_path):
+    out = tmp_path / "out.json"
+    options = ["--data", "alike", "--data", "directions", "--count", "700", "--queries", "30", "--seeds", "2"]
+    runner = CliRunner(env={"COLUMNS": "140"})
+    result = runner.invoke(main, [*options, "--recall", "0.9", "--json", str(out)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert "directions" in result.output
+    found = json.loads(out.read_text())["results"]
+    assert [(each["data"], each["seed"], each["declared"]) for each in found] == [
+        ("alike", 0, 0.9), ("alike", 1, 0.9), ("directions", 0, 0.9), ("directions", 1, 0.9),
+    ]  # fmt: skip
+    assert all(0.8 <= each["recall"] <= 1 and each["pages"] <= each["slow_pages"] for each in found)
