@@ -114,31 +114,31 @@ def test_files_retired_while_others_are_opened_are_closed(tmp_path):
 
 
 def test_dram_is_kept_until_it_is_full(tmp_path):
-    dimension, dram = 32, 1500 << 10
+    dimension, dram = 32, 3 << 20
     path = tmp_path / "index"
-    index = ZoomIndex.build(path, make(1000, dimension), dram=dram, grow_to=6000)
-    added = 1000
+    index = ZoomIndex.build(path, make(2000, dimension), dram=dram, grow_to=20_000)
+    added = 2000
     refused = None
     while refused is None:
         try:
-            index.add(make(200, dimension, seed=added))
+            index.add(make(2000, dimension, seed=added))
         except BudgetError as error:
             refused = error
             break
-        added += 200
+        added += 2000
         assert index.memory_bytes <= dram
-        if added % 1000 == 0:
+        if added % 10_000 == 0:
             index.commit()
             assert index.memory_bytes <= dram
     assert "grow_to" in str(refused)
-    assert 6000 <= added < 30_000
+    assert 20_000 <= added < 100_000
     assert len(index) == added
     index.remove(np.arange(added // 2))
     assert index.memory_bytes <= dram
     index.compact()
     assert index.memory_bytes <= dram
-    index.add(make(200, dimension, seed=added))
-    assert len(index) == added - added // 2 + 200
+    index.add(make(2000, dimension, seed=added))
+    assert len(index) == added - added // 2 + 2000
     index.search(make(20, dimension), 10)
     assert index.memory_bytes <= dram
     index.close()
