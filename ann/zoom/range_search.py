@@ -23,6 +23,7 @@ from memhier.reader import Reader
 __all__ = ["RangeResult", "Within", "all_nearest", "range_effort", "search_range"]
 
 _LIMIT = 1024  # candidates of a query that are read together
+_LIST_BYTES = 24  # of its number, for a query that probes all of them
 _WIDE_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _ROUNDING = 1e-5  # of the terms of a distance
 
@@ -68,7 +69,8 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
         return Effort(lists, eps=_WIDE_EPS), False
     known = [calibration.effort(k, recall) for k in calibration.efforts]
     efforts = [effort for effort, _ in known]
-    widest = Effort(lists, max(each.zeta for each in efforts), max(each.eps for each in efforts))
+    nprobe = max(each.nprobe for each in efforts)
+    widest = Effort(nprobe, max(each.zeta for each in efforts), max(each.eps for each in efforts))
     return widest, all(reached for _, reached in known)
 
 
@@ -88,13 +90,14 @@ def search_range(
         (max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes), snapshot.row_bytes), np.uint8
     )
     coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
-    step = max(1, snapshot.scan_bytes // (_LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded))
+    each = _LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded + _LIST_BYTES * snapshot.preview.lists
+    step = max(1, snapshot.scan_bytes // each)
     results = []
     for start in range(0, len(queries), step):
         part = slice(start, start + step)
         scan = _Scan(snapshot, reader, queries[part], radii[part], effort, coded, workspace, sums)
         if coded:
-            scan.lists(np.arange(len(scan.queries)), np.arange(snapshot.preview.lists), _LIMIT)
+            scan.all_lists()
         if len(snapshot.fresh):
             near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, len(snapshot.fresh), selection.fresh)
             for number in range(len(scan.queries)):
@@ -147,18 +150,33 @@ class _Scan:
         self._near: list[list[Floats]] = [[] for _ in queries]
         self._tally = np.zeros((len(queries), 5), np.int64)
 
-    def lists(self, chosen: Ints, lists: Ints, limit: int) -> None:
-        """Look for the vectors of some queries in some lists."""
-        found = self._scan(chosen, lists, limit)
+    def all_lists(self) -> None:
+        """Scan the nearest lists of each query, and of the others those that may hold something within the radius."""
+        everything = np.arange(self._snapshot.preview.lists)
+        every = np.arange(len(self.queries))
+        nearest = self._snapshot.preview.router.route(self._turned, self._effort.nprobe)
+        # What lies within a radius far below that of any calibrated neighbour is in them, but passes no such test.
+        self._lists(every, nearest, np.inf, _LIMIT)
+        if nearest.shape[1] < len(everything):
+            others = np.broadcast_to(everything, (len(every), len(everything))).copy()
+            rows, columns = np.nonzero(nearest >= 0)
+            others[rows, nearest[rows, columns]] = -1
+            self._lists(every, others, self._effort.zeta, _LIMIT)
+
+    def _lists(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> None:
+        """Look for the vectors of some queries in lists of each, ``[chosen, p]``."""
+        found = self._scan(chosen, probes, zeta, limit)
         # With as many as there is room for, some may have been left out.
         fits = found.counts < limit
         self._rank(chosen[fits], found, np.flatnonzero(fits))
-        for query in chosen[~fits]:
-            if len(lists) == 1:
-                self.lists(np.array([query]), lists, 4 * limit)
+        for row in np.flatnonzero(~fits):
+            query, lists = chosen[row : row + 1], probes[row : row + 1]
+            lists = lists[:, lists[0] >= 0]
+            if lists.shape[1] == 1:
+                self._lists(query, lists, zeta, 4 * limit)
                 continue
-            for half in np.array_split(lists, 2):
-                self.lists(np.array([query]), half, limit)
+            for half in np.array_split(lists, 2, axis=1):
+                self._lists(query, half, zeta, limit)
 
     def take(self, number: int, ids: Ints, near: Floats) -> None:
         """Keep what lies within the radius of a query."""
@@ -178,13 +196,12 @@ class _Scan:
             results.append(Within(names[order], away[order], tally))
         return results
 
-    def _scan(self, chosen: Ints, lists: Ints, limit: int) -> Candidates:
-        preview, effort = self._snapshot.preview, self._effort
+    def _scan(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> Candidates:
+        preview = self._snapshot.preview
         assert isinstance(preview.book, CodeBook)
-        probes = np.broadcast_to(lists, (len(chosen), len(lists))).astype(np.int64)
         return code_scan(
-            self._turned[chosen], probes, preview.router.centroids, preview.radii, preview.book, self._coded, limit,
-            eps=effort.eps, zeta=effort.zeta, limit=limit, most=self._most[chosen],
+            self._turned[chosen], np.ascontiguousarray(probes), preview.router.centroids, preview.radii, preview.book,
+            self._coded, limit, eps=self._effort.eps, zeta=zeta, limit=limit, most=self._most[chosen],
         )  # fmt: skip
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:

@@ -50,10 +50,10 @@ class Lists:
         self.probes = np.argsort(away, axis=1, kind="stable").astype(np.int64)
 
     def scan(self, k: int = 3, parts: list[CodedPart] | None = None, **options: Any) -> Candidates:
-        options = {"eps": 2.0, "limit": 400, "probes": self.probes} | options
-        probes = options.pop("probes")
+        chosen: dict[str, Any] = {"eps": 2.0, "limit": 400, "probes": self.probes} | options
+        probes = chosen.pop("probes")
         parts = parts or [self.part]
-        return code_scan(self.queries, probes, self.centroids, self.radii, self.book, parts, k, **options)
+        return code_scan(self.queries, probes, self.centroids, self.radii, self.book, parts, k, **chosen)
 
 
 SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (600, 90)]
@@ -142,6 +142,45 @@ def test_too_many_candidates_are_cut_to_the_lowest_bounds_and_said_so() -> None:
         assert cut.counts[query] == 4
         assert cut.tally[query, 2] == 1
         assert cut.lower[query].tolist() == everything.lower[query, :4].tolist()
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_nothing_beyond_the_largest_distance_wanted_is_handed_on(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native and backend.core is None:
+        pytest.skip("needs the compiled core")
+    if not native:
+        monkeypatch.setattr(backend, "core", None)
+    lists = Lists(64, 16)
+    everything = lists.scan(k=400)
+    most = np.array([-1, 1e-3, 1, np.median(everything.estimates[3]), np.inf], np.float32)
+    found = lists.scan(k=400, most=most)
+    for query in range(5):
+        within = everything.lower[query, :400] <= most[query]
+        assert found.counts[query] == within.sum()
+        assert set(found.positions[query, : within.sum()]) == set(everything.positions[query, :400][within])
+    assert 0 < found.counts[3] < 400 == found.counts[4]
+    assert (found.tally[:, 2] == 0).all()
+    assert (found.thresholds <= most).all()
+    near = lists.scan(k=3, most=most)
+    assert near.thresholds[4] == lists.scan(k=3).thresholds[4]
+    skipped = lists.scan(k=400, zeta=0.3, most=most).tally[:, 0]
+    assert skipped[1] < skipped[3] <= skipped[4] == 7
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_a_vector_of_which_nothing_is_known_is_always_handed_on(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native and backend.core is None:
+        pytest.skip("needs the compiled core")
+    if not native:
+        monkeypatch.setattr(backend, "core", None)
+    lists = Lists(64, 16)
+    numbers = lists.part.numbers.copy()
+    numbers[2, 17] = np.inf
+    part = CodedPart(lists.part.starts, lists.part.codes, numbers)
+    for eps in (0.0, 1.0):
+        found = lists.scan(k=1, parts=[part], eps=eps)
+        assert all(17 in found.positions[query, : found.counts[query]] for query in range(5))
+        assert np.isfinite(found.thresholds).all()
 
 
 def test_lists_that_can_hardly_hold_a_neighbour_are_passed_over() -> None:
