@@ -83,7 +83,11 @@ def expected_files() -> set[str]:
     for folder, home in HOMES.items():
         for file in (ROOT / folder).rglob("*"):
             inside = file.relative_to(ROOT / folder)
-            if file.suffix in {".py", ".pyi", ".typed"} and file.resolve() == file and inside.parts[0] != "native":
+            if (
+                file.suffix in {".py", ".pyi", ".typed", ".toml"}
+                and file.resolve() == file
+                and inside.parts[0] != "native"
+            ):
                 names.add(f"{home}/{inside}")
     return names
 
