@@ -104,12 +104,13 @@ def test_searches_while_it_changes_see_one_state_each(tmp_path, small_sizes):
 def test_files_retired_while_others_are_opened_are_closed(tmp_path):
     index = ZoomIndex.build(tmp_path / "index", make(200), dram="4MiB")
     files = index.stats()["files"]
-    index.add(make(100, seed=1))
     with index._files._busy:  # as when a garbage collection comes amid an opening
         index._files._retire([index._store.attach("p0-rows", index._reader)])
     assert index.stats()["files"] == files + 1
-    index.commit()
-    assert index.stats()["files"] == files  # one part again
+    part = index._files.open("p0", index._state.parts[0].arrays, index._state.row_bytes, {})
+    assert index.stats()["files"] == files + 1
+    del part
+    assert index.stats()["files"] == files
     index.close()
 
 
@@ -203,6 +204,23 @@ def test_lists_are_divided_as_they_grow(tmp_path, monkeypatch, dtype):
         result = index.search(grown[:200], 1, recall=0.95)
         assert (result.distances[:, 0] <= 0).mean() > 0.97
         assert result.stats["scanned"] < 200 * 3000
+
+
+def test_a_commit_drops_what_was_removed_once_it_is_half_of_a_part(tmp_path):
+    path = tmp_path / "index"
+    with ZoomIndex.build(path, make(3000), dram="4MiB") as index:
+        index.remove(np.arange(1400))
+        index.commit()
+        assert [len(part) for part in index._state.parts] == [3000]
+        before = index.stats()["file_bytes"]
+        index.remove(np.arange(1400, 1600))
+        index.commit()
+        assert [len(part) for part in index._state.parts] == [1400]
+        assert index.stats()["file_bytes"] < 0.7 * before
+        radii = index._state.preview.radii
+    with ZoomIndex.open(path) as index:
+        assert contents(index)[0] == list(range(1600, 3000))
+        np.testing.assert_array_equal(index._state.preview.radii, radii)
 
 
 def test_an_index_without_vectors_is_filled_again(tmp_path, small_sizes):

@@ -135,6 +135,9 @@ def test_a_change_that_fails_between_its_parts_can_be_tried_again(tmp_path, smal
         monkeypatch.setattr(life, "merge_parts", fail)
         with pytest.raises(InterruptedError):
             index.add(make(1000, seed=2), attributes={"new": list(range(1000))})
+        kept = {f"{part.name}-rows" for part in index._state.parts}
+        assert len(kept) > 1
+        assert kept <= set(index._store.segments())  # though they were joined meanwhile
         assert same(contents(index), before)
         with pytest.raises(ValueError, match="no attributes"):
             index.search(make(1)[0], 1, where="new == 1")

@@ -135,14 +135,22 @@ class Life(RuleBasedStateMachine):
     def commit(self):
         self.index.commit()
         self.committed = dict(self.rows)
-        assert self.index._writer._stale(self.index._writer.about) == []
+        self.holds_no_more_than_its_parts()
 
     @rule()
     def compact(self):
         self.index.compact()
         self.committed = dict(self.rows)
-        assert self.index._writer._stale(self.index._writer.about) == []
+        self.holds_no_more_than_its_parts()
         assert self.index.stats()["parts"] == min(len(self.rows), 1)
+
+    def holds_no_more_than_its_parts(self):
+        parts, names = self.index._state.parts, list(self.index._store.segments())
+        assert {name.split("-")[0] for name in names if "-" in name} == {part.name for part in parts}
+        alive = {part.alive_name for part in parts if part.alive is not None}
+        assert {name for name in names if "-alive" in name} == alive
+        assert [entry["name"] for entry in self.index._writer.about.parts] == [part.name for part in parts]
+        assert self.index._writer.about.pending == []
 
     @rule(verify=st.sampled_from(["read", "open", "off"]))
     def reopen(self, verify):
