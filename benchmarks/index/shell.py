@@ -20,12 +20,6 @@ from rich.table import Table
 from memhier.budget import format_bytes
 
 __all__ = [
-    "attributes_option",
-    "column_option",
-    "ids_option",
-    "index_path",
-    "json_option",
-    "key_option",
     "notes",
     "read_ids",
     "read_table",
