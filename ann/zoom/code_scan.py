@@ -14,6 +14,7 @@ from memhier.ann.zoom.codes import WIDTHS, CodeBook, chunks
 __all__ = ["PART_SHIFT", "Candidates", "CodedPart", "code_scan"]
 
 _ROUNDING = 4e-6  # of the terms of an estimate, what single precision loses
+_NEAREST = 0.125  # of a vector's radius, that a query counts as away from the centroid at least; see the native scan
 PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -169,7 +170,8 @@ def _scan_one(
             positions = np.append(positions, rows | part_number << PART_SHIFT)
             estimates = np.append(estimates, near.astype(np.float32))
             with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
-                margin = 2 * eps * book.unit * distance * numbers[2] + _ROUNDING * (squared + away)
+                apart = np.maximum(distance, _NEAREST * np.sqrt(away))
+                margin = 2 * eps * book.unit * apart * numbers[2] + _ROUNDING * (squared + away)
             margins = np.append(margins, np.where(np.isnan(margin), np.inf, margin).astype(np.float32))
     threshold = min(_kth(estimates + margins, k), float(most))
     lower = estimates - margins

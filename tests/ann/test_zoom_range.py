@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom import range_search
+from memhier.ann.zoom.results import SearchResult, iterate
 from memhier.errors import ClosedError
 
 ALL = {"candidates": 10**9, "nprobe": 10**9}
@@ -43,10 +44,12 @@ def assert_same(result, expected):
     dtype=st.sampled_from(["float32", "float16", "int8"]),
     metric=st.sampled_from(["l2", "ip", "cosine"]),
     rank=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    scale=st.sampled_from([1e-3, 1.0, 1e3]),
 )
-def test_everything_within_a_radius_is_found(tmp_path_factory, seed, count, dimension, dtype, metric, rank):
-    vectors = make(count, dimension, dtype, seed)
-    queries = make(13, dimension, "float32", seed + 1)[:3]
+def test_everything_within_a_radius_is_found(tmp_path_factory, seed, count, dimension, dtype, metric, rank, scale):
+    scale = np.float32(scale if dtype == "float32" else 1)
+    vectors = make(count, dimension, dtype, seed) * scale.astype(dtype)
+    queries = make(13, dimension, "float32", seed + 1)[:3] * scale
     path = tmp_path_factory.mktemp("range") / "index"
     with ZoomIndex.build(path, vectors, metric=metric, dram="4MiB", seed=seed) as index:
         near = np.sort(index.search(queries[0], count, **ALL).distances)
@@ -121,6 +124,7 @@ def test_fresh_and_removed_vectors_within_a_radius(tmp_path):
     vectors = make(500, 8, "float32", 1)
     with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
         ids = index.add(vectors[:3] + np.float32(0.001))
+        index.add(vectors[:3], ids=[-7, -8, -9])  # before those as near, which were there before
         index.remove([1])
         found = index.range_search(vectors[:3], 1.0, recall=1)
         of_query = [set(found.ids[a:b]) for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
@@ -179,3 +183,9 @@ def test_the_iterator_ends_with_the_last_vector(built):
         index.search_iter(vectors[9], 0)
     with pytest.raises(ValueError, match="one query"):
         index.search_iter(vectors[:2])
+
+
+def test_what_a_search_missed_comes_later_and_nothing_twice():
+    rounds = {4: [0, 1, 3, 4], 8: [0, 1, 2, 4, 5, 6, 7, 8], 16: [*range(9), -1, -1, -1, -1, -1, -1, -1]}
+    batches = iterate(lambda k: SearchResult(np.array(rounds[k]), np.array(rounds[k], np.float32), {}), 2)
+    assert [found.ids.tolist() for found in batches] == [[0, 1], [3, 4], [2, 5], [6, 7], [8]]

@@ -28,6 +28,9 @@ constexpr std::size_t kBlock = 256;  // codes whose distances are made together
 constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
 // Single precision loses as much of the terms of an estimate; only where codes are all but exact does it matter.
 constexpr float kRounding = 4e-6F;
+// A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
+// precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
+constexpr float kNearest = 0.125F;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Candidate {
@@ -147,14 +150,15 @@ struct Block {
 };
 
 MEMHIER_CLONES
-void estimate_block(Block& block, std::size_t count, float squared, float distance, float scale, float offset,
-                    float unit) {
+void estimate_block(Block& block, std::size_t count, float squared, float distance, float nearest, float scale,
+                    float offset, float unit) {
 #pragma omp simd
   for (std::size_t i = 0; i < count; ++i) {
     const float radius = unit * half_to_float(block.radius[i]);
     const float product = half_to_float(block.factor[i]) * scale * (static_cast<float>(block.sums[i]) - offset);
     block.estimate[i] = squared + radius * radius - 2 * unit * product;
-    const float margin = distance * half_to_float(block.error[i]) + kRounding * (squared + radius * radius);
+    const float margin =
+        std::max(distance, nearest * radius) * half_to_float(block.error[i]) + kRounding * (squared + radius * radius);
     block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
   }
 }
@@ -197,8 +201,8 @@ class Scanner {
         }
         query_.dot(part.codes, block_.rows, count, block_.sums);
         take_numbers(part, count);
-        estimate_block(block_, count, residual.squared, residual.distance * margin_, query_.scale(), query_.offset(),
-                       unit_);
+        estimate_block(block_, count, residual.squared, residual.distance * margin_, kNearest * margin_,
+                       query_.scale(), query_.offset(), unit_);
         offer(static_cast<std::int64_t>(p) << kPartShift, count);
         scanned += static_cast<std::int64_t>(count);
       }
