@@ -191,7 +191,7 @@ class SearchedIndex:
         )  # fmt: skip
 
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:
-        """Return the vectors of these ids as they are stored, ``[n, d]`` of the index's dtype.
+        """Return the vectors of these ids, of which some may be equal, as they are stored: ``[n, d]``.
 
         Raises
         ------
@@ -199,7 +199,11 @@ class SearchedIndex:
             For an id that is not in the index.
         """
         self._check_open()
-        return vectors_by_id(self._state, self._reader, check_ids(ids))
+        array = np.asarray(ids)
+        if array.ndim != 1 or array.dtype.kind not in "iu":
+            return vectors_by_id(self._state, self._reader, check_ids(array))
+        names, inverse = np.unique(array, return_inverse=True)
+        return vectors_by_id(self._state, self._reader, check_ids(names))[inverse]
 
     def _effort(
         self,

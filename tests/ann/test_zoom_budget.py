@@ -1,0 +1,148 @@
+"""DRAM stays within the budget while many threads search, and the page cache does not grow by what they read."""
+
+import ctypes
+import json
+import mmap
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom.space import METRICS
+from memhier.budget import parse_bytes
+
+ALLOWED_BEYOND = parse_bytes("32MiB")
+
+# What a child process does: everything is imported, and the libraries' threads and arenas exist, before its limit is
+# set. It then opens the index, and eight threads search it in single queries and batches.
+CHILD = """
+import json, resource, sys, threading, time
+from pathlib import Path
+import faiss
+import numpy as np
+from memhier.ann import ZoomIndex
+
+def field(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
+
+threading.stack_size(256 * 1024)
+faiss.omp_set_num_threads(1)
+path, dram, allowed, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+queries = np.load(path + ".npy")
+np.ones((64, 64), np.float32) @ np.ones((64, 64), np.float32)
+Path("/proc/self/clear_refs").write_text("5")
+before, data = field("VmRSS"), field("VmData")
+resource.setrlimit(resource.RLIMIT_DATA, (data + dram + allowed, data + dram + allowed))
+held, failures, searches = [], [], []
+with ZoomIndex.open(path) as index:
+    end = time.monotonic() + seconds
+    def work(number):
+        try:
+            at = number
+            while time.monotonic() < end or at == number:
+                some = queries[at % 900 : at % 900 + (1 if at % 3 else 60)]
+                index.search(some, 10, recall=(0.9, 0.99, 1.0)[at % 7 % 3])
+                index.range_search(some[:2], 30.0)
+                held.append(index.memory_bytes)
+                searches.append(1)
+                at += 8
+        except BaseException as error:
+            failures.append(repr(error))
+            raise
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found = {"held": max(held), "failures": failures, "searches": len(searches)}
+    print(json.dumps({"peak": field("VmHWM") - before, **found}))
+"""
+
+
+def can_reset_peak() -> bool:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def make_vectors(count, dimension, seed=0):
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(100, dimension)) * 2
+    return (centres[random.integers(0, 100, count)] + random.normal(size=(count, dimension))).astype(np.float32)
+
+
+@pytest.mark.skipif(not can_reset_peak(), reason="the kernel lets nobody reset a process's peak memory here")
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
+def test_peak_stays_within_the_budget_while_eight_threads_search(tmp_path, seconds):
+    budget = parse_bytes("24MiB")
+    path = tmp_path / "index"
+    vectors = make_vectors(60_000, 96)
+    np.save(str(path) + ".npy", vectors[::60] + np.float32(0.1))
+    ZoomIndex.build(path, vectors, dram=budget).close()
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD, str(path), str(budget), str(ALLOWED_BEYOND), str(seconds)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"},
+    )
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert found["failures"] == []
+    assert found["searches"] >= 8
+    assert found["held"] <= budget
+    assert found["peak"] <= budget + ALLOWED_BEYOND
+    assert found["peak"] > budget // 4  # a budget that is not used would be no proof
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("dimension", [3, 100, 1100])
+def test_memory_is_within_the_budget_after_build_and_use(tmp_path, metric, dimension):
+    vectors = make_vectors(3000, dimension)
+    budget = parse_bytes("6MiB")
+    with ZoomIndex.build(tmp_path / "index", vectors, metric=metric, dram=budget) as index:
+        assert index.memory_bytes <= budget
+        index.search(vectors[:200], 10)
+        index.search(vectors[:3], 300, recall=1)
+        index.range_search(vectors[:50], 1.0)
+        index.tune(vectors[:300])
+        assert index.memory_bytes <= budget
+
+
+def resident_pages(path: Path) -> int:
+    """Return how many pages of a file are in the page cache."""
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as view,
+    ):
+        there = (ctypes.c_ubyte * -(-len(view) // mmap.PAGESIZE))()
+        start = ctypes.addressof(ctypes.c_char.from_buffer(view))
+        libc = ctypes.CDLL(None, use_errno=True)
+        status = libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(len(view)), there)
+        if status:
+            pytest.skip(f"no mincore here: {os.strerror(ctypes.get_errno())}")
+        return sum(flag & 1 for flag in there)
+
+
+def test_searches_leave_the_page_cache_alone(tmp_path):
+    vectors = make_vectors(6000, 96)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="6MiB") as index:
+        if not index.stats()["direct"]:
+            pytest.skip("no direct I/O on this file system")
+        (rows,) = (tmp_path / "index" / "segments").glob("p0-rows.*")
+        os.sync()
+        with rows.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        before = resident_pages(rows)
+        for start in range(0, 6000, 300):
+            index.search(vectors[start : start + 300], 10)
+        assert index.stats()["pages"] > 400
+        assert resident_pages(rows) <= before
