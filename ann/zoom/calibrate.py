@@ -23,6 +23,7 @@ __all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
 TARGET = 0.99  # what a search reaches when it is not told
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
+_CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
 _LISTS_LOSS = 0.6  # of the loss allowed, for lists that are not scanned; the rest is for bounds
 _EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
@@ -51,11 +52,19 @@ class Calibration:
         By k, then by ascending recall: the recall, and the effort that reaches it.
     reached
         By k, the highest recall measured, with the greatest effort.
+    vectors, changes
+        How many there were then, and how many were added or removed since.
     """
 
     queries: int
     efforts: dict[int, list[tuple[float, Effort]]]
     reached: dict[int, float]
+    vectors: int = 0
+    changes: int = 0
+
+    def changed(self, count: int) -> Self:
+        """Return it after `count` vectors were added or removed."""
+        return replace(self, changes=self.changes + count)
 
     def effort(self, k: int, recall: float, share: float = 1.0) -> tuple[Effort, bool]:
         """Return the effort for `recall` at `k`, and whether it is known to reach it.
@@ -65,6 +74,7 @@ class Calibration:
         """
         known = min((each for each in self.efforts if each >= k), default=max(self.efforts))
         found, reached = self._at(known, recall)
+        reached = reached and self.changes <= _CHANGES * self.vectors
         if k > known and found.most is not None:
             found = replace(found, most=-(-k * found.most // known))
         if found.candidates is not None:
@@ -92,7 +102,8 @@ class Calibration:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         efforts = {k: [(recall, asdict(effort)) for recall, effort in of_k] for k, of_k in self.efforts.items()}
-        return {"queries": self.queries, "efforts": efforts, "reached": self.reached}
+        about = {"queries": self.queries, "vectors": self.vectors, "changes": self.changes}
+        return about | {"efforts": efforts, "reached": self.reached}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
@@ -100,7 +111,8 @@ class Calibration:
         efforts = {
             int(k): [(recall, Effort(**effort)) for recall, effort in of_k] for k, of_k in values["efforts"].items()
         }
-        return cls(values["queries"], efforts, {int(k): recall for k, recall in values["reached"].items()})
+        reached = {int(k): recall for k, recall in values["reached"].items()}
+        return cls(values["queries"], efforts, reached, values["vectors"], values["changes"])
 
 
 def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth) -> Calibration:
@@ -116,7 +128,7 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
             {1: [(1.0, Effort(preview.lists, eps=float(_EPS[-1]), candidates=10 if preview.coding == "pq" else None))]},
             {1: 1.0},
         )
-    return Calibration(len(truth.queries), efforts, reached)
+    return Calibration(len(truth.queries), efforts, reached, sum(len(part.codes) for part in parts))
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,6 +141,7 @@ class IndexWriter:
             columns = as_objects(attributes, len(vectors))
         check_range(state.space, vectors)
         state = self._make_room(state, len(vectors), schema)
+        state = self._count_changes(state, len(vectors))
         self.about = replace(self.about, next_id=max(self.about.next_id, int(names.max(initial=-1)) + 1))
         if schema != self.about.schema:
             self.about = replace(self.about, schema=schema)
@@ -157,12 +158,18 @@ class IndexWriter:
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
+    def _count_changes(self, state: Snapshot, count: int) -> Snapshot:
+        calibration = state.calibration.changed(count)
+        self.about = replace(self.about, calibration=calibration)
+        return replace(state, calibration=calibration)
+
     def _remove(self, state: Snapshot, ids: Ints) -> Snapshot:
         positions = find_ids(state.parts, ids)
         missing = ids[(positions < 0) & ~np.isin(ids, state.fresh.ids)]
         if len(missing):
             raise KeyError(f"ids holds {int(missing[0])}, which is not in the index ({len(missing)} such ids)")
         if len(ids):
+            state = self._count_changes(state, len(ids))
             self._dirty = True
         known = positions[positions >= 0]
         number, rows = known >> PART_SHIFT, known & ((1 << PART_SHIFT) - 1)

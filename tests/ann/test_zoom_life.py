@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -273,3 +274,19 @@ def test_bad_changes_say_what_was_wrong_and_change_nothing(tmp_path, change, err
         assert index._state is state
         assert index._writer.about == about
         assert not index._writer._dirty
+
+
+def test_a_recall_is_no_longer_known_once_a_tenth_of_the_vectors_changed(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(2000, 8)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
+        assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
+        index.add(random.normal(size=(150, 8)).astype(np.float32))
+        assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
+        index.remove(np.arange(100))
+        assert not index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
+        index.commit()
+    with ZoomIndex.open(tmp_path / "index", writable=True) as index:
+        assert not index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
+        index.compact()
+        assert index.search(vectors[:1], 10, recall=0.9).stats["calibrated"]
