@@ -194,7 +194,8 @@ class _Measure:
     ) -> tuple[int, int] | None:
         """Return which width of the bounds, with how many candidates at most, reads the fewest rows for a recall."""
         count = len(self._turned)
-        allowed = int((((1 - recall) * (count + 1) - 1) / count) * known.sum()) if count else 0
+        # Below zero where there are too few queries to tell, though none of them lost anything.
+        allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
         best, least = None, np.inf
         for each in range(len(_EPS)):
             read = known & covered & (needs.widths <= each)

@@ -81,10 +81,10 @@ def make_vectors(count, dimension, seed=0):
 @pytest.mark.skipif(not can_reset_peak(), reason="the kernel lets nobody reset a process's peak memory here")
 @pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.slow)])
 def test_peak_stays_within_the_budget_while_eight_threads_search(tmp_path, seconds):
-    budget = parse_bytes("24MiB")
+    budget = parse_bytes("10MiB")
     path = tmp_path / "index"
-    vectors = make_vectors(60_000, 96)
-    np.save(str(path) + ".npy", vectors[::60] + np.float32(0.1))
+    vectors = make_vectors(30_000, 64)
+    np.save(str(path) + ".npy", vectors[::30] + np.float32(0.1))
     ZoomIndex.build(path, vectors, dram=budget).close()
     child = subprocess.run(
         [sys.executable, "-c", CHILD, str(path), str(budget), str(ALLOWED_BEYOND), str(seconds)],
