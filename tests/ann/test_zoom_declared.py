@@ -39,7 +39,7 @@ def test_recall_is_at_least_the_one_declared(tmp_path, name, seed):
 def test_a_recall_of_one_is_exact(tmp_path, name):
     base, queries, metric = make_set(name, 2000, 60, 7)
     near = exact_neighbours(base, queries, 10, metric)[1]
-    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="1500KiB") as index:
+    with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="3MiB") as index:
         result = index.search(queries, 10, recall=1.0)
         assert recall_at_k(result.distances, near) == 1.0
         everything = index.search(queries, 10, candidates=2000, nprobe=10**6)
@@ -62,7 +62,7 @@ def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
 def test_what_cannot_be_calibrated_is_said(tmp_path):
     base, queries, metric = make_set("outlier", 4000, 200, 9)
     with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram"):
-        index = ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="2MiB")
+        index = ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="3MiB")
     with index:
         reached = index.stats()["calibrated_recall"]
         assert reached < 0.98
@@ -86,7 +86,7 @@ def test_tuning_repairs_recall_for_queries_of_another_kind(tmp_path):
     shifted = (base.mean(axis=0) + 0.1 * random.normal(size=(1000, 48))).astype(np.float32)
     near = exact_neighbours(base, shifted[500:], 10)[1]
     path = tmp_path / "index"
-    with ZoomIndex.build(path, base, dram="1500KiB") as index:
+    with ZoomIndex.build(path, base, dram="3MiB") as index:
         before = recall_at_k(index.search(shifted[500:], 10, recall=0.8).distances, near)
         assert before < 0.8 - TOLERANCE  # or there is nothing to repair
         index.tune(shifted[:500])

@@ -49,7 +49,7 @@ def built(tmp_path_factory):
     path = tmp_path_factory.mktemp("built") / "index"
     vectors = make_vectors(3000, 24)
     ids = np.arange(3000) * 7 - 5000
-    ZoomIndex.build(path, vectors, ids=ids, dram="2MiB").close()
+    ZoomIndex.build(path, vectors, ids=ids, dram="4MiB").close()
     return path, vectors, ids
 
 
@@ -94,7 +94,7 @@ def test_array_memmap_and_iterator_build_the_same_index(tmp_path):
     }
     results = []
     for name, source in sources.items():
-        with ZoomIndex.build(tmp_path / name, source, dram="2MiB", seed=4) as index:
+        with ZoomIndex.build(tmp_path / name, source, dram="4MiB", seed=4) as index:
             assert index.check() == []
             results.append(index.search(vectors[:50], 10))
             assert os.listdir(tmp_path / name / "tmp") == []
@@ -108,7 +108,7 @@ def test_more_vectors_than_a_bucket_are_put_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("memhier.ann.zoom.fullview._BUCKET_BYTES", 5000)
     monkeypatch.setattr("memhier.ann.zoom.source._BLOCK_BYTES", 3000)
     vectors = make_vectors(1000, 9)
-    with ZoomIndex.build(tmp_path / "index", vectors, dram="2MiB") as index:
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
         result = index.search(vectors, 1, candidates=1000, nprobe=1000)
     np.testing.assert_allclose(result.distances, 0)
     np.testing.assert_array_equal(vectors[result.ids[:, 0]], vectors)
@@ -300,7 +300,7 @@ def test_a_killed_build_is_no_index_and_the_next_build_takes_over(tmp_path):
         child = os.fork()
         if child == 0:
             try:
-                ZoomIndex.build(path, vectors, dram="2MiB").close()
+                ZoomIndex.build(path, vectors, dram="4MiB").close()
             finally:
                 os._exit(0)
         time.sleep(delay)
@@ -315,7 +315,7 @@ def test_a_killed_build_is_no_index_and_the_next_build_takes_over(tmp_path):
         except (FormatError, FileNotFoundError):
             pass
     if path.exists():
-        with ZoomIndex.build(path, vectors, dram="2MiB") as index:
+        with ZoomIndex.build(path, vectors, dram="4MiB") as index:
             assert index.check() == []
 
 
@@ -378,10 +378,10 @@ def test_many_threads_get_the_answers_of_one(built):
 
 
 @pytest.mark.parametrize(
-    ("dram", "coding"), [("1500KiB", "rabitq"), ("2MiB", "rabitq"), ("64MiB", "rabitq"), ("1500KiB", "pq")]
+    ("dram", "coding"), [("3MiB", "rabitq"), ("64MiB", "rabitq"), ("3MiB", "pq")]
 )
 def test_memory_counts_everything_and_keeps_the_budget(tmp_path, dram, coding):
-    vectors = make_vectors(6000, 64)
+    vectors = make_vectors(6000 if coding == "rabitq" else 2000, 64)
     with ZoomIndex.build(tmp_path / "index", vectors, dram=dram, preview=coding) as index:
         index.search(vectors[:10], 10)
         state = index._state

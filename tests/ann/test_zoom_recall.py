@@ -10,7 +10,7 @@ from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 @pytest.mark.parametrize(
     ("name", "count", "coding"),
     [
-        ("sift-imagenet200k", 60_000, "rabitq"),
+        ("sift-imagenet200k", 30_000, "rabitq"),
         pytest.param("sift-imagenet200k", 200_000, "rabitq", marks=pytest.mark.slow),
         pytest.param("sift-imagenet200k", 200_000, "pq", marks=pytest.mark.slow),
         pytest.param("fashion-mnist", 60_000, "rabitq", marks=pytest.mark.slow),
@@ -23,7 +23,7 @@ def test_recall_on_real_data(tmp_path, name, count, coding):
     except FileNotFoundError as error:
         pytest.skip(str(error))
     base, queries = data.base[:count], data.queries[:300]
-    dram = int(0.5 * base.nbytes)
+    dram = int(0.5 * base.nbytes) + (1 << 20)  # for buffers, which take a good part of so little
     with ZoomIndex.build(tmp_path / "index", base, dram=dram, preview=coding) as index:
         result = index.search(queries, 10)
         assert index.memory_bytes <= dram
