@@ -377,9 +377,7 @@ def test_many_threads_get_the_answers_of_one(built):
         assert wrong == []
 
 
-@pytest.mark.parametrize(
-    ("dram", "coding"), [("3MiB", "rabitq"), ("64MiB", "rabitq"), ("3MiB", "pq")]
-)
+@pytest.mark.parametrize(("dram", "coding"), [("3MiB", "rabitq"), ("64MiB", "rabitq"), ("3MiB", "pq")])
 def test_memory_counts_everything_and_keeps_the_budget(tmp_path, dram, coding):
     vectors = make_vectors(6000 if coding == "rabitq" else 2000, 64)
     with ZoomIndex.build(tmp_path / "index", vectors, dram=dram, preview=coding) as index:
