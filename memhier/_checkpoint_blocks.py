@@ -108,10 +108,8 @@ class BlockTracker:
             else:
                 numbers = self._next(len(out))
         for block, place in zip(numbers.tolist(), out, strict=False):
-            # Without the lock, beside changes: each row that changes meanwhile was preserved before, and is put back.
-            image = self._copy(block, place)
             with self._state:
-                self._put_back(block, image)
+                self._copy(block, place)
                 self._pending[block] = False
                 self._state.notify_all()
         return numbers
@@ -155,20 +153,21 @@ class BlockTracker:
                 numbers.append(block)
         return np.array(numbers, np.int64)
 
-    def _copy(self, block: int, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        """Copy a block as it is now; return its rows there."""
-        now = self._source[block * self._block_rows : (block + 1) * self._block_rows]
+    def _copy(self, block: int, out: NDArray[np.uint8]) -> None:
+        """Copy a block as it was at the moment of the image, and let go of its preserved rows.
+
+        Under the lock no row can begin to change; those that may be changing just now were preserved, and are not read.
+        """
+        start = block * self._block_rows
+        now = self._source[start : start + self._block_rows]
         out[now.size :] = 0
         image = out[: now.size].reshape(now.shape)
-        image[:] = now
-        return image
-
-    def _put_back(self, block: int, image: NDArray[np.uint8]) -> None:
-        """Turn a copy into the block at the moment of the image, and let go of its preserved rows."""
-        if not len(self._slots):
+        preserved = self._preserved[start : start + len(now)]
+        if not (len(self._slots) and preserved.any()):
+            image[:] = now
             return
-        start = block * self._block_rows
-        old = np.flatnonzero(self._preserved[start : start + len(image)])
-        if len(old):
-            image[old] = self._spares[self._slots.erase(start + old)]
-            self._preserved[start + old] = False
+        row = np.dtype((np.void, now.shape[1]))
+        np.copyto(image.view(row), now.view(row), where=~preserved[:, None])
+        old = np.flatnonzero(preserved)
+        image[old] = self._spares[self._slots.erase(start + old)]
+        preserved[old] = False

@@ -168,40 +168,27 @@ def test_changes_beside_saves_with_few_spares(root: Path, reader: Reader) -> Non
         assert images[-1] > images[0]
 
 
-@pytest.mark.parametrize("first", ["the change", "the copy"])
-def test_rows_that_change_while_their_block_is_copied(monkeypatch: pytest.MonkeyPatch, first: str) -> None:
-    """Blocks are copied without a lock: what a change left in the copy is put right, and spares are given back."""
+@pytest.mark.parametrize("block_rows", [1, 10, 97])
+def test_rows_that_are_changing_while_their_block_is_copied(block_rows: int) -> None:
+    """What the copy holds of them is the moment of the image, and their spares are given back."""
     rows = table(0)
     moment = rows.copy()
-    tracker = BlockTracker(rows, 10, ROWS, False)
-    copy = tracker._copy
-
-    def change(block: int) -> None:
-        changed = np.arange(10 * block, min(10 * block + 3, ROWS)).repeat(2)
-        with tracker.changing(changed):
-            rows[changed] += 1
-
-    def copy_beside_a_change(block: int, out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        thread = threading.Thread(target=change, args=(block,))
-        image = copy(block, out) if first == "the copy" else None
-        thread.start()
-        thread.join(30)
-        assert not thread.is_alive(), "nobody waits for a copy"
-        return copy(block, out) if image is None else image
-
-    monkeypatch.setattr(tracker, "_copy", copy_beside_a_change)
-    assert tracker.capture() == 10
-    out = np.empty((4, 7000), np.uint8)
-    image = np.empty((100, 700), np.uint8)
-    while len(numbers := tracker.take(out)):
-        for block, contents in zip(numbers.tolist(), out, strict=False):
-            image[10 * block : 10 * block + 10] = contents.reshape(10, 700)
+    tracker = BlockTracker(rows, block_rows, ROWS, False)
+    changed = np.arange(0, ROWS, 3).repeat(2)
+    blocks = tracker.capture()
+    assert blocks == -(-ROWS // block_rows)
+    out = np.empty((4, 700 * block_rows), np.uint8)
+    image = np.empty((blocks, 700 * block_rows), np.uint8)
+    with tracker.changing(changed):
+        rows[changed] += 1  # and the change is not over when the blocks are copied
+        while len(numbers := tracker.take(out)):
+            image[numbers] = out[: len(numbers)]
+    image = image.reshape(-1, 700)
     assert np.array_equal(image[:ROWS], moment)
     assert not image[ROWS:].any()
     assert not np.array_equal(rows, moment)
     assert len(tracker._slots) == 0
-    monkeypatch.undo()
-    assert tracker.capture() == 10, "the changes are for the next image"
+    assert tracker.capture() == len(np.unique(changed // block_rows)), "the changes are for the next image"
 
 
 def test_an_image_waits_for_the_end_of_a_change(root: Path, reader: Reader) -> None:
