@@ -22,7 +22,7 @@ _ONE_THREAD = (
 )  # fmt: skip
 _TAIL = 400
 # What the peer's own name is where it is imported, if that is not the name of its distribution.
-_IMPORTED = {"faiss-cpu": "faiss"}
+_IMPORTED = {"faiss-cpu": "faiss", "scalable-vs": "svs"}
 
 
 class PeerError(RuntimeError):
