@@ -66,6 +66,7 @@ class LogCore:
         record: LogRecord,
         per_page: int | None,
         direct: bool,
+        key_space: int | None = None,
     ) -> None:
         self._store = store
         self._name = name
@@ -74,7 +75,7 @@ class LogCore:
         self._per_page = per_page
         self._direct = direct
         self._following = record.following
-        self._index = LogIndex(capacity, record.record_bytes or None)
+        self._index = LogIndex(capacity, record.record_bytes or None, key_space)
         self._table = PartTable()
         self._parts: dict[int, Part] = {}  # committed ones by slot, in the order of writing
         self._fresh: list[OpenPart] = []  # those of the open transaction; the last one is being written

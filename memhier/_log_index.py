@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._arrays import check_range
 from memhier._log_parts import slot_of
 from memhier.errors import BudgetError
 from memhier.slots import SlotMap
@@ -25,10 +26,13 @@ class LogIndex:
         Most keys at a time.
     length
         Of every record; None keeps one per key.
+    key_space
+        Where all keys are 0 to ``key_space - 1``: where that is smaller, a place is kept for each possible key, 8
+        bytes, and `capacity` does not limit.
     """
 
-    def __init__(self, capacity: int, length: int | None) -> None:
-        self._slots = SlotMap(capacity, batch=_BLOCK)
+    def __init__(self, capacity: int, length: int | None, key_space: int | None = None) -> None:
+        self._slots = _slots_for(capacity, key_space)
         self._places: Ints = np.full(self._slots.capacity, -1, np.int64)
         self._length = length
         self._lengths: NDArray[np.uint32] = np.zeros(self._slots.capacity if length is None else 0, np.uint32)
@@ -36,8 +40,16 @@ class LogIndex:
         self._live: Ints = np.zeros(16, np.int64)
         self._live_bytes: Ints = np.zeros(16, np.int64)
 
+    @staticmethod
+    def bytes_for(capacity: int, key_space: int | None = None) -> int:
+        """Return the DRAM for records of one length."""
+        if _is_direct(capacity, key_space):
+            assert key_space is not None
+            return 8 * key_space
+        return SlotMap.bytes_for(capacity, batch=_BLOCK) + 8 * capacity
+
     def __len__(self) -> int:
-        return len(self._slots)
+        return int(self._live.sum())
 
     @property
     def capacity(self) -> int:
@@ -129,3 +141,37 @@ class LogIndex:
             self._live_bytes += sign * lengths * counts
         else:
             self._live_bytes += sign * np.bincount(slot_of(places), lengths, len(counts)).astype(np.int64)
+
+
+class _EveryKey:
+    """A map for when each possible key has a slot: its own number."""
+
+    memory_bytes = 0
+
+    def __init__(self, key_space: int) -> None:
+        self.capacity = key_space
+
+    def find(self, keys: Ints) -> Ints:
+        return np.where((keys >= 0) & (keys < self.capacity), keys, -1)
+
+    def insert(self, keys: Ints) -> Ints:
+        check_range("keys", keys, self.capacity, f"0 to {self.capacity - 1}, as key_space says")
+        return keys
+
+    def erase(self, keys: Ints) -> Ints:
+        # Like a real map, once for each key.
+        return self.find(np.unique(keys))
+
+    def keys_of(self, slots: Ints) -> Ints:
+        return slots
+
+
+def _is_direct(capacity: int, key_space: int | None) -> bool:
+    return key_space is not None and 8 * key_space < SlotMap.bytes_for(capacity, batch=_BLOCK) + 8 * capacity
+
+
+def _slots_for(capacity: int, key_space: int | None) -> "SlotMap | _EveryKey":
+    if _is_direct(capacity, key_space):
+        assert key_space is not None
+        return _EveryKey(key_space)
+    return SlotMap(capacity, batch=_BLOCK)

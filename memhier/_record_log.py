@@ -42,6 +42,7 @@ class RecordLog(CompactingLog):
         per_page: int | None,
         direct: bool,
         compact_below: float,
+        key_space: int | None = None,
     ) -> None:
         if isinstance(compact_below, bool) or not isinstance(compact_below, int | float):
             raise TypeError(f"compact_below={compact_below!r}: expected a share as a float")
@@ -53,7 +54,7 @@ class RecordLog(CompactingLog):
             raise ValueError(f"name={name!r}: expected 1 to 70 letters, digits, '-' or '_'")
         self._value_key = f"log/{name}"
         record = self._read_record(store, name, capacity, record_bytes)
-        super().__init__(store, name, reader, capacity, record, per_page, direct, float(compact_below))
+        super().__init__(store, name, reader, capacity, record, per_page, direct, float(compact_below), key_space)
 
     @property
     def memory_bytes(self) -> int:

@@ -42,7 +42,7 @@ class Residents:
         self._queue = queue
         self._codec = codec
         self.policy = make_policy(policy, capacity)
-        self.map = SlotMap(capacity, key_space=sizes.needs.key_space, batch=sizes.batch)
+        self.map = SlotMap(capacity, key_space=sizes.map_key_space(capacity), batch=sizes.batch)
         self.pins = Pins(capacity)
         self.dirty = np.zeros(capacity, np.bool_)
         self._outgoing = np.empty((sizes.outgoing, *slab.shape), slab.dtype)

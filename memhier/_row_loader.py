@@ -152,6 +152,32 @@ class RowLoader:
             self._first_rows(keys[~known], slots[~known])
         return keys[known], slots[known]
 
+    def copies(self, keys: Ints, slots: Ints) -> NDArray[Any]:
+        """Return rows of distinct keys, [n, *shape]. Those in no slot, where `slots` is -1, will not be in one then."""
+        rows = np.empty((len(keys), *self._slab.shape), self._slab.dtype)
+        ready = slots >= 0
+        self.settle(slots[ready])
+        ready[ready] = self.states[slots[ready]] == READY
+        rows[ready] = self._slab.gather(slots[ready])
+        rows[~ready] = self._elsewhere(keys[~ready])
+        return rows
+
+    def _elsewhere(self, keys: Ints) -> NDArray[Any]:
+        rows = np.empty((len(keys), *self._slab.shape), self._slab.dtype)
+        for start in range(0, len(keys), len(self._encoded)):
+            part, some = keys[start : start + len(self._encoded)], rows[start : start + len(self._encoded)]
+            with self._turn():
+                waiting = self._queue.take(part, self._encoded)
+                some[waiting] = self._decode(int(np.count_nonzero(waiting)))
+                logged = ~waiting
+                logged[logged] = self._log.contains(part[logged])
+                count = int(np.count_nonzero(logged))
+                self._log.read(part[logged], out=self._encoded[:count])
+                some[logged] = self._decode(count)
+            new = ~(waiting | logged)
+            some[new] = self._initial_rows(part[new])
+        return rows
+
     def check_never_written(self, keys: Ints, slots: Ints) -> int:
         """Return how many of these keys were never written; raise BudgetError when they are too many for the log.
 
@@ -234,15 +260,18 @@ class RowLoader:
         """Fill slots with what rows are before they are first written."""
         for start in range(0, len(keys), len(self._encoded)):
             part = slice(start, start + len(self._encoded))
-            shape = (len(keys[part]), *self._slab.shape)
-            rows = np.zeros(shape, self._slab.dtype) if self._initial is None else np.asarray(self._initial(keys[part]))
-            if rows.dtype != self._slab.dtype:
-                raise TypeError(f"initial: expected it to return an array of {self._slab.dtype}, got {rows.dtype}")
-            if rows.shape != shape:
-                raise ValueError(f"initial: expected it to return shape {shape}, got {rows.shape}")
-            self._slab.scatter(slots[part], rows)
+            self._slab.scatter(slots[part], self._initial_rows(keys[part]))
             self._mark(slots[part], READY)
         self._counts["first_touches"] += len(keys)
+
+    def _initial_rows(self, keys: Ints) -> NDArray[Any]:
+        shape = (len(keys), *self._slab.shape)
+        rows = np.zeros(shape, self._slab.dtype) if self._initial is None else np.asarray(self._initial(keys))
+        if rows.dtype != self._slab.dtype:
+            raise TypeError(f"initial: expected it to return an array of {self._slab.dtype}, got {rows.dtype}")
+        if rows.shape != shape:
+            raise ValueError(f"initial: expected it to return shape {shape}, got {rows.shape}")
+        return rows
 
     def _read(self, keys: Ints, slots: Ints) -> None:
         """Read at most as many rows as can be staged; for whose turn it is."""
@@ -254,15 +283,18 @@ class RowLoader:
 
     def _fill(self, slots: Ints) -> None:
         """Decode the first staged rows into slots; for whose turn it is."""
-        if not len(slots):
-            return
-        encoded = self._encoded[: len(slots)]
+        if len(slots):
+            self._slab.scatter(slots, self._decode(len(slots)))
+            self._mark(slots, READY)
+
+    def _decode(self, count: int) -> NDArray[Any]:
+        """Return the first staged rows, valid until others are staged."""
+        encoded = self._encoded[:count]
         if self._decoded is None:
             rows = encoded.view(self._slab.dtype)
         else:
-            rows = self._codec.decode(encoded, out=self._decoded[: len(slots)])
-        self._slab.scatter(slots, rows.reshape(len(slots), *self._slab.shape))
-        self._mark(slots, READY)
+            rows = self._codec.decode(encoded, out=self._decoded[:count])
+        return rows.reshape(count, *self._slab.shape)
 
     def _mark(self, slots: Ints, state: int) -> None:
         with self._changed:

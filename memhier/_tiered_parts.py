@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from memhier._arguments import check_int
 from memhier._residents import Residents
 from memhier._row_loader import Initial, RowLoader
 from memhier._slab_memory import Layout
@@ -58,9 +59,10 @@ class TieredParts:
             raise ValueError(f"rows={rows}: expected 1 to {CAPACITY_MAX} keys")
         cold = get_codec(codec)
         encoded_bytes = cold.encoded_bytes(layout.dtype, layout.row_type.itemsize // layout.dtype.itemsize)
+        self.key_space = None if key_space is None else check_int("key_space", key_space, 1, 2**63 - 1, "possible keys")
         self._own_reader = self._own_store = None
         with ExitStack() as opened:
-            fixed_bytes = log_bytes(int(rows), encoded_bytes)
+            fixed_bytes = log_bytes(int(rows), encoded_bytes, key_space)
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
                 fixed_bytes += reader.planned_bytes
@@ -74,7 +76,9 @@ class TieredParts:
                 store = self._own_store = opened.enter_context(_open_store(Path(store)))
             self.schema = Schema(store, name, layout, codec)
             self.schema.check()
-            self.log = RowLog(store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows))
+            self.log = RowLog(
+                store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows), key_space=key_space
+            )
             opened.callback(self.log.close)
             self.slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
             self.queue = WriteQueue(self.log, sizes.queued, encoded_bytes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memhier._log_index import LogIndex
 from memhier._log_parts import ENTRY, LARGE_BYTES, page_after
 from memhier._segments import PAGE_BYTES
 from memhier._slab_memory import Layout
@@ -33,6 +34,8 @@ _CALL_KEY_BYTES = 80
 _CALL_SLOT_BYTES = 3
 # The slot map's working memory per key of a batch.
 _MAP_KEY_BYTES = 40
+# Beyond, a map by hashing takes less than one with a place for every possible key.
+_DIRECT_KEYS_PER_SLOT = 4
 # What reading a staged row allocates for a while besides its bytes: key, place, order, offset, file.
 _STAGED_ROW_BYTES = 64
 # What a queued row takes besides its bytes: its place in the map; and, while rows are appended, its key and its place.
@@ -40,9 +43,6 @@ _QUEUED_ROW_BYTES = 64
 _APPEND_ROW_BYTES = 24
 # State, dirty and stored flags of a slot; key and slot of a row on its way to the reading thread.
 _SLOT_BYTES = 3 + 16
-# Of a log's index: the batch of its map, and the place of a key.
-_INDEX_BATCH = 2**16
-_INDEX_KEY_BYTES = 8
 # The end of the records in DRAM; and of an open transaction what waits to be written of records and of entries.
 _TAIL_BYTES = 2**20 + PAGE_BYTES
 _WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
@@ -112,13 +112,18 @@ class Sizes:
         by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
         self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
 
+    def map_key_space(self, capacity: int) -> int | None:
+        """Return the key space for the map of so many slots; None where hashing the keys takes less."""
+        space = self.needs.key_space
+        return space if space is not None and space <= _DIRECT_KEYS_PER_SLOT * capacity else None
+
     def total(self, capacity: int) -> int:
         """Return the bytes of DRAM that a tier with so many slots needs at most."""
         needs, layout = self.needs, self.needs.layout
         outgoing_bytes = needs.row_bytes + (0 if needs.lossless else needs.encoded_bytes)
         return (
             Slab.bytes_for(capacity, layout.dtype, layout.shape)
-            + SlotMap.bytes_for(capacity, key_space=needs.key_space, batch=self.batch)
+            + SlotMap.bytes_for(capacity, key_space=self.map_key_space(capacity), batch=self.batch)
             + Pins.bytes_for(capacity)
             + int((needs.policy_bytes + _SLOT_BYTES + _CALL_SLOT_BYTES) * capacity)
             + self.batch * _CALL_KEY_BYTES
@@ -158,7 +163,7 @@ class Sizes:
         return low
 
 
-def log_bytes(rows: int, row_bytes: int) -> int:
+def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
     """Return the DRAM that a log takes, whatever it holds: a table that is opened again must have the same slots.
 
     Enough for writing each row once from one checkpoint to the next; more writes take 4 to 12 bytes a page until then.
@@ -171,7 +176,7 @@ def log_bytes(rows: int, row_bytes: int) -> int:
     else:
         pages = page_after(rows * row_bytes) // PAGE_BYTES
     pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
-    index = SlotMap.bytes_for(rows, batch=_INDEX_BATCH) + rows * _INDEX_KEY_BYTES
+    index = LogIndex.bytes_for(rows, key_space)
     return index + _TAIL_BYTES + _WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 

@@ -47,6 +47,9 @@ class RowLog(RecordLog):
         0.9, 0 never. Changes wait for a megabyte of it at most. :meth:`commit` moves what the thread has not of what is
         due: with 0.5 one byte for each that died, with 0.9 nine, so that the log takes little more than its rows
         divided by this. What is read is the same with and without. A forked child has to open a log of its own.
+    key_space
+        Where all keys are 0 to ``key_space - 1``: 8 bytes of DRAM for each possible key take the place of 36 for each
+        of `capacity` where they are less, and `capacity` is then no limit.
     direct
         Write rows past the page cache, by a thread: for many megabytes a commit that are not read back soon.
 
@@ -83,10 +86,21 @@ class RowLog(RecordLog):
         *,
         direct: bool = False,
         compact_below: float = 0,
+        key_space: int | None = None,
     ) -> None:
         self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
+        if key_space is not None:
+            check_int("key_space", key_space, 1, 2**63 - 1)
         super().__init__(
-            store, name, reader, capacity, self.row_bytes, rows_per_page(self.row_bytes), direct, compact_below
+            store,
+            name,
+            reader,
+            capacity,
+            self.row_bytes,
+            rows_per_page(self.row_bytes),
+            direct,
+            compact_below,
+            key_space,
         )
 
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:

@@ -6,15 +6,17 @@ the other appends rows that have left to the log.
 """
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from memhier._arrays import as_ints, check_array
+from memhier._arrays import as_ints, check_array, check_range
+from memhier._loans import Loan, change
 from memhier._row_loader import EMPTY, Initial, Job, RowLoader
 from memhier._slab_memory import Layout
 from memhier._tickets import Pin, Ticket
@@ -69,7 +71,8 @@ class Tiered:
     codec
         How rows are kept on SSD; see :func:`memhier.codecs.get_codec`.
     key_space
-        Where all keys are 0 to ``key_space - 1``; see :class:`memhier.slots.SlotMap`.
+        Where all keys are 0 to ``key_space - 1``, which makes for smaller maps of slots and of the log, where a place
+        for each possible key takes less than one for each that may be there.
     batch
         Most keys in one call, for which working memory is set aside; by default what a sixteenth of the budget allows.
     reader
@@ -139,7 +142,7 @@ class Tiered:
         """DRAM held, in bytes: slab, map, policy, flags, pins, queue, buffers, the log's index; its own reader's."""
         return self._parts.memory_bytes
 
-    def gather(self, keys: Any, out: NDArray[Any] | None = None) -> NDArray[Any]:
+    def gather(self, keys: Any, out: NDArray[Any] | None = None, *, keep: bool = True) -> NDArray[Any]:
         """Copy rows out, making them resident.
 
         Parameters
@@ -148,6 +151,9 @@ class Tiered:
             Integers, any shape; may repeat.
         out
             Of the table's dtype and shape ``[*keys.shape, *shape]``, C-contiguous, to fill instead of allocating.
+        keep
+            False reads rows that are not resident without making them so, unseen by the policy: for passing through
+            much that is needed only once. The distinct keys may then outnumber the slots.
 
         Returns
         -------
@@ -169,6 +175,8 @@ class Tiered:
             if out is not None:
                 check_array("out", out, self._slab.dtype, index.shape + self._slab.shape)
             unique, inverse, slots = self._residents.map.unique_find(index)
+            if not keep:
+                return np.take(self._loader.copies(unique, slots), inverse, axis=0, out=out)
             self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
             self._loader.ensure(unique, slots)
             rows = self._slab.gather(slots[inverse], out)
@@ -238,6 +246,35 @@ class Tiered:
             self._loader.submit(job, slots)
             self._residents.served()
             return ticket
+
+    def lend(self, keys: Any) -> Loan:
+        """Make rows resident, and lend them where they lie: for reading and changing them without copies.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape; may repeat. Accessed as by :meth:`gather`.
+
+        Returns
+        -------
+        Loan
+            Keeps the rows resident, each in its slot, until it is released.
+
+        Raises
+        ------
+        BudgetError, OSError, CorruptionError, ClosedError
+            As in :meth:`gather`.
+        """
+        with self._calls.call():
+            index = self._as_keys(keys)
+            unique, inverse, slots = self._residents.map.unique_find(index)
+            self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
+            self._loader.ensure(unique, slots)
+            self._residents.pins.pin(slots)
+            self._residents.pins.gathered(slots)
+            self._residents.served()
+            give_back = partial(self._give_back, slots)
+            return Loan(slots[inverse], self._slab.rows, partial(self._change, unique, slots), give_back)
 
     def pin(self, keys: Any) -> Pin:
         """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
@@ -373,6 +410,16 @@ class Tiered:
             if alive:
                 self._residents.pins.release(ticket)
 
+    @contextmanager
+    def _change(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
+        with self._calls.call(), change(keys, slots, self._slab, self._residents, self._loader) as rows:
+            yield rows
+
+    def _give_back(self, slots: Ints) -> None:
+        with self._calls.giving_back() as alive:
+            if alive:
+                self._residents.pins.unpin(slots)
+
     def _not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
         """Return the keys that no ticket holds: the others were accessed when they were prefetched."""
         ahead = slots >= 0
@@ -387,6 +434,8 @@ class Tiered:
                 f"keys: {index.size} in one call, but working memory is set aside for batch={self._parts.batch}; make "
                 f"the tier with batch={index.size}, or pass fewer at a time"
             )
+        if self._parts.key_space is not None:
+            check_range("keys", index.reshape(-1), self._parts.key_space, "below the tier's key_space")
         return index
 
     def _as_rows(self, rows: Any, index: Ints) -> NDArray[Any]:

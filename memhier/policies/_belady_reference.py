@@ -72,6 +72,22 @@ class BeladyReference:
         self._window.append(batch)
         return 0
 
+    def withdraw(self) -> None:
+        """Take all announced batches back, the last one first."""
+        while self._window:
+            turn = self._turn + len(self._window) - 1
+            for key in self._window.pop():
+                uses = self._uses[key]
+                uses.pop()
+                if uses:
+                    continue
+                del self._uses[key]
+                if key in self._resident:
+                    self._stop_waiting(key, turn)
+                    self._idle[key] = (*self._score[key], key)
+                    heappush(self._idle_heap, self._idle[key])
+        self._drop_stale()
+
     def access(self, keys: Keys, pinned: Keys, hit: npt.NDArray[np.bool_]) -> bytes | int:
         """Fill `hit` and return the victims as int64 bytes; or the capacity that would be enough, nothing changed."""
         batch = dict.fromkeys(keys.tolist())

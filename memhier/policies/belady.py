@@ -102,6 +102,10 @@ class Belady:
         if enough:
             raise over_budget(enough, self._capacity)
 
+    def withdraw(self) -> None:
+        """Take back every batch that was announced and not accessed: the future has become another."""
+        self._engine.withdraw()
+
     def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
         """Make a batch of keys resident; see :meth:`memhier.policies.Policy.access`.
 

@@ -49,6 +49,13 @@ class Belady {
     return distinct;
   }
 
+  // Takes all announced batches back, the last one first.
+  void withdraw() {
+    nb::gil_scoped_release released;
+    const std::lock_guard lock(mutex_);
+    while (window_.pending() > 0) window_.take_back();
+  }
+
   // The victims as bytes, or the capacity that would be enough, nothing changed.
   nb::object access(nb::handle keys, nb::handle pinned, nb::handle hit) {
     const Buffer batch(keys, Buffer::Access::read), held(pinned, Buffer::Access::read);
@@ -150,6 +157,7 @@ void register_belady(nb::module_& m) {
   nb::class_<Belady>(m, "BeladyPolicy")
       .def(nb::init<std::size_t, std::uint64_t>(), nb::arg("capacity"), nb::arg("half_life"))
       .def("announce", &Belady::announce, nb::arg("keys"))
+      .def("withdraw", &Belady::withdraw)
       .def("access", &Belady::access, nb::arg("keys"), nb::arg("pinned"), nb::arg("hit"))
       .def("advance", &Belady::advance)
       .def("expire", &Belady::expire)

@@ -1,0 +1,86 @@
+"""Rows of a tier that are lent in place: read where they lie, and changed there."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier._residents import Residents
+from memhier._row_loader import RowLoader
+from memhier.slab import Slab
+
+__all__ = ["Loan", "change"]
+
+Ints = NDArray[np.int64]
+
+
+class Loan:
+    """Rows that stay in their slots of the slab until the loan is released, or its ``with`` block left.
+
+    Attributes
+    ----------
+    slots
+        int64, of the shape of the keys: where each row lies in :attr:`rows`.
+    """
+
+    def __init__(
+        self,
+        slots: Ints,
+        rows: NDArray[Any],
+        changing: Callable[[], AbstractContextManager[NDArray[Any]]],
+        release: Callable[[], None],
+    ) -> None:
+        self.slots = slots
+        self.rows = rows
+        self._changing = changing
+        self._release: Callable[[], None] | None = release
+
+    @property
+    def released(self) -> bool:
+        """Whether the rows have gone back."""
+        return self._release is None
+
+    def changing(self) -> AbstractContextManager[NDArray[Any]]:
+        """Return a context that gives all rows of the slab, writable; the lent ones may be changed in it.
+
+        Other calls of the tier wait until it ends. The rows count as changed however it ends.
+
+        Raises
+        ------
+        BudgetError, OSError, ClosedError
+            As in :meth:`memhier.tiered.Tiered.scatter`.
+        ValueError
+            Once released.
+        """
+        if self._release is None:
+            raise ValueError("the loan was released: its rows may lie elsewhere by now")
+        return self._changing()
+
+    def release(self) -> None:
+        """Give the rows back. A second call does nothing."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+@contextmanager
+def change(keys: Ints, slots: Ints, slab: Slab, residents: Residents, loader: RowLoader) -> Iterator[NDArray[Any]]:
+    """Give a slab's rows to be changed, those of distinct keys that are resident; inside of a tier's call."""
+    never_written = loader.check_never_written(keys, slots)
+    try:
+        with slab.writing(slots) as rows:
+            yield rows
+    finally:
+        residents.dirty[slots] = True
+        loader.wrote(slots, never_written)

@@ -1,0 +1,195 @@
+"""Rows lent in place, rows passed by, and tables whose keys are known to lie in a range."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier._log_index import LogIndex
+from memhier.errors import BudgetError
+from memhier.policies import LRU, Belady
+from memhier.reader import Reader
+from memhier.row_log import RowLog
+from memhier.slots import SlotMap
+from memhier.store import Store
+from memhier.tiered import Tiered
+
+ROWS, WIDTH = 60, 3
+Make = Callable[..., Tiered]
+
+
+def initial(keys: Any) -> Any:
+    return np.repeat(keys[:, None], WIDTH, axis=1).astype(np.float32) / 7
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    opened: list[Tiered] = []
+
+    def open_tier(slots: int = 8, **options: Any) -> Tiered:
+        options = {"rows": ROWS, "dram": "64MiB", "policy": LRU(slots), "initial": initial, "key_space": ROWS} | options
+        opened.append(Tiered(tmp_path / "table", "rows", np.float32, WIDTH, **options))
+        return opened[-1]
+
+    yield open_tier
+    for tier in opened:
+        tier.close()
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_a_tier_changed_in_place_equals_a_dict(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+    truth = initial(np.arange(ROWS))
+    path = tmp_path_factory.mktemp("loans") / "table"
+    batches = data.draw(st.lists(st.lists(st.integers(0, ROWS - 1), min_size=0, max_size=12), max_size=12))
+    with Tiered(
+        path, "rows", np.float32, WIDTH, rows=ROWS, dram="64MiB", policy=LRU(12), initial=initial, key_space=ROWS
+    ) as tier:
+        for number, batch in enumerate(batches):
+            keys = np.array(batch, np.int64)
+            with tier.lend(keys) as loan:
+                assert np.array_equal(loan.rows[loan.slots], truth[keys])
+                with loan.changing() as rows:
+                    rows[loan.slots] = truth[keys] * 2 + number
+            truth[keys] = truth[keys] * 2 + number
+            probe = np.array(data.draw(st.lists(st.integers(0, ROWS - 1), max_size=40)), np.int64)
+            before = tier.stats()
+            assert np.array_equal(tier.gather(probe, keep=False), truth[probe])
+            after = tier.stats()
+            assert all(after[name] == before[name] for name in ("accesses", "evictions", "resident"))
+        tier.checkpoint()
+        assert np.array_equal(tier.gather(np.arange(ROWS), keep=False), truth)
+    with Tiered(path, "rows", np.float32, WIDTH, rows=ROWS, dram="64MiB", initial=initial, key_space=ROWS) as tier:
+        assert np.array_equal(tier.gather(np.arange(ROWS)), truth)
+
+
+def test_lent_rows_stay_where_they_are(make: Make) -> None:
+    tier = make(slots=6)
+    loan = tier.lend([1, 2, 1])
+    assert loan.slots.shape == (3,)
+    assert loan.slots[0] == loan.slots[2]
+    for keys in range(10, 50, 4):
+        tier.gather(np.arange(keys, keys + 4))
+    assert np.array_equal(loan.rows[loan.slots], initial(np.array([1, 2, 1])))
+    with pytest.raises(BudgetError, match="pinned or held"):
+        tier.gather(np.arange(10, 15))
+    loan.release()
+    loan.release()
+    assert loan.released
+    tier.gather(np.arange(10, 15))
+    with pytest.raises(ValueError, match="released"):
+        loan.changing()
+
+
+def test_two_loans_of_a_row_hold_it_until_both_are_released(make: Make) -> None:
+    tier = make(slots=2)
+    first, second = tier.lend([1]), tier.lend([1])
+    first.release()
+    with pytest.raises(BudgetError):
+        tier.gather([2, 3])
+    second.release()
+    tier.gather([2, 3])
+
+
+def test_a_loan_takes_the_rows_of_a_ticket(make: Make) -> None:
+    tier = make(slots=4)
+    ticket = tier.prefetch([1, 2, 3])
+    loan = tier.lend([1, 2])
+    assert len(ticket) == 1
+    assert tier.stats()["accesses"] == 3
+    loan.release()
+    ticket.release()
+
+
+def test_an_error_in_a_change_leaves_the_rows_usable(make: Make) -> None:
+    tier = make(slots=4)
+    loan = tier.lend([5])
+    changing = loan.changing()
+    rows = changing.__enter__()
+    rows[loan.slots] = 9
+    assert not changing.__exit__(RuntimeError, RuntimeError("mine"), None)
+    loan.release()
+    tier.gather(np.arange(10, 14))
+    assert tier.gather([5]).tolist() == [[9, 9, 9]]
+
+
+def test_a_change_keeps_other_calls_out_until_it_ends(make: Make) -> None:
+    tier = make(slots=4)
+    loan = tier.lend([5])
+    seen: list[float] = []
+    with loan.changing() as rows:
+        other = threading.Thread(target=lambda: seen.append(float(tier.gather([5])[0, 0])))
+        other.start()
+        other.join(0.05)
+        assert not seen
+        rows[loan.slots] = 4
+    other.join()
+    assert seen == [4.0]
+    loan.release()
+
+
+def test_a_loan_outlives_its_tier_harmlessly(make: Make) -> None:
+    tier = make()
+    loan = tier.lend([1])
+    tier.close()
+    loan.release()
+
+
+def test_more_rows_may_pass_by_than_there_are_slots(make: Make) -> None:
+    tier = make(slots=2)
+    tier.scatter([3, 4], np.ones((2, WIDTH), np.float32))
+    truth = initial(np.arange(ROWS))
+    truth[3:5] = 1
+    out = np.empty((ROWS, WIDTH), np.float32)
+    assert tier.gather(np.arange(ROWS), out, keep=False) is out
+    assert np.array_equal(out, truth)
+
+
+@pytest.mark.parametrize("slots", [2, 40])
+def test_keys_beyond_the_key_space_are_refused_however_they_are_mapped(make: Make, slots: int) -> None:
+    tier = make(slots=slots)
+    for key in (-1, ROWS):
+        with pytest.raises(ValueError, match="key_space"):
+            tier.gather([key])
+        with pytest.raises(ValueError, match="key_space"):
+            tier.lend([key])
+
+
+def test_a_log_of_known_keys_takes_eight_bytes_each(tmp_path: Path) -> None:
+    assert LogIndex.bytes_for(1000, 1000) == 8000
+    assert LogIndex.bytes_for(10, 10**9) == SlotMap.bytes_for(10, batch=2**16) + 80
+    with Store.create(tmp_path / "s", kind="t") as store, Reader() as reader:
+        rows = np.arange(500, dtype="<u4").view(np.uint8).reshape(-1, 4)
+        with RowLog(store, "table", 4, reader, 500, key_space=500) as log:
+            assert log._index.memory_bytes < 500 * 8 + 1024
+            log.append(np.arange(0, 500, 2), rows[::2])
+            log.append([4, 4], rows[[7, 9]])
+            log.delete([8, 8, 9])
+            assert len(log) == 249
+            assert log.contains([4, 5, 8, -1, 500]).tolist() == [True, False, False, False, False]
+            assert sorted(np.concatenate(list(log.keys()))) == [key for key in range(0, 500, 2) if key != 8]
+            with pytest.raises(ValueError, match="key_space"):
+                log.append([500], rows[:1])
+            log.compact(1.0)
+            log.commit()
+        with RowLog(store, "table", 4, reader, 500) as log:
+            found, there = log.read([4, 8, 10])
+            assert found.view("<u4").ravel().tolist() == [9, 0, 10]
+            assert there.tolist() == [True, False, True]
+
+
+def test_withdrawn_batches_are_as_if_never_announced() -> None:
+    told, plain = Belady(4), Belady(4)
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        for batch in rng.integers(0, 12, (int(rng.integers(0, 4)), 3)):
+            told.announce(batch)
+        told.withdraw()
+        assert told.pending == 0
+        keys = rng.integers(0, 12, 2)
+        assert np.array_equal(told.access(keys).evicted, plain.access(keys).evicted)
