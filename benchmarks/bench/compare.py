@@ -1,18 +1,23 @@
 """Two files of results held against each other: what changed beyond the noise of either."""
 
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from rich.table import Table
 
+from memhier.benchmarks.bench.figures import Figure
 from memhier.benchmarks.bench.results import Row
-from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve, search_peers
+from memhier.benchmarks.bench.summary import CLOCK, METRICS, TARGETS, at_recall, curve, script_records, search_peers
 from memhier.benchmarks.bench.tables import number, search_sizes
+from memhier.benchmarks.machine import is_loaded
 
-__all__ = ["Change", "changes", "compare_rows"]
+__all__ = ["Change", "Verdict", "change_cells", "changes", "compare_rows"]
 
-# Two runs on one quiet machine differ by less than this share in CPU seconds; the clock differs by more.
+# Two runs on one quiet machine differ by less than this share in CPU seconds.
 _LEAST_CHANGE = 0.1
-_CLOCK = ("qps_wall", "p50_ms", "p99_ms")
+# Of a figure that is counted: only what adding floating-point numbers in another order does.
+_ROUNDING = 1e-6
+Verdict: TypeAlias = Literal["same", "better", "worse", "changed", "slower on the clock", "other settings"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,67 +27,123 @@ class Change:
     Attributes
     ----------
     where, metric
-        Workload, peer and recall; one of :data:`~memhier.benchmarks.bench.summary.METRICS`, or ``"reached"`` where a
-        recall is reached in one of the results only.
+        Workload and peer or script; what was measured. ``"reached"`` is a recall that one of the results does not
+        reach, ``"measured"`` a workload or peer that one of them could not run: both 1 or 0.
     old, new
         The figures.
     verdict
-        ``"same"``, ``"better"`` or ``"worse"``.
+        ``"worse"`` is a regression; ``"slower on the clock"`` one of wall time on a machine that others used, where a
+        neighbour would be blamed on the code; ``"changed"`` of a figure that is neither better nor worse;
+        ``"other settings"`` what cannot be held against each other.
     """
 
     where: str
     metric: str
     old: float
     new: float
-    verdict: str
+    verdict: Verdict
 
 
 def changes(old: list[Row], new: list[Row]) -> list[Change]:
-    """Return every figure of search that both results hold.
+    """Return every figure that both results hold.
 
     A change is one of the medians by more than a tenth where no round of one result lies within the rounds of the
-    other. The clock is never called worse: a neighbour would be blamed on the code.
+    other; of a figure that is counted, any.
     """
-    out = []
-    for workload, size in search_sizes(new):
-        before, after = search_peers(old, workload, size), search_peers(new, workload, size)
-        for peer in after:
-            for target in TARGETS:
-                for metric in METRICS if peer in before else ():
-                    where = f"{workload} ({size}), {peer}, recall {target}"
-                    change = _change(where, before[peer], after[peer], target, metric)
-                    out += [change] if change else []
-    return out
-
-
-def _change(where: str, old: list[Row], new: list[Row], target: float, metric: str) -> Change | None:
-    pair = [at_recall(curve(rounds), target, metric) for rounds in (old, new)]
-    if pair[0] is None or pair[1] is None:
-        if pair[0] is pair[1] or metric != "cpu_ms":
-            return None
-        reached = pair[0] is None
-        return Change(where, "reached", float(not reached), float(reached), "better" if reached else "worse")
-    before, after = pair[0][0], pair[1][0]
-    ratio = after / before if before else 1.0
-    first, second = (_range(rounds, target, metric) for rounds in (old, new))
-    overlap = first[0] <= second[1] and second[0] <= first[1]
-    if overlap or 1 / (1 + _LEAST_CHANGE) <= ratio <= 1 + _LEAST_CHANGE:
-        return Change(where, metric, before, after, "same")
-    better = (ratio < 1) == METRICS[metric][1]
-    return Change(where, metric, before, after, "same" if metric in _CLOCK else "better" if better else "worse")
-
-
-def _range(rounds: list[Row], target: float, metric: str) -> tuple[float, float]:
-    """Return the least and the greatest figure of single rounds."""
-    singles = [found[0] for row in rounds if (found := at_recall(curve([row]), target, metric)) is not None]
-    return min(singles, default=float("-inf")), max(singles, default=float("inf"))
+    quiet = not any(is_loaded(row) for row in (*old, *new) if row["kind"] == "machine")
+    return [*_stopped(old, new), *_search_changes(old, new, quiet), *_script_changes(old, new, quiet)]
 
 
 def compare_rows(old: list[Row], new: list[Row]) -> tuple[Table, int]:
     """Return a table of what changed, and the number of regressions."""
     found = changes(old, new)
+    cells = change_cells(found)
+    table = Table("where", "metric", "old", "new", "", title=f"{len(found)} figures in both, {len(cells)} changed")
+    for line in cells:
+        table.add_row(*line)
+    return table, sum(change.verdict == "worse" for change in found)
+
+
+def change_cells(found: list[Change]) -> list[list[str]]:
+    """Return where, metric, old, new and verdict of what is not the same, regressions first."""
     told = [change for change in found if change.verdict != "same"]
-    table = Table("where", "metric", "old", "new", "", title=f"{len(found)} figures in both, {len(told)} changed")
-    for change in told:
-        table.add_row(change.where, change.metric, number(change.old), number(change.new), change.verdict)
-    return table, sum(change.verdict == "worse" for change in told)
+    told.sort(key=lambda change: change.verdict != "worse")
+    return [[c.where, c.metric, number(c.old), number(c.new), c.verdict] for c in told]
+
+
+def _stopped(old: list[Row], new: list[Row]) -> list[Change]:
+    """Return what was measured once and now fails: a table without its row would hide the worst regression."""
+    kinds = ("build", "search", "script")
+    done = [row for row in old if row["kind"] in kinds]
+    # A whole workload may fail where its peers had each a task.
+    before = {row["task"] for row in done} | {f"{row['workload']}/{row['size']}" for row in done}
+    return [
+        Change(f"{row['workload']} ({row['size']}) {row.get('peer', '')}".rstrip(), "measured", 1.0, 0.0, "worse")
+        for row in new
+        if row["kind"] == "failed" and row["task"] in before
+    ]
+
+
+def _script_changes(old: list[Row], new: list[Row], quiet: bool) -> list[Change]:
+    out = []
+    before = script_records(old)
+    for key, (row, record) in script_records(new).items():
+        if key not in before:
+            continue
+        where = f"{row['workload']} ({row['size']})"
+        old_row, old_record = before[key]
+        figures = {figure.name: figure for figure in old_record.figures}
+        if old_row["settings"] != row["settings"]:
+            out.append(Change(where, "all", 0.0, 0.0, "other settings"))
+            continue
+        for figure in record.figures:
+            if figure.name in figures:
+                verdict = _verdict(figures[figure.name], figure, quiet)
+                name = f"{figure.name}, {figure.unit}"
+                out.append(Change(where, name, figures[figure.name].value, figure.value, verdict))
+    return out
+
+
+def _search_changes(old: list[Row], new: list[Row], quiet: bool) -> list[Change]:
+    out = []
+    for workload, size in search_sizes(new):
+        before, after = search_peers(old, workload, size), search_peers(new, workload, size)
+        for peer in after:
+            for target in TARGETS if peer in before else ():
+                where = f"{workload} ({size}), {peer}, recall {target}"
+                pair = [_figures_at(rounds, target) for rounds in (before[peer], after[peer])]
+                if bool(pair[0]) != bool(pair[1]):
+                    reached = bool(pair[1])
+                    verdict: Verdict = "better" if reached else "worse"
+                    out.append(Change(where, "reached", float(not reached), float(reached), verdict))
+                    continue
+                for metric, first in pair[0].items():
+                    second = pair[1][metric]
+                    out.append(Change(where, metric, first.value, second.value, _verdict(first, second, quiet)))
+    return out
+
+
+def _figures_at(rounds: list[Row], target: float) -> dict[str, Figure]:
+    """Return every metric at a recall with its spread over single rounds; none where it is not reached."""
+    points, singles = curve(rounds), [curve([row]) for row in rounds]
+    out = {}
+    for metric, (unit, less) in METRICS.items():
+        whole = at_recall(points, target, metric)
+        if whole is not None:
+            values = [found[0] for single in singles if (found := at_recall(single, target, metric)) is not None]
+            least, greatest = min([whole[0], *values]), max([whole[0], *values])
+            better: Literal["less", "more"] = "less" if less else "more"
+            out[metric] = Figure(metric, whole[0], unit, better, least, greatest, clock=metric in CLOCK)
+    return out
+
+
+def _verdict(old: Figure, new: Figure, quiet: bool) -> Verdict:
+    overlap = old.least <= new.greatest and new.least <= old.greatest
+    least = _ROUNDING if new.exact else _LEAST_CHANGE / (1 + _LEAST_CHANGE)
+    if overlap or abs(new.value - old.value) <= least * max(abs(new.value), abs(old.value)):
+        return "same"
+    if new.better == "neither":
+        return "changed"
+    if (new.value < old.value) == (new.better == "less"):
+        return "better"
+    return "worse" if quiet or not new.clock else "slower on the clock"

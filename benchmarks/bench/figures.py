@@ -5,7 +5,7 @@ A script of the groups ``tiers``, ``decode``, ``embedding`` and ``replay`` is a 
 
     {"machine": {...},
      "figures": [{"name": "hidden", "value": 0.97, "unit": "share of the reads", "better": "more",
-                  "least": 0.95, "greatest": 0.98, "clock": true, "paper": ""}],
+                  "least": 0.95, "greatest": 0.98, "clock": true, "exact": false, "paper": ""}],
      "curves":  [{"title": "a trace", "x": "rows in DRAM", "y": "misses per access", "log_x": true, "log_y": false,
                   "series": [{"name": "lru", "points": [[10, 0.9], [100, 0.5]]}]}],
      "bars":    [{"title": "accuracy", "unit": "%", "bars": [{"name": "CarM", "value": 61.0, "least": 60.2,
@@ -50,9 +50,12 @@ class Figure:
     better
         Whether ``"less"`` or ``"more"`` of it is better; ``"neither"`` for what only describes.
     least, greatest
-        Over rounds or seeds; both equal `value` for what was counted once and cannot vary.
+        Over rounds or seeds; both equal `value` where there is but one.
     clock
         Whether it hangs on wall time, which neighbours disturb: on a loaded machine it is no regression.
+    exact
+        Whether it was counted and comes out the same in every run, such as misses of a trace: any change is one, where
+        a measured figure has to leave the old spread and change by a tenth.
     paper
         The paper whose headline it answers, such as a speed-up over what the paper was compared with.
 
@@ -74,6 +77,7 @@ class Figure:
     least: float
     greatest: float
     clock: bool = False
+    exact: bool = False
     paper: Paper = ""
 
     def __post_init__(self) -> None:
@@ -95,11 +99,12 @@ class Figure:
         better: Better,
         *,
         clock: bool = False,
+        exact: bool = False,
         paper: Paper = "",
     ) -> "Figure":
         """Return the median of `rounds` with its least and greatest, or a single number as it is."""
         least, value, greatest = _spread(name, rounds)
-        return cls(name, value, unit, better, least, greatest, clock, paper)
+        return cls(name, value, unit, better, least, greatest, clock, exact, paper)
 
 
 @dataclass(frozen=True, slots=True)

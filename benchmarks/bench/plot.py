@@ -1,14 +1,15 @@
-"""Line plots as inline SVG: they need no script, no font and no network."""
+"""Plots as inline SVG: they need no script, no font and no network."""
 
-import math
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Line", "line_plot"]
+from memhier.benchmarks.bench.axes import COLOURS, Frame, Scale, linear_scale, log_scale, recall_scale
+from memhier.benchmarks.bench.figures import Bars, Curves
+from memhier.benchmarks.bench.tables import number
 
-_WIDTH, _HEIGHT = 640, 380
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 116, 14, 46
-_COLOURS = ("#0b6e4f", "#c1121f", "#1d4ed8", "#b45309", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569")
+__all__ = ["Line", "bars_plot", "curves_plot", "line_plot"]
+
+_BAR, _BAR_GAP, _BAR_WIDTH, _LETTER = 20, 8, 720, 6.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,24 +30,60 @@ def line_plot(lines: list[Line], x_title: str, y_title: str, *, less_is_better: 
     values = [y for _, points in drawn for _, y, _ in points]
     if not values:
         return f"<p>No points for {escape(y_title)}.</p>"
-    low, high = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
-    high = max(high, low + 1)
-    parts = [_axes(low, high, x_title, y_title)]
-    for number, (name, points) in enumerate(drawn):
-        colour = _COLOURS[number % len(_COLOURS)]
-        best = _best(points, less_is_better)
-        path = " ".join(f"{_x(x):.1f},{_y(y, low, high):.1f}" for x, y, _ in best)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>')
-        for x, y, words in [(_x(x), _y(y, low, high), words) for x, y, words in points]:
-            title = escape(f"{name}: {words}")
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{title}</title></circle>')
-        top = _TOP + 14 + 15 * number
-        parts.append(f'<text x="{_WIDTH - _RIGHT + 8}" y="{top}" fill="{colour}" font-size="12">{escape(name)}</text>')
-    label = escape(f"{y_title} against {x_title}")
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{label}" '
+    frame = Frame(recall_scale(), log_scale(values), x_title, y_title, [name for name, _ in drawn])
+    for line, (name, points) in enumerate(drawn):
+        frame.add_line(line, [(x, y) for x, y, _ in _best(points, less_is_better)])
+        for x, y, words in points:
+            frame.add_point(line, (x, y), f"{name}: {words}")
+    return frame.svg()
+
+
+def curves_plot(curves: Curves) -> str:
+    """Return an SVG of the curves that a script declared, over axes as it declared them."""
+    points = [point for series in curves.series for point in series.points]
+    if not points:
+        return f"<p>No points for {escape(curves.title)}.</p>"
+    x, y = (_scale([point[axis] for point in points], log) for axis, log in enumerate((curves.log_x, curves.log_y)))
+    frame = Frame(x, y, curves.x, curves.y, [series.name for series in curves.series])
+    for line, series in enumerate(curves.series):
+        frame.add_line(line, list(series.points))
+        for point in series.points:
+            frame.add_point(line, point, f"{series.name}: {number(point[0])}, {number(point[1])}")
+    return f"<figure><figcaption>{escape(curves.title)}</figcaption>{frame.svg()}</figure>"
+
+
+def bars_plot(bars: Bars) -> str:
+    """Return an SVG of bars below each other, their spread as a line over their end."""
+    if not bars.bars:
+        return f"<p>No bars for {escape(bars.title)}.</p>"
+    left = 12 + _LETTER * max(len(bar.name) for bar in bars.bars)
+    width = _BAR_WIDTH - left - 110
+    scale = linear_scale([value for bar in bars.bars for value in (bar.least, bar.greatest)])
+    start = left + scale.share(0) * width
+    parts = []
+    for index, bar in enumerate(bars.bars):
+        top = index * (_BAR + _BAR_GAP) + 4
+        least, end, most = (left + scale.share(value) * width for value in (bar.least, bar.value, bar.greatest))
+        middle = top + _BAR / 2
+        shown = f"{number(bar.value)} ({number(bar.least)} to {number(bar.greatest)})"
+        parts.append(
+            f'<text x="{left - 6:.1f}" y="{middle + 4}" text-anchor="end" font-size="12">{escape(bar.name)}</text>'
+            f'<rect x="{min(start, end):.1f}" y="{top}" width="{max(abs(end - start), 1):.1f}" height="{_BAR}" '
+            f'fill="{COLOURS[index % len(COLOURS)]}"><title>{escape(f"{bar.name}: {shown} {bars.unit}")}</title></rect>'
+            f'<line x1="{least:.1f}" x2="{most:.1f}" y1="{middle}" y2="{middle}" stroke="#111" stroke-width="2"/>'
+            f'<text x="{max(end, most, start) + 6:.1f}" y="{middle + 4}" font-size="12">{number(bar.value)}</text>'
+        )
+    height = len(bars.bars) * (_BAR + _BAR_GAP) + 8
+    title = escape(f"{bars.title}, {bars.unit}")
+    drawn = (
+        f'<svg viewBox="0 0 {_BAR_WIDTH} {height}" role="img" aria-label="{title}" '
         f'font-family="sans-serif">{"".join(parts)}</svg>'
     )
+    return f"<figure><figcaption>{title}</figcaption>{drawn}</figure>"
+
+
+def _scale(values: list[float], log: bool) -> Scale:
+    return log_scale(values) if log else linear_scale(values)
 
 
 def _best(points: list[tuple[float, float, str]], less_is_better: bool) -> list[tuple[float, float, str]]:
@@ -57,39 +94,3 @@ def _best(points: list[tuple[float, float, str]], less_is_better: bool) -> list[
         if not kept or sign * point[1] < sign * kept[-1][1]:
             kept.append(point)
     return kept[::-1]
-
-
-# Misses on a logarithmic scale from 50 % to 0.05 %: recall of 0.95 and 0.99 are as far apart as 0.75 and 0.95.
-_MOST, _LEAST = 0.5, 0.0005
-
-
-def _x(recall: float) -> float:
-    missed = min(_MOST, max(_LEAST, 1 - recall))
-    share = math.log(_MOST / missed) / math.log(_MOST / _LEAST)
-    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
-
-
-def _y(value: float, low: int, high: int) -> float:
-    return _TOP + (high - math.log10(value)) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
-
-
-def _axes(low: int, high: int, x_title: str, y_title: str) -> str:
-    right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
-    parts = [
-        f'<rect x="{_LEFT}" y="{_TOP}" width="{right - _LEFT}" height="{bottom - _TOP}" fill="none" stroke="#999"/>'
-    ]
-    for recall in (0.5, 0.8, 0.9, 0.95, 0.98, 0.99, 0.995, 0.999):
-        x = _x(recall)
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{bottom}" stroke="#e3e3e3"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" font-size="11">{recall:g}</text>')
-    for power in range(low, high + 1):
-        y = _y(10.0**power, low, high)
-        parts.append(f'<line x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}" stroke="#e3e3e3"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="11">{10.0**power:,g}</text>')
-    middle, centre = (_TOP + bottom) / 2, (_LEFT + right) / 2
-    style = 'text-anchor="middle" font-size="12"'
-    parts.append(
-        f'<text x="{centre}" y="{_HEIGHT - 8}" {style}>{escape(x_title)}</text>'
-        f'<text transform="translate(16 {middle}) rotate(-90)" {style}>{escape(y_title)}</text>'
-    )
-    return "".join(parts)

@@ -1,12 +1,14 @@
 """Results as one HTML file: plots, tables, the machine, and the words to read them by."""
 
+from collections.abc import Sequence
 from html import escape
 
-from memhier.benchmarks.bench.compare import changes
-from memhier.benchmarks.bench.papers import papers_rows
-from memhier.benchmarks.bench.plot import Line, line_plot
+from memhier.benchmarks.bench.compare import change_cells, changes
+from memhier.benchmarks.bench.figures import Record
+from memhier.benchmarks.bench.papers import PAPER_TITLES, papers_rows
+from memhier.benchmarks.bench.plot import Line, bars_plot, curves_plot, line_plot
 from memhier.benchmarks.bench.results import Row
-from memhier.benchmarks.bench.summary import METRICS, TARGETS, curve, search_peers
+from memhier.benchmarks.bench.summary import METRICS, TARGETS, curve, script_records, search_peers
 from memhier.benchmarks.bench.tables import (
     BUILD_TITLES,
     builds_of,
@@ -23,7 +25,8 @@ _STYLE = """
 body{font:15px/1.5 sans-serif;max-width:1360px;margin:2em auto;padding:0 1em;color:#1b1b1b}
 table{border-collapse:collapse;margin:1em 0;font-size:13px}td,th{border:1px solid #ccc;padding:3px 8px;text-align:right}
 td:first-child,th:first-child{text-align:left}.words td{text-align:left}.plots{display:flex;flex-wrap:wrap;gap:1em}
-.plots svg{width:640px;max-width:100%;background:#fff}.warn{background:#fff4d6;padding:.5em 1em}
+.plots svg{width:640px;max-width:100%;background:#fff}
+figure{margin:0}figcaption{font-weight:bold;margin:.3em 0}.warn{background:#fff4d6;padding:.5em 1em}
 pre{overflow-x:auto;background:#f6f6f6;padding:1em;font-size:12px;line-height:1.25}
 """
 _READING = """
@@ -37,6 +40,15 @@ all of them, after any query that leaves more of them than the budget allows. Al
 the budget plus what the peer's threads need for stacks; what a peer really held stands in the table of builds.
 Figures at a recall are interpolated, linearly in recall, between the two settings around it.</p>
 """
+_READING_SCRIPTS = """
+<p>Each of these is a program that brings its own rivals; its command line stands above its figures. A figure is the
+median over rounds, least and greatest beside it. <b>Clock</b> marks wall time, which neighbours disturb, and
+<b>counted</b> what comes out the same in every run. The line across the end of a bar is its spread. Of miss-ratio
+curves, lower is better, and Belady knows the future: no policy goes below it. Where a curve stands over DRAM, read from
+left to right what another megabyte buys.</p>
+"""
+# A longer table of figures is folded up.
+_SHOWN = 30
 _PLOTS = ("qps_core", "pages", "p50_ms", "p99_ms")
 
 
@@ -44,8 +56,7 @@ def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> st
     """Return the report; with older results, changes beyond noise come first."""
     parts = [f"<h1>memhier bench</h1><p>{escape(when)}</p>", _machines(rows)]
     if old is not None:
-        told = [change for change in changes(old, rows) if change.verdict != "same"]
-        cells = [[c.where, c.metric, number(c.old), number(c.new), c.verdict] for c in told]
+        cells = change_cells(changes(old, rows))
         parts.append("<h2>Changes</h2>")
         parts.append(_table(("where", "metric", "old", "new", ""), cells) if cells else "<p>None beyond noise.</p>")
     problems = problem_rows(rows)
@@ -55,14 +66,12 @@ def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> st
     if sizes:
         parts.append("<h2>Search</h2>" + _READING)
     parts += [_search(rows, workload, size) for workload, size in sizes]
-    parts += [
-        f"<h2>{escape(row['workload'])} ({row['size']})</h2><p><code>{escape(row['command'])}</code></p>"
-        f"<pre>{escape(row['words'])}</pre>"
-        for row in rows
-        if row["kind"] == "script"
-    ]
+    scripts = script_records(rows)
+    if scripts:
+        parts.append("<h2>The other groups</h2>" + _READING_SCRIPTS)
+    parts += [_script(row, record) for row, record in scripts.values()]
     parts.append("<h2>The papers</h2>")
-    parts.append(_table(("paper", "its headline", "measured here", "difference of scale"), papers_rows(rows), "words"))
+    parts.append(_table(PAPER_TITLES, papers_rows(rows), "words"))
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>memhier bench</title>'
         f'<link rel="icon" href="data:,"><style>{_STYLE}</style></head><body>{"".join(parts)}</body></html>\n'
@@ -106,7 +115,25 @@ def _search(rows: list[Row], workload: str, size: str) -> str:
     return "".join(parts)
 
 
-def _table(titles: tuple[str, ...], rows: list[list[str]] | list[tuple[str, str, str, str]], kind: str = "") -> str:
+def _script(row: Row, record: Record) -> str:
+    titles = ("figure", "median", "least", "greatest", "unit", "better", "")
+    cells = [
+        [figure.name, number(figure.value), number(figure.least), number(figure.greatest), figure.unit, figure.better,
+         "clock" if figure.clock else "counted" if figure.exact else ""]
+        for figure in record.figures
+    ]  # fmt: skip
+    plots = [*map(curves_plot, record.curves), *map(bars_plot, record.bars)]
+    scale = f"<p>{escape(record.scale)}</p>" if record.scale else ""
+    return (
+        f"<h3>{escape(row['workload'])} ({row['size']})</h3><p><code>{escape(row['command'])}</code></p>{scale}"
+        f'<div class="plots">{"".join(plots)}</div>'
+        f"<details{' open' if len(cells) <= _SHOWN else ''}><summary>{len(cells)} figures</summary>"
+        f"{_table(titles, cells)}</details>"
+        f"<details><summary>What the program printed</summary><pre>{escape(row['words'])}</pre></details>"
+    )
+
+
+def _table(titles: tuple[str, ...], rows: Sequence[Sequence[str]], kind: str = "") -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table class="{kind}"><tr>{head}</tr>{body}</table>'

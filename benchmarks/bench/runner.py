@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memhier.benchmarks.bench.results import Results
+from memhier.benchmarks.bench.script_group import run_script
 from memhier.benchmarks.bench.search_group import run_search
-from memhier.benchmarks.bench.tiers_group import run_script
 from memhier.benchmarks.bench.workload import Size, Workload
 from memhier.benchmarks.machine import describe_machine, profile_device
 

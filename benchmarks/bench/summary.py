@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.results import Row
 
-__all__ = ["METRICS", "TARGETS", "Point", "at_recall", "curve", "ratios", "search_peers"]
+__all__ = ["CLOCK", "METRICS", "TARGETS", "Point", "at_recall", "curve", "ratios", "script_records", "search_peers"]
 
 TARGETS = (0.95, 0.99)
 # Of a search row: what it is called, and whether less is better.
@@ -20,6 +21,8 @@ METRICS = {
     "p50_ms": ("p50 ms", True),
     "p99_ms": ("p99 ms", True),
 }
+# Of these, what hangs on wall time.
+CLOCK = ("qps_wall", "p50_ms", "p99_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +52,13 @@ def search_peers(rows: list[Row], workload: str, size: str) -> dict[str, list[Ro
         if row["kind"] == "search" and row["workload"] == workload and row["size"] == size:
             peers.setdefault(row["peer"], []).append(row)
     return {peer: sorted(found, key=lambda row: int(row["round"])) for peer, found in peers.items()}
+
+
+def script_records(rows: list[Row]) -> dict[tuple[str, str], tuple[Row, Record]]:
+    """Return row and record of each script, by workload and size."""
+    return {
+        (row["workload"], row["size"]): (row, Record.read(row["figures"])) for row in rows if row["kind"] == "script"
+    }
 
 
 def curve(rounds: list[Row]) -> list[Point]:

@@ -14,7 +14,6 @@ Rates stand beside a plain copy of the same bytes to a file by direct writes of 
 round. The loop's cost is given twice: wall time of its steps, and processor time that the saving thread took.
 """
 
-import json
 import mmap
 import multiprocessing
 import os
@@ -32,7 +31,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.budget import parse_bytes
 from memhier.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint
 from memhier.files import RealFiles
@@ -204,6 +203,23 @@ def show(result: dict[str, Any]) -> Table:
     return table
 
 
+def record(result: dict[str, Any]) -> Record:
+    """Return rates and costs as figures, rates as bars."""
+    each = result["rounds"]
+    figures, bars = [], [Bar.of("plain direct writes and fdatasync", [one["plain_mb_s"] for one in each])]
+    figures.append(Figure.of(bars[0].name, [one["plain_mb_s"] for one in each], "MB/s", "neither", clock=True))
+    for kind in ("full", "incremental"):
+        for field, name in (("mb_s", "alone"), ("beside_mb_s", "beside the loop")):
+            rates = [one[f"{kind}_{field}"] for one in each]
+            figures.append(Figure.of(f"{kind}, {name}", rates, "MB/s", "more", clock=True))
+            bars.append(Bar.of(f"{kind}, {name}", rates))
+        slower = [1 + one[f"{kind}_slower_by"] for one in each]
+        figures.append(Figure.of(f"{kind}, a step beside it", slower, "times a step without it", "less", clock=True))
+        cpu = [one[f"{kind}_cpu_ms_per_100mb"] for one in each]
+        figures.append(Figure.of(f"{kind}, processor time of saving 100 MB", cpu, "ms", "less"))
+    return Record(figures, bars=[Bars("Saving", "MB/s", bars)])
+
+
 @click.command()
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
@@ -223,7 +239,7 @@ def main(
         result = measure(Path(scratch), parse_bytes(size, "size"), rounds, share, passes, spare, seed)
     Console(width=110).print(show(result))
     if out is not None:
-        out.write_text(json.dumps({"machine": describe_machine(), **result}, indent=2))
+        record(result).write(out, **result)
 
 
 if __name__ == "__main__":

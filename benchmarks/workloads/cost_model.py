@@ -13,7 +13,6 @@ do not count; the clock does so, too: the median call, and for the tier the medi
 for a read.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.cost import CostModel
 from memhier.device import probe
 from memhier.policies import LRU
@@ -142,6 +141,17 @@ def show(rounds: list[dict[str, Any]]) -> Table:
     return table
 
 
+def record(results: list[dict[str, Any]]) -> Record:
+    """Return how far each prediction was off, and the ratios as bars."""
+    figures, bars = [], []
+    for name in results[0]:
+        ratios = [each[name]["ratio"] for each in results]
+        off = [max(ratio, 1 / ratio) - 1 for ratio in ratios]
+        figures.append(Figure.of(f"{name}: prediction off by", off, "share of the time taken", "less", clock=True))
+        bars.append(Bar.of(name, ratios))
+    return Record(figures, bars=[Bars("Predicted over taken", "times: 1 is right", bars)])
+
+
 @click.command()
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="On the device; else the temporary folder.")
 @click.option("--rows", default=400_000, show_default=True, help="Rows of 1 KiB in the table.")
@@ -154,7 +164,7 @@ def main(folder: Path | None, rows: int, rounds: int, seconds: float, seed: int,
     results = measure(folder, rows, rounds, seconds, seed)
     Console(width=130).print(show(results))
     if out is not None:
-        out.write_text(json.dumps({"machine": describe_machine(), "rows": rows, "rounds": results}, indent=2))
+        record(results).write(out, rows=rows, rounds=results)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 ``python -m memhier.benchmarks.workloads.planner`` prints the tables and, with ``--json``, writes them.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
 from memhier.benchmarks.datasets import data_folder
-from memhier.benchmarks.machine import describe_machine
 from memhier.plan import plan
 from memhier.simulation import SIMULATED_POLICIES, simulate
 
@@ -71,6 +70,21 @@ def fixed_capacity(batches: list[Keys], capacity: int) -> dict[str, Any]:
     return row
 
 
+def record(shares: list[dict[str, Any]], loads: list[dict[str, Any]]) -> Record:
+    """Return shares, planning time and rows loaded as figures, and rows loaded against DRAM as curves."""
+    figures = []
+    for row in shares:
+        ahead = f"{row['lookahead']} batches ahead"
+        figures.append(Figure.of(f"rows loaded, {ahead}", row["share"], "of the rows needed", "less", exact=True))
+        figures.append(Figure.of(f"planning a batch, {ahead}", row["ms_per_batch"], "ms of processor time", "less"))
+    names = list(loads[0])[1:]
+    for row in loads:
+        held = f"{row['capacity']:,} rows in DRAM"
+        figures += [Figure.of(f"{name}, {held}", row[name], "rows loaded", "less", exact=True) for name in names]
+    lines = [Series(name, [(row["capacity"], row[name]) for row in loads]) for name in names]
+    return Record(figures, [Curves("One epoch of the Criteo sample", "rows in DRAM", "rows loaded", lines, log_x=True)])
+
+
 @click.command()
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the figures there.")
 def main(json_path: str | None) -> None:
@@ -99,8 +113,7 @@ def main(json_path: str | None) -> None:
     console.print("Rows loaded at a fixed capacity")
     console.print(table)
     if json_path is not None:
-        record = {"machine": describe_machine(), "shares": shares, "loads": loads}
-        Path(json_path).write_text(json.dumps(record, indent=2) + "\n")
+        record(shares, loads).write(Path(json_path), shares=shares, loads=loads)
 
 
 if __name__ == "__main__":

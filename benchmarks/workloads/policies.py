@@ -3,7 +3,6 @@
 ``python -m memhier.benchmarks.workloads.policies`` prints the tables and, with ``--json``, writes them.
 """
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
+from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
 from memhier.benchmarks.datasets import data_folder
-from memhier.benchmarks.machine import describe_machine
 from memhier.benchmarks.traces import read_trace
 from memhier.benchmarks.workloads.plain_caches import PLAIN_CACHES
 from memhier.curves import miss_ratio_curve
@@ -53,13 +52,20 @@ def compare(path: Path, check: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def worst_margin(path: Path) -> float:
-    """Return the smallest lead of Belady over the others at any of many capacities, in misses per access."""
+def curves_of(path: Path) -> Curves:
+    """Return misses per access of every policy at many capacities."""
     keys = read_trace(path)
     sizes = np.unique(np.rint(np.geomspace(1, len(np.unique(keys)), CURVE_POINTS)).astype(np.int64))
-    belady = miss_ratio_curve(keys, sizes, policy="belady").miss_ratio
-    others = [miss_ratio_curve(keys, sizes, policy=name).miss_ratio for name in POLICIES if name != "belady"]
-    return float(np.min(np.array(others) - belady))
+    found = {name: miss_ratio_curve(keys, sizes, policy=name).miss_ratio.tolist() for name in POLICIES}
+    lines = [Series(name, list(zip(sizes.tolist(), ratios, strict=True))) for name, ratios in found.items()]
+    return Curves(path.name.split(".")[0], "rows in DRAM", "misses per access", lines, log_x=True)
+
+
+def least_lead(curves: Curves) -> float:
+    """Return the smallest lead of Belady over the others at any capacity, in misses per access."""
+    ratios = {line.name: np.array([ratio for _, ratio in line.points]) for line in curves.series}
+    belady = ratios.pop("belady")
+    return float(min(np.min(other - belady) for other in ratios.values()))
 
 
 def measure_speed(longest: Keys) -> list[dict[str, Any]]:
@@ -103,7 +109,22 @@ def _rate(what: str, keys: Keys, call: Callable[[Keys], object]) -> dict[str, An
         call(keys)
         walls.append(time.perf_counter() - wall)
         cpus.append(time.process_time() - cpu)
-    return {"what": what, "wall": len(keys) / min(walls) / 1e6, "cpu": len(keys) / min(cpus) / 1e6}
+    best = {"wall": len(keys) / min(walls) / 1e6, "cpu": len(keys) / min(cpus) / 1e6}
+    return {"what": what, **best, "cpu_rounds": [len(keys) / seconds / 1e6 for seconds in cpus]}
+
+
+def record(rows: list[dict[str, Any]], curves: list[Curves], speeds: list[dict[str, Any]]) -> Record:
+    """Return misses and speed as figures, and a plot of each trace's curves."""
+    figures = [
+        Figure.of(
+            f"{row['trace']}, {name}, {row['share']:.1%} of the rows in DRAM", row[name] / row["accesses"],
+            "misses per access", "less", exact=True,
+        )
+        for row in rows
+        for name in POLICIES
+    ]  # fmt: skip
+    unit = "million accesses a CPU second"
+    return Record([*figures, *(Figure.of(row["what"], row["cpu_rounds"], unit, "more") for row in speeds)], curves)
 
 
 @click.command()
@@ -129,7 +150,8 @@ def main(check: bool, json_path: str | None) -> None:
         )  # fmt: skip
     console.print("Misses, one access at a time" + (", equal to plain caches at every access" if check else ""))
     console.print(table)
-    margin = min(worst_margin(path) for path in tqdm(paths, desc="curves"))
+    curves = [curves_of(path) for path in tqdm(paths, desc="curves")]
+    margin = min(map(least_lead, curves))
     console.print(f"Belady against the others at {CURVE_POINTS} capacities of every trace: least lead {margin:.6f}")
     if margin < 0:
         raise AssertionError("Belady missed more than another policy")
@@ -140,8 +162,8 @@ def main(check: bool, json_path: str | None) -> None:
         table.add_row(row["what"], f"{row['wall']:.1f}", f"{row['cpu']:.1f}")
     console.print(table)
     if json_path is not None:
-        record = {"machine": describe_machine(), "misses": rows, "least_lead": margin, "speed": speeds}
-        Path(json_path).write_text(json.dumps(record, indent=2) + "\n")
+        found = record(rows, curves, speeds)
+        found.write(Path(json_path), misses=rows, least_lead=margin, speed=speeds)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.budget import parse_bytes
 from memhier.kernels import crc32c_pages
 from memhier.reader import PAGE_BYTES, Reader
@@ -180,6 +180,19 @@ def show(result: dict[str, Any], summary: dict[str, Any]) -> Table:
     return table
 
 
+def record(result: dict[str, Any], summary: dict[str, Any]) -> Record:
+    """Return the ratios to fio and the reader's own times as figures, reads a second as bars."""
+    ratios, each = summary["ratios"], result["rounds"]
+    cpu = [pair["memhier"]["cpu_us"] for pair in each]
+    figures = [
+        Figure.of(f"{DEPTH} in flight, reads a second", ratios["iops"], "times fio", "more", clock=True),
+        Figure.of(f"{CALL_READS} at once, time", ratios["call_mean_us"], "times fio", "less", clock=True),
+        Figure.of("processor time of a read", cpu, "us", "less"),
+    ]
+    bars = [Bar.of(side, [pair[side]["iops"] for pair in each]) for side in ("fio", "memhier")]
+    return Record(figures, bars=[Bars(f"4 KiB random direct reads, {DEPTH} in flight", "reads a second", bars)])
+
+
 @click.command()
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
@@ -207,7 +220,7 @@ def main(
     summary = summarise(result)
     Console(width=130).print(show(result, summary))
     if out is not None:
-        out.write_text(json.dumps({"machine": describe_machine(), **result, **summary}, indent=2))
+        record(result, summary).write(out, **result, **summary)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 same batches, one after the other within a round, and are charged process CPU time: neighbours disturb that least.
 """
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier import backend
-from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.bench.figures import Bar, Bars, Better, Figure, Record
 from memhier.slots import SlotMap
 
 __all__ = ["main", "measure"]
@@ -28,7 +27,7 @@ Answer = tuple[Ints, Ints, Ints]
 def measure(
     exponent: float, count: int, capacity: int, universe: int, rounds: int, seed: int
 ) -> dict[str, dict[str, float]]:
-    """Return, for each way, CPU milliseconds per batch over all rounds: median and tenth percentile.
+    """Return, for each way, CPU milliseconds per batch over all rounds: median, 10th and 90th percentile.
 
     Ids follow a Zipf law (uniform where `exponent` is 0) over `universe` ids in random order; the slots hold the most
     frequent ones.
@@ -53,7 +52,11 @@ def measure(
             seconds[name].append(time.process_time() - started)
         _check(ids, answers)
     return {
-        name: {"median_ms": 1e3 * float(np.median(taken)), "p10_ms": 1e3 * float(np.percentile(taken, 10))}
+        name: {
+            "median_ms": 1e3 * float(np.median(taken)),
+            "p10_ms": 1e3 * float(np.percentile(taken, 10)),
+            "p90_ms": 1e3 * float(np.percentile(taken, 90)),
+        }
         for name, taken in seconds.items()
     }
 
@@ -84,6 +87,18 @@ def _check(ids: Ints, answers: list[Answer]) -> None:
             raise AssertionError("the ways disagree")
 
 
+def record(results: dict[str, dict[str, dict[str, float]]]) -> Record:
+    """Return milliseconds a batch as figures and bars: median, 10th and 90th percentile."""
+    figures, bars = [], []
+    for law, ways in results.items():
+        for name, taken in ways.items():
+            spread = taken["median_ms"], taken["p10_ms"], taken["p90_ms"]
+            better: Better = "neither" if name.startswith("np.") else "less"
+            figures.append(Figure(f"{name}, {law} ids", spread[0], "ms of processor time", better, *spread[1:]))
+            bars.append(Bar(f"{name}, {law}", *spread))
+    return Record(figures, bars=[Bars("A batch of ids", "ms of processor time", bars)])
+
+
 @click.command()
 @click.option("--ids", "count", default=400_000, show_default=True, help="Ids in a batch.")
 @click.option("--slots", "capacity", default=1_000_000, show_default=True)
@@ -111,8 +126,7 @@ def main(
     Console().print(table)
     if out is not None:
         sizes = {"ids": count, "slots": capacity, "universe": universe, "rounds": rounds, "seed": seed}
-        machine = describe_machine() | {"core": backend.name}
-        out.write_text(json.dumps({"machine": machine, "sizes": sizes, "results": results}, indent=2))
+        record(results).write(out, core=backend.name, sizes=sizes, results=results)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ computing beside it cannot be hidden whole, and on a shared device some do: ``po
 one batch ahead.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.tiered import Tiered
 
 __all__ = ["main", "measure"]
@@ -153,6 +152,22 @@ def show(results: dict[str, Any], batch: int) -> Table:
     return table
 
 
+def record(results: dict[str, Any]) -> Record:
+    """Return what is hidden and what a batch takes as figures, what is hidden as bars."""
+    figures, bars = [], []
+    for kind in WORKS:
+        for way in WAYS:
+            turns = [turn[way] for turn in results[kind]]
+            walls = [1e3 * turn["wall_s"] for turn in turns]
+            figures.append(Figure.of(f"{kind} beside it, {way}: a batch", walls, "ms", "less", clock=True))
+            if way != WAYS[0]:
+                hidden = [turn["hidden"] for turn in turns]
+                name = f"{kind} beside it, {way}: hidden"
+                figures.append(Figure.of(name, hidden, "share of the time of reads", "more", clock=True))
+                bars.append(Bar.of(f"{kind} beside it, {way}", hidden))
+    return Record(figures, bars=[Bars("Reads that nobody waits for", "share of their time", bars)])
+
+
 @click.command()
 @click.option(
     "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
@@ -171,7 +186,7 @@ def main(
     results = measure(folder, rows, batch, batches, rounds, dram, seed)
     Console(width=130).print(show(results, batch))
     if out is not None:
-        out.write_text(json.dumps({"machine": describe_machine(), "batch": batch, "rows": rows, **results}, indent=2))
+        record(results).write(out, batch=batch, rows=rows, **results)
 
 
 if __name__ == "__main__":

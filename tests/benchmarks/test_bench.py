@@ -1,7 +1,8 @@
 """``memhier bench`` from workload files to report: resumes, reports what is missing, compares, and keeps to itself."""
 
 import json
-from dataclasses import replace
+import re
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memhier.benchmarks.bench import command, runner
+from memhier.benchmarks.bench.axes import linear_scale, log_scale
 from memhier.benchmarks.bench.compare import changes
+from memhier.benchmarks.bench.figures import Bar, Bars, Curves, Figure, Record, Series
 from memhier.benchmarks.bench.papers import papers_rows
-from memhier.benchmarks.bench.plot import Line, line_plot
+from memhier.benchmarks.bench.plot import Line, bars_plot, curves_plot, line_plot
 from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Results, Row, read_rows
-from memhier.benchmarks.bench.summary import at_recall, curve, ratios, search_peers
+from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve, ratios, search_peers
 from memhier.benchmarks.bench.workload import FOLDER, PeerEntry, Workload, load_workload, load_workloads
 from memhier.benchmarks.peers import PEERS
 
@@ -185,17 +188,69 @@ def test_ratios_are_taken_round_by_round() -> None:
     ("new", "verdicts"),
     [
         ([1.0, 1.05], {"same"}),
-        ([1.5, 1.5], {"worse", "same"}),
+        ([1.5, 1.5], {"worse", "same"}),  # the time of the slowest is as it was
         ([0.5, 0.5], {"better", "same"}),
         ([1.0, 3.0], {"same"}),  # the new rounds differ among themselves by more than they do from the old
     ],
 )
 def test_changes_within_noise_are_none(new: list[float], verdicts: set[str]) -> None:
     old_rows = [search_row("p", n, [(0.9, 1.0), (0.995, 1.0)]) for n in range(2)]
-    new_rows = [search_row("p", n, [(0.9, cpu), (0.995, cpu)]) for n, cpu in enumerate(new)]
+    new_rows = [search_row("p", n, [(0.9, cpu), (0.995, cpu)], p99_ms=1.0) for n, cpu in enumerate(new)]
     found = changes(old_rows, new_rows)
     assert {change.verdict for change in found} == verdicts
-    assert all(change.verdict == "same" for change in found if change.metric in ("p50_ms", "p99_ms", "qps_wall"))
+    assert len(found) == len(METRICS) * len(TARGETS)
+
+
+def test_the_clock_of_a_loaded_machine_is_no_regression() -> None:
+    old, new = (search_row("p", 0, [(0.9, cpu), (0.995, cpu)], pages=5.0, cpu_ms=1.0) for cpu in (1.0, 2.0))
+    for load, verdict in ((0.1, "worse"), (2.0, "slower on the clock")):
+        machine = {"task": "machine/1", "kind": "machine", "load": load}
+        found = {change.metric: change.verdict for change in changes([old], [machine, new])}
+        assert found["p50_ms"] == found["qps_wall"] == verdict
+        assert found["pages"] == found["cpu_ms"] == "same"
+
+
+def script_row(figures: list[Figure], settings: str = "", **record: Any) -> Row:
+    made = json.loads(json.dumps(asdict(Record(figures, **record))))
+    return {"task": "s/quick", "kind": "script", "workload": "s", "size": "quick", "settings": settings,
+            "figures": made, "words": "<words>", "command": "python -m s", "wall_s": 1.0}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        (([1.0, 1.1], "less", False), ([1.3, 1.4], "less", False), "worse"),
+        (([1.0, 1.1], "less", False), ([0.7, 0.8], "less", False), "better"),
+        (([1.0, 1.1], "more", False), ([1.3, 1.4], "more", False), "better"),
+        (([1.0, 1.1], "more", False), ([0.7, 0.8], "more", False), "worse"),
+        (([1.0, 1.1], "neither", False), ([1.3, 1.4], "neither", False), "changed"),
+        (([1.0, 1.35], "less", False), ([1.3, 1.4], "less", False), "same"),  # the rounds meet
+        (([1.0], "less", False), ([1.08], "less", False), "same"),  # less than a tenth
+        (([1.0], "less", True), ([1.01], "less", True), "worse"),  # counted, so any change is one
+        (([0.0], "less", True), ([0.0], "less", True), "same"),
+        (([-1.0], "more", False), ([-3.0], "more", False), "worse"),
+    ],
+)
+def test_figures_of_scripts_are_compared(old: Any, new: Any, verdict: str) -> None:
+    rows = [
+        script_row([Figure.of("f", values, "ms", better, exact=exact), Figure.of(name, 1, "ms", "less")])
+        for name, (values, better, exact) in (("gone", old), ("come", new))
+    ]
+    found = changes([rows[0]], [rows[1]])
+    assert [(change.where, change.metric, change.verdict) for change in found] == [("s (quick)", "f, ms", verdict)]
+
+
+def test_what_cannot_be_compared_or_run_any_more_is_told() -> None:
+    old, new = (script_row([Figure.of("f", 1, "ms", "less")], settings) for settings in ("--rounds 2", "--rounds 5"))
+    assert [change.verdict for change in changes([old], [new])] == ["other settings"]
+    failed = {"task": "s/quick", "kind": "failed", "workload": "s", "size": "quick", "stage": "run", "why": "x"}
+    assert [(change.metric, change.verdict) for change in changes([old], [failed])] == [("measured", "worse")]
+    assert changes([failed], [old]) == []
+    peer = search_row("p", 0, [(0.9, 1.0)])
+    whole = failed | {"task": "w/quick", "workload": "w"}
+    assert [change.verdict for change in changes([peer], [whole])] == ["worse"]
+    broken = failed | {"task": "w/quick/p/search/0", "workload": "w", "peer": "p"}
+    assert [change.where for change in changes([peer], [broken])] == ["w (quick) p"]
 
 
 def test_a_recall_no_longer_reached_is_worse() -> None:
@@ -248,9 +303,65 @@ def test_plots_stand_in_their_frame() -> None:
     assert svg.count("<circle") == 3
     line = svg.split('<polyline points="')[1].split('"')[0]
     assert len(line.split()) == 2
-    assert line.split()[0].startswith("70.0,")  # recall below the axis stands at its start
+    assert line.split()[0].startswith("76.0,")  # recall below the axis stands at its start
     assert "x&lt;y" in svg
     assert "No points" in line_plot([Line("a", [(0.9, 0.0, "")])], "recall", "figure", less_is_better=True)
+
+
+def test_declared_curves_and_bars_are_drawn() -> None:
+    lines = [Series("a<b", [(1.0, 0.0), (1000.0, 0.5)]), Series("empty", [])]
+    svg = curves_plot(Curves("misses", "rows", "ratio", lines, log_x=True))
+    assert svg.count("<circle") == 2
+    assert "a&lt;b" in svg
+    first = svg.split('<polyline points="')[1].split('"')[0].split()
+    assert first[0] == "76.0,334.0"  # the start of both axes
+    assert "No points" in curves_plot(Curves("none", "x", "y", []))
+    drawn = bars_plot(Bars("accuracy", "%", [Bar("up", 40.0, 30.0, 50.0), Bar("down", -10.0, -10.0, -10.0)]))
+    widths = [float(width) for width in re.findall(r'<rect [^>]* width="([^"]*)"', drawn)]
+    assert widths[0] == pytest.approx(4 * widths[1], abs=0.2)
+    assert "No bars" in bars_plot(Bars("none", "%", []))
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=6))
+def test_a_linear_axis_holds_its_numbers_between_round_marks(values: list[float]) -> None:
+    scale = linear_scale(values)
+    assert all(-1e-9 <= scale.share(value) <= 1 + 1e-9 for value in [0.0, *values])
+    assert 2 <= len(scale.marks) <= 8
+    assert list(scale.marks) == sorted(set(scale.marks))
+
+
+@given(st.lists(st.floats(1e-9, 1e12), min_size=1, max_size=6))
+def test_a_logarithmic_axis_holds_its_numbers(values: list[float]) -> None:
+    scale = log_scale(values)
+    assert all(-1e-9 <= scale.share(value) <= 1 + 1e-9 for value in values)
+    assert 2 <= len(scale.marks) <= 13
+
+
+def test_a_script_stands_in_the_report_and_beside_its_paper() -> None:
+    figure = Figure.of("times full softmax", [7.0, 8.0, 9.0], "times", "more", paper="FGD")
+    lines = [Curves("c", "x", "y", [Series("s", [(1.0, 2.0)])])]
+    row = script_row([figure], curves=lines, bars=[Bars("b", "%", [Bar.of("one", 3)])], scale="50,000 words")
+    text = write_report([row], "today", [row])
+    page = _Checked()
+    page.feed(text)
+    assert page.open == []
+    assert page.seen["svg"] == 2
+    assert "&lt;words&gt;" in text
+    measured = {cells[0].split()[0]: cells[2:] for cells in papers_rows([row])}
+    assert measured["FGD"][0] == "s (quick): times full softmax: 8 times (7 to 9)"
+    assert "50,000 words" in measured["FGD"][1]
+    assert measured["CarM"][0] == measured["Bagpipe"][0] == "not yet"
+
+
+def test_a_script_that_declares_no_figures_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "memhier_bench_sample.py"
+    module.write_text("import sys; open(sys.argv[2], 'w').write('{\"rounds\": 3}')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("memhier.benchmarks.bench.script_group.MODULES", "")
+    load = Workload("s", "tiers", "", "script", {}, {}, {"module": module.stem, "timeout_s": 60}, ())
+    row = run_small(tmp_path, load)[-1]
+    assert (row["kind"], row["stage"]) == ("failed", "figures")
+    assert "figures" in row["why"]
 
 
 def test_results_keep_the_latest_row_of_a_task(tmp_path: Path) -> None:
@@ -269,6 +380,12 @@ def test_the_papers_wait_for_their_systems() -> None:
     assert {cells[2] for cells in papers_rows([])} == {"not yet"}
     rows = [search_row(peer, 0, [(0.9, cpu), (0.99, cpu)]) for peer, cpu in (("memhier", 1.0), ("diskann", 4.0))]
     assert "4.0 times diskann" in papers_rows(rows)[0][2]
+    for row in list(rows):
+        row["rows"] = [point | {"private_bytes": 1000, "cached_bytes": 24} for point in row["rows"]]
+        rows.append(row | {"kind": "build", "task": f"build/{row['peer']}", "vectors": 10})
+    # Ten vectors in a KB, at 1,000 and 250 queries a CPU second.
+    assert "memhier, 10,000 vectors a KB" in papers_rows(rows)[0][2]
+    assert "diskann, 2,500 vectors a KB" in papers_rows(rows)[0][2]
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The workloads of the tiers: programs of their own, run as such; their figures and words are kept."""
+"""Workloads that are programs of their own, run as such; their figures and words are kept."""
 
 import json
 import subprocess
@@ -7,12 +7,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.workload import Size, Workload
 from memhier.benchmarks.peers.process import last_words
 
 __all__ = ["run_script"]
 
+MODULES = "memhier.benchmarks.workloads."
 _MISSING = ("no data set", "no traces at", "is not installed")
 
 
@@ -27,7 +29,7 @@ def run_script(workload: Workload, size: Size, work: Path, results: Results) -> 
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         out = Path(scratch) / "out.json"
         options = ["--dir", scratch] if parameters.get("on_device") else []
-        command = [sys.executable, "-m", f"memhier.benchmarks.workloads.{parameters['module']}", *options]
+        command = [sys.executable, "-m", MODULES + parameters["module"], *options]
         command += [*arguments, "--json", str(out)]
         started = time.perf_counter()
         try:
@@ -44,6 +46,11 @@ def run_script(workload: Workload, size: Size, work: Path, results: Results) -> 
             results.add(task, kind=kind, stage="run", why=why, **about)
             return
         figures = json.loads(out.read_text())
+        try:
+            Record.read(figures)
+        except ValueError as error:
+            results.add(task, kind="failed", stage="figures", why=str(error), **about)
+            return
         shown = " ".join(["python", *command[1:3], *arguments])
         outcome = {"figures": figures, "words": done.stdout, "wall_s": seconds, "command": shown}
         results.add(task, kind="script", settings=" ".join(arguments), **outcome, **about)
