@@ -13,7 +13,7 @@
 namespace memhier {
 namespace {
 
-constexpr std::size_t kLane = 64;
+constexpr std::size_t kStride = 64;  // between the fields of a query
 
 #if defined(__x86_64__)
 const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
@@ -28,11 +28,11 @@ ByteQuery::ByteQuery(const CodeFormat& format) : format_(format), code_bytes_(fo
     const auto width = static_cast<std::uint32_t>(CodeFormat::kWidths[group]);
     const auto end = at + static_cast<std::uint32_t>(format.group_bytes(group));
     for (; at < end; at += chunks_.back().bytes) {
-      chunks_.push_back({at, std::min<std::uint32_t>(kLane, end - at), width, query});
+      chunks_.push_back({at, std::min<std::uint32_t>(kStride, end - at), width, query});
       query += 8 / width;
     }
   }
-  bytes_.resize(query * kLane);
+  bytes_.resize(query * kStride);
 }
 
 namespace {
@@ -76,7 +76,7 @@ void ByteQuery::assign(const float* values) {
       for (std::uint32_t field = 0; field < 8 / part.width; ++field) {
         // What lies past the last dimension was zeroed once and stays so.
         const std::size_t filled = std::min<std::size_t>(part.bytes, left);
-        sum += round_to_bytes(values + next, inverse, filled, bytes_.data() + (part.query + field) * kLane);
+        sum += round_to_bytes(values + next, inverse, filled, bytes_.data() + (part.query + field) * kStride);
         next += filled;
         left -= filled;
       }
@@ -103,7 +103,7 @@ void ByteQuery::dot_plain(const std::uint8_t* base, const std::uint32_t* rows, s
       const std::uint8_t* bytes = code + chunk.at;
       const std::uint32_t mask = (1u << chunk.width) - 1;
       for (std::uint32_t field = 0; field < 8 / chunk.width; ++field) {
-        const std::int8_t* query = bytes_.data() + (chunk.query + field) * kLane;
+        const std::int8_t* query = bytes_.data() + (chunk.query + field) * kStride;
         const std::uint32_t shift = field * chunk.width;
 #pragma omp simd reduction(+ : sum)
         for (std::uint32_t b = 0; b < chunk.bytes; ++b)
@@ -115,36 +115,64 @@ void ByteQuery::dot_plain(const std::uint8_t* base, const std::uint32_t* rows, s
 }
 
 #if defined(__x86_64__)
-// Four codes at a time, so that each row of the query is loaded once for them and their sums are added up together.
-__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void ByteQuery::dot_vnni(
-    const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const {
-  for (std::size_t i = 0; i < count; i += 4) {
-    const std::uint8_t* code[4];
-    for (std::size_t j = 0; j < 4; ++j) code[j] = base + rows[std::min(i + j, count - 1)] * code_bytes_;
-    __m512i sum[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+#define MEMHIER_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+#define MEMHIER_VNNI_INLINE MEMHIER_VNNI __attribute__((always_inline)) inline
+
+namespace {
+
+constexpr std::size_t kLane = 16;    // bytes of a code that are worked on at a time
+constexpr std::size_t kQuads = 4;    // of four codes: as many chains of additions, none waiting for another
+constexpr std::size_t kCodes = 4 * kQuads;
+
+// The same 16 bytes, or fewer, of four codes, one after the other.
+MEMHIER_VNNI_INLINE __m512i load_four(const std::uint8_t* const* codes, std::size_t at, __mmask16 present) {
+  __m512i four = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(present, codes[0] + at));
+  four = _mm512_inserti32x4(four, _mm_maskz_loadu_epi8(present, codes[1] + at), 1);
+  four = _mm512_inserti32x4(four, _mm_maskz_loadu_epi8(present, codes[2] + at), 2);
+  return _mm512_inserti32x4(four, _mm_maskz_loadu_epi8(present, codes[3] + at), 3);
+}
+
+// Adds the products of one field of the bytes, then those of the fields above it.
+template <int width, int shift>
+MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* query, std::size_t stride, __m512i* sums) {
+  const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(query)));
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>((1u << width) - 1));
+  for (std::size_t j = 0; j < kQuads; ++j)
+    sums[j] = _mm512_dpbusd_epi32(sums[j], _mm512_and_si512(_mm512_srli_epi16(bytes[j], shift), mask), values);
+  if constexpr (shift + width < 8) add_fields<width, shift + width>(bytes, query + stride, stride, sums);
+}
+
+}  // namespace
+
+// Sixteen codes at a time, 16 bytes of each: groups are a few bytes wide, so that wider pieces would be half empty.
+MEMHIER_VNNI void ByteQuery::dot_vnni(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count,
+                                      std::int32_t* sums) const {
+  for (std::size_t i = 0; i < count; i += kCodes) {
+    const std::uint8_t* code[kCodes];
+    for (std::size_t j = 0; j < kCodes; ++j) code[j] = base + rows[std::min(i + j, count - 1)] * code_bytes_;
+    __m512i sum[kQuads];
+    for (__m512i& each : sum) each = _mm512_setzero_si512();
     for (const Chunk& chunk : chunks_) {
-      const __mmask64 present = chunk.bytes == kLane ? ~0ull : (1ull << chunk.bytes) - 1;
-      __m512i bytes[4];
-      for (std::size_t j = 0; j < 4; ++j) bytes[j] = _mm512_maskz_loadu_epi8(present, code[j] + chunk.at);
-      const __m512i mask = _mm512_set1_epi8(static_cast<char>((1u << chunk.width) - 1));
-      const std::int8_t* query = bytes_.data() + chunk.query * kLane;
-      for (std::uint32_t shift = 0; shift < 8; shift += chunk.width, query += kLane) {
-        const __m512i values = _mm512_loadu_si512(query);
-        const __m128i by = _mm_cvtsi32_si128(static_cast<int>(shift));
-        for (std::size_t j = 0; j < 4; ++j) {
-          const __m512i field = _mm512_and_si512(_mm512_srl_epi16(bytes[j], by), mask);
-          sum[j] = _mm512_dpbusd_epi32(sum[j], field, values);
-        }
+      for (std::uint32_t at = 0; at < chunk.bytes; at += kLane) {
+        const std::size_t left = chunk.bytes - at;
+        const auto present = static_cast<__mmask16>(left >= kLane ? 0xffff : (1u << left) - 1);
+        __m512i bytes[kQuads];
+        for (std::size_t j = 0; j < kQuads; ++j) bytes[j] = load_four(code + 4 * j, chunk.at + at, present);
+        const std::int8_t* query = bytes_.data() + chunk.query * kStride + at;
+        if (chunk.width == 8) add_fields<8, 0>(bytes, query, kStride, sum);
+        else if (chunk.width == 4) add_fields<4, 0>(bytes, query, kStride, sum);
+        else if (chunk.width == 2) add_fields<2, 0>(bytes, query, kStride, sum);
+        else add_fields<1, 0>(bytes, query, kStride, sum);
       }
     }
-    __m256i half[4];
-    for (std::size_t j = 0; j < 4; ++j)
-      half[j] = _mm256_add_epi32(_mm512_castsi512_si256(sum[j]), _mm512_extracti64x4_epi64(sum[j], 1));
-    const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(half[0], half[1]), _mm256_hadd_epi32(half[2], half[3]));
-    alignas(16) std::int32_t four[4];
-    _mm_store_si128(reinterpret_cast<__m128i*>(four),
-                    _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
-    std::copy_n(four, std::min<std::size_t>(4, count - i), sums + i);
+    for (std::size_t j = 0; j < kQuads && i + 4 * j < count; ++j) {
+      const __m512i pairs = _mm512_add_epi32(sum[j], _mm512_shuffle_epi32(sum[j], _MM_PERM_BADC));
+      const __m512i all = _mm512_add_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_CDAB));
+      // The sum of each code stands four times in its quarter.
+      const __m128i four = _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, all));
+      const std::size_t wanted = std::min<std::size_t>(4, count - i - 4 * j);
+      _mm_mask_storeu_epi32(sums + i + 4 * j, static_cast<__mmask8>((1u << wanted) - 1), four);
+    }
   }
 }
 #endif
