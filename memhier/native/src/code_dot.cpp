@@ -137,6 +137,7 @@ template <int width, int shift>
 MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* query, std::size_t stride, __m512i* sums) {
   const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(query)));
   const __m512i mask = _mm512_set1_epi8(static_cast<char>((1u << width) - 1));
+#pragma GCC unroll kQuads  // the sums stay in registers
   for (std::size_t j = 0; j < kQuads; ++j)
     sums[j] = _mm512_dpbusd_epi32(sums[j], _mm512_and_si512(_mm512_srli_epi16(bytes[j], shift), mask), values);
   if constexpr (shift + width < 8) add_fields<width, shift + width>(bytes, query + stride, stride, sums);
@@ -151,12 +152,14 @@ MEMHIER_VNNI void ByteQuery::dot_vnni(const std::uint8_t* base, const std::uint3
     const std::uint8_t* code[kCodes];
     for (std::size_t j = 0; j < kCodes; ++j) code[j] = base + rows[std::min(i + j, count - 1)] * code_bytes_;
     __m512i sum[kQuads];
+#pragma GCC unroll kQuads
     for (__m512i& each : sum) each = _mm512_setzero_si512();
     for (const Chunk& chunk : chunks_) {
       for (std::uint32_t at = 0; at < chunk.bytes; at += kLane) {
         const std::size_t left = chunk.bytes - at;
         const auto present = static_cast<__mmask16>(left >= kLane ? 0xffff : (1u << left) - 1);
         __m512i bytes[kQuads];
+#pragma GCC unroll kQuads
         for (std::size_t j = 0; j < kQuads; ++j) bytes[j] = load_four(code + 4 * j, chunk.at + at, present);
         const std::int8_t* query = bytes_.data() + chunk.query * kStride + at;
         if (chunk.width == 8) add_fields<8, 0>(bytes, query, kStride, sum);
@@ -165,13 +168,14 @@ MEMHIER_VNNI void ByteQuery::dot_vnni(const std::uint8_t* base, const std::uint3
         else add_fields<1, 0>(bytes, query, kStride, sum);
       }
     }
-    for (std::size_t j = 0; j < kQuads && i + 4 * j < count; ++j) {
+#pragma GCC unroll kQuads
+    for (std::size_t j = 0; j < kQuads; ++j) {
       const __m512i pairs = _mm512_add_epi32(sum[j], _mm512_shuffle_epi32(sum[j], _MM_PERM_BADC));
       const __m512i all = _mm512_add_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_CDAB));
       // The sum of each code stands four times in its quarter.
       const __m128i four = _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, all));
-      const std::size_t wanted = std::min<std::size_t>(4, count - i - 4 * j);
-      _mm_mask_storeu_epi32(sums + i + 4 * j, static_cast<__mmask8>((1u << wanted) - 1), four);
+      const std::size_t first = std::min(count, i + 4 * j), wanted = std::min<std::size_t>(4, count - first);
+      _mm_mask_storeu_epi32(sums + first, static_cast<__mmask8>((1u << wanted) - 1), four);
     }
   }
 }
