@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 
 #include "simd.hpp"
 
@@ -14,6 +15,7 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kStride = 64;  // between the fields of a query
+constexpr std::size_t kPiece = 16;   // bytes of a code that are worked on at a time
 
 #if defined(__x86_64__)
 const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
@@ -33,6 +35,7 @@ ByteQuery::ByteQuery(const CodeFormat& format) : format_(format), code_bytes_(fo
     }
   }
   bytes_.resize(query * kStride);
+  rounded_.resize(format.coded_dimensions() + kStride);
 }
 
 namespace {
@@ -45,17 +48,21 @@ float largest_of(const float* values, std::size_t count) {
   return largest;
 }
 
-// Rounds values times a factor, all within 127, to the nearest; returns the sum.
+// Rounds values times a factor, all within 127, to the nearest.
 MEMHIER_CLONES
-std::int32_t round_to_bytes(const float* values, float factor, std::size_t count, std::int8_t* bytes) {
+void round_to_bytes(const float* values, float factor, std::size_t count, std::int8_t* bytes) {
   constexpr float kMagic = 12582912;  // 1.5 * 2^23: adding it leaves the rounded value in the low bits
+#pragma omp simd
+  for (std::size_t i = 0; i < count; ++i)
+    bytes[i] = static_cast<std::int8_t>(std::bit_cast<std::int32_t>(values[i] * factor + kMagic) -
+                                        std::bit_cast<std::int32_t>(kMagic));
+}
+
+MEMHIER_CLONES
+std::int32_t sum_of(const std::int8_t* bytes, std::size_t count) {
   std::int32_t sum = 0;
 #pragma omp simd reduction(+ : sum)
-  for (std::size_t i = 0; i < count; ++i) {
-    const auto rounded = std::bit_cast<std::int32_t>(values[i] * factor + kMagic) - std::bit_cast<std::int32_t>(kMagic);
-    bytes[i] = static_cast<std::int8_t>(rounded);
-    sum += rounded;
-  }
+  for (std::size_t i = 0; i < count; ++i) sum += bytes[i];
   return sum;
 }
 
@@ -64,24 +71,26 @@ std::int32_t round_to_bytes(const float* values, float factor, std::size_t count
 void ByteQuery::assign(const float* values) {
   const float largest = largest_of(values, format_.coded_dimensions());
   scale_ = largest / 127;
-  const float inverse = largest > 0 ? 127 / largest : 0;
+  round_to_bytes(values, largest > 0 ? 127 / largest : 0, format_.coded_dimensions(), rounded_.data());
   offset_ = 0;
-  std::size_t chunk = 0, next = 0;
+  const std::int8_t* next = rounded_.data();
+  std::size_t chunk = 0;
   for (std::size_t group = 0; group < 4; ++group) {
     std::size_t left = format_.dimensions[group];
     const float half = static_cast<float>((1 << CodeFormat::kWidths[group]) - 1) / 2;
-    std::int32_t sum = 0;
+    offset_ += half * static_cast<float>(sum_of(next, left));
     for (std::size_t bytes = format_.group_bytes(group); bytes > 0; bytes -= chunks_[chunk++].bytes) {
       const Chunk& part = chunks_[chunk];
       for (std::uint32_t field = 0; field < 8 / part.width; ++field) {
-        // What lies past the last dimension was zeroed once and stays so.
+        std::int8_t* to = bytes_.data() + (part.query + field) * kStride;
         const std::size_t filled = std::min<std::size_t>(part.bytes, left);
-        sum += round_to_bytes(values + next, inverse, filled, bytes_.data() + (part.query + field) * kStride);
+        // Whole pieces are copied: what lies past the chunk meets no code, what lies past the last dimension is zeroed.
+        for (std::size_t at = 0; at < filled; at += kPiece) std::memcpy(to + at, next + at, kPiece);
+        if (filled < part.bytes) std::memset(to + filled, 0, part.bytes - filled);
         next += filled;
         left -= filled;
       }
     }
-    offset_ += half * static_cast<float>(sum);
   }
 }
 
@@ -120,7 +129,6 @@ void ByteQuery::dot_plain(const std::uint8_t* base, const std::uint32_t* rows, s
 
 namespace {
 
-constexpr std::size_t kLane = 16;    // bytes of a code that are worked on at a time
 constexpr std::size_t kQuads = 4;    // of four codes: as many chains of additions, none waiting for another
 constexpr std::size_t kCodes = 4 * kQuads;
 
@@ -155,9 +163,9 @@ MEMHIER_VNNI void ByteQuery::dot_vnni(const std::uint8_t* base, const std::uint3
 #pragma GCC unroll kQuads
     for (__m512i& each : sum) each = _mm512_setzero_si512();
     for (const Chunk& chunk : chunks_) {
-      for (std::uint32_t at = 0; at < chunk.bytes; at += kLane) {
+      for (std::uint32_t at = 0; at < chunk.bytes; at += kPiece) {
         const std::size_t left = chunk.bytes - at;
-        const auto present = static_cast<__mmask16>(left >= kLane ? 0xffff : (1u << left) - 1);
+        const auto present = static_cast<__mmask16>(left >= kPiece ? 0xffff : (1u << left) - 1);
         __m512i bytes[kQuads];
 #pragma GCC unroll kQuads
         for (std::size_t j = 0; j < kQuads; ++j) bytes[j] = load_four(code + 4 * j, chunk.at + at, present);

@@ -58,7 +58,7 @@ class ByteQuery {
   CodeFormat format_;
   std::size_t code_bytes_;
   std::vector<Chunk> chunks_;
-  std::vector<std::int8_t> bytes_;
+  std::vector<std::int8_t> rounded_, bytes_;
   float scale_ = 0, offset_ = 0;
 };
 
