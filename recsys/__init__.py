@@ -1,3 +1,25 @@
-"""Training systems on the tiers: the embedding cache and the replay buffer come here; nothing is built yet."""
+"""Training systems on the tiers: embedding tables larger than DRAM; the replay buffer comes here."""
 
-__all__: list[str] = []
+from memhier.recsys.embedding import (
+    SGD,
+    Adagrad,
+    Adam,
+    EmbeddingBag,
+    Normal,
+    RowWiseAdagrad,
+    RowWiseAdam,
+    Uniform,
+    initial_weights,
+)
+
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "EmbeddingBag",
+    "Normal",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
+    "Uniform",
+    "initial_weights",
+]

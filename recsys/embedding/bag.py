@@ -1,0 +1,183 @@
+"""EmbeddingBag: one table, with the arguments and results of `torch.nn.EmbeddingBag`."""
+
+import os
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memhier._arguments import check_int
+from memhier.policies import Policy
+from memhier.recsys.embedding.fused import MODES, Bags
+from memhier.recsys.embedding.initial import Initial, Normal
+from memhier.recsys.embedding.module import TableModule, Update
+from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
+
+__all__ = ["EmbeddingBag", "Mode", "as_bags"]
+
+Mode = Literal["sum", "mean", "max"]
+_ROWS_MAX = 2**62
+
+
+class EmbeddingBag(TableModule):
+    """`torch.nn.EmbeddingBag` on a table as large as the SSD, trained through a DRAM budget.
+
+    Outputs, gradients and trained rows have the bits of ``torch.nn.EmbeddingBag(..., sparse=True)`` with torch's
+    optimizer of the same name, whatever the budget (Bagpipe, arXiv 2202.12429, promises the same of synchronous
+    training). The table never exists as a parameter: rows take room once they were touched.
+
+    Parameters
+    ----------
+    num_embeddings, embedding_dim, mode, padding_idx, include_last_offset
+        As in torch.
+    optimizer
+        Updates the rows; its hyperparameters can be changed later in ``module.optimizer.param_groups[0]``.
+    dram
+        Bytes for everything, such as ``"2GB"``.
+    path
+        A folder on SSD for this module alone.
+    seed, initial
+        Of first values, which depend on these and the row alone; :meth:`initial_weights` returns them.
+    resume
+        Go on from the checkpoint in `path`.
+    update
+        When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``.
+    policy, codec
+        Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.tiered.Tiered`.
+    touched
+        Most distinct rows that will ever be trained; by default all. Where that is far less than `num_embeddings`, the
+        index of rows on SSD takes far less DRAM.
+    step_rows
+        Most distinct rows of one step, for which working memory is set aside; by default what the budget suggests.
+
+    Raises
+    ------
+    BudgetError
+        When `dram` is too small; the message says what would be enough.
+    FileExistsError
+        When `path` holds a checkpoint and `resume` is False.
+    FormatError
+        When the checkpoint is of another table.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> with EmbeddingBag(10**9, 4, dram="32MiB", path=tempfile.mkdtemp(), touched=1000) as bag:
+    ...     before = bag.weights([7])
+    ...     bag(torch.tensor([[7, 7]])).sum().backward()
+    ...     bool(torch.allclose(bag.weights([7]), before - 2 * 0.01))
+    True
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        *,
+        mode: Mode = "mean",
+        optimizer: SparseOptimizer | None = None,
+        dram: int | str,
+        path: str | os.PathLike[str],
+        seed: int = 0,
+        initial: Initial | None = None,
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        resume: bool = False,
+        update: Update = "backward",
+        policy: str | Policy = "belady",
+        codec: str = "none",
+        touched: int | None = None,
+        step_rows: int | None = None,
+    ) -> None:
+        check_int("num_embeddings", num_embeddings, 1, _ROWS_MAX)
+        check_int("embedding_dim", embedding_dim, 1, 2**20)
+        if mode not in MODES:
+            raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
+        if padding_idx is not None:
+            check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1)
+            padding_idx %= num_embeddings
+        spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
+        super().__init__(
+            Tables(
+                [spec], SGD() if optimizer is None else optimizer, dram=dram, path=path, seed=seed, resume=resume,
+                policy=policy, codec=codec, touched=touched, step_rows=step_rows,
+            ),
+            update,
+        )  # fmt: skip
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.mode = mode
+        self.padding_idx = padding_idx
+        self.include_last_offset = include_last_offset
+
+    def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
+        """Return pooled rows, float32 [bags, embedding_dim]; arguments as in torch.
+
+        Raises
+        ------
+        IndexError
+            For a row that the table does not have.
+        BudgetError
+            When the distinct rows of this step do not fit; the message says what would be enough.
+        """
+        flat, offsets, weights = as_bags(input, offsets, per_sample_weights, self.mode)
+        ids: Ints = flat.numpy().astype(np.int64, copy=False)
+        padding = -1 if self.padding_idx is None else self.padding_idx
+        bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
+        return self._pooled([ids], [bags])[0]
+
+    def extra_repr(self) -> str:
+        """Return the arguments that matter most."""
+        return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, path={self.tables.path!r}"
+
+
+def as_bags(
+    input: Tensor, offsets: Tensor | None, per_sample_weights: Tensor | None, mode: str
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return flat ids, offsets and weights of arguments that `torch.nn.EmbeddingBag` takes.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For arguments that torch would not take either.
+    """
+    if not isinstance(input, Tensor) or input.dtype not in (torch.int32, torch.int64):
+        raise TypeError(
+            f"input: expected a tensor of int32 or int64, got {getattr(input, 'dtype', type(input).__name__)}"
+        )
+    if input.device.type != "cpu":
+        raise ValueError(f"input: expected a tensor on the CPU, got one on {input.device}")
+    if per_sample_weights is not None:
+        if mode != "sum":
+            raise ValueError(f"per_sample_weights: expected only with mode='sum', this is mode={mode!r}")
+        if per_sample_weights.shape != input.shape:
+            raise ValueError(
+                f"per_sample_weights: expected shape {list(input.shape)}, got {list(per_sample_weights.shape)}"
+            )
+        per_sample_weights = per_sample_weights.reshape(-1).contiguous()
+    if input.dim() == 2:
+        if offsets is not None:
+            raise ValueError("offsets: expected None where input is 2-D, each of whose rows is a bag")
+        width = input.shape[1]
+        offsets = torch.arange(0, input.numel(), width) if width else torch.zeros(input.shape[0], dtype=torch.int64)
+    elif input.dim() != 1:
+        raise ValueError(f"input: expected 1 or 2 dimensions, got {input.dim()}")
+    elif offsets is None:
+        raise ValueError("offsets: expected a tensor where input is 1-D")
+    elif offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"offsets: expected int64 [bags], got {offsets.dtype} {list(offsets.shape)}")
+    else:
+        offsets = offsets.to(torch.int64).contiguous()
+        _check_offsets(offsets, input.numel())
+    return input.detach().reshape(-1).contiguous(), offsets, per_sample_weights
+
+
+def _check_offsets(offsets: Tensor, count: int) -> None:
+    if not len(offsets):
+        return
+    if int(offsets[0]) != 0:
+        raise ValueError(f"offsets[0]={int(offsets[0])}: expected 0, where the first bag begins")
+    if bool((offsets[1:] < offsets[:-1]).any()) or int(offsets[-1]) > count:
+        raise ValueError(f"offsets: expected rising numbers up to the {count} ids of input")

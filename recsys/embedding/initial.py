@@ -1,0 +1,123 @@
+"""First values of rows, made when a row is first touched: numbers that depend on seed, table and row alone.
+
+A counter-based generator (SplitMix64's finalizer over a counter, as in Steele, Lea and Flood, OOPSLA 2014; the idea of
+counters is Salmon et al., SC 2011): no row's values need another row's, so nothing is written or read before the first
+write, and a table is created at once whatever its size. Integer arithmetic and exactly rounded products and sums make
+the values the same on every machine.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Initial", "Normal", "Uniform", "initial_weights"]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MASK = 2**64 - 1
+# The sum of so many 16-bit numbers is as good as normal for weights, and needs no logarithm that machines round unlike.
+_HALVES = 8
+_HALF_MEAN = _HALVES * 65535 / 2
+_HALF_STD = (_HALVES * (65536**2 - 1) / 12) ** 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Uniform:
+    """Evenly between two bounds, the upper one excluded.
+
+    Attributes
+    ----------
+    low, high
+        None stands for 1 / sqrt(num_embeddings) either side of zero, as TorchRec and DLRM have it.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.low is None) != (self.high is None):
+            raise ValueError(f"low={self.low}, high={self.high}: expected both bounds, or neither")
+        if self.low is not None and self.high is not None and not self.low < self.high:
+            raise ValueError(f"low={self.low}, high={self.high}: expected low < high")
+
+    def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
+        """Return the first values of rows, float32 [n, dim]; `count` is the table's number of rows."""
+        bound = 1 / count**0.5
+        low, high = (-bound, bound) if self.low is None or self.high is None else (self.low, self.high)
+        words = _words(seed, table, rows, -(-dim // 2))
+        halves = words.view("<u4")[:, :dim]
+        unit = (halves >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
+        return unit * np.float32(high - low) + np.float32(low)
+
+
+@dataclass(frozen=True, slots=True)
+class Normal:
+    """Normally distributed, as `torch.nn.EmbeddingBag` has it; no value is farther out than 4.9 deviations."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.std >= 0:
+            raise ValueError(f"std={self.std}: expected 0 or more")
+
+    def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
+        """Return the first values of rows, float32 [n, dim]."""
+        words = _words(seed, table, rows, dim * _HALVES // 4)
+        sums = words.view("<u2").reshape(len(rows), dim, _HALVES).sum(axis=2, dtype=np.int64)
+        values: NDArray[np.float32] = ((sums - _HALF_MEAN) * (self.std / _HALF_STD) + self.mean).astype(np.float32)
+        return values
+
+
+Initial = Uniform | Normal
+
+
+def initial_weights(
+    initial: Initial, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int
+) -> NDArray[np.float32]:
+    """Return what rows hold before they are first trained: for making the same table in memory.
+
+    Parameters
+    ----------
+    initial, seed
+        As the table was given.
+    table
+        Its number in the collection; 0 where it is alone.
+    rows
+        int64 [n].
+    dim, count
+        The table's width and number of rows.
+
+    Returns
+    -------
+    numpy.ndarray
+        float32 [n, dim].
+
+    Examples
+    --------
+    >>> some = initial_weights(Uniform(-1, 1), 0, 0, np.array([5, 10**12]), 3, 10**13)
+    >>> bool((initial_weights(Uniform(-1, 1), 0, 0, np.array([10**12]), 3, 10**13) == some[1]).all())
+    True
+    """
+    return initial.weights(seed, table, np.asarray(rows, np.int64), dim, count)
+
+
+def _words(seed: int, table: int, rows: NDArray[np.int64], width: int) -> NDArray[np.uint64]:
+    """Return random words, little-endian uint64 [n, width], by seed, table, row and column."""
+    start = _mix_one(_mix_one(seed & _MASK) + table * _GOLDEN)
+    of_rows = _mix(np.uint64(start) + rows.astype(np.uint64) * np.uint64(_GOLDEN))
+    columns = np.arange(1, width + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
+    return _mix(of_rows[:, None] + columns).astype("<u8", copy=False)
+
+
+def _mix(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(0xBF58476D1CE4E5B9)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(0x94D049BB133111EB)
+    words ^= words >> np.uint64(31)
+    return words
+
+
+def _mix_one(word: int) -> int:
+    return int(_mix(np.array([word & _MASK], np.uint64))[0])

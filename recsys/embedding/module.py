@@ -1,0 +1,230 @@
+"""What a module of tables has in common: when gradients are applied, checkpoints, state_dict."""
+
+import json
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memhier.recsys.embedding.fused import Bags, apply_gradients, pool
+from memhier.recsys.embedding.initial import initial_weights
+from memhier.recsys.embedding.optimizers import SparseOptimizer
+from memhier.recsys.embedding.tables import Ints, Rows, Tables
+
+__all__ = ["FusedOptimizer", "TableModule", "Update"]
+
+Update = Literal["backward", "step"]
+
+_EXTRA = "recsys/extra"
+
+
+class FusedOptimizer(torch.optim.Optimizer):
+    """Where the hyperparameters of the tables are, for learning-rate schedules, and what applies gradients on demand.
+
+    Its one parameter group has the optimizer's fields by name; what it holds when gradients are applied counts. State
+    lies with the rows, so `state_dict` holds the hyperparameters alone.
+    """
+
+    def __init__(self, module: "TableModule", optimizer: SparseOptimizer) -> None:
+        self._module = module
+        super().__init__([module._anchor], dict(vars(optimizer)))
+
+    def step(self, closure: Any = None) -> Any:
+        """Apply the gradients of all backward passes since the last step, where the module waits for that."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._module._apply_pending()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Drop gradients that were not applied."""
+        self._module._drop_pending()
+
+
+class TableModule(nn.Module):
+    """A module whose tables lie in DRAM and on SSD, and which updates them itself.
+
+    Its rows are no parameters, so no optimizer and no DDP sees them. By default a backward pass applies its gradients;
+    with ``update="step"`` they wait for ``module.optimizer.step()``, so that several backward passes add up and
+    gradients can be scaled; the rows concerned stay in DRAM until then.
+    """
+
+    def __init__(self, tables: Tables, update: Update) -> None:
+        super().__init__()
+        if update not in get_args(Update):
+            raise ValueError(f"update={update!r}: expected 'backward' or 'step'")
+        self.tables = tables
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._update: Update = update
+        self._pending: list[tuple[Rows, list[tuple[int, Tensor]]]] = []
+        self._planned: Any = None
+        self.optimizer = FusedOptimizer(self, tables.optimizer)
+        self._restore_hyperparameters()
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by the tables, in bytes."""
+        return self.tables.memory_bytes
+
+    @property
+    def steps(self) -> int:
+        """Updates so far, those before the last resume included."""
+        return max(self.tables.record.steps, default=0)
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers: see :meth:`memhier.tiered.Tiered.stats`."""
+        return self.tables.stats()
+
+    def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
+        """Return what rows hold before they are first trained, float32 [n, dim]: to make the same table in memory."""
+        spec = self.tables.specs[table]
+        ids = np.asarray(rows, np.int64)
+        self.tables.check_ids(table, ids)
+        return torch.from_numpy(initial_weights(spec.initial, self.tables.seed, table, ids, spec.dim, spec.rows))
+
+    def weights(self, rows: Any, table: int = 0) -> Tensor:
+        """Return rows as they are now, float32 [n, dim], a copy."""
+        found = self.tables.read(table, np.asarray(rows, np.int64))
+        return torch.from_numpy(np.ascontiguousarray(found[:, : self.tables.specs[table].dim]))
+
+    def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
+        """Return the optimizer's state of rows, float32 [n, width], a copy."""
+        found = self.tables.read(table, np.asarray(rows, np.int64))
+        return torch.from_numpy(np.ascontiguousarray(found[:, self.tables.specs[table].dim :]))
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the gradients that wait for a step; with ``update="step"``."""
+        for _, gradients in self._pending:
+            for _, gradient in gradients:
+                gradient._values().mul_(factor)
+
+    def gradient_norm(self) -> Tensor:
+        """Return the Euclidean norm of the gradients that wait for a step; with ``update="step"``."""
+        merged = self._merged()
+        squares = [gradient.coalesce()._values().square().sum() for _, parts in merged for _, gradient in parts]
+        return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
+
+    def checkpoint(self, extra: Mapping[str, Any] | None = None) -> int:
+        """Make all tables durable as they are now, all or nothing.
+
+        Parameters
+        ----------
+        extra
+            Anything that JSON can hold, to be found in :attr:`extra` after a resume: where the loader is.
+
+        Returns
+        -------
+        int
+            The checkpoint's generation, rising.
+
+        Raises
+        ------
+        RuntimeError
+            When gradients wait for a step.
+        OSError, ClosedError
+            When it could not be written; the last checkpoint is still there.
+        """
+        if self._pending:
+            raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
+        group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
+        values = {"hyperparameters": group, "extra": dict(extra or {})}
+        return self.tables.checkpoint({_EXTRA: json.dumps(values).encode()})
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """What the last checkpoint was given."""
+        return dict(self._last_values().get("extra", {}))
+
+    def close(self) -> None:
+        """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
+        self._drop_pending()
+        self.tables.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pooled(self, ids: list[Ints | None], bags: list[Bags]) -> list[Tensor]:
+        """Look up and pool what a step needs; `bags` get their indices here."""
+        rows = self.tables.distinct(ids)
+        trains = torch.is_grad_enabled() and self.training
+        if trains or not self.tables.is_planned:
+            self.tables.lend(rows)
+        for bag in bags:
+            bag.indices = torch.from_numpy(rows.inverse[bag.table])
+            if bag.padding >= 0:
+                bag.padding = self._place(rows, bag.table, bag.padding)
+        if trains:
+            return pool(self.tables, rows, bags, self._anchor, self._done)
+        with torch.no_grad():
+            outputs = pool(self.tables, rows, bags, self._anchor, self._done)
+        rows.release()
+        return outputs
+
+    def _place(self, rows: Rows, table: int, row: int) -> int:
+        """Return which of the step's rows a row is, -1 where it is not among them."""
+        mine = rows.keys[rows.starts[table] : rows.starts[table + 1]]
+        place = int(np.searchsorted(mine, row + self.tables.bases[table]))
+        return place if place < len(mine) and mine[place] == row + self.tables.bases[table] else -1
+
+    def _done(self, rows: Rows, gradients: list[tuple[int, Tensor]]) -> None:
+        if self._update == "step":
+            self._pending.append((rows, gradients))
+            return
+        apply_gradients(self.tables, rows, gradients, self.optimizer.param_groups[0])
+        rows.release()
+
+    def _apply_pending(self) -> None:
+        for rows, gradients in self._merged():
+            if rows.loan is None:
+                self.tables.lend(rows)
+            apply_gradients(self.tables, rows, gradients, self.optimizer.param_groups[0])
+            rows.release()
+        self._drop_pending()
+
+    def _drop_pending(self) -> None:
+        pending, self._pending = self._pending, []
+        for rows, _ in pending:
+            rows.release()
+
+    def _merged(self) -> list[tuple[Rows, list[tuple[int, Tensor]]]]:
+        """Return the gradients that wait as those of one step, added up as torch adds sparse gradients."""
+        if len(self._pending) < 2:
+            return self._pending
+        of_table: dict[int, Tensor] = {}
+        bases, specs = self.tables.bases, self.tables.specs
+        for rows, gradients in self._pending:
+            for table, gradient in gradients:
+                mine = torch.from_numpy(rows.keys[rows.starts[table] : rows.starts[table + 1]] - bases[table])
+                shape = (specs[table].rows, specs[table].dim)
+                whole = _sparse(mine[gradient._indices()[0]], gradient._values(), shape)
+                of_table[table] = of_table[table] + whole if table in of_table else whole
+        ids = [of_table[table]._indices()[0].numpy() if table in of_table else None for table in range(len(specs))]
+        rows = self.tables.distinct(ids)
+        found = []
+        for table, whole in of_table.items():
+            shape = (rows.starts[table + 1] - rows.starts[table], specs[table].dim)
+            found.append((table, _sparse(torch.from_numpy(rows.inverse[table]), whole._values(), shape)))
+        return [(rows, found)]
+
+    def _last_values(self) -> dict[str, Any]:
+        found = self.tables.value(_EXTRA)
+        values: dict[str, Any] = {} if found is None else json.loads(found)
+        return values
+
+    def _restore_hyperparameters(self) -> None:
+        for name, value in self._last_values().get("hyperparameters", {}).items():
+            self.optimizer.param_groups[0][name] = tuple(value) if isinstance(value, list) else value
+
+
+def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
+    return torch.sparse_coo_tensor(indices.unsqueeze(0), values, shape, check_invariants=False)

@@ -1,0 +1,223 @@
+"""Sparse optimizers whose state lies beside the row that it belongs to.
+
+Each states its update in torch's own operations on the rows of one step, in the order in which `torch.optim` applies
+them: for SGD, Adagrad and Adam the outcome has the bits of `torch.optim.SGD`, `Adagrad` and `SparseAdam` on a table in
+memory. What torch has no sparse form of (momentum, weight decay, the row-wise ones) is applied to the rows that a step
+touches, when it touches them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+__all__ = ["SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam", "SparseOptimizer"]
+
+Group = dict[str, Any]
+
+
+class SparseOptimizer(Protocol):
+    """How rows change: hyperparameters, and the update of one table's rows."""
+
+    @property
+    def lr(self) -> float:
+        """The learning rate to begin with."""
+
+    def state_width(self, dim: int) -> int:
+        """Return how many float32 of state a row of `dim` weights has."""
+
+    def first_state(self) -> float:
+        """Return the value of all state of a row that was never updated."""
+
+    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
+        """Change rows in place.
+
+        Parameters
+        ----------
+        weights, state
+            float32 [u, dim] and [u, state_width]: the rows of one table that the step touched.
+        gradient
+            Sparse [u, dim], not coalesced.
+        group
+            The hyperparameters as they are now.
+        step
+            Updates of this table so far, this one included.
+        """
+
+
+def _check(what: str, value: float, low: float = 0.0, high: float = math.inf) -> None:
+    if not low <= value < high:
+        raise ValueError(f"{what}={value!r}: expected at least {low:g}" + (f", below {high:g}" if high < 1e9 else ""))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD:
+    """Stochastic gradient descent; without momentum and weight decay just as `torch.optim.SGD` on sparse gradients."""
+
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check("lr", self.lr)
+        _check("momentum", self.momentum, 0, 1)
+        _check("weight_decay", self.weight_decay)
+
+    def state_width(self, dim: int) -> int:
+        """Return the floats of state of a row: its momentum, if there is any."""
+        return dim if self.momentum else 0
+
+    def first_state(self) -> float:
+        """Return 0."""
+        return 0.0
+
+    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
+        """Change rows in place; see :class:`SparseOptimizer`."""
+        if not group["momentum"] and not group["weight_decay"]:
+            # Repeats are not summed first: torch adds one after the other.
+            weights.add_(gradient, alpha=-group["lr"])
+            return
+        rows, values = _coalesced(gradient)
+        if group["weight_decay"]:
+            values = values.add(weights[rows], alpha=group["weight_decay"])
+        if group["momentum"]:
+            values = state[rows].mul_(group["momentum"]).add_(values)
+            state[rows] = values
+        weights[rows] = weights[rows].add_(values, alpha=-group["lr"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adagrad:
+    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), just as `torch.optim.Adagrad` on sparse gradients."""
+
+    lr: float = 0.01
+    lr_decay: float = 0.0
+    eps: float = 1e-10
+    initial_accumulator_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        for what in ("lr", "lr_decay", "eps", "initial_accumulator_value"):
+            _check(what, getattr(self, what))
+
+    def state_width(self, dim: int) -> int:
+        """Return the floats of state of a row: sums of squares, one for each weight."""
+        return dim
+
+    def first_state(self) -> float:
+        """Return what the sums of squares begin with."""
+        return self.initial_accumulator_value
+
+    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
+        """Change rows in place; see :class:`SparseOptimizer`."""
+        gradient = gradient.coalesce()
+        indices, values = gradient._indices(), gradient._values()
+        rate = group["lr"] / (1 + (step - 1) * group["lr_decay"])
+        state.add_(_sparse(indices, values.pow(2), state))
+        root = state[indices[0]].sqrt_().add_(group["eps"])
+        weights.add_(_sparse(indices, values / root, weights), alpha=-rate)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowWiseAdagrad:
+    """Adagrad with one sum for each row, of the mean square of its gradient: as FBGEMM and TorchRec have it."""
+
+    lr: float = 0.01
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check("lr", self.lr)
+        _check("eps", self.eps)
+
+    def state_width(self, dim: int) -> int:
+        """Return 1."""
+        return 1
+
+    def first_state(self) -> float:
+        """Return 0."""
+        return 0.0
+
+    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
+        """Change rows in place; see :class:`SparseOptimizer`."""
+        rows, values = _coalesced(gradient)
+        total = state[rows] + _mean_square(values)
+        state[rows] = total
+        weights[rows] = weights[rows].sub_(values.mul(group["lr"]).div_(total.sqrt().add_(group["eps"])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam:
+    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, just as `torch.optim.SparseAdam`."""
+
+    lr: float = 0.001
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _check("lr", self.lr)
+        _check("eps", self.eps)
+        for beta in self.betas:
+            _check("betas", beta, 0, 1)
+
+    def state_width(self, dim: int) -> int:
+        """Return the floats of state of a row: two moments of each weight."""
+        return 2 * dim
+
+    def first_state(self) -> float:
+        """Return 0."""
+        return 0.0
+
+    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
+        """Change rows in place; see :class:`SparseOptimizer`."""
+        rows, values = _coalesced(gradient)
+        if not len(rows):
+            return
+        dim, (beta1, beta2) = weights.shape[1], group["betas"]
+        first, second = state[rows, :dim], state[rows, dim:]
+        change = values.sub(first).mul_(1 - beta1)
+        square_change = values.pow(2).sub_(second).mul_(1 - beta2)
+        first = first.add_(change)
+        second = second.add_(square_change)
+        state[rows, :dim], state[rows, dim:] = first, second
+        size = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        weights[rows] = weights[rows].add_(-size * first.div(second.sqrt().add_(group["eps"])))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowWiseAdam(Adam):
+    """Adam with one second moment for each row, of its gradient's mean square: FBGEMM's partial row-wise Adam."""
+
+    def state_width(self, dim: int) -> int:
+        """Return the floats of state of a row: a moment of each weight, and one of the row."""
+        return dim + 1
+
+    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
+        """Change rows in place; see :class:`SparseOptimizer`."""
+        rows, values = _coalesced(gradient)
+        if not len(rows):
+            return
+        dim, (beta1, beta2) = weights.shape[1], group["betas"]
+        first, second = state[rows, :dim], state[rows, dim:]
+        first = first.add_(values.sub(first).mul_(1 - beta1))
+        second = second.add_(_mean_square(values).sub_(second).mul_(1 - beta2))
+        state[rows, :dim], state[rows, dim:] = first, second
+        size = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+        weights[rows] = weights[rows].add_(-size * first.div(second.sqrt().add_(group["eps"])))
+
+
+def _coalesced(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    gradient = gradient.coalesce()
+    return gradient._indices()[0], gradient._values()
+
+
+def _mean_square(values: Tensor) -> Tensor:
+    """Return the mean square of each row, [n, 1]: a sum from the first column on, so that all kernels have its bits."""
+    total = torch.zeros(len(values), dtype=values.dtype)
+    for column in values.pow(2).unbind(1):
+        total += column
+    return total.div_(max(1, values.shape[1])).unsqueeze(1)
+
+
+def _sparse(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
+    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)

@@ -1,0 +1,265 @@
+"""Tables larger than DRAM, behind one tier: a row is its weights with the optimizer's state beside them.
+
+All tables of a collection share a slab, a log and a plan, by the key (where the table begins) + (row): a step looks up,
+reads, updates and evicts once, however many tables it needs.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier._loans import Loan
+from memhier.errors import BudgetError, FormatError
+from memhier.policies import Belady, Policy
+from memhier.recsys.embedding.initial import Initial, Normal
+from memhier.recsys.embedding.optimizers import SparseOptimizer
+from memhier.recsys.embedding.records import TableRecord
+from memhier.store import Store
+from memhier.tiered import KIND, Tiered
+
+__all__ = ["Rows", "TableSpec", "Tables"]
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+_NAME = "embedding"
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table.
+
+    Attributes
+    ----------
+    name
+        Unique among the tables of a collection.
+    rows, dim
+        Number of rows, and of weights in each.
+    initial
+        Weights of rows before they are first trained.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    initial: Initial = field(default_factory=Normal)
+
+
+@dataclass(slots=True)
+class Rows:
+    """The distinct rows of one step, table by table.
+
+    Attributes
+    ----------
+    keys
+        int64 [u]: all of them, rising.
+    starts
+        Where the rows of each table begin in `keys`, and where the last ones end.
+    inverse
+        Of each table: for every id, which of the table's rows it is, int64.
+    loan
+        Where they lie; None once they have gone back, or where they were only read.
+    """
+
+    keys: Ints
+    starts: list[int]
+    inverse: list[Ints]
+    loan: Loan | None = None
+
+    def release(self) -> None:
+        """Let the rows go."""
+        loan, self.loan = self.loan, None
+        if loan is not None:
+            loan.release()
+
+    def __del__(self) -> None:
+        # A forward pass whose outputs were dropped before the backward pass.
+        self.release()
+
+
+class Tables:
+    """Rows of several tables by (table, row), trained through a DRAM budget.
+
+    Parameters
+    ----------
+    specs
+        The tables. A row takes the room of the widest one.
+    optimizer
+        Of all tables.
+    dram
+        Bytes for everything that is held here.
+    path
+        A folder on SSD.
+    seed
+        Of first values.
+    resume
+        Whether to go on from the checkpoint in `path`; without, there must be none.
+    policy, codec, touched
+        As `policy`, `codec` and `rows` in :class:`memhier.tiered.Tiered`.
+    step_rows
+        Most distinct rows of one step.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[TableSpec],
+        optimizer: SparseOptimizer,
+        *,
+        dram: int | str,
+        path: str | os.PathLike[str],
+        seed: int = 0,
+        resume: bool = False,
+        policy: str | Policy = "belady",
+        codec: str = "none",
+        touched: int | None = None,
+        step_rows: int | None = None,
+    ) -> None:
+        self.specs = tuple(specs)
+        self.optimizer = optimizer
+        self.seed = seed
+        self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
+        self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])
+        total = int(self.bases[-1])
+        self.path = os.fspath(path)
+        store = _open(self.path)
+        try:
+            self.record = TableRecord.read(store, self.specs, optimizer, seed, resume)
+            self._tier = Tiered(
+                store,
+                _NAME,
+                np.float32,
+                max(self.widths),
+                rows=min(total, 2**31 - 1) if touched is None else touched,
+                dram=dram,
+                policy=policy,
+                initial=self._first_rows,
+                codec=codec,
+                key_space=total,
+                batch=step_rows,
+            )
+        except BaseException:
+            store.close()
+            raise
+        self._store = store
+
+    @property
+    def capacity(self) -> int:
+        """Rows that may be in DRAM at once."""
+        return self._tier.capacity
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self._tier.memory_bytes
+
+    @property
+    def planner(self) -> Belady | None:
+        """The policy, where it can be told what comes."""
+        policy = self._tier.policy
+        return policy if isinstance(policy, Belady) else None
+
+    @property
+    def is_planned(self) -> bool:
+        """Whether batches have been announced, which must come next."""
+        planner = self.planner
+        return planner is not None and planner.pending > 0
+
+    def check_ids(self, table: int, ids: Ints) -> None:
+        """Raise IndexError for a row that a table does not have."""
+        count = self.specs[table].rows
+        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
+            at = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
+            raise IndexError(
+                f"input[{at}]={ids[at]}: expected a row of table {self.specs[table].name!r}, 0 to {count - 1}"
+            )
+
+    def distinct(self, ids: Sequence[Ints | None]) -> Rows:
+        """Return the distinct rows of a step.
+
+        Parameters
+        ----------
+        ids
+            Of each table, int64 [n]; None or empty where it is not needed.
+
+        Raises
+        ------
+        IndexError
+            For a row that a table does not have.
+        """
+        keys, inverse, starts = [], [], [0]
+        for table, wanted in enumerate(ids):
+            wanted = np.empty(0, np.int64) if wanted is None else wanted
+            self.check_ids(table, wanted)
+            # Rising, as torch sorts them: sums over repeats then add up in torch's order.
+            distinct, places = np.unique(wanted, return_inverse=True)
+            keys.append(distinct + self.bases[table])
+            inverse.append(places.reshape(-1))
+            starts.append(starts[-1] + len(distinct))
+        return Rows(np.concatenate(keys), starts, inverse)
+
+    def lend(self, rows: Rows) -> None:
+        """Make the rows of a step resident, and keep them so until they are released."""
+        try:
+            rows.loan = self._tier.lend(rows.keys)
+        except BudgetError as error:
+            raise BudgetError(f"a step needs {len(rows.keys)} distinct rows at once: {error}") from error
+
+    def weights(self, rows: Rows) -> list[Floats]:
+        """Return the weights of a step's rows, of each table float32 [u, dim]; without a loan they are only read."""
+        if rows.loan is None:
+            found = self._tier.gather(rows.keys, keep=False)
+        else:
+            found = np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
+        return [
+            np.ascontiguousarray(found[start:stop, : spec.dim])
+            for spec, start, stop in zip(self.specs, rows.starts, rows.starts[1:], strict=False)
+        ]
+
+    def read(self, table: int, ids: Ints) -> Floats:
+        """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
+        self.check_ids(table, ids)
+        return self._tier.gather(ids + self.bases[table], keep=False)[:, : self.widths[table]]
+
+    def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
+        """Make everything durable; return the store's generation."""
+        return self._tier.checkpoint({**self.record.values(), **(values or {})})
+
+    def value(self, key: str) -> bytes | None:
+        """Return a value of the last checkpoint."""
+        return self._store.get(key)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the tier's counts."""
+        return self._tier.stats()
+
+    def close(self) -> None:
+        """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
+        self._tier.close()
+        self._store.close()
+
+    def _first_rows(self, keys: Ints) -> Floats:
+        rows = np.zeros((len(keys), max(self.widths)), np.float32)
+        tables = np.searchsorted(self.bases, keys, side="right") - 1
+        for table in np.unique(tables).tolist():
+            spec, mine = self.specs[table], tables == table
+            ids = keys[mine] - self.bases[table]
+            made = np.full((len(ids), rows.shape[1]), self.optimizer.first_state(), np.float32)
+            made[:, : spec.dim] = spec.initial.weights(self.seed, table, ids, spec.dim, spec.rows)
+            made[:, self.widths[table] :] = 0
+            rows[mine] = made
+        return rows
+
+
+def _open(path: str) -> Store:
+    try:
+        return Store.create(path, KIND)
+    except FileExistsError:
+        pass
+    try:
+        return Store.open(path, KIND, writable=True)
+    except FormatError as error:
+        raise FormatError(f"path={path!r}: {error}") from error
