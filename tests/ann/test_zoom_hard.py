@@ -111,6 +111,22 @@ def test_searching_allocates_no_more_than_was_counted(tmp_path):
         assert index.memory_bytes <= planned <= 6 << 20
 
 
+@pytest.mark.parametrize("dimension", [1, 3, 16, 17, 97, 128])
+@pytest.mark.parametrize("count", [1, 3, 4, 7])
+def test_routes_are_the_nearest_however_many_queries_go_together(dimension, count):
+    random = np.random.default_rng(dimension)
+    centroids = random.standard_normal((97, dimension)).astype(np.float32)
+    router = Router.build(centroids)
+    queries = random.standard_normal((count, dimension)).astype(np.float32)
+    away = np.square(queries[:, None].astype(np.float64) - router.centroids.astype(np.float64)).sum(axis=2)
+    probes = router.route(queries, 11)
+    ordered = np.take_along_axis(away, probes, 1)
+    assert np.allclose(ordered, np.sort(away, axis=1)[:, :11], rtol=1e-5)
+    assert all(len(set(row)) == 11 for row in probes.tolist())
+    for query, row in zip(queries, probes, strict=True):
+        assert np.array_equal(router.route(query[None], 11)[0], row), "one alone and one of many"
+
+
 @pytest.mark.parametrize("queries", [1, 300])
 def test_a_child_of_a_process_that_used_many_threads_can_route(queries):
     centroids = text_like(300, 16, 12)

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -11,6 +12,10 @@
 #include "distance.hpp"
 #include "module.hpp"
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace nb = nanobind;
 
 namespace memhier {
@@ -19,6 +24,76 @@ namespace {
 template <class T, int axes>
 using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
 
+constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
+
+#if defined(__x86_64__)
+const bool kHasAvx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+
+// Squared distances [n, count] of n queries to all rows, each made in the same order whatever n is.
+template <std::size_t n>
+__attribute__((target("avx512f,avx512dq"))) void measure_avx512(const float* queries, const std::uint16_t* rows,
+                                                                std::size_t count, std::size_t dimension, float* away) {
+  const std::size_t whole = dimension / 16 * 16;
+  const auto rest = static_cast<__mmask16>((1u << (dimension - whole)) - 1);
+  for (std::size_t row = 0; row < count; ++row) {
+    const std::uint16_t* x = rows + row * dimension;
+    __m512 sums[n];
+#pragma GCC unroll 4
+    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    for (std::size_t t = 0; t < whole; t += 16) {
+      const __m512 value = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + t)));
+#pragma GCC unroll 4
+      for (std::size_t q = 0; q < n; ++q) {
+        const __m512 difference = _mm512_sub_ps(_mm512_loadu_ps(queries + q * dimension + t), value);
+        sums[q] = _mm512_fmadd_ps(difference, difference, sums[q]);
+      }
+    }
+    if (rest != 0) {
+      __m256i halves = _mm256_setzero_si256();
+      std::memcpy(&halves, x + whole, (dimension - whole) * sizeof(std::uint16_t));
+      const __m512 value = _mm512_cvtph_ps(halves);
+#pragma GCC unroll 4
+      for (std::size_t q = 0; q < n; ++q) {
+        const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(rest, queries + q * dimension + whole), value);
+        sums[q] = _mm512_fmadd_ps(difference, difference, sums[q]);
+      }
+    }
+#pragma GCC unroll 4
+    for (std::size_t q = 0; q < n; ++q) away[q * count + row] = _mm512_reduce_add_ps(sums[q]);
+  }
+}
+#endif
+
+void measure(const float* queries, std::size_t together, const std::uint16_t* rows, std::size_t count,
+             std::size_t dimension, float* away) {
+#if defined(__x86_64__)
+  if (kHasAvx512 && together == kTogether)
+    return measure_avx512<kTogether>(queries, rows, count, dimension, away);
+  if (kHasAvx512) {
+    for (std::size_t q = 0; q < together; ++q)
+      measure_avx512<1>(queries + q * dimension, rows, count, dimension, away + q * count);
+    return;
+  }
+#endif
+  for (std::size_t q = 0; q < together; ++q)
+    distances({queries + q * dimension, reinterpret_cast<const std::byte*>(rows),
+               static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr,
+               away + q * count},
+              RowType::float16, Metric::l2);
+}
+
+// Fills nearest[wanted] with the numbers of the smallest distances; `keys` has room for all.
+void choose(const float* away, std::vector<std::uint64_t>& keys, std::size_t wanted, std::int64_t* nearest) {
+  // Distance above, number below: floats that are not negative order as their bits do.
+  for (std::size_t row = 0; row < keys.size(); ++row)
+    keys[row] = std::uint64_t{std::bit_cast<std::uint32_t>(away[row])} << 32 | row;
+  const auto last = keys.begin() + static_cast<std::ptrdiff_t>(wanted);
+  if (wanted < keys.size()) std::nth_element(keys.begin(), last, keys.end());
+  std::sort(keys.begin(), last);
+  std::transform(keys.begin(), last, nearest,
+                 [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
+}
+
 // queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number.
 void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> rows, Array<std::int64_t, 2> nearest) {
   const std::size_t dimension = queries.shape(1), count = rows.shape(0), wanted = nearest.shape(1);
@@ -26,20 +101,13 @@ void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> r
     throw std::invalid_argument("nearest_rows: array shapes do not fit together");
 
   nb::gil_scoped_release released;
-  std::vector<float> away(count);
-  // Distance above, number below: floats that are not negative order as their bits do.
+  std::vector<float> away(std::min(kTogether, queries.shape(0)) * count);
   std::vector<std::uint64_t> keys(count);
-  for (std::size_t q = 0; q < queries.shape(0); ++q) {
-    distances({queries.data() + q * dimension, reinterpret_cast<const std::byte*>(rows.data()),
-               static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr, away.data()},
-              RowType::float16, Metric::l2);
-    for (std::size_t row = 0; row < count; ++row)
-      keys[row] = std::uint64_t{std::bit_cast<std::uint32_t>(away[row])} << 32 | row;
-    const auto last = keys.begin() + static_cast<std::ptrdiff_t>(wanted);
-    if (wanted < count) std::nth_element(keys.begin(), last, keys.end());
-    std::sort(keys.begin(), last);
-    std::transform(keys.begin(), last, nearest.data() + q * wanted,
-                   [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
+  for (std::size_t first = 0; first < queries.shape(0); first += kTogether) {
+    const std::size_t together = std::min(kTogether, queries.shape(0) - first);
+    measure(queries.data() + first * dimension, together, rows.data(), count, dimension, away.data());
+    for (std::size_t q = 0; q < together; ++q)
+      choose(away.data() + q * count, keys, wanted, nearest.data() + (first + q) * wanted);
   }
 }
 
