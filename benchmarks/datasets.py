@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
+
 __all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set", "use_data_folder"]
 
 Matrix: TypeAlias = npt.NDArray[Any]
@@ -18,11 +20,12 @@ Matrix: TypeAlias = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class SearchSet:
-    """Vectors to index and held-out queries, both ``[n, d]``."""
+    """Vectors to index and held-out queries, both ``[n, d]``, and ids of true neighbours where a file has them."""
 
     name: str
     base: Matrix
     queries: Matrix
+    truth: npt.NDArray[np.int64] | None = None
 
 
 def data_folder() -> Path:
@@ -37,15 +40,17 @@ def use_data_folder(folder: Path) -> None:
 
 
 def load_search_set(name: str) -> SearchSet:
-    """Return one of :data:`SEARCH_SETS`.
+    """Return one of :data:`SEARCH_SETS`, or of the :data:`~memhier.benchmarks.suites.sets.SUITE_SETS`.
 
     Raises
     ------
     FileNotFoundError
-        When its folder is missing; the message says where it was looked for.
+        When its folder or a file is missing; the message says what was looked for where.
     """
+    if name in SUITE_SETS:
+        return SearchSet(name, *read_suite_set(name, data_folder()))
     if name not in SEARCH_SETS:
-        raise ValueError(f"name={name!r}: expected one of {', '.join(SEARCH_SETS)}")
+        raise ValueError(f"name={name!r}: expected one of {', '.join((*SEARCH_SETS, *SUITE_SETS))}")
     folder = data_folder() / name
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set {name!r} at {folder}: put it there, or set MEMHIER_DATA")
