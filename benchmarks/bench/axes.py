@@ -113,12 +113,12 @@ class Frame:
             x = _LEFT + self._x.share(mark) * (self._right - _LEFT)
             self._parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{self._bottom}" {line}')
             place = f'x="{x:.1f}" y="{self._bottom + 16}" text-anchor="middle" font-size="11"'
-            self._parts.append(f"<text {place}>{mark:,.6g}</text>")
+            self._parts.append(f"<text {place}>{mark:,.9g}</text>")
         for mark in self._y.marks:
             y = self._bottom - self._y.share(mark) * (self._bottom - _TOP)
             self._parts.append(f'<line x1="{_LEFT}" x2="{self._right:.1f}" y1="{y:.1f}" y2="{y:.1f}" {line}')
             place = f'x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end" font-size="11"'
-            self._parts.append(f"<text {place}>{mark:,.6g}</text>")
+            self._parts.append(f"<text {place}>{mark:,.9g}</text>")
         middle, centre = (_TOP + self._bottom) / 2, (_LEFT + self._right) / 2
         style = 'text-anchor="middle" font-size="12"'
         self._parts.append(
