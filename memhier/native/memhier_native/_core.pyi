@@ -144,3 +144,56 @@ class StackDistances:
     def access(self, keys: Any, distance: Any) -> None: ...
     @property
     def memory_bytes(self) -> int: ...
+
+class DecoderCore:
+    def __init__(
+        self,
+        projection: tuple[Any, ...],
+        blocks: tuple[Any, ...] | None,
+        codes: tuple[Any, ...] | None,
+        graph: tuple[Any, ...] | None,
+        exact: tuple[Any, ...] | None,
+    ) -> None: ...
+    def preview(
+        self,
+        hidden: Any,
+        k: int,
+        limit: int,
+        bounds: bool,
+        per_norm: float,
+        per_logit: float,
+        inverse: float,
+        variance: float,
+        values: Any,
+        indices: Any,
+        proven: Any | None,
+        partition: Any | None,
+        tally: Any | None,
+    ) -> int: ...
+    def candidates(
+        self,
+        hidden: Any,
+        coordinates: bool,
+        limit: int,
+        bounds: bool,
+        rows: Any,
+        keys: Any,
+        left: Any,
+        sums: Any | None,
+        inverse: float,
+        variance: float,
+    ) -> int: ...
+    def walk(
+        self,
+        hidden: Any,
+        probes: int,
+        ef: int,
+        limit: int,
+        k: int,
+        values: Any,
+        indices: Any,
+        distances: Any | None,
+        tally: Any | None,
+    ) -> int: ...
+    @property
+    def workspace_bytes(self) -> int: ...

@@ -1,0 +1,143 @@
+"""Effort measured on held-out contexts: how many candidates, how long a list, which way for which batch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.layer import Floats, OutputLayer
+from memhier.ann.decoder.settings import Settings
+
+__all__ = ["LIMITS", "HeldOut", "calibrate_preview", "calibrate_screen", "calibrate_walk", "measure_choices", "split"]
+
+LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_ROUNDS = 15
+_FIRST_ROUNDS = 3
+_HOPELESS = 1.5
+_HELD_OUT_MOST = 512
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Contexts that the codes did not see, with what is right for them.
+
+    Attributes
+    ----------
+    hidden
+        float32 ``[n, D]``.
+    kth
+        float32 ``[n]``: the k-th largest exact logit. A word with as much is right, so that ties do not count.
+    k
+        Of `kth`.
+    """
+
+    hidden: Floats
+    kth: Floats
+    k: int
+
+    @classmethod
+    def of(cls, layer: OutputLayer, hidden: Floats, k: int) -> "HeldOut":
+        """Compute the full product for the contexts."""
+        wanted = min(k, layer.shape[0])
+        kth = [
+            np.partition(layer.logits(hidden[i : i + 64]), -wanted, axis=1)[:, -wanted]
+            for i in range(0, len(hidden), 64)
+        ]
+        return cls(hidden, np.concatenate(kth) if kth else np.empty(0, np.float32), wanted)
+
+    def precision(self, values: Floats) -> float:
+        """Return the mean share of the k largest that was found."""
+        slack = 1e-5 * np.maximum(1, np.abs(self.kth))
+        return float((values[:, : self.k] >= (self.kth - slack)[:, None]).mean())
+
+
+def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
+    """Return contexts to learn from and contexts held out: a fifth, at most 512."""
+    order = np.random.default_rng(seed).permutation(len(contexts))
+    held = min(_HELD_OUT_MOST, len(contexts) // 5)
+    return contexts[np.sort(order[held:])], contexts[np.sort(order[:held])]
+
+
+def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the fewest candidates that reach the precision, or the most there are."""
+    reached = 0.0
+    limits = [limit for limit in LIMITS if limit >= held.k] or [settings.scaled(held.k, held.k)]
+    for limit in limits:
+        settings = settings.with_(preview_limit=limit)
+        reached = held.precision(engine.preview(held.hidden, held.k, limit).values)
+        if reached >= precision:
+            break
+    return settings.with_(reached=settings.reached | {"preview": reached})
+
+
+def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the shortest list that reaches the precision, then the fewest candidates that keep it."""
+    reached, ef = 0.0, _EFS[-1]
+    for ef in _EFS:
+        reached = held.precision(engine.walk(held.hidden, held.k, 1, ef, max(ef, held.k))[0].values)
+        if reached >= precision:
+            break
+    settings = settings.with_(graph_ef=ef, graph_limit=max(ef, held.k))
+    for limit in (each for each in LIMITS if held.k <= each < ef):
+        fewer = held.precision(engine.walk(held.hidden, held.k, 1, ef, limit)[0].values)
+        if fewer >= precision:
+            settings, reached = settings.with_(graph_limit=limit), fewer
+            break
+    return settings.with_(reached=settings.reached | {"graph": reached})
+
+
+def calibrate_screen(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
+    reached = 0.0
+    for probes, limit in ((1, 16), (1, 32), (2, 32), (2, 64), (4, 64), (8, 64), (8, 128)):
+        if limit < held.k:
+            continue
+        reached = held.precision(engine.walk(held.hidden, held.k, probes, 0, limit)[0].values)
+        settings = settings.with_(screen_probes=probes, screen_limit=limit)
+        if reached >= precision:
+            break
+    return settings.with_(reached=settings.reached | {"screen": reached})
+
+
+def measure_choices(
+    ways: dict[str, Callable[[Floats], object]], hidden: Floats, seed: int
+) -> tuple[tuple[int, str], ...]:
+    """Return for sizes of batch in ascending order the fastest way: the median of interleaved rounds on real contexts.
+
+    Parameters
+    ----------
+    ways
+        By name, what answers a batch.
+    hidden
+        Contexts to draw batches from.
+    """
+    rng = np.random.default_rng(seed)
+    chosen: list[tuple[int, str]] = []
+    for batch in _BATCHES:
+        best = _fastest(ways, [hidden[rng.integers(0, len(hidden), batch)] for _ in range(_ROUNDS)])
+        if not chosen or chosen[-1][1] != best:
+            chosen.append((batch, best))
+    return tuple(chosen)
+
+
+def _fastest(ways: dict[str, Callable[[Floats], object]], batches: list[Floats]) -> str:
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn, states in enumerate(batches):
+        for name in seconds:
+            started = time.perf_counter()
+            ways[name](states)
+            if turn:  # the first round takes room
+                seconds[name].append(time.perf_counter() - started)
+        if turn >= _FIRST_ROUNDS:
+            # Nobody needs to know how slow the slow ones are.
+            least = min(float(np.median(taken)) for taken in seconds.values())
+            seconds = {name: taken for name, taken in seconds.items() if float(np.median(taken)) <= _HOPELESS * least}
+    return min(seconds, key=lambda name: float(np.median(seconds[name])))

@@ -1,0 +1,127 @@
+"""Rows as signed bytes of their leading coordinates, by block for the scan and by row for the walk."""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.layer import Floats, OutputLayer
+from memhier.ann.decoder.projection import Coordinates, Projection, row_coordinates
+
+__all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode"]
+
+BLOCK_ROWS = 16
+CHUNK_ROWS = 256
+_PADDING = -1e30  # the offset of what pads: below every logit, and finite, so that bounds stay numbers
+_UP = 1 + 1e-6  # keeps norms above once they are single precision
+
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCodes:
+    """Codes for the scan of all rows.
+
+    Attributes
+    ----------
+    codes
+        uint8 ``[padded / 16, width / 4, 16, 4]``: signed bytes with 128 added.
+    numbers
+        float32 ``[5, padded]``: the logit at the mean context; what a byte is worth; and upper bounds of the norms of a
+        row's coordinates beyond the width, of what rounding took from them, and of them as coded.
+    """
+
+    codes: Bytes
+    numbers: Floats
+
+    @property
+    def width(self) -> int:
+        """Directions coded."""
+        return int(self.codes.shape[1]) * 4
+
+    def by_row(self) -> Bytes:
+        """Return a copy of the codes ``[padded, width]``."""
+        return self.codes.transpose(0, 2, 1, 3).reshape(-1, self.width)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.codes.nbytes + self.numbers.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class RowCodes:
+    """Codes for looking at rows one by one.
+
+    Attributes
+    ----------
+    codes
+        uint8 ``[V, width]``.
+    numbers
+        float32 ``[2, V]``: offsets and what a byte is worth.
+    """
+
+    codes: Bytes
+    numbers: Floats
+
+    @property
+    def width(self) -> int:
+        """Directions coded."""
+        return int(self.codes.shape[1])
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.codes.nbytes + self.numbers.nbytes
+
+
+def encode(
+    layer: OutputLayer, projection: Projection, block_width: int, row_width: int | None
+) -> tuple[BlockCodes, RowCodes | None]:
+    """Return the codes of all rows of a layer, made in one pass over its weights.
+
+    Parameters
+    ----------
+    block_width
+        A multiple of 4, at most the dimension rounded up to it; directions beyond the dimension are zero.
+    row_width
+        Of the codes by row; None for none.
+    """
+    words = layer.shape[0]
+    padded = -(-words // CHUNK_ROWS) * CHUNK_ROWS
+    codes = np.full((padded, block_width), 128, np.uint8)
+    numbers = np.zeros((5, padded), np.float32)
+    numbers[0] = _PADDING
+    by_row = None if row_width is None else np.empty((words, row_width), np.uint8)
+    row_numbers = np.empty((2, words if by_row is not None else 0), np.float32)
+    inverse = projection.inverse()
+    for start, block in layer.blocks():
+        stop = start + len(block)
+        found = row_coordinates(projection, inverse, block, layer.bias[start:stop], words)
+        codes[start:stop], numbers[:, start:stop] = _code(found, block_width)
+        if by_row is not None and row_width is not None:
+            by_row[start:stop], five = _code(found, row_width)
+            row_numbers[:, start:stop] = five[:2]
+    blocks = codes.reshape(-1, BLOCK_ROWS, block_width // 4, 4).transpose(0, 2, 1, 3)
+    return (
+        BlockCodes(np.ascontiguousarray(blocks), numbers),
+        None if by_row is None else RowCodes(by_row, row_numbers),
+    )
+
+
+def _code(found: Coordinates, width: int) -> tuple[Bytes, npt.NDArray[Any]]:
+    """Return the bytes ``[n, width]`` of rows, and their five numbers."""
+    kept = found.rows[:, :width]
+    if kept.shape[1] < width:
+        kept = np.pad(kept, ((0, 0), (0, width - kept.shape[1])))
+    scale = (np.abs(kept).max(1) / 127).astype(np.float32)
+    # A row too small for its scale to be a number codes as zero; its norm counts as lost.
+    inverse = np.divide(1.0, scale, out=np.zeros(len(scale)), where=scale > 0)
+    rounded = np.clip(np.rint(kept * inverse[:, None]), -127, 127)
+    coded = rounded * scale[:, None].astype(np.float64)
+    lost = np.linalg.norm(kept - coded, axis=1) + found.slack
+    outside = np.linalg.norm(found.rows[:, width:], axis=1) + found.slack
+    norms = np.linalg.norm(coded, axis=1)
+    five = np.stack([found.offsets, scale, outside * _UP, lost * _UP, norms * _UP])
+    return (rounded + 128).astype(np.uint8), five

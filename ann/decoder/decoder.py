@@ -1,0 +1,265 @@
+"""TopKSoftmax: the decoder as a module of PyTorch, in the place of an output layer."""
+
+from os import PathLike
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.sampling import nucleus
+from memhier.ann.decoder.settings import Method
+
+__all__ = ["SparseLogits", "TopKSoftmax"]
+
+_FORMATS = ("dense", "sparse")
+
+
+class SparseLogits(NamedTuple):
+    """The largest logits alone.
+
+    Attributes
+    ----------
+    values, indices
+        ``[..., k]``, largest first.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+class TopKSoftmax(nn.Module):
+    """Finds the largest logits of an output layer without computing all of them.
+
+    Make one with :meth:`from_linear`; it shares the layer's weights. Hidden states may have any leading shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> lm_head = torch.nn.Linear(32, 1000)
+    >>> hidden = torch.randn(500, 32)
+    >>> decoder = TopKSoftmax.from_linear(lm_head, k=5, contexts=hidden[1:])
+    >>> values, indices = decoder.topk(hidden[:1])
+    >>> bool(indices[0, 0] == lm_head(hidden[0]).argmax())
+    True
+    """
+
+    def __init__(self, index: LogitIndex, weight: Tensor | None, bias: Tensor | None, output: str = "dense") -> None:
+        super().__init__()
+        if output not in _FORMATS:
+            raise ValueError(f"output={output!r}: expected one of {', '.join(_FORMATS)}")
+        self.index, self.output = index, output
+        self._weight, self._bias = weight, bias
+
+    @classmethod
+    def from_linear(
+        cls,
+        lm_head: nn.Linear,
+        k: int = 10,
+        precision: float = 0.99,
+        *,
+        contexts: Tensor | None = None,
+        method: Method = "auto",
+        output: str = "dense",
+        rank: int | None = None,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Self:
+        """Build a decoder of an output layer.
+
+        Parameters
+        ----------
+        lm_head
+            On the CPU, float32, float16 or bfloat16, with or without bias. Its weights are shared, tied embeddings too;
+            after they change, :meth:`refresh`.
+        contexts
+            Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
+            the other parameters.
+        output
+            What :meth:`forward` returns: ``"dense"`` logits, minus infinity but for the k largest, or ``"sparse"``.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When the layer or a parameter does not fit; the message names it.
+        """
+        weight, bias = _check_linear(lm_head)
+        index = LogitIndex.build(
+            *_arrays(weight, bias),
+            dtype=_name(weight),
+            contexts=None if contexts is None else _states(contexts),
+            k=k, precision=precision, method=method, rank=rank, seed=seed, progress=progress,
+            full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
+        )  # fmt: skip
+        return cls(index, weight, bias, output)
+
+    def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the k largest logits of each hidden state and their words.
+
+        Parameters
+        ----------
+        hidden
+            ``[..., D]`` on the CPU, of any floating dtype.
+        k
+            1 to V; that of the build when not given.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            float32 and int64 ``[..., k]``, largest first.
+        """
+        states, wanted = _states(hidden), self.index.settings.k if k is None else k
+        shape = (*hidden.shape[:-1], wanted)
+        if self._weight is not None and self.index.way(len(states)) == "full" and 0 < wanted <= self.index.shape[0]:
+            values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
+            return values.float().reshape(shape), indices.reshape(shape)
+        found = self.index.topk(states, wanted)
+        return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
+
+    def certified_topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return as :meth:`topk`, and bool ``[...]``: whether the answer is proven.
+
+        Answers that are not come from the full product.
+        """
+        found = self.index.topk(_states(hidden), k, certify=True)
+        assert found.proven is not None
+        values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
+        open_ = torch.from_numpy(np.flatnonzero(~found.proven))
+        if len(open_):
+            exact = self._full(hidden.reshape(-1, hidden.shape[-1])[open_], values.shape[-1])
+            values[open_], indices[open_] = exact[0].float(), exact[1]
+        shape = (*hidden.shape[:-1], values.shape[-1])
+        return values.reshape(shape), indices.reshape(shape), torch.from_numpy(found.proven).reshape(shape[:-1])
+
+    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of a word for each hidden state, float64 ``[...]``.
+
+        Parameters
+        ----------
+        targets
+            int64 ``[...]``, of the leading shape of `hidden`. For bounds on the answer see :meth:`LogitIndex.log_prob`.
+        """
+        found = self.index.log_prob(_states(hidden), targets.reshape(-1).numpy())
+        return torch.from_numpy(found.estimate).reshape(targets.shape)
+
+    def sample(
+        self,
+        hidden: Tensor,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw a word for each hidden state.
+
+        Parameters
+        ----------
+        top_k
+            Draw among as many words.
+        top_p
+            Draw among the likeliest words that together have this probability, of all words or of those of `top_k`.
+        temperature
+            Divides logits.
+        generator
+            Of the draws; torch's own when not given.
+
+        Returns
+        -------
+        torch.Tensor
+            int64 ``[...]``.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature!r}: expected above 0; for the likeliest word, topk(hidden, 1)")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p={top_p!r}: expected above 0, at most 1")
+        states = _states(hidden)
+        if top_k is None and (top_p is None or top_p == 1):
+            logits = torch.from_numpy(self.index.logits(states)) / temperature
+            return torch.multinomial(logits.softmax(1), 1, generator=generator).reshape(hidden.shape[:-1])
+        found, weights = nucleus(self.index, states, top_k, top_p, temperature)
+        drawn = torch.multinomial(torch.from_numpy(weights), 1, generator=generator)
+        return torch.from_numpy(found).gather(1, drawn).reshape(hidden.shape[:-1])
+
+    def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
+        """Return the k largest logits: dense with minus infinity elsewhere, or sparse; in the dtype of `hidden`."""
+        values, indices = self.topk(hidden)
+        values = values.to(hidden.dtype)
+        if self.output == "sparse":
+            return SparseLogits(values, indices)
+        logits = torch.full((*hidden.shape[:-1], self.index.shape[0]), -torch.inf, dtype=hidden.dtype)
+        return logits.scatter_(-1, indices, values)
+
+    def is_stale(self, lm_head: nn.Linear) -> bool:
+        """Say whether the layer's weights differ from those that were indexed, by their hash."""
+        return self.index.is_stale(*_arrays(*_check_linear(lm_head)), dtype=_name(lm_head.weight))
+
+    def refresh(self, lm_head: nn.Linear) -> int:
+        """Take over a layer that was trained on; return how many of its rows had changed."""
+        weight, bias = _check_linear(lm_head)
+        changed = self.index.refresh(*_arrays(weight, bias), dtype=_name(weight))
+        self._weight, self._bias = weight, bias
+        return changed
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the decoder, the layer's weights included, into the new directory `path`."""
+        self.index.save(path)
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
+        """Open what :meth:`save` wrote; see :meth:`LogitIndex.open`."""
+        index = LogitIndex.open(path, dram=dram)
+        layer = index.layer
+        weight = bias = None
+        if layer is not None:
+            rows = torch.from_numpy(layer.weight)
+            weight = rows.view(torch.bfloat16) if layer.dtype == "bfloat16" else rows
+            bias = torch.from_numpy(layer.bias).to(weight.dtype)
+        return cls(index, weight, bias, output)
+
+    def _full(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        assert self._weight is not None
+        return _full(hidden, self._weight, self._bias, k)
+
+
+@torch.no_grad()
+def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """The full product, as the layer itself would compute it, and the k largest of it."""
+    values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
+    return values, indices
+
+
+def _check_linear(lm_head: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    weight = getattr(lm_head, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise TypeError(f"lm_head: expected a torch.nn.Linear, got {type(lm_head).__name__}")
+    if weight.device.type != "cpu":
+        raise ValueError(f"lm_head: its weight lies on {weight.device}; expected the CPU: lm_head.to('cpu')")
+    _name(weight)
+    bias = getattr(lm_head, "bias", None)
+    return weight.detach(), None if bias is None else bias.detach()
+
+
+def _name(weight: Tensor) -> str:
+    names = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    if weight.dtype not in names:
+        raise TypeError(f"lm_head: expected weights of float32, float16 or bfloat16, got {weight.dtype}")
+    return names[weight.dtype]
+
+
+def _arrays(weight: Tensor, bias: Tensor | None) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Return the layer's numbers without a copy of the weights; bfloat16 as uint16, which NumPy has."""
+    rows = weight.view(torch.int16).numpy().view(np.uint16) if weight.dtype == torch.bfloat16 else weight.numpy()
+    return rows, None if bias is None else bias.float().numpy()
+
+
+def _states(hidden: Tensor) -> npt.NDArray[np.float32]:
+    """Return hidden states as rows of float32, without a copy where they are that."""
+    if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
+        raise TypeError(f"hidden: expected a tensor of floats, got {getattr(hidden, 'dtype', type(hidden).__name__)}")
+    if hidden.device.type != "cpu":
+        raise ValueError(f"hidden lies on {hidden.device}; expected the CPU")
+    states: npt.NDArray[np.float32] = hidden.detach().reshape(-1, hidden.shape[-1]).float().numpy()
+    return states

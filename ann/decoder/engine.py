@@ -1,0 +1,272 @@
+"""The ways to the largest logits, over one set of codes: what the core does in one call, and rows that lie on SSD."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier import backend
+from memhier.ann.decoder._python_core import PythonCore
+from memhier.ann.decoder.answers import Partition, TopK
+from memhier.ann.decoder.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.graph import Graph
+from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats
+from memhier.ann.decoder.projection import Projection
+
+__all__ = ["Codes", "Engine", "ExactRows"]
+
+_BIAS_ROUNDING = 2.0**-23  # of the logit: what adding the bias in single precision may lose
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """What the DRAM view of a layer consists of.
+
+    Attributes
+    ----------
+    graph
+        Links, and seeds by group of contexts; needs `rows`.
+    norms
+        float32 ``[V]``: upper bounds of the norms of the layer's rows.
+    """
+
+    projection: Projection
+    blocks: BlockCodes
+    rows: RowCodes | None
+    graph: Graph | None
+    norms: Floats
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        parts = (self.projection, self.blocks, self.rows, self.graph)
+        return self.norms.nbytes + sum(part.memory_bytes for part in parts if part is not None)
+
+
+class ExactRows(Protocol):
+    """Exact logits of candidates whose rows do not lie in DRAM."""
+
+    dtype: str
+
+    def logits(self, hidden: Floats, candidates: Ints) -> Floats:
+        """Return the logits of ``candidates [n, c]``, minus infinity for -1; one submission of reads."""
+
+    def all_logits(self, hidden: Floats) -> Floats:
+        """Return all logits ``[n, V]``: a pass over the whole file."""
+
+    def close(self) -> None:
+        """Release the files."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+
+
+class Engine:
+    """Answers batches of checked hidden states, float32 ``[n, D]``.
+
+    Parameters
+    ----------
+    codes
+        Of the layer.
+    layer
+        The layer in DRAM, or where its rows are read from.
+    """
+
+    def __init__(self, codes: Codes, layer: OutputLayer | ExactRows) -> None:
+        self.codes, self.layer = codes, layer
+        self.in_dram = isinstance(layer, OutputLayer)
+        projection, blocks, rows, graph = codes.projection, codes.blocks, codes.rows, codes.graph
+        words = len(codes.norms)
+        kind: Any = PythonCore if backend.core is None else backend.core.DecoderCore
+        exact = None
+        if isinstance(layer, OutputLayer):
+            weight = layer.weight if layer.dtype != "float16" else layer.weight.view(np.uint16)
+            if backend.core is None:
+                weight = layer.weight
+            exact = (weight, DTYPES.index(layer.dtype), layer.bias, codes.norms)
+        self._core = kind(
+            (projection.mean, projection.turn, projection.common, words),
+            (blocks.codes, blocks.numbers, blocks.width),
+            None if rows is None else (rows.codes, rows.numbers),
+            None if graph is None else (graph.links, graph.centres, graph.halves, graph.starts, graph.seeds),
+            exact,
+        )
+        self._words = words
+        dimension = len(projection.mean)
+        self._per_norm = (dimension + 2) * 2.0**-24
+        self._per_logit = ROUNDING[layer.dtype] + _BIAS_ROUNDING
+        # Of a logit per squared norm, were what lies outside the width spread evenly over its directions.
+        self._variance = 1 / max(1, dimension - blocks.width)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held besides a layer that the caller owns, in bytes."""
+        held = self.codes.memory_bytes + int(self._core.workspace_bytes)
+        return held if isinstance(self.layer, OutputLayer) else held + self.layer.memory_bytes
+
+    def preview(self, hidden: Floats, k: int, limit: int) -> TopK:
+        """Scan all codes, rank the `limit` best exactly."""
+        if not self.in_dram:
+            rows, _, _, _ = self._candidates(hidden, limit, bounds=False)
+            return self._rank(hidden, rows, k)
+        values, indices = _room(len(hidden), k)
+        self._check(
+            self._core.preview(hidden, k, limit, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, None), hidden
+        )
+        return TopK(values, indices)
+
+    def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
+        """Rank exactly, in descending order of upper bounds, until none left can be among the k largest."""
+        if not self.in_dram:
+            return self._certify_stored(hidden, k, limit)
+        values, indices = _room(len(hidden), k)
+        proven = np.empty(len(hidden), np.uint8)
+        self._check(
+            self._core.preview(
+                hidden, k, limit, True, self._per_norm, self._per_logit, 1.0, 0.0, values, indices, proven, None, None
+            ),
+            hidden,
+        )
+        return TopK(values, indices, proven.view(np.bool_))
+
+    def partition(self, hidden: Floats, k: int, limit: int, inverse: float = 1.0) -> tuple[TopK, Partition]:
+        """Return the largest logits and log Z: `limit` rows exact, the others by their estimates.
+
+        Parameters
+        ----------
+        inverse
+            What logits are multiplied by in Z.
+        """
+        found = np.empty((len(hidden), 3))
+        if not self.in_dram:
+            return self._partition_stored(hidden, k, limit, inverse)
+        values, indices = _room(len(hidden), k)
+        self._check(
+            self._core.preview(
+                hidden,
+                k,
+                limit,
+                False,
+                self._per_norm,
+                _BIAS_ROUNDING,
+                inverse,
+                self._variance,
+                values,
+                indices,
+                None,
+                found,
+                None,
+            ),
+            hidden,
+        )
+        return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
+
+    def walk(self, hidden: Floats, k: int, probes: int, ef: int, limit: int) -> tuple[TopK, Floats]:
+        """Walk the graph from the seeds of the nearest groups; ``ef=0`` looks at the seeds alone.
+
+        Returns
+        -------
+        TopK, numpy.ndarray
+            And float32 ``[n]``: squared distance of each state to the nearest group's centre.
+        """
+        away = np.empty(len(hidden), np.float32)
+        wanted = k if self.in_dram else limit
+        values, indices = _room(len(hidden), wanted)
+        self._check(self._core.walk(hidden, probes, ef, limit, wanted, values, indices, away, None), hidden)
+        return (TopK(values, indices) if self.in_dram else self._rank(hidden, indices, k)), away
+
+    def full(self, hidden: Floats, k: int) -> TopK:
+        """The full product, and a selection from it."""
+        logits = self.all_logits(hidden)
+        chosen = np.argpartition(-logits, min(k, self._words - 1), axis=1)[:, :k] if k < self._words else None
+        rows = np.broadcast_to(np.arange(self._words), logits.shape) if chosen is None else chosen
+        return _best(np.take_along_axis(logits, rows, 1), rows.astype(np.int64), k)
+
+    def all_logits(self, hidden: Floats) -> Floats:
+        """Return all logits, float32 ``[n, V]``."""
+        bad = np.flatnonzero(~np.isfinite(hidden).all(1))
+        self._check(int(bad[0]) if len(bad) else -1, hidden)
+        return self.layer.logits(hidden) if isinstance(self.layer, OutputLayer) else self.layer.all_logits(hidden)
+
+    def close(self) -> None:
+        """Release the files of rows on SSD."""
+        if not isinstance(self.layer, OutputLayer):
+            self.layer.close()
+
+    def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
+        """Return exact logits of given rows ``[n, c]``."""
+        layer = self.layer
+        if not isinstance(layer, OutputLayer):
+            return layer.logits(hidden, rows)
+        weight = as_floats(layer.weight[rows.reshape(-1)], layer.dtype).reshape(*rows.shape, -1)
+        logits: Floats = np.einsum("ncd,nd->nc", weight, hidden) + layer.bias[rows]
+        return logits
+
+    def neighbours(self, coordinates: Floats, count: int) -> tuple[Ints, Floats]:
+        """Return for states given by their coordinates the rows of the largest estimates, and these, ``[n, count]``."""
+        rows, keys, left = _candidate_room(len(coordinates), count)
+        self._check(
+            self._core.candidates(coordinates, True, count, False, rows, keys, left, None, 1.0, 0.0), coordinates
+        )
+        return rows, keys[:, :, 1]
+
+    def _candidates(
+        self, hidden: Floats, limit: int, *, bounds: bool, partition: bool = False, inverse: float = 1.0
+    ) -> tuple[Ints, Floats, Floats, npt.NDArray[np.float64]]:
+        rows, keys, left = _candidate_room(len(hidden), limit)
+        sums = np.empty((len(hidden), 4))
+        wanted = sums if partition else None
+        self._check(
+            self._core.candidates(hidden, False, limit, bounds, rows, keys, left, wanted, inverse, self._variance),
+            hidden,
+        )
+        return rows, keys, left, sums
+
+    def _rank(self, hidden: Floats, rows: Ints, k: int) -> TopK:
+        assert not isinstance(self.layer, OutputLayer)
+        return _best(self.layer.logits(hidden, rows), rows, k)
+
+    def _certify_stored(self, hidden: Floats, k: int, limit: int) -> TopK:
+        """One submission for the `limit` highest bounds; proven is what none of the others can reach."""
+        assert not isinstance(self.layer, OutputLayer)
+        rows, _, left, _ = self._candidates(hidden, limit, bounds=True)
+        logits = self.layer.logits(hidden, rows)
+        found = _best(logits, rows, k)
+        norms = np.where(rows >= 0, self.codes.norms[rows], 0)
+        states = np.linalg.norm(hidden, axis=1)[:, None]
+        with np.errstate(invalid="ignore"):
+            error = self._per_norm * states * norms + self._per_logit * np.abs(logits)
+        order = np.lexsort((rows, -logits), axis=1)
+        logits, error = np.take_along_axis(logits, order, 1), np.take_along_axis(error, order, 1)
+        least = logits[:, k - 1] - error[:, k - 1]
+        with np.errstate(invalid="ignore"):
+            rest = np.where(np.isfinite(logits[:, k:]), logits[:, k:] + error[:, k:], -np.inf)
+        proven = (left < least) & (rest < least[:, None]).all(1)
+        return TopK(found.values, found.indices, proven)
+
+    def _partition_stored(self, hidden: Floats, k: int, limit: int, inverse: float) -> tuple[TopK, Partition]:
+        raise NotImplementedError
+
+    def _check(self, bad: int, hidden: Floats) -> None:
+        if bad >= 0:
+            row = hidden[bad]
+            at = int(np.flatnonzero(~np.isfinite(row))[0])
+            raise ValueError(f"hidden[{bad}, {at}]={row[at]}: expected finite numbers; the model itself went wrong")
+
+
+def _room(count: int, k: int) -> tuple[Floats, Ints]:
+    return np.empty((count, k), np.float32), np.empty((count, k), np.int64)
+
+
+def _candidate_room(count: int, limit: int) -> tuple[Ints, Floats, Floats]:
+    return np.empty((count, limit), np.int64), np.empty((count, limit, 2), np.float32), np.empty(count, np.float32)
+
+
+def _best(logits: Floats, rows: Ints, k: int) -> TopK:
+    """Return the k largest, the smaller row first at equal ones."""
+    order = np.lexsort((rows, -logits), axis=1)[:, :k]
+    return TopK(np.take_along_axis(logits, order, 1), np.take_along_axis(rows, order, 1))

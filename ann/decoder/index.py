@@ -1,0 +1,307 @@
+"""LogitIndex: the largest logits of an output layer without the full product, over NumPy arrays."""
+
+from collections.abc import Callable
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier._arguments import check_int
+from memhier.ann.decoder.answers import LogProb, Partition, TopK
+from memhier.ann.decoder.build import build_codes, encode_again
+from memhier.ann.decoder.calibrate import measure_choices
+from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
+from memhier.ann.decoder.settings import METHODS, WAYS, Method, Settings
+from memhier.ann.decoder.stored import open_index, save_index
+from memhier.budget import parse_bytes
+from memhier.store import Verify
+
+__all__ = ["LogitIndex"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+_CERTIFY_LIMIT = 2048
+_HEAD = 256  # rows of a partition function that are exact
+
+
+class LogitIndex:
+    """Finds the largest logits of an output layer (FGD, arXiv 1806.04189, and what came after).
+
+    Make one with :meth:`build`. Answers are exact logits of the words found. Calls may come from several threads.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> weight = rng.normal(size=(1000, 32)).astype("float32")
+    >>> hidden = rng.normal(size=(500, 32)).astype("float32")
+    >>> index = LogitIndex.build(weight, contexts=hidden[1:], k=5)
+    >>> bool(index.topk(hidden[:1], 1).indices[0, 0] == (weight @ hidden[0]).argmax())
+    True
+    """
+
+    def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
+        self._engine, self._settings, self._method = engine, settings, method
+        self.digest = digest
+
+    @classmethod
+    def build(
+        cls,
+        weight: npt.NDArray[Any],
+        bias: npt.ArrayLike | None = None,
+        *,
+        dtype: str | None = None,
+        contexts: npt.ArrayLike | None = None,
+        k: int = 10,
+        precision: float = 0.99,
+        method: Method = "auto",
+        rank: int | None = None,
+        full: Callable[[Floats], object] | None = None,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Self:
+        """Build an index of a layer.
+
+        Parameters
+        ----------
+        weight
+            ``[V, D]``: float32 or float16, or uint16 that holds bfloat16 with ``dtype="bfloat16"``. Shared where it is
+            contiguous, not copied: do not change it afterwards.
+        bias
+            ``[V]``; zero when not given.
+        contexts
+            Real hidden states ``[n, D]``, at least 64, a few thousand are enough. Without them all directions of every
+            row are coded, which is right for any context and slower, and there is no graph.
+        k
+            How many largest logits effort is measured for.
+        precision
+            Declared mean share of them in an answer, for contexts like those given.
+        method
+            ``"graph"``, ``"preview"``, ``"screen"``, ``"full"``, or ``"auto"``: of these the fastest for each size of
+            batch.
+        rank
+            Leading directions of the preview's codes; found by measuring when not given.
+        full
+            What computes the full product and selects from it, where the caller has something faster to be measured.
+        seed
+            Which contexts are held out, and how they are grouped.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When layer, contexts or numbers do not fit; the message names the argument.
+        """
+        layer = check_layer(weight, bias, dtype)
+        words, dimension = layer.shape
+        check_int("k", k, 1, words, "words")
+        if not 0 < precision <= 1:
+            raise ValueError(f"precision={precision!r}: expected above 0, at most 1")
+        if method not in METHODS:
+            raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
+        if rank is not None:
+            check_int("rank", rank, 1, dimension, "directions")
+        states = None if contexts is None else check_hidden("contexts", contexts, dimension)
+        codes, settings, held = build_codes(layer, states, k, precision, method, rank, seed, progress)
+        index = cls(Engine(codes, layer), settings, method, layer.digest())
+        if method == "auto" and held is not None:
+            index.choose(held.hidden, full=full, seed=seed)
+        return index
+
+    def choose(self, hidden: Floats, *, full: Callable[[Floats], object] | None = None, seed: int = 0) -> None:
+        """Measure which way is fastest for each size of batch, and take it from now on.
+
+        Parameters
+        ----------
+        full
+            What computes the full product and selects from it, where the caller has something faster.
+        """
+        k = self._settings.k
+        able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
+        ways: dict[str, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able or ["preview"]}
+        ways["full"] = full or (lambda states: self._engine.full(states, k))
+        self._settings = self._settings.with_(choices=measure_choices(ways, hidden, seed))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Words and dimension."""
+        return len(self._engine.codes.norms), len(self._engine.codes.projection.mean)
+
+    @property
+    def layer(self) -> OutputLayer | None:
+        """The layer, where its rows lie in DRAM."""
+        return self._engine.layer if isinstance(self._engine.layer, OutputLayer) else None
+
+    @property
+    def settings(self) -> Settings:
+        """What the build measured."""
+        return self._settings
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held besides the layer itself, which the caller shares, in bytes."""
+        return self._engine.memory_bytes
+
+    def way(self, batch: int) -> str:
+        """Return the way that a batch of this size takes."""
+        return self._settings.way(batch) if self._method == "auto" else self._method
+
+    def topk(
+        self,
+        hidden: npt.ArrayLike,
+        k: int | None = None,
+        *,
+        certify: bool = False,
+        complete: bool = False,
+        method: Method | None = None,
+    ) -> TopK:
+        """Return the k largest logits of each hidden state.
+
+        Parameters
+        ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
+        k
+            1 to V; that of the build when not given.
+        certify
+            Say of each row whether its answer is proven; takes the preview with bounds, whatever the method.
+        complete
+            With `certify`: answer rows that are not proven by the full product. `proven` still says which those were.
+        method
+            Another way than that of the build.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary.
+        """
+        states = check_hidden("hidden", hidden, self.shape[1])
+        wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
+        if certify:
+            return self._certified(states, wanted, complete)
+        way = method if method is not None and method != "auto" else self.way(len(states))
+        return self._by(way, states, wanted)
+
+    def logits(self, hidden: npt.ArrayLike) -> Floats:
+        """Return all logits, float32 ``[n, V]``: the full product."""
+        return self._engine.all_logits(check_hidden("hidden", hidden, self.shape[1]))
+
+    def partition(self, hidden: npt.ArrayLike, *, temperature: float = 1.0) -> Partition:
+        """Return log Z of each hidden state: the largest 256 logits exact, the others by their estimates.
+
+        The bounds are proven. The estimate takes what the codes leave out of a logit as normal with its variance.
+
+        Parameters
+        ----------
+        temperature
+            Divides logits.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature!r}: expected above 0")
+        states = check_hidden("hidden", hidden, self.shape[1])
+        head = min(self.shape[0], _HEAD)
+        return self._engine.partition(states, min(head, self._settings.k), head, 1 / temperature)[1]
+
+    def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike) -> LogProb:
+        """Return the log-probability of one word for each hidden state.
+
+        Parameters
+        ----------
+        targets
+            Integers ``[n]``, 0 to V - 1.
+        """
+        states = check_hidden("hidden", hidden, self.shape[1])
+        names = np.asarray(targets)
+        if names.shape != (len(states),) or names.dtype.kind not in "iu":
+            raise ValueError(f"targets: expected integers [{len(states)}], got {names.dtype} {list(names.shape)}")
+        if names.size and (int(names.min()) < 0 or int(names.max()) >= self.shape[0]):
+            raise ValueError(
+                f"targets: expected 0 to {self.shape[0] - 1}, got {int(names.min())} to {int(names.max())}"
+            )
+        z = self.partition(states)
+        logits = self._engine.logits_of(states, names.astype(np.int64)[:, None])[:, 0].astype(np.float64)
+        slack = 1e-5 * np.abs(logits)
+        return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
+
+    def is_stale(
+        self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None
+    ) -> bool:
+        """Say whether a layer differs from the one that was indexed, by a hash of its weights."""
+        return check_layer(weight, bias, dtype).digest() != self.digest
+
+    def refresh(self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None) -> int:
+        """Take over a layer that was trained on, of the same shape; return how many of its rows had changed.
+
+        All rows are coded again, which takes seconds. What contexts taught stays: directions and effort. The bounds are
+        those of the new rows.
+        """
+        layer = check_layer(weight, bias, dtype)
+        if layer.shape != self.shape:
+            raise ValueError(f"weight: expected shape {list(self.shape)} as the index has, got {list(layer.shape)}")
+        codes, changed = encode_again(self._engine.codes, layer)
+        self._engine, self.digest = Engine(codes, layer), layer.digest()
+        return changed
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write codes, settings and the layer's rows into the new directory `path`, all or nothing."""
+        save_index(Path(path), self._engine, self._settings, self._method, self.digest)
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, verify: Verify = "read") -> Self:
+        """Open what :meth:`save` wrote.
+
+        Parameters
+        ----------
+        dram
+            What the index may hold in DRAM. None loads the layer's rows as well; with a budget that does not hold them,
+            they stay on SSD and are read as they are needed, once a call for the whole batch.
+        verify
+            When pages are compared with their checksums; see :meth:`memhier.Store.open`.
+
+        Raises
+        ------
+        FileNotFoundError, FormatError, CorruptionError
+            When there is no such index at `path`, or it is damaged.
+        BudgetError
+            When `dram` does not hold codes and graph; the message says what would be enough.
+        """
+        budget = None if dram is None else parse_bytes(dram, "dram")
+        engine, settings, method, digest = open_index(Path(path), budget, verify)
+        return cls(engine, settings, method, digest)
+
+    def close(self) -> None:
+        """Release the files of an index whose rows stay on SSD; others hold none. May be called twice."""
+        self._engine.close()
+
+    def _by(self, way: str, states: Floats, k: int) -> TopK:
+        settings, engine = self._settings, self._engine
+        if way == "full" or k == self.shape[0]:
+            return engine.full(states, k)
+        if way == "graph" and engine.codes.graph is not None and k <= settings.k:
+            return engine.walk(states, k, settings.probes, settings.graph_ef, settings.graph_limit)[0]
+        if way == "screen" and engine.codes.graph is not None and k <= settings.k:
+            return self._screened(states, k)
+        return engine.preview(states, k, min(self.shape[0], settings.scaled(settings.preview_limit, k)))
+
+    def _screened(self, states: Floats, k: int) -> TopK:
+        """Seeds alone; a context that is far from all that was seen goes to the preview."""
+        settings = self._settings
+        found, away = self._engine.walk(states, k, settings.screen_probes, 0, settings.screen_limit)
+        far = np.flatnonzero((away > settings.radius) | (found.indices[:, -1] < 0))
+        if len(far):
+            again = self._engine.preview(states[far], k, settings.preview_limit)
+            found.values[far], found.indices[far] = again.values, again.indices
+        return found
+
+    def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
+        limit = min(self.shape[0], max(_CERTIFY_LIMIT, self._settings.scaled(self._settings.preview_limit, k)))
+        found = self._engine.certify(states, k, limit)
+        if complete:
+            assert found.proven is not None
+            for row in np.flatnonzero(~found.proven):
+                exact = self._engine.full(states[row : row + 1], k)
+                found.values[row], found.indices[row] = exact.values[0], exact.indices[0]
+        return found

@@ -1,0 +1,73 @@
+"""What a build learned about a layer: how much effort each way takes, and which is fastest for each size of batch."""
+
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal, Self, TypeAlias
+
+__all__ = ["METHODS", "WAYS", "Method", "Settings"]
+
+Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
+METHODS = ("auto", "graph", "preview", "screen", "full")
+WAYS = METHODS[1:]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Plain numbers, kept beside the codes.
+
+    Attributes
+    ----------
+    k
+        Largest logits that effort was measured for; more take proportionally more of it.
+    precision
+        Declared: the mean share of the k largest that an answer has, on contexts like those of the build.
+    preview_limit
+        Candidates that the preview ranks exactly.
+    graph_ef, graph_limit, probes
+        The list of the walk, candidates that it ranks exactly, and groups of contexts whose seeds it starts from.
+    screen_probes, screen_limit
+        Of screening: groups, and candidates ranked exactly.
+    radius
+        Squared distance from the nearest group's centre beyond which screening knows nothing of a context.
+    reached
+        By way, the precision on contexts that were held out.
+    choices
+        ``(batch, way)`` in ascending order: the fastest way for batches of at least that size.
+    """
+
+    k: int = 10
+    precision: float = 0.99
+    preview_limit: int = 64
+    graph_ef: int = 64
+    graph_limit: int = 32
+    probes: int = 1
+    screen_probes: int = 2
+    screen_limit: int = 32
+    radius: float = float("inf")
+    reached: dict[str, float] = field(default_factory=dict)
+    choices: tuple[tuple[int, str], ...] = ((1, "preview"),)
+
+    def way(self, batch: int) -> str:
+        """Return the way measured fastest for a batch of this size."""
+        chosen = self.choices[0][1]
+        for least, way in self.choices:
+            if batch >= least:
+                chosen = way
+        return chosen
+
+    def scaled(self, limit: int, k: int) -> int:
+        """Return the candidates for `k` largest, where `limit` are right for the k of the build."""
+        return max(k, -(-limit * k // self.k), limit)
+
+    def with_(self, **changes: Any) -> Self:
+        """Return settings with some numbers changed."""
+        return replace(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return what :meth:`to_json` gave."""
+        values["choices"] = tuple((int(least), str(way)) for least, way in values["choices"])
+        return cls(**values)

@@ -1,0 +1,293 @@
+"""LogitIndex against the full product: every way, odd sizes, certificates, log Z, files, faults."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier.ann.decoder import LogitIndex
+from memhier.ann.decoder import engine as engine_module
+from memhier.ann.decoder.layer import as_floats
+from memhier.errors import BudgetError, CorruptionError, FormatError
+
+
+def make_layer(words, dimension, seed=0):
+    """A layer and contexts with a few strong directions, as models have."""
+    rng = np.random.default_rng(seed)
+    strength = 1 / np.arange(1, dimension + 1)
+    weight = (rng.normal(size=(words, dimension)) + rng.normal(size=dimension)).astype(np.float32)
+    hidden = (rng.normal(size=(400, dimension)) * strength * 4 + rng.normal(size=dimension) * 0.3).astype(np.float32)
+    bias = rng.normal(size=words).astype(np.float32)
+    return weight, bias, hidden
+
+
+def exact(weight, bias, hidden):
+    return hidden.astype(np.float64) @ weight.astype(np.float64).T + bias.astype(np.float64)
+
+
+def assert_largest(found, logits, k):
+    """Values are exact logits of the named words, and no word left out has a larger one."""
+    rows = np.arange(len(logits))[:, None]
+    np.testing.assert_allclose(found.values, logits[rows, found.indices], rtol=1e-4, atol=1e-4)
+    kth = np.sort(logits, 1)[:, -k]
+    assert (found.values[:, -1] >= kth - 1e-4 * np.maximum(1, np.abs(kth))).all()
+    assert all(len(set(row)) == k for row in found.indices.tolist())
+
+
+@pytest.fixture(params=["native", "python"])
+def core(request, monkeypatch):
+    """Both cores, by turns."""
+    if request.param == "python":
+        monkeypatch.setattr(engine_module.backend, "core", None)
+    elif engine_module.backend.core is None:
+        pytest.skip("needs the compiled core")
+
+
+@pytest.mark.parametrize(("words", "dimension"), [(1, 1), (3, 3), (97, 5), (300, 97), (1000, 64)])
+def test_certified_and_completed_answers_are_those_of_the_full_product(core, words, dimension):
+    weight, bias, hidden = make_layer(words, dimension)
+    index = LogitIndex.build(
+        weight, bias, contexts=hidden[:300], k=min(5, words), rank=max(1, dimension // 3), method="preview"
+    )
+    queries = hidden[300:337]
+    for k in {1, min(5, words), words}:
+        found = index.topk(queries, k, certify=True, complete=True)
+        assert_largest(found, exact(weight, bias, queries), k)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    words=st.integers(1, 600),
+    dimension=st.sampled_from([1, 2, 3, 8, 17, 33]),
+    rank=st.integers(1, 33),
+    seed=st.integers(0, 10**6),
+    scale=st.sampled_from([1e-6, 1.0, 1e4]),
+    far=st.booleans(),
+)
+def test_what_is_called_proven_is(words, dimension, rank, seed, scale, far):
+    weight, bias, hidden = make_layer(words, dimension, seed)
+    weight *= np.float32(scale)
+    k = min(words, 4)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:200], k=k, rank=min(rank, dimension), method="preview")
+    # Contexts that the build never saw, some far away: bounds hold for any.
+    queries = hidden[200:216] * np.float32(30 if far else 1) + np.float32(far)
+    logits = exact(weight, bias, queries)
+    found = index.topk(queries, k, certify=True)
+    order = np.argsort(-logits, 1, kind="stable")[:, :k]
+    for row in np.flatnonzero(found.proven):
+        assert set(found.indices[row].tolist()) == set(order[row].tolist())
+    z = index.partition(queries)
+    largest = logits.max(1)
+    right = largest + np.log(np.exp(logits - largest[:, None]).sum(1))
+    assert (z.low <= right).all()
+    assert (right <= z.high).all()
+    assert ((z.low <= z.estimate) & (z.estimate <= z.high)).all()
+
+
+def test_most_answers_are_proven_and_most_rows_are_not_looked_at():
+    weight, bias, hidden = make_layer(5000, 64)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=32, method="preview")
+    assert index.topk(hidden[300:], 5, certify=True).proven.mean() > 0.9
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_weights_of_every_type(core, dtype):
+    weight, bias, hidden = make_layer(500, 24)
+    halved = (weight.view(np.uint32) >> 16).astype(np.uint16)
+    stored = halved if dtype == "bfloat16" else weight.astype(dtype)
+    index = LogitIndex.build(stored, bias, dtype=dtype, contexts=hidden[:300], k=5, method="preview")
+    rounded = as_floats(stored, dtype)
+    assert_largest(index.topk(hidden[300:], certify=True, complete=True), exact(rounded, bias, hidden[300:]), 5)
+
+
+def test_the_two_cores_agree(monkeypatch):
+    if engine_module.backend.core is None:
+        pytest.skip("needs the compiled core")
+    weight, bias, hidden = make_layer(700, 40)
+    answers = []
+    for _ in range(2):
+        index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=7, rank=12, method="preview")
+        answers.append(
+            (index.topk(hidden[300:]), index.topk(hidden[300:], certify=True), index.partition(hidden[300:]))
+        )
+        monkeypatch.setattr(engine_module.backend, "core", None)
+    (native, proof, z), (python, python_proof, python_z) = answers
+    np.testing.assert_array_equal(native.indices, python.indices)
+    np.testing.assert_allclose(native.values, python.values, rtol=1e-5)
+    np.testing.assert_array_equal(proof.indices, python_proof.indices)
+    assert (proof.proven == python_proof.proven).mean() > 0.95
+    np.testing.assert_allclose(z.estimate, python_z.estimate, atol=1e-4)
+    # The compiled core takes the head out of a sum of all rows, which costs its bounds a little.
+    assert (python_z.high <= z.high + 1e-3).all()
+    np.testing.assert_allclose(z.high, python_z.high, atol=0.5)
+
+
+def test_log_prob_and_its_bounds():
+    weight, bias, hidden = make_layer(2000, 32)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview")
+    logits = exact(weight, bias, hidden[300:])
+    targets = np.random.default_rng(1).integers(0, 2000, 100)
+    right = logits[np.arange(100), targets] - np.log(np.exp(logits).sum(1))
+    found = index.log_prob(hidden[300:], targets)
+    assert ((found.low <= right) & (right <= found.high)).all()
+    assert np.abs(found.estimate - right).mean() < 2e-3
+
+
+def test_temperature_divides_logits_in_log_z():
+    weight, bias, hidden = make_layer(500, 16)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=8, method="preview")
+    logits = exact(weight, bias, hidden[300:310]) / 2.5
+    z = index.partition(hidden[300:310], temperature=2.5)
+    right = np.log(np.exp(logits).sum(1))
+    assert ((z.low <= right) & (right <= z.high)).all()
+    np.testing.assert_allclose(z.estimate, right, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    ["duplicates", "zeros", "giant", "constant", "no bias", "all equal"],
+)
+def test_hard_layers_are_answered_right(core, spoil):
+    weight, bias, hidden = make_layer(400, 16)
+    if spoil == "duplicates":
+        weight[200:] = weight[:200]
+        bias[200:] = bias[:200]
+    elif spoil == "zeros":
+        weight[::3] = 0
+    elif spoil == "giant":
+        weight[7] *= 1e4
+    elif spoil == "constant":
+        bias[:] = 1e3
+    elif spoil == "no bias":
+        bias[:] = 0
+    else:
+        weight[:], bias[:] = 1, 0
+    index = LogitIndex.build(weight, None if spoil == "no bias" else bias, contexts=hidden[:300], k=5, method="preview")
+    queries, logits = hidden[300:], exact(weight, bias, hidden[300:])
+    found = index.topk(queries, certify=True, complete=True)
+    assert_largest(found, logits, 5)
+    kth = np.sort(logits, 1)[:, -5]
+    plain = index.topk(queries, method="preview")
+    assert (plain.values >= kth[:, None] - 1e-3 * np.abs(kth[:, None])).mean() > 0.98
+
+
+def test_without_contexts_every_direction_is_coded():
+    weight, bias, hidden = make_layer(600, 20)
+    index = LogitIndex.build(weight, bias, k=5)
+    assert_largest(index.topk(hidden[:50]), exact(weight, bias, hidden[:50]), 5)
+
+
+def test_inputs_of_any_layout():
+    weight, bias, hidden = make_layer(300, 12)
+    index = LogitIndex.build(weight, bias, contexts=hidden, k=3, method="preview")
+    strided = np.asfortranarray(hidden[:10])
+    np.testing.assert_array_equal(index.topk(strided).indices, index.topk(hidden[:10]).indices)
+    np.testing.assert_array_equal(index.topk(hidden[4]).indices, index.topk(hidden[4:5]).indices)
+    assert index.topk(hidden[:0]).indices.shape == (0, 3)
+    assert index.partition(hidden[:0]).estimate.shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"weight": np.zeros((3, 4), np.int32)}, TypeError, "weight: expected float32"),
+        ({"weight": np.zeros(3, np.float32)}, ValueError, r"weight: expected shape \[V, D\]"),
+        ({"weight": np.full((300, 12), np.nan, np.float32)}, ValueError, r"weight\[0\] holds NaN"),
+        ({"bias": np.zeros(3)}, ValueError, r"bias: expected shape \[300\]"),
+        ({"bias": np.full(300, np.inf)}, ValueError, r"bias\[0\]=inf"),
+        ({"k": 301}, ValueError, "k=301: expected 1 to 300 words"),
+        ({"k": 0}, ValueError, "k=0"),
+        ({"precision": 1.5}, ValueError, "precision=1.5"),
+        ({"method": "best"}, ValueError, "method='best'"),
+        ({"rank": 13}, ValueError, "rank=13: expected 1 to 12"),
+        ({"contexts": np.zeros((5, 12), np.float32)}, ValueError, "contexts has 5 rows"),
+        ({"contexts": np.full((100, 12), np.nan, np.float32)}, ValueError, r"contexts\[0\] holds NaN"),
+        ({"contexts": np.zeros((100, 11), np.float32)}, ValueError, r"contexts: expected shape \[n, 12\]"),
+        ({"contexts": None, "method": "graph"}, ValueError, "contexts=None: method='graph' learns from"),
+    ],
+)
+def test_bad_builds_say_what_is_wrong(change, error, words):
+    weight, bias, hidden = make_layer(300, 12)
+    arguments = {"weight": weight, "bias": bias, "contexts": hidden, "k": 5} | change
+    with pytest.raises(error, match=words):
+        LogitIndex.build(**arguments)
+
+
+def test_bad_calls_say_what_is_wrong(core):
+    weight, bias, hidden = make_layer(300, 12)
+    index = LogitIndex.build(weight, bias, contexts=hidden, k=3, method="preview")
+    bad = hidden[:4].copy()
+    bad[2, 5] = np.nan
+    for call in (index.topk, index.partition, index.logits, lambda h: index.topk(h, certify=True)):
+        with pytest.raises(ValueError, match=r"hidden\[2, 5\]=nan: expected finite"):
+            call(bad)
+    with pytest.raises(ValueError, match=r"hidden: expected shape \[n, 12\]"):
+        index.topk(hidden[:, :11])
+    with pytest.raises(TypeError, match="hidden: expected an array of float"):
+        index.topk(np.zeros((2, 12), int))
+    with pytest.raises(ValueError, match="k=301: expected 1 to 300"):
+        index.topk(hidden[:2], 301)
+    with pytest.raises(ValueError, match="targets: expected 0 to 299"):
+        index.log_prob(hidden[:2], [0, 300])
+    with pytest.raises(ValueError, match=r"targets: expected integers \[2\]"):
+        index.log_prob(hidden[:2], [0])
+    with pytest.raises(ValueError, match="temperature=0"):
+        index.partition(hidden[:2], temperature=0)
+
+
+def test_a_saved_index_answers_alike(core, tmp_path):
+    weight, bias, hidden = make_layer(8000, 64)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview")
+    index.save(tmp_path / "index")
+    again = LogitIndex.open(tmp_path / "index")
+    np.testing.assert_array_equal(again.topk(hidden[300:]).indices, index.topk(hidden[300:]).indices)
+    assert not again.is_stale(weight, bias)
+    stored = LogitIndex.open(tmp_path / "index", dram=2_800_000)
+    assert stored.layer is None
+    assert stored.memory_bytes <= 2_800_000
+    logits = exact(weight, bias, hidden[300:])
+    assert_largest(stored.topk(hidden[300:], certify=True, complete=True), logits, 5)
+    np.testing.assert_allclose(stored.logits(hidden[300:]), logits, atol=1e-4)
+    stored.close()
+    stored.close()
+    with pytest.raises(BudgetError, match="codes, graph and checksums take"):
+        LogitIndex.open(tmp_path / "index", dram="10KiB")
+
+
+def test_damage_is_noticed(tmp_path):
+    weight, bias, hidden = make_layer(300, 12)
+    index = LogitIndex.build(weight, bias, contexts=hidden, k=3, method="preview")
+    index.save(tmp_path / "index")
+    with pytest.raises(FileExistsError):
+        index.save(tmp_path / "index")
+    with pytest.raises(FileNotFoundError):
+        LogitIndex.open(tmp_path / "nothing")
+    for segment in sorted((tmp_path / "index" / "segments").iterdir()):
+        bytes_ = segment.read_bytes()
+        segment.write_bytes(bytes_[:10] + bytes([bytes_[10] ^ 1]) + bytes_[11:])
+        with pytest.raises((CorruptionError, FormatError)):
+            LogitIndex.open(tmp_path / "index")
+        segment.write_bytes(bytes_)
+    LogitIndex.open(tmp_path / "index")
+
+
+def test_a_layer_that_was_trained_on_is_stale_until_refreshed():
+    weight, bias, hidden = make_layer(1000, 24)
+    index = LogitIndex.build(weight.copy(), bias, contexts=hidden[:300], k=5, method="preview")
+    tuned = weight.copy()
+    tuned[100:130] += 0.5
+    assert index.is_stale(tuned, bias)
+    assert index.refresh(tuned, bias) >= 30
+    assert not index.is_stale(tuned, bias)
+    assert_largest(index.topk(hidden[300:], certify=True, complete=True), exact(tuned, bias, hidden[300:]), 5)
+    with pytest.raises(ValueError, match=r"expected shape \[1000, 24\]"):
+        index.refresh(tuned[:500], bias[:500])
+
+
+def test_auto_takes_a_way_for_every_batch():
+    weight, bias, hidden = make_layer(2000, 32)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5)
+    assert index.settings.choices[0][0] == 1
+    for batch in (1, 3, 8, 97):
+        assert index.way(batch) in ("full", "preview", "graph", "screen")
+        assert index.topk(hidden[:batch]).indices.shape == (batch, 5)

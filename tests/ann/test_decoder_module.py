@@ -1,0 +1,167 @@
+"""TopKSoftmax in the place of an output layer: values, shapes, sampling, types, tied weights, errors."""
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+torch.set_num_threads(1)
+
+from memhier.ann import LogitIndex, SparseLogits, TopKSoftmax  # noqa: E402
+
+
+def make_head(words=600, dimension=24, *, bias=True, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(dimension, words, bias=bias)
+    head.weight.data = torch.randn(words, dimension, generator=generator)
+    if bias:
+        head.bias.data = torch.randn(words, generator=generator)
+    strength = 3 / torch.arange(1, dimension + 1) ** 0.7
+    hidden = torch.randn(400, dimension, generator=generator) * strength
+    return head.to(dtype), hidden.to(dtype)
+
+
+@pytest.fixture(scope="module")
+def built():
+    head, hidden = make_head()
+    return head, hidden[300:], TopKSoftmax.from_linear(head, k=10, contexts=hidden[:300], method="preview")
+
+
+def test_topk_is_that_of_the_layer(built):
+    head, hidden, decoder = built
+    values, indices = decoder.topk(hidden)
+    right = torch.topk(head(hidden), 10)
+    torch.testing.assert_close(values, right.values, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(indices, right.indices)
+    sure, same, proven = decoder.certified_topk(hidden, 3)
+    torch.testing.assert_close(sure, right.values[:, :3], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(same, right.indices[:, :3])
+    assert proven.float().mean() > 0.8
+
+
+def test_leading_shapes_are_kept(built):
+    _, hidden, decoder = built
+    values, indices = decoder.topk(hidden.reshape(4, 25, 24))
+    assert values.shape == indices.shape == (4, 25, 10)
+    torch.testing.assert_close(indices.reshape(100, 10), decoder.topk(hidden)[1])
+    assert decoder.topk(hidden[0])[0].shape == (10,)
+    assert decoder.topk(hidden[:0])[0].shape == (0, 10)
+
+
+@pytest.mark.parametrize("method", ["preview", "full"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_every_type_with_and_without_bias(dtype, bias, method):
+    head, hidden = make_head(bias=bias, dtype=dtype)
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden[:300], method=method)
+    values, indices = decoder.topk(hidden[300:])
+    logits = hidden[300:].double() @ head.weight.double().T + (head.bias.double() if bias else 0)
+    kth = torch.topk(logits, 5).values[:, -1:]
+    slack = {torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 8e-2}[dtype]
+    assert (logits.gather(1, indices) >= kth - slack).all()
+    torch.testing.assert_close(values.double(), logits.gather(1, indices), rtol=0, atol=slack)
+
+
+def test_forward_is_dense_or_sparse(built):
+    head, hidden, decoder = built
+    logits = decoder(hidden)
+    assert logits.shape == (100, 600)
+    assert (torch.isfinite(logits).sum(1) == 10).all()
+    torch.testing.assert_close(logits.argmax(1), head(hidden).argmax(1))
+    sparse = TopKSoftmax(decoder.index, head.weight.detach(), head.bias.detach(), "sparse")(hidden)
+    assert isinstance(sparse, SparseLogits)
+    torch.testing.assert_close(logits.gather(1, sparse.indices), sparse.values)
+
+
+def test_weights_are_shared_not_copied():
+    head, hidden = make_head()
+    decoder = TopKSoftmax.from_linear(head, contexts=hidden, method="preview")
+    assert decoder.index.layer.weight.ctypes.data == head.weight.data_ptr()
+    embedding = torch.nn.Embedding(600, 24)
+    head.weight = embedding.weight  # tied
+    tied = TopKSoftmax.from_linear(head, contexts=hidden, method="preview")
+    assert tied.index.layer.weight.ctypes.data == embedding.weight.data_ptr()
+
+
+def test_log_prob(built):
+    head, hidden, decoder = built
+    targets = torch.arange(100)
+    right = head(hidden).double().log_softmax(1).gather(1, targets[:, None])[:, 0]
+    torch.testing.assert_close(decoder.log_prob(hidden, targets), right, rtol=0, atol=0.02)
+
+
+def frequencies(drawn, words):
+    return np.bincount(drawn.numpy(), minlength=words) / len(drawn)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 5}, {"top_p": 0.6}, {"top_k": 20, "top_p": 0.7}, {}])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_samples_follow_the_layer(built, options, temperature):
+    head, hidden, decoder = built
+    state = hidden[3:4].repeat(20_000, 1)
+    drawn = decoder.sample(state, **options, temperature=temperature, generator=torch.Generator().manual_seed(1))
+    logits = (head(hidden[3:4])[0] / temperature).double()
+    if "top_k" in options:
+        logits[logits < torch.topk(logits, options["top_k"]).values[-1]] = -torch.inf
+    shares = logits.softmax(0)
+    if "top_p" in options:
+        ordered, order = shares.sort(descending=True)
+        shares[order[ordered.cumsum(0) - ordered >= options["top_p"]]] = 0
+        shares /= shares.sum()
+    assert np.abs(frequencies(drawn, 600) - shares.detach().numpy()).max() < 0.015
+    if options:
+        assert shares[drawn].min() > 0
+
+
+def test_sampling_is_fixed_by_its_generator(built):
+    _, hidden, decoder = built
+    draws = [decoder.sample(hidden, top_p=0.9, generator=torch.Generator().manual_seed(7)) for _ in range(2)]
+    torch.testing.assert_close(*draws)
+
+
+def test_a_layer_that_was_trained_on():
+    head, hidden = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden[:300], method="preview")
+    assert not decoder.is_stale(head)
+    with torch.no_grad():
+        head.weight[50:60] *= 3
+    assert decoder.is_stale(head)
+    assert decoder.refresh(head) >= 10
+    assert not decoder.is_stale(head)
+    torch.testing.assert_close(decoder.topk(hidden[300:])[1], torch.topk(head(hidden[300:]), 5).indices)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_saved_and_opened(tmp_path, dtype):
+    head, hidden = make_head(dtype=dtype)
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden[:300], method="preview")
+    decoder.save(tmp_path / "decoder")
+    again = TopKSoftmax.open(tmp_path / "decoder")
+    torch.testing.assert_close(again.topk(hidden[300:]), decoder.topk(hidden[300:]))
+    assert not again.is_stale(head)
+    assert isinstance(LogitIndex.open(tmp_path / "decoder"), LogitIndex)
+
+
+def test_errors_name_what_is_wrong(built):
+    _, hidden, decoder = built
+    with pytest.raises(TypeError, match=r"lm_head: expected a torch.nn.Linear, got ReLU"):
+        TopKSoftmax.from_linear(torch.nn.ReLU())
+    with pytest.raises(TypeError, match="lm_head: expected weights of float32"):
+        TopKSoftmax.from_linear(torch.nn.Linear(3, 4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="lies on meta"):
+        TopKSoftmax.from_linear(torch.nn.Linear(3, 4, device="meta"))
+    with pytest.raises(ValueError, match=r"hidden: expected shape \[n, 24\]"):
+        decoder.topk(hidden[:, :20])
+    with pytest.raises(TypeError, match="hidden: expected a tensor of floats"):
+        decoder.topk(torch.zeros(2, 24, dtype=torch.int64))
+    with pytest.raises(ValueError, match="k=601: expected 1 to 600"):
+        decoder.topk(hidden, 601)
+    with pytest.raises(ValueError, match="temperature=0"):
+        decoder.sample(hidden, temperature=0)
+    with pytest.raises(ValueError, match=r"top_p=1\.2"):
+        decoder.sample(hidden, top_p=1.2)
+    bad = hidden.clone()
+    bad[1, 2] = torch.nan
+    with pytest.raises(ValueError, match=r"hidden\[1, 2\]=nan"):
+        decoder.topk(bad)
+    with pytest.raises(ValueError, match="output='other'"):
+        TopKSoftmax(decoder.index, None, None, "other")
