@@ -31,11 +31,14 @@ class Loan:
         slots: Ints,
         rows: NDArray[Any],
         changing: Callable[[], AbstractContextManager[NDArray[Any]]],
+        hold: Callable[[], None],
         release: Callable[[], None],
     ) -> None:
         self.slots = slots
         self.rows = rows
         self._changing = changing
+        self._hold = hold
+        self._give_back = release
         self._release: Callable[[], None] | None = release
 
     @property
@@ -58,6 +61,19 @@ class Loan:
         if self._release is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
         return self._changing()
+
+    def share(self) -> "Loan":
+        """Return another loan of the same rows, which stay until both are released.
+
+        Raises
+        ------
+        ValueError
+            Once released.
+        """
+        if self._release is None:
+            raise ValueError("the loan was released: its rows may lie elsewhere by now")
+        self._hold()
+        return Loan(self.slots, self.rows, self._changing, self._hold, self._give_back)
 
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""

@@ -5,11 +5,16 @@ from memhier.recsys.embedding import (
     Adagrad,
     Adam,
     EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    Lookahead,
     Normal,
+    Pooled,
     RowWiseAdagrad,
     RowWiseAdam,
     Uniform,
     initial_weights,
+    lookahead,
 )
 
 __all__ = [
@@ -17,9 +22,14 @@ __all__ = [
     "Adagrad",
     "Adam",
     "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "Lookahead",
     "Normal",
+    "Pooled",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Uniform",
     "initial_weights",
+    "lookahead",
 ]

@@ -54,6 +54,10 @@ class BeladyReference:
         return len(self._window)
 
     @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
     def memory_bytes(self) -> int:
         announced = sum(map(len, self._window))
         return sys.getsizeof(self) + _USE_BYTES * announced + _KEY_BYTES * len(self._resident)

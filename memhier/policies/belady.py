@@ -73,6 +73,11 @@ class Belady:
         return int(self._engine.pending)
 
     @property
+    def idle(self) -> int:
+        """Resident keys that no announced batch needs: while there are any, a longer window tells more."""
+        return int(self._engine.idle)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of DRAM that the policy itself holds."""
         return int(self._engine.memory_bytes)

@@ -1,7 +1,9 @@
 """Embedding tables larger than DRAM, trained bit for bit as if they were in memory."""
 
 from memhier.recsys.embedding.bag import EmbeddingBag
+from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
+from memhier.recsys.embedding.lookahead import Lookahead, lookahead
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
 
 __all__ = [
@@ -9,9 +11,14 @@ __all__ = [
     "Adagrad",
     "Adam",
     "EmbeddingBag",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "Lookahead",
     "Normal",
+    "Pooled",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Uniform",
     "initial_weights",
+    "lookahead",
 ]

@@ -1,9 +1,8 @@
 """EmbeddingBag: one table, with the arguments and results of `torch.nn.EmbeddingBag`."""
 
 import os
-from typing import Literal
+from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -123,10 +122,16 @@ class EmbeddingBag(TableModule):
             When the distinct rows of this step do not fit; the message says what would be enough.
         """
         flat, offsets, weights = as_bags(input, offsets, per_sample_weights, self.mode)
-        ids: Ints = flat.numpy().astype(np.int64, copy=False)
         padding = -1 if self.padding_idx is None else self.padding_idx
         bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
-        return self._pooled([ids], [bags])[0]
+        return self._pooled([flat.numpy()], [bags])
+
+    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
+        """See :class:`TableModule`."""
+        offsets = arguments[1] if len(arguments) > 1 else None
+        if offsets is None and isinstance(arguments[0], Tensor) and arguments[0].dim() == 1:
+            offsets = torch.zeros(1, dtype=torch.int64)  # where bags begin does not matter to what they need
+        return [as_bags(arguments[0], offsets, None, self.mode)[0].numpy()]
 
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
@@ -171,7 +176,7 @@ def as_bags(
     else:
         offsets = offsets.to(torch.int64).contiguous()
         _check_offsets(offsets, input.numel())
-    return input.detach().reshape(-1).contiguous(), offsets, per_sample_weights
+    return input.detach().reshape(-1).to(torch.int64).contiguous(), offsets, per_sample_weights
 
 
 def _check_offsets(offsets: Tensor, count: int) -> None:

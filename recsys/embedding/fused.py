@@ -18,7 +18,7 @@ MODES = {"sum": 0, "mean": 1, "max": 2}
 
 @dataclass(slots=True)
 class Bags:
-    """The bags of one table in a step.
+    """The bags of one table in a step, feature after feature.
 
     Attributes
     ----------
@@ -34,6 +34,8 @@ class Bags:
         float32 [n], or None.
     padding
         Of `indices` those that are left out; -1 for none.
+    features
+        How many features share the table: the first bags are the first feature's.
     """
 
     table: int
@@ -43,23 +45,29 @@ class Bags:
     weights: Tensor | None = None
     padding: int = -1
     last: bool = False
+    features: int = 1
 
 
 Done = Callable[[Rows, list[tuple[int, Tensor]]], None]
 """Takes the rows of a step and the sparse gradients of its tables."""
 
 
-def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Done) -> list[Tensor]:
+def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Done) -> Tensor:
     """Look bags up and pool them; on the way back gradients go to `done`.
 
     Parameters
     ----------
     anchor
         Requires a gradient, so that autograd comes back here.
+
+    Returns
+    -------
+    Tensor
+        float32 [bags of a feature, sum of widths]: table after table, feature after feature.
     """
     samples = [bag.weights for bag in bags]
-    outputs = _Pool.apply(anchor, tables, rows, bags, done, *samples)  # type: ignore[no-untyped-call]
-    return list(outputs)
+    output: Tensor = _Pool.apply(anchor, tables, rows, bags, done, *samples)  # type: ignore[no-untyped-call]
+    return output
 
 
 class _Pool(torch.autograd.Function):
@@ -68,36 +76,38 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor, tables: Tables, rows: Rows, bags: list[Bags], done: Done, *samples: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    ) -> Tensor:
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
-        outputs, kept = [], []
+        columns, kept = [], []
         for bag in bags:
-            output, bag_of, sizes, highest = torch.ops.aten._embedding_bag(
+            output, *others = torch.ops.aten._embedding_bag(
                 weights[bag.table], bag.indices, bag.offsets, False, bag.mode, bag.mode != MODES["max"],
                 bag.weights, bag.last, bag.padding,
             )  # fmt: skip
-            outputs.append(output)
-            kept.append((bag_of, sizes, highest))
-        ctx.rows, ctx.bags, ctx.kept, ctx.done, ctx.counts = rows, bags, kept, done, [len(some) for some in weights]
+            columns += output.chunk(bag.features)
+            kept.append(others)
+        ctx.rows, ctx.bags, ctx.kept, ctx.done = rows, bags, kept, done
+        ctx.shapes = [some.shape for some in weights]
         # Gradients of per-sample weights need the rows that were looked up.
         ctx.looked_up = weights if any(ctx.needs_input_grad[5:]) else None
-        ctx.set_materialize_grads(False)
-        return tuple(outputs)
+        return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         found: list[tuple[int, Tensor]] = []
         of_samples: list[Tensor | None] = []
-        for number, (bag, kept, gradient) in enumerate(zip(ctx.bags, ctx.kept, gradients, strict=True)):
-            of_samples.append(None)
-            if gradient is None:
-                continue
+        start = 0
+        for number, (bag, kept) in enumerate(zip(ctx.bags, ctx.kept, strict=True)):
+            count, dim = ctx.shapes[bag.table]
+            parts = [gradient[:, start + dim * part : start + dim * (part + 1)] for part in range(bag.features)]
+            start += dim * bag.features
+            mine = (parts[0] if bag.features == 1 else torch.cat(parts)).contiguous()
             bag_of, sizes, highest = kept
-            gradient = gradient.contiguous()
-            found.append((bag.table, _backward(gradient, bag, bag_of, sizes, highest, ctx.counts[bag.table])))
+            found.append((bag.table, _backward(mine, bag, bag_of, sizes, highest, count)))
+            of_samples.append(None)
             if ctx.needs_input_grad[5 + number]:
                 of_samples[-1] = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-                    gradient, ctx.looked_up[bag.table], bag.indices, bag.offsets, bag_of, bag.mode, bag.padding
+                    mine, ctx.looked_up[bag.table], bag.indices, bag.offsets, bag_of, bag.mode, bag.padding
                 )
         rows, ctx.rows = ctx.rows, None
         ctx.done(rows, found)

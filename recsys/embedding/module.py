@@ -62,7 +62,7 @@ class TableModule(nn.Module):
         self._anchor = torch.zeros((), requires_grad=True)
         self._update: Update = update
         self._pending: list[tuple[Rows, list[tuple[int, Tensor]]]] = []
-        self._planned: Any = None
+        self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         self._restore_hyperparameters()
 
@@ -90,12 +90,12 @@ class TableModule(nn.Module):
     def weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return rows as they are now, float32 [n, dim], a copy."""
         found = self.tables.read(table, np.asarray(rows, np.int64))
-        return torch.from_numpy(np.ascontiguousarray(found[:, : self.tables.specs[table].dim]))
+        return torch.from_numpy(np.ascontiguousarray(found[..., : self.tables.specs[table].dim]))
 
     def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
         """Return the optimizer's state of rows, float32 [n, width], a copy."""
         found = self.tables.read(table, np.asarray(rows, np.int64))
-        return torch.from_numpy(np.ascontiguousarray(found[:, self.tables.specs[table].dim :]))
+        return torch.from_numpy(np.ascontiguousarray(found[..., self.tables.specs[table].dim :]))
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients that wait for a step; with ``update="step"``."""
@@ -153,12 +153,14 @@ class TableModule(nn.Module):
     ) -> None:
         self.close()
 
-    def _pooled(self, ids: list[Ints | None], bags: list[Bags]) -> list[Tensor]:
+    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
+        """Return the ids of each table in what the module is called with."""
+        raise NotImplementedError
+
+    def _pooled(self, ids: list[Ints | None], bags: list[Bags]) -> Tensor:
         """Look up and pool what a step needs; `bags` get their indices here."""
-        rows = self.tables.distinct(ids)
         trains = torch.is_grad_enabled() and self.training
-        if trains or not self.tables.is_planned:
-            self.tables.lend(rows)
+        rows = self._rows_of(ids, trains)
         for bag in bags:
             bag.indices = torch.from_numpy(rows.inverse[bag.table])
             if bag.padding >= 0:
@@ -166,9 +168,23 @@ class TableModule(nn.Module):
         if trains:
             return pool(self.tables, rows, bags, self._anchor, self._done)
         with torch.no_grad():
-            outputs = pool(self.tables, rows, bags, self._anchor, self._done)
+            output = pool(self.tables, rows, bags, self._anchor, self._done)
         rows.release()
-        return outputs
+        return output
+
+    def _rows_of(self, ids: list[Ints | None], trains: bool) -> Rows:
+        """Return the rows of a step, in DRAM: those that were fetched ahead where they are the ones."""
+        if self._planned is not None and _are_equal(self._planned[0], ids):
+            return self._planned[1].share()
+        rows = self.tables.distinct(ids)
+        if self._planned is None and not self.tables.is_planned:
+            self.tables.lend(rows)
+        elif trains:
+            raise RuntimeError(
+                "input: other ids than lookahead's `ids` said of this batch, or its loop was left; call its close() to "
+                "go on without it"
+            )
+        return rows
 
     def _place(self, rows: Rows, table: int, row: int) -> int:
         """Return which of the step's rows a row is, -1 where it is not among them."""
@@ -224,6 +240,11 @@ class TableModule(nn.Module):
     def _restore_hyperparameters(self) -> None:
         for name, value in self._last_values().get("hyperparameters", {}).items():
             self.optimizer.param_groups[0][name] = tuple(value) if isinstance(value, list) else value
+
+
+def _are_equal(some: list[Ints | None], others: list[Ints | None]) -> bool:
+    pairs = zip(some, others, strict=True)
+    return all(one is other or (one is not None and np.array_equal(one, other)) for one, other in pairs)  # type: ignore[arg-type]
 
 
 def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:

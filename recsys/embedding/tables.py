@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier._loans import Loan
+from memhier._tickets import Ticket
 from memhier.errors import BudgetError, FormatError
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
@@ -69,6 +70,10 @@ class Rows:
     starts: list[int]
     inverse: list[Ints]
     loan: Loan | None = None
+
+    def share(self) -> "Rows":
+        """Return the same rows, held by themselves."""
+        return Rows(self.keys, self.starts, self.inverse, None if self.loan is None else self.loan.share())
 
     def release(self) -> None:
         """Let the rows go."""
@@ -145,6 +150,7 @@ class Tables:
             store.close()
             raise
         self._store = store
+        self._open = True
 
     @property
     def capacity(self) -> int:
@@ -161,6 +167,11 @@ class Tables:
         """The policy, where it can be told what comes."""
         policy = self._tier.policy
         return policy if isinstance(policy, Belady) else None
+
+    @property
+    def planner_if_open(self) -> Belady | None:
+        """The same; None once closed."""
+        return self.planner if self._open else None
 
     @property
     def is_planned(self) -> bool:
@@ -208,6 +219,22 @@ class Tables:
         except BudgetError as error:
             raise BudgetError(f"a step needs {len(rows.keys)} distinct rows at once: {error}") from error
 
+    def check_fits(self, rows: Rows) -> None:
+        """Raise BudgetError for a step that will never fit."""
+        if len(rows.keys) > self.capacity:
+            # Says what would be enough.
+            self.lend(rows)
+
+    def announce(self, rows: Rows) -> None:
+        """Tell the planner of the step after those already announced."""
+        planner = self.planner
+        assert planner is not None
+        planner.announce(rows.keys)
+
+    def prefetch(self, rows: Rows) -> Ticket:
+        """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
+        return self._tier.prefetch(rows.keys)
+
     def weights(self, rows: Rows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; without a loan they are only read."""
         if rows.loan is None:
@@ -222,7 +249,7 @@ class Tables:
     def read(self, table: int, ids: Ints) -> Floats:
         """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
         self.check_ids(table, ids)
-        return self._tier.gather(ids + self.bases[table], keep=False)[:, : self.widths[table]]
+        return self._tier.gather(ids + self.bases[table], keep=False)[..., : self.widths[table]]
 
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""
@@ -238,6 +265,7 @@ class Tables:
 
     def close(self) -> None:
         """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
+        self._open = False
         self._tier.close()
         self._store.close()
 

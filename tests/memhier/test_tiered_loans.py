@@ -96,6 +96,19 @@ def test_two_loans_of_a_row_hold_it_until_both_are_released(make: Make) -> None:
     tier.gather([2, 3])
 
 
+def test_a_shared_loan_holds_its_rows_by_itself(make: Make) -> None:
+    tier = make(slots=2)
+    first = tier.lend([1])
+    second = first.share()
+    first.release()
+    with pytest.raises(BudgetError):
+        tier.gather([2, 3])
+    second.release()
+    tier.gather([2, 3])
+    with pytest.raises(ValueError, match="released"):
+        second.share()
+
+
 def test_a_loan_takes_the_rows_of_a_ticket(make: Make) -> None:
     tier = make(slots=4)
     ticket = tier.prefetch([1, 2, 3])
@@ -181,6 +194,16 @@ def test_a_log_of_known_keys_takes_eight_bytes_each(tmp_path: Path) -> None:
             found, there = log.read([4, 8, 10])
             assert found.view("<u4").ravel().tolist() == [9, 0, 10]
             assert there.tolist() == [True, False, True]
+
+
+def test_idle_keys_are_those_that_no_announced_batch_needs() -> None:
+    policy = Belady(4)
+    policy.access([1, 2, 3])
+    assert policy.idle == 3
+    policy.announce([2, 5])
+    assert policy.idle == 2
+    policy.withdraw()
+    assert policy.idle == 3
 
 
 def test_withdrawn_batches_are_as_if_never_announced() -> None:

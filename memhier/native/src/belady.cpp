@@ -27,6 +27,11 @@ class Belady {
     return window_.pending();
   }
 
+  std::size_t idle() const {
+    const std::lock_guard lock(mutex_);
+    return window_.idle();
+  }
+
   bool contains(std::int64_t key) const {
     const std::lock_guard lock(mutex_);
     return window_.contains(key);
@@ -166,5 +171,6 @@ void register_belady(nb::module_& m) {
       .def("__len__", &Belady::size)
       .def("__contains__", &Belady::contains, nb::arg("key"))
       .def_prop_ro("pending", &Belady::pending)
+      .def_prop_ro("idle", &Belady::idle)
       .def_prop_ro("memory_bytes", &Belady::bytes);
 }

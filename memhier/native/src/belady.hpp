@@ -39,6 +39,7 @@ class BeladyWindow {
 
   std::size_t resident() const { return resident_; }
   std::size_t pending() const { return end_ - turn_; }
+  std::size_t idle() const { return idle_.entries().size(); }
 
   bool contains(std::int64_t key) const {
     const std::uint32_t number = table_.find(key);

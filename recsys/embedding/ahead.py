@@ -1,0 +1,316 @@
+"""One epoch read ahead: a thread that reads batches, announces their rows and fetches them, a bounded way ahead.
+
+What is announced and what is held when a batch's rows are fetched depends on counts alone, never on time: so which rows
+are read and evicted is the same in every run. A batch's rows are fetched while the batch `prefetch` before it is being
+trained on; where there is no room for them, once that batch's rows have been let go.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from memhier._tickets import Ticket
+from memhier.errors import BudgetError
+from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.tables import Ints, Rows
+
+__all__ = ["Ahead", "Epoch", "Limits"]
+
+# The window's growth at the start of an epoch, so that the first step need not wait until it is full.
+_RAMP_START, _RAMP_STEP = 8, 4
+# Batches read but not announced, for when the loader is slow now and then.
+_SLACK = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far ahead.
+
+    Attributes
+    ----------
+    window
+        Most batches known beyond the one being fetched.
+    window_bytes
+        Most bytes of those; None for no limit.
+    prefetch
+        Batches fetched ahead of the one that is being trained on.
+    grows
+        Whether to announce no more than is of use.
+    """
+
+    window: int
+    window_bytes: int | None
+    prefetch: int
+    grows: bool
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: Any
+    ids: list[Ints | None]
+    rows: Rows
+    bytes: int
+    ticket: Ticket | None = None
+
+
+class Epoch(Iterator[Any]):
+    """What a loop holds: when the loop is left, and this forgotten, the epoch ends."""
+
+    def __init__(self, ahead: "Ahead") -> None:
+        self._ahead = ahead
+
+    def __next__(self) -> Any:
+        return self._ahead.next()
+
+    def __del__(self) -> None:
+        self._ahead.close()
+
+
+class Ahead:
+    """The batches of one epoch, each handed out with its rows in DRAM."""
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        module: TableModule,
+        ids: Callable[[Any], Any],
+        limits: Limits,
+        skipped: int,
+    ) -> None:
+        self._batches = batches
+        self._module = module
+        self._ids = ids
+        self._limits = limits
+        self._skipped = skipped
+        # Batches that were not handed out: first those whose rows were fetched, then those that were announced.
+        self._window: deque[_Waiting] = deque()
+        self._fetched = self._announced = 0
+        self._announced_bytes = 0  # of those that were not fetched
+        self._handed_out = 0
+        self._granted = 0  # so many batches of the epoch may be fetched
+        self._blocked = False  # there was no room for the next one
+        self._current: Rows | None = None
+        self._ended = False  # the loader has
+        self._error: BaseException | None = None  # what ended it, or the thread
+        self._closed = self._failed = False
+        self._changed = threading.Condition()
+        self._known = 0
+        self._wait_s = self._loader_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
+        self._thread.start()
+
+    @property
+    def position(self) -> int:
+        """Batches of the epoch that were handed out, those left out at a resume included."""
+        return self._skipped + self._handed_out
+
+    def stats(self) -> dict[str, float]:
+        """Return plain numbers; see :meth:`Lookahead.stats`."""
+        with self._changed:
+            return {
+                "batches": self._handed_out,
+                "window": self._known / max(1, self._handed_out + self._fetched),
+                "wait_s": self._wait_s,
+                "loader_s": self._loader_s,
+                "bytes": sum(waiting.bytes for waiting in self._window),
+            }
+
+    def next(self) -> Any:
+        """Let the last batch's rows go, and return the next batch, its rows in DRAM."""
+        started = time.perf_counter()
+        try:
+            waiting = self._await_next()
+        except BaseException:
+            self.close()
+            raise
+        # Rows whose read failed are read again here: the error is this batch's then, and it stays where it is.
+        self._module.tables.lend(waiting.rows)
+        with self._changed:
+            self._window.popleft()
+            self._fetched -= 1
+            self._announced -= 1
+            self._handed_out += 1
+            self._granted = self._handed_out + (self._limits.prefetch if self._limits.window else 0)
+            self._current = waiting.rows
+            self._changed.notify_all()
+        self._module._planned = (waiting.ids, waiting.rows)
+        self._wait_s += time.perf_counter() - started
+        return waiting.batch
+
+    def close(self) -> None:
+        """End the thread, and take back what was announced."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._let_go()
+        announced, self._announced = self._announced, 0
+        for waiting in self._window:
+            if waiting.ticket is not None:
+                waiting.ticket.release()
+        self._window.clear()
+        self._fetched = 0
+        planner = self._module.tables.planner_if_open
+        if planner is not None and announced:
+            planner.withdraw()
+
+    # What the training's thread does.
+
+    def _await_next(self) -> _Waiting:
+        with self._changed:
+            self._changed.wait_for(self._is_settled)
+        self._let_go()
+        with self._changed:
+            # Without lookahead a batch is fetched now; with it this is the time for one that found no room.
+            self._granted = max(self._granted, self._handed_out + 1)
+            self._blocked = False
+            self._changed.notify_all()
+            self._changed.wait_for(self._is_settled)
+            if self._failed or self._closed or not self._fetched:
+                error, self._error = self._error, None
+                raise StopIteration if error is None else error
+            return self._window[0]
+
+    def _is_settled(self) -> bool:
+        """Whether what may be fetched has been, as far as there is room."""
+        if self._closed or self._failed or self._blocked:
+            return True
+        fetched = self._handed_out + self._fetched
+        return fetched >= self._granted or (self._over and self._fetched == len(self._window))
+
+    def _let_go(self) -> None:
+        """Let the rows of the batch go that was handed out last."""
+        self._module._planned = None
+        rows, self._current = self._current, None
+        if rows is not None:
+            rows.release()
+
+    @property
+    def _over(self) -> bool:
+        """Whether no more batches come."""
+        return self._ended or self._error is not None
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                continue
+        except BaseException as error:
+            with self._changed:
+                self._error, self._failed = error, True
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """Do what is due; False once there is nothing left to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._is_over() or self._may_fetch() or self._may_read())
+            if self._closed or self._is_over():
+                return False
+            fetches = self._may_fetch()
+        if not fetches or self._lacks_batches():
+            self._read()
+        else:
+            self._fetch()
+        return True
+
+    def _is_over(self) -> bool:
+        return self._over and self._fetched == len(self._window)
+
+    def _may_fetch(self) -> bool:
+        return not self._blocked and self._handed_out + self._fetched < self._granted
+
+    def _may_read(self) -> bool:
+        if self._over:
+            return False
+        limit = self._limits.window_bytes
+        ahead = len(self._window) - self._announced
+        return ahead < _SLACK and (limit is None or self._announced_bytes < limit or not ahead)
+
+    def _lacks_batches(self) -> bool:
+        """Announce what the next batch should know of; return whether more has to be read for that."""
+        while self._announced <= self._fetched or self._should_know_more():
+            if self._announced == len(self._window):
+                return not self._over
+            waiting = self._window[self._announced]
+            self._module.tables.announce(waiting.rows)
+            with self._changed:
+                self._announced += 1
+                self._announced_bytes += waiting.bytes
+        return False
+
+    def _should_know_more(self) -> bool:
+        limits, known = self._limits, self._announced - self._fetched - 1
+        ramp = _RAMP_START + _RAMP_STEP * (self._handed_out + self._fetched)
+        if known >= min(limits.window, ramp):
+            return False
+        if limits.window_bytes is not None and self._announced_bytes >= limits.window_bytes:
+            return False
+        return not (limits.grows and self._is_known())
+
+    def _is_known(self) -> bool:
+        """Whether every row in DRAM is known to be needed again, and there is no room for more."""
+        planner = self._module.tables.planner_if_open
+        return planner is None or (planner.idle == 0 and len(planner) == self._module.tables.capacity)
+
+    def _read(self) -> None:
+        started = time.perf_counter()
+        try:
+            batch = next(self._batches)
+            self._loader_s += time.perf_counter() - started
+            found = self._ids(batch)
+            ids = self._module._ids_of(*(found if isinstance(found, tuple) else (found,)))
+            rows = self._module.tables.distinct(ids)
+            self._module.tables.check_fits(rows)
+        except StopIteration:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            return
+        except Exception as error:
+            # It comes when the batches before it have been handed out.
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            return
+        size = _bytes_of(batch) + 2 * rows.keys.nbytes + sum(places.nbytes for places in rows.inverse)
+        with self._changed:
+            self._window.append(_Waiting(batch, ids, rows, size))
+
+    def _fetch(self) -> None:
+        """Fetch the rows of the first batch that has none, if there is room."""
+        if self._fetched == len(self._window):
+            return
+        waiting = self._window[self._fetched]
+        try:
+            waiting.ticket = self._module.tables.prefetch(waiting.rows)
+        except BudgetError:
+            if self._current is None and not self._fetched:
+                raise
+            with self._changed:
+                self._blocked = True
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._known += self._announced - self._fetched - 1
+            self._announced_bytes -= waiting.bytes
+            self._fetched += 1
+            self._changed.notify_all()
+
+
+def _bytes_of(batch: Any) -> int:
+    """Return about how many bytes a batch takes, where it is made of tensors and arrays."""
+    if isinstance(batch, torch.Tensor | np.ndarray):
+        return int(batch.nbytes)
+    if isinstance(batch, dict):
+        return sum(map(_bytes_of, batch.values()))
+    if isinstance(batch, list | tuple):
+        return sum(map(_bytes_of, batch))
+    return sum(map(_bytes_of, vars(batch).values())) if hasattr(batch, "__dict__") else 0

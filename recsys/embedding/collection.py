@@ -1,0 +1,254 @@
+"""EmbeddingBagCollection: many tables behind one plan, with the configurations and features of TorchRec."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memhier._arguments import check_int
+from memhier.policies import Policy
+from memhier.recsys.embedding.bag import as_bags
+from memhier.recsys.embedding.fused import MODES, Bags
+from memhier.recsys.embedding.initial import Initial, Uniform
+from memhier.recsys.embedding.module import TableModule, Update
+from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
+
+__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Pooled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbeddingBagConfig:
+    """One table, as TorchRec describes it.
+
+    Attributes
+    ----------
+    name
+        Of the table, unique.
+    num_embeddings, embedding_dim
+        Its rows and the weights in each.
+    feature_names
+        Of the features that look it up; by default one with the table's name.
+    pooling
+        ``"sum"`` or ``"mean"``.
+    initial
+        Weights before a row is first trained; by default TorchRec's.
+    """
+
+    name: str
+    num_embeddings: int
+    embedding_dim: int
+    feature_names: Sequence[str] = ()
+    pooling: Literal["sum", "mean"] = "sum"
+    initial: Initial = field(default_factory=Uniform)
+
+
+class Pooled(Mapping[str, Tensor]):
+    """Pooled rows by feature, as TorchRec's KeyedTensor."""
+
+    def __init__(self, names: Sequence[str], widths: Sequence[int], values: Tensor) -> None:
+        ends = np.cumsum([0, *widths]).tolist()
+        self._columns = {name: slice(*ends[at : at + 2]) for at, name in enumerate(names)}
+        self._values = values
+
+    def values(self) -> Tensor:  # type: ignore[override]
+        """Return all features side by side, float32 [samples, sum of widths]."""
+        return self._values
+
+    def to_dict(self) -> dict[str, Tensor]:
+        """Return the features by name."""
+        return {name: self[name] for name in self}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._values[:, self._columns[name]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._columns)
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+
+class EmbeddingBagCollection(TableModule):
+    """Tables as large as the SSD, trained together through one DRAM budget.
+
+    Parameters
+    ----------
+    tables
+        :class:`EmbeddingBagConfig`, or TorchRec's.
+    optimizer, dram, path, seed, resume, update, policy, codec, touched, step_rows
+        As in :class:`EmbeddingBag`, for all tables together.
+
+    Raises
+    ------
+    BudgetError, FileExistsError, FormatError
+        As in :class:`EmbeddingBag`.
+    ValueError
+        For two tables or two features of one name.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> configs = [EmbeddingBagConfig(name=name, num_embeddings=100, embedding_dim=4) for name in ("user", "item")]
+    >>> with EmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     pooled = tables(torch.tensor([[1, 7], [1, 9], [2, 7]]))
+    ...     pooled["item"].shape, pooled.values().shape
+    (torch.Size([3, 4]), torch.Size([3, 8]))
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[Any],
+        *,
+        optimizer: SparseOptimizer | None = None,
+        dram: int | str,
+        path: str | os.PathLike[str],
+        seed: int = 0,
+        resume: bool = False,
+        update: Update = "backward",
+        policy: str | Policy = "belady",
+        codec: str = "none",
+        touched: int | None = None,
+        step_rows: int | None = None,
+    ) -> None:
+        if not tables:
+            raise ValueError("tables: expected at least one")
+        self._configs = [_as_config(table) for table in tables]
+        names = [config.name for config in self._configs]
+        self._features = [name for config in self._configs for name in config.feature_names]
+        for what, given in (("table", names), ("feature", self._features)):
+            twice = sorted({name for name in given if given.count(name) > 1})
+            if twice:
+                raise ValueError(f"tables: more than one {what} is named {twice[0]!r}")
+        specs = [
+            TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
+            for config in self._configs
+        ]
+        super().__init__(
+            Tables(
+                specs, SGD() if optimizer is None else optimizer, dram=dram, path=path, seed=seed, resume=resume,
+                policy=policy, codec=codec, touched=touched, step_rows=step_rows,
+            ),
+            update,
+        )  # fmt: skip
+        self._widths = [config.embedding_dim for config in self._configs for _ in config.feature_names]
+
+    def forward(self, features: Any) -> Pooled:
+        """Return pooled rows of every feature.
+
+        Parameters
+        ----------
+        features
+            A KeyedJaggedTensor; or a dict from each feature to ids [samples, length], or to ``(ids, offsets)`` or
+            ``(ids, offsets, weights)`` as for :class:`EmbeddingBag`; or a tensor [samples, features] of one id each.
+
+        Raises
+        ------
+        IndexError
+            For a row that a table does not have.
+        BudgetError
+            When the distinct rows of this step do not fit; the message says what would be enough.
+        """
+        bags = self._bags_of(features)
+        output = self._pooled([bag.indices.numpy() for bag in bags], bags)
+        return Pooled(self._features, self._widths, output)
+
+    def extra_repr(self) -> str:
+        """Return the arguments that matter most."""
+        return f"{len(self._configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
+
+    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
+        return [bag.indices.numpy() for bag in self._bags_of(*arguments)]
+
+    def _bags_of(self, features: Any) -> list[Bags]:
+        """Return the bags of each table, their ids in place of indices."""
+        parts = _parts(features, self._features)
+        found, at = [], 0
+        for number, config in enumerate(self._configs):
+            mine = parts[at : at + len(config.feature_names)]
+            at += len(mine)
+            ids, offsets, weights = mine[0] if len(mine) == 1 else _joined(mine)
+            found.append(Bags(number, ids, offsets, MODES[config.pooling], weights, features=len(mine)))
+        return found
+
+
+Part = tuple[Tensor, Tensor, Tensor | None]
+"""Ids int64 [n], where bags begin, weights."""
+
+
+def _parts(features: Any, names: Sequence[str]) -> list[Part]:
+    """Return the bags of each feature."""
+    if isinstance(features, Tensor):
+        return _of_matrix(features, len(names))
+    if isinstance(features, Mapping):
+        found = []
+        for name in names:
+            if name not in features:
+                raise ValueError(f"features: no {name!r}; there are {sorted(features)}")
+            given = features[name]
+            ids, offsets, weights = (*given, None, None)[:3] if isinstance(given, tuple) else (given, None, None)
+            found.append(as_bags(ids, offsets, weights, "sum"))
+    elif hasattr(features, "offsets") and hasattr(features, "keys"):
+        found = _of_jagged(features, names)
+    else:
+        raise TypeError(
+            f"features: expected a KeyedJaggedTensor, a dict, or a tensor [samples, {len(names)}], got "
+            f"{type(features).__name__}"
+        )
+    samples = {len(part[1]) for part in found}
+    if len(samples) > 1:
+        raise ValueError(f"features: expected as many samples of each, got {sorted(samples)}")
+    return found
+
+
+def _of_matrix(ids: Tensor, count: int) -> list[Part]:
+    if ids.dim() != 2 or ids.shape[1] != count or ids.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"features: expected integers [samples, {count}], got {ids.dtype} {list(ids.shape)}")
+    offsets = torch.arange(len(ids))
+    return [(column, offsets, None) for column in ids.to(torch.int64).t().contiguous()]
+
+
+def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
+    there = list(features.keys())
+    missing = [name for name in names if name not in there]
+    if missing:
+        raise ValueError(f"features: no {missing[0]!r}; there are {there}")
+    offsets, values, weights = features.offsets(), features.values(), features.weights_or_none()
+    samples = (len(offsets) - 1) // max(1, len(there))
+    found = []
+    for name in names:
+        at = there.index(name) * samples
+        begin, end = int(offsets[at]), int(offsets[at + samples])
+        mine = None if weights is None else weights[begin:end]
+        found.append(as_bags(values[begin:end], offsets[at : at + samples] - begin, mine, "sum"))
+    return found
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    """Return the bags of several features of one table, one after the other."""
+    ends = np.cumsum([0, *(len(ids) for ids, _, _ in parts)]).tolist()
+    offsets = torch.cat([begins + end for (_, begins, _), end in zip(parts, ends, strict=False)])
+    weights = None
+    if any(part[2] is not None for part in parts):
+        weights = torch.cat([torch.ones(len(ids)) if given is None else given for ids, _, given in parts])
+    return torch.cat([ids for ids, _, _ in parts]), offsets, weights
+
+
+def _as_config(table: Any) -> EmbeddingBagConfig:
+    pooling = getattr(table.pooling, "value", table.pooling).lower()
+    if pooling not in ("sum", "mean"):
+        raise ValueError(f"pooling={table.pooling!r}: expected 'sum' or 'mean'")
+    check_int("num_embeddings", table.num_embeddings, 1, 2**62)
+    check_int("embedding_dim", table.embedding_dim, 1, 2**20)
+    initial = getattr(table, "initial", None)
+    if not table.name or not isinstance(table.name, str):
+        raise ValueError(f"name={table.name!r}: expected text")
+    return EmbeddingBagConfig(
+        name=table.name, num_embeddings=table.num_embeddings, embedding_dim=table.embedding_dim,
+        feature_names=tuple(table.feature_names) or (table.name,), pooling=pooling,
+        initial=Uniform() if initial is None else initial,
+    )  # fmt: skip

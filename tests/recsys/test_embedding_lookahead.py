@@ -1,0 +1,233 @@
+"""lookahead: the same bits, fewer reads, and nothing left behind however an epoch ends."""
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from memhier.errors import BudgetError
+from memhier.plan import plan
+from memhier.policies import LRU, Belady
+from memhier.recsys import Adagrad, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
+
+torch.set_num_threads(1)
+torch.sparse.check_sparse_tensor_invariants.disable()
+
+ROWS, DIM = 400, 8
+
+
+def batches(count: int, size: int = 16, seed: int = 0) -> list[Tensor]:
+    rng = np.random.default_rng(seed)
+    return [torch.from_numpy((ROWS * rng.random((size, 2)) ** 2).astype(np.int64)) for _ in range(count)]
+
+
+def make(path: Path, slots: int = 80, **options: Any) -> EmbeddingBag:
+    options = {"mode": "sum", "optimizer": Adagrad(lr=0.1), "policy": Belady(slots), "dram": "64MiB"} | options
+    return EmbeddingBag(ROWS, DIM, path=path, **options)
+
+
+def train(bag: nn.Module, loader: Any) -> list[float]:
+    losses = []
+    for batch in loader:
+        loss = bag(batch).sin().sum()
+        loss.backward()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("window", [0, 1, 50, None, "auto"])
+def test_looking_ahead_changes_no_bit(tmp_path: Path, window: Any) -> None:
+    loader = batches(60)
+    with make(tmp_path / "plain", slots=ROWS) as plain:
+        expected = train(plain, loader)
+        weights = plain.weights(np.arange(ROWS))
+    with make(tmp_path / "ahead") as bag:
+        assert train(bag, lookahead(loader, bag, ids=lambda batch: batch, window=window)) == expected
+        assert torch.equal(bag.weights(np.arange(ROWS)), weights)
+        assert bag.stats()["refetches"] + bag.stats()["queue_hits"] > 0
+
+
+def test_reads_are_those_of_belady_offline(tmp_path: Path) -> None:
+    loader = batches(80)
+    steps = [*plan([np.unique(batch) for batch in loader], 150, lookahead=None)]
+    with make(tmp_path, slots=150) as bag:
+        train(bag, lookahead(loader, bag, ids=lambda batch: batch, window=None, prefetch=1))
+        stats = bag.stats()
+    found = stats["refetches"] + stats["queue_hits"] + stats["first_touches"]
+    # A step's rows are still held when the next one's are fetched: a few evictions are not Belady's first choice.
+    least = sum(len(step.load) for step in steps)
+    assert least <= found <= 1.05 * least
+
+
+def test_the_same_rows_are_read_in_every_run(tmp_path: Path) -> None:
+    seen = set()
+    for run in range(3):
+        with make(tmp_path / str(run)) as bag:
+            train(bag, lookahead(batches(60), bag, ids=lambda batch: batch, window=7))
+            stats = bag.stats()
+            seen.add((stats["evictions"], stats["misses"], stats["writes"]))
+    assert len(seen) == 1
+
+
+def test_a_step_that_fills_the_budget_is_not_fetched_ahead(tmp_path: Path) -> None:
+    loader = batches(12, size=40)
+    largest = max(len(np.unique(batch)) for batch in loader)
+    with make(tmp_path / "a", slots=ROWS) as plain:
+        expected = train(plain, loader)
+    with make(tmp_path / "b", slots=largest) as bag:
+        assert train(bag, lookahead(loader, bag, ids=lambda batch: batch)) == expected
+
+
+def test_a_step_beyond_the_budget_says_so_after_those_before_it(tmp_path: Path) -> None:
+    loader = [*batches(3, size=4), torch.arange(0, 60).view(30, 2)]
+    with make(tmp_path, slots=20) as bag:
+        ahead = lookahead(loader, bag, ids=lambda batch: batch)
+        with pytest.raises(BudgetError, match="60 distinct rows"):
+            train(bag, ahead)
+        assert ahead.position == 3
+        train(bag, batches(2, size=4))
+
+
+def test_an_error_of_the_loader_comes_in_its_turn(tmp_path: Path) -> None:
+    def loader() -> Iterator[Tensor]:
+        yield from batches(4)
+        raise RuntimeError("the disk of the data is gone")
+
+    with make(tmp_path) as bag:
+        ahead = lookahead(loader(), bag, ids=lambda batch: batch)
+        with pytest.raises(RuntimeError, match="disk of the data"):
+            train(bag, ahead)
+        assert ahead.position == 4
+        bag.checkpoint()
+
+
+@pytest.mark.parametrize("bad", [torch.tensor([[ROWS]]), torch.tensor([[-1]])])
+def test_a_wrong_id_comes_in_its_turn(tmp_path: Path, bad: Tensor) -> None:
+    with make(tmp_path) as bag:
+        epoch = iter(lookahead([*batches(2), bad, *batches(2)], bag, ids=lambda batch: batch))
+        next(epoch)
+        next(epoch)
+        with pytest.raises(IndexError, match="expected a row of table"):
+            next(epoch)
+
+
+def test_an_epoch_may_be_left_and_begun_anew(tmp_path: Path) -> None:
+    loader = batches(20)
+    with make(tmp_path / "a", slots=ROWS) as plain:
+        expected = [*train(plain, loader[:5]), *train(plain, loader[:2]), *train(plain, loader)]
+    with make(tmp_path / "b") as bag:
+        losses = []
+        ahead = lookahead(loader, bag, ids=lambda batch: batch)
+        for number, batch in enumerate(ahead):
+            if number == 5:
+                break
+            losses += train(bag, [batch])
+        assert ahead.position == 6
+        losses += train(bag, loader[:2])
+        losses += train(bag, ahead)
+        assert losses == expected
+
+
+def test_other_ids_than_were_said_are_refused(tmp_path: Path) -> None:
+    with make(tmp_path) as bag:
+        epoch = iter(lookahead(batches(5), bag, ids=lambda batch: batch))
+        batch = next(epoch)
+        with pytest.raises(RuntimeError, match="other ids"):
+            bag(batch + 1)
+        bag(batch).sum().backward()
+        del epoch
+        bag(batch + 1).sum().backward()
+
+
+def test_evaluation_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    with make(tmp_path) as bag:
+        for batch in lookahead(batches(10), bag, ids=lambda batch: batch):
+            bag(batch).sum().backward()
+            bag.eval()
+            held_out = batches(1, seed=9)[0]
+            assert torch.equal(bag(held_out), bag.weights(held_out.numpy()).sum(1))
+            bag.train()
+
+
+class Ids(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 300
+
+    def __getitem__(self, at: int) -> Tensor:
+        return torch.tensor([at % 7, at])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_seeded_loader_is_resumed_in_the_middle(tmp_path: Path, workers: int) -> None:
+    def loader() -> DataLoader[Tensor]:
+        return DataLoader(Ids(), 16, shuffle=True, num_workers=workers, generator=torch.Generator().manual_seed(3))
+
+    whole = [batch.tolist() for batch in loader()]
+    with make(tmp_path) as bag:
+        ahead = lookahead(loader(), bag, ids=lambda batch: batch)
+        seen = []
+        for batch in ahead:
+            bag(batch).sum().backward()
+            seen.append(batch.tolist())
+            if len(seen) == 7:
+                break
+        bag.checkpoint({"loader": ahead.state_dict()})
+    with make(tmp_path, resume=True) as bag:
+        other = loader()
+        assert other.generator is not None
+        other.generator.manual_seed(99)
+        ahead = lookahead(other, bag, ids=lambda batch: batch)
+        ahead.load_state_dict(bag.extra["loader"])
+        assert ahead.position == 7
+        for batch in ahead:
+            bag(batch).sum().backward()
+            seen.append(batch.tolist())
+        assert ahead.position == len(whole)
+    assert seen == whole
+
+
+def test_a_worker_that_dies_is_an_error_in_its_turn(tmp_path: Path) -> None:
+    class Deadly(Ids):
+        def __getitem__(self, at: int) -> Tensor:
+            if at == 100:
+                import os
+
+                os._exit(1)
+            return super().__getitem__(at)
+
+    with make(tmp_path) as bag:
+        with pytest.raises(RuntimeError, match="worker"):
+            train(bag, lookahead(DataLoader(Deadly(), 8, num_workers=1), bag, ids=lambda batch: batch))
+        train(bag, batches(2))
+    gc.collect()
+
+
+def test_other_policies_cannot_look_ahead(tmp_path: Path) -> None:
+    with make(tmp_path, policy=LRU(50)) as bag:
+        with pytest.raises(ValueError, match="policy='belady'"):
+            lookahead(batches(1), bag, ids=lambda batch: batch)
+        with pytest.raises(ValueError, match="found 0"):
+            lookahead(batches(1), nn.Linear(1, 1), ids=lambda batch: batch)
+        with pytest.raises(ValueError, match="window=-1"):
+            lookahead(batches(1), bag, ids=lambda batch: batch, window=-1)
+
+
+def test_a_collection_looks_ahead_for_all_its_tables(tmp_path: Path) -> None:
+    configs = [
+        EmbeddingBagConfig(name="a", num_embeddings=50, embedding_dim=4),
+        EmbeddingBagConfig(name="b", num_embeddings=90, embedding_dim=6, pooling="mean"),
+    ]
+    loader = [torch.stack([torch.randint(50, (9,)), torch.randint(90, (9,))], 1) for _ in range(20)]
+    found = []
+    for number, slots in enumerate((140, 30)):
+        with EmbeddingBagCollection(configs, dram="64MiB", path=tmp_path / str(number), policy=Belady(slots)) as tables:
+            for batch in lookahead(loader, tables, ids=lambda batch: batch) if number else loader:
+                tables(batch).values().sin().sum().backward()
+            found.append([tables.weights(np.arange(count), table) for table, count in enumerate((50, 90))])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
