@@ -78,6 +78,8 @@ class CompactingLog(LogCore):
         direct: bool,
         compact_below: float,
         key_space: int | None = None,
+        grows: bool = False,
+        beside: LogCore | None = None,
     ) -> None:
         self._compact_below = compact_below
         self._stepping = threading.Lock()  # held through a step of the background, by whoever takes it
@@ -87,7 +89,7 @@ class CompactingLog(LogCore):
         self._thread = ThreadPoolExecutor(1, "compact") if compact_below else None
         self._job: Future[None] | None = None
         self._pid = os.getpid()
-        super().__init__(store, name, reader, capacity, record, per_page, direct, key_space)
+        super().__init__(store, name, reader, capacity, record, per_page, direct, key_space, grows, beside)
 
     # In the background.
 

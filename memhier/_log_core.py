@@ -55,6 +55,8 @@ class LogCore:
         Of every record; 0 where they differ.
     per_page
         As in `lay_out`.
+    beside
+        The log whose transaction this one writes in.
     """
 
     def __init__(
@@ -67,6 +69,8 @@ class LogCore:
         per_page: int | None,
         direct: bool,
         key_space: int | None = None,
+        grows: bool = False,
+        beside: "LogCore | None" = None,
     ) -> None:
         self._store = store
         self._name = name
@@ -75,11 +79,13 @@ class LogCore:
         self._per_page = per_page
         self._direct = direct
         self._following = record.following
-        self._index = LogIndex(capacity, record.record_bytes or None, key_space)
+        self._index = LogIndex(capacity, record.record_bytes or None, key_space, grows)
         self._table = PartTable()
         self._parts: dict[int, Part] = {}  # committed ones by slot, in the order of writing
         self._fresh: list[OpenPart] = []  # those of the open transaction; the last one is being written
         self._tail = LogTail()
+        self._leader = beside
+        self._followers: list[LogCore] = []
         self._tx: Transaction | None = None
         self._writer = threading.RLock()  # held through a whole change
         self._lock = threading.Lock()  # held while index, table and tail change together
@@ -94,6 +100,8 @@ class LogCore:
         except BaseException:
             self._let_go()
             raise
+        if beside is not None:
+            beside._followers.append(self)
 
     # What the two shapes of record differ in.
 
@@ -162,6 +170,10 @@ class LogCore:
         if self._tx is not None:
             self._tx.check_open()
             return False
+        if self._leader is not None:
+            self._leader._begin()
+            self._tx = self._leader._tx
+            return False  # the leader's, which may hold changes already: not to be aborted by this log
         self._tx = self._store.begin()
         return True
 
@@ -175,10 +187,17 @@ class LogCore:
             raise
 
     def _fail(self, error: BaseException) -> None:
-        self._failure = error
-        if self._tx is not None:
-            self._tx.abort()
-            self._tx = None
+        """Take no more calls, nor does any log of the same transaction: each holds changes that are gone."""
+        for log in self._together():
+            log._failure = error
+            if log._tx is not None:
+                log._tx.abort()
+                log._tx = None
+
+    def _together(self) -> "list[LogCore]":
+        """The logs that share a transaction, the one that commits it first."""
+        leader = self if self._leader is None else self._leader
+        return [leader, *leader._followers]
 
     def _append(self, keys: Ints, lengths: Ints, records: Any) -> None:
         with self._writer:

@@ -29,9 +29,12 @@ class LogIndex:
     key_space
         Where all keys are 0 to ``key_space - 1``: where that is smaller, a place is kept for each possible key, 8
         bytes, and `capacity` does not limit.
+    grows
+        Whether `key_space` is only what to begin with: larger keys double it.
     """
 
-    def __init__(self, capacity: int, length: int | None, key_space: int | None = None) -> None:
+    def __init__(self, capacity: int, length: int | None, key_space: int | None = None, grows: bool = False) -> None:
+        self._grows = grows and _is_direct(capacity, key_space)
         self._slots = _slots_for(capacity, key_space)
         self._places: Ints = np.full(self._slots.capacity, -1, np.int64)
         self._length = length
@@ -82,6 +85,8 @@ class LogIndex:
         BudgetError
             When they do not all fit; nothing has changed then.
         """
+        if self._grows and len(keys) and int(keys.max()) >= self.capacity:
+            self._grow(int(keys.max()) + 1)
         try:
             return self._slots.insert(keys)
         except BudgetError:
@@ -124,6 +129,14 @@ class LogIndex:
         """Return the records and the bytes of records, by slot of the part table, that are the newest of their key."""
         missing = max(0, parts - len(self._live))
         return np.pad(self._live, (0, missing))[:parts], np.pad(self._live_bytes, (0, missing))[:parts]
+
+    def _grow(self, key_space: int) -> None:
+        """Keep a place for more possible keys."""
+        added = max(key_space, 2 * self.capacity) - self.capacity
+        self._places = np.pad(self._places, (0, added), constant_values=-1)
+        if self._length is None:
+            self._lengths = np.pad(self._lengths, (0, added))
+        self._slots = _EveryKey(self.capacity + added)
 
     def _count(self, slots: Ints, sign: int) -> None:
         """Count what distinct slots hold, or no longer do."""

@@ -6,14 +6,15 @@ entries, newest first, so that it never holds more keys than are alive.
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from memhier._arrays import as_ints
 from memhier._log_compaction import CompactingLog
 from memhier._log_core import Flags, Ints
 from memhier._log_parts import LogRecord
-from memhier._transaction import check_key, check_value_size
+from memhier._transaction import Transaction, check_key, check_value_size
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.store import Store
 
@@ -43,7 +44,11 @@ class RecordLog(CompactingLog):
         direct: bool,
         compact_below: float,
         key_space: int | None = None,
+        grows: bool = False,
+        beside: "RecordLog | None" = None,
     ) -> None:
+        if beside is not None and (beside._store is not store or beside._leader is not None):
+            raise ValueError(f"beside={beside._name!r}: expected a log of the same store that commits by itself")
         if isinstance(compact_below, bool) or not isinstance(compact_below, int | float):
             raise TypeError(f"compact_below={compact_below!r}: expected a share as a float")
         if not 0 <= compact_below <= COMPACT_BELOW_MAX:
@@ -54,13 +59,16 @@ class RecordLog(CompactingLog):
             raise ValueError(f"name={name!r}: expected 1 to 70 letters, digits, '-' or '_'")
         self._value_key = f"log/{name}"
         record = self._read_record(store, name, capacity, record_bytes)
-        super().__init__(store, name, reader, capacity, record, per_page, direct, float(compact_below), key_space)
+        super().__init__(
+            store, name, reader, capacity, record, per_page, direct, float(compact_below), key_space, grows, beside
+        )
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: the index, the tail, and the buffers of a transaction that is open."""
-        held = self._index.memory_bytes + self._table.memory_bytes + self._tail.buffer.nbytes
-        return held + self._background_bytes() + (0 if self._tx is None else self._tx.memory_bytes)
+        held = self._index.memory_bytes + self._table.memory_bytes + self._tail.buffer.nbytes + self._background_bytes()
+        # The buffers of a shared transaction are those of the log that commits it.
+        return held if self._tx is None or self._leader is not None else held + self._tx.memory_bytes
 
     @property
     def capacity(self) -> int:
@@ -142,6 +150,8 @@ class RecordLog(CompactingLog):
     def commit(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make everything since the last commit durable at once; return the store's new generation.
 
+        With it goes what the logs have that were opened beside this one; they do not commit by themselves.
+
         Where many small parts have come together, they are merged first, and with `compact_below` what the thread has
         not moved of what is due is moved now.
 
@@ -154,24 +164,39 @@ class RecordLog(CompactingLog):
         ------
         OSError
             When a write fails. The log is closed for everything then; open store and log again.
+        ValueError
+            When it was opened beside another log, which commits both.
         """
         self._check_open()
+        if self._leader is not None:
+            raise ValueError(f"log {self._name!r} was opened beside {self._leader._name!r}: commit that one")
         changes = self.check_values(values)
-        self._pay()
-        with self._writer:
-            self._begin()
-            self._merge()
+        logs = cast("list[RecordLog]", self._together())
+        for log in logs:
+            log._pay()
+        with ExitStack() as held:
+            for log in logs:
+                held.enter_context(log._writer)
+                log._begin()
+                log._merge()
             with self._failing() as tx:
                 for key, value in changes.items():
                     tx.put(key, value)
-                if self._fresh:
-                    with self._lock:
-                        self._fresh[-1].seal()
-                tx.put(self._value_key, self._record().encode())
+                for log in logs:
+                    log._put_record(tx)
                 generation = tx.commit()
-                self._adopt()
-            self._tx = None
+                for log in logs:
+                    log._adopt()
+            for log in logs:
+                log._tx = None
         return generation
+
+    def _put_record(self, tx: Transaction) -> None:
+        """Finish what is being written, and describe the log in the catalog."""
+        if self._fresh:
+            with self._lock:
+                self._fresh[-1].seal()
+        tx.put(self._value_key, self._record().encode())
 
     def compact(self, live_below: float = 0.5) -> int:
         """Rewrite what is alive of the parts in which less than a share is; commit to have their space back.
@@ -226,7 +251,10 @@ class RecordLog(CompactingLog):
             }
 
     def close(self) -> None:
-        """Forget what was not committed and let go of the reader's files. Store and reader stay open."""
+        """Forget what was not committed and let go of the reader's files. Store and reader stay open.
+
+        Logs of one transaction forget it together, and are to be closed together.
+        """
         if self._closed:
             return
         self._closed = True

@@ -52,6 +52,11 @@ class RowLog(RecordLog):
         of `capacity` where they are less, and `capacity` is then no limit.
     direct
         Write rows past the page cache, by a thread: for many megabytes a commit that are not read back soon.
+    grows
+        `key_space` is only what to begin with: a larger key doubles the DRAM taken for places.
+    beside
+        A log of the same store in whose transaction this one writes: one commit, of that log, makes both durable. They
+        are changed by the same thread, fail together, and are closed together.
 
     Raises
     ------
@@ -87,6 +92,8 @@ class RowLog(RecordLog):
         direct: bool = False,
         compact_below: float = 0,
         key_space: int | None = None,
+        grows: bool = False,
+        beside: RecordLog | None = None,
     ) -> None:
         self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
         if key_space is not None:
@@ -101,6 +108,8 @@ class RowLog(RecordLog):
             direct,
             compact_below,
             key_space,
+            grows,
+            beside,
         )
 
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._arguments import check_int
 from memhier._arrays import as_bytes
 from memhier._log_core import BlockOf, Bytes, Ints
 from memhier._log_parts import offset_of
@@ -38,7 +39,9 @@ class Samples(RecordLog):
         Does the reads; stays the caller's.
     capacity
         Most distinct keys at a time, 1 to 2**31 - 1: 40 bytes of DRAM are taken at once for each.
-    compact_below
+    key_space
+        As in :class:`~memhier.row_log.RowLog`, but for 12 bytes.
+    compact_below, direct, grows, beside
         As in :class:`~memhier.row_log.RowLog`.
 
     Raises
@@ -63,8 +66,22 @@ class Samples(RecordLog):
     [b'', None, b'three']
     """
 
-    def __init__(self, store: Store, name: str, reader: "Reader", capacity: int, *, compact_below: float = 0) -> None:
-        super().__init__(store, name, reader, capacity, 0, None, False, compact_below)
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        reader: "Reader",
+        capacity: int,
+        *,
+        direct: bool = False,
+        compact_below: float = 0,
+        key_space: int | None = None,
+        grows: bool = False,
+        beside: RecordLog | None = None,
+    ) -> None:
+        if key_space is not None:
+            check_int("key_space", key_space, 1, 2**63 - 1)
+        super().__init__(store, name, reader, capacity, 0, None, direct, compact_below, key_space, grows, beside)
 
     def put(self, keys: Any, records: Sequence[Any]) -> None:
         """Set records. Where a key comes twice, its last record counts.

@@ -1,0 +1,173 @@
+"""Logs that share a transaction, and logs that grow."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier._log_index import LogIndex
+from memhier.errors import ClosedError
+from memhier.files import Fault, FaultyFiles, RealFiles
+from memhier.reader import Reader
+from memhier.row_log import RowLog
+from memhier.samples import Samples
+from memhier.store import Store
+
+
+def rows(*values: int) -> np.ndarray:
+    return np.array(values, "<i8").reshape(-1, 1).view(np.uint8)
+
+
+def test_one_commit_makes_both_durable(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        first = RowLog(store, "first", 8, reader, 10)
+        second = Samples(store, "second", reader, 10, beside=first)
+        second.put([4], [b"four"])
+        first.append([3], rows(30))
+        assert first.commit() == 1
+        second.delete([4])
+        second.put([5], [b"five"])
+        assert first.commit() == 2
+        first.append([9], rows(90))
+        second.put([9], [b"nine"])
+        first.close()
+        second.close()
+    with Store.open(tmp_path / "s", "test") as store, Reader() as reader:
+        with RowLog(store, "first", 8, reader, 10) as first, Samples(store, "second", reader, 10) as second:
+            assert first.read([3, 9])[1].tolist() == [True, False]
+            assert [None if text is None else bytes(text) for text in second.get([4, 5, 9])] == [None, b"five", None]
+        assert store.check() == []
+
+
+def test_what_commits_beside_another_does_not_commit_by_itself(tmp_path: Path) -> None:
+    with (
+        Store.create(tmp_path / "s", "test") as store,
+        Reader() as reader,
+        RowLog(store, "first", 8, reader, 10) as first,
+        RowLog(store, "second", 8, reader, 10, beside=first) as log,
+    ):
+        with pytest.raises(ValueError, match="commit that one"):
+            log.commit()
+        with pytest.raises(ValueError, match="commits by itself"):
+            RowLog(store, "third", 8, reader, 10, beside=log)
+
+
+def test_the_buffers_of_a_shared_transaction_count_once(tmp_path: Path) -> None:
+    with (
+        Store.create(tmp_path / "s", "test") as store,
+        Reader() as reader,
+        RowLog(store, "first", 8, reader, 10) as first,
+        RowLog(store, "second", 8, reader, 10, beside=first) as log,
+    ):
+        held = first.memory_bytes, log.memory_bytes
+        log.append([1], rows(1))
+        assert log.memory_bytes == held[1]
+        assert first.memory_bytes > held[0]
+
+
+@pytest.mark.parametrize("fails", ["first", "second"])
+def test_a_failed_write_of_one_closes_both(tmp_path: Path, fails: str) -> None:
+    files = FaultyFiles(RealFiles())
+    with Store.create(tmp_path / "s", "test", files=files) as store, Reader() as reader:
+        first = RowLog(store, "first", 8, reader, 10**6)
+        second = RowLog(store, "second", 8, reader, 10**6, beside=first)
+        for log in (first, second):
+            log.append([1], rows(1))
+        first.commit()
+        for log in (first, second):
+            log.append([2], rows(2))
+        files._fail_at, files._fault = len(files.calls) + 1, Fault.ENOSPC
+        many = np.arange(10**6)
+        with pytest.raises(OSError, match="No space"):
+            (first if fails == "first" else second).append(many, np.zeros((10**6, 8), np.uint8))
+        for log in (first, second):
+            with pytest.raises(ClosedError, match="No space"):
+                log.read([1])
+            log.close()
+    with Store.open(tmp_path / "s", "test") as store, Reader() as reader:
+        for name in ("first", "second"):
+            with RowLog(store, name, 8, reader, 10) as log:
+                assert log.read([1, 2])[1].tolist() == [True, False]
+
+
+def test_closing_one_forgets_what_neither_committed(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        first = RowLog(store, "first", 8, reader, 10)
+        second = RowLog(store, "second", 8, reader, 10, beside=first)
+        first.append([1], rows(1))
+        first.commit()
+        second.append([1], rows(1))
+        second.close()
+        with pytest.raises(ClosedError):
+            first.commit()
+        first.close()
+    with Store.open(tmp_path / "s", "test") as store, Reader() as reader:
+        with RowLog(store, "first", 8, reader, 10) as first, RowLog(store, "second", 8, reader, 10) as second:
+            assert (len(first), len(second)) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", [RowLog, Samples])
+def test_a_log_that_grows_takes_any_key(tmp_path: Path, kind: type[RowLog] | type[Samples]) -> None:
+    def make(store: Store, reader: Reader, keys: int) -> RowLog | Samples:
+        if kind is RowLog:
+            return RowLog(store, "log", 8, reader, keys, key_space=keys, grows=True)
+        return Samples(store, "log", reader, keys, key_space=keys, grows=True)
+
+    def read(log: RowLog | Samples, keys: range) -> list[int | None]:
+        if isinstance(log, RowLog):
+            there, found = log.read(keys)
+            return [int(row) if some else None for row, some in zip(there.view("<i8").ravel(), found, strict=True)]
+        return [None if record is None else int.from_bytes(record, "little") for record in log.get(keys)]
+
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader, make(store, reader, 3) as log:
+        before = log.memory_bytes
+        for start in range(0, 97, 5):
+            some = rows(*range(start, start + 5))
+            log.append(range(start, start + 5), some) if isinstance(log, RowLog) else log.put(
+                range(start, start + 5), list(some)
+            )
+        assert log.capacity == 3 * 2**6
+        assert log.memory_bytes > before
+        assert len(log) == 100
+        assert not log.contains([100, 10**9, -1]).any()
+        log.delete([7, 1000])
+        log.commit()
+        assert read(log, range(102)) == [None if key in (7, 100, 101) else key for key in range(102)]
+    # Its memory at open need not be what it was: entries name the keys.
+    with Store.open(tmp_path / "s", "test") as store, Reader() as reader, make(store, reader, 99) as log:
+        assert log.capacity == 198
+        assert read(log, range(102)) == [None if key in (7, 100, 101) else key for key in range(102)]
+    with (
+        Store.open(tmp_path / "s", "test", writable=True) as store,
+        Reader() as reader,
+        RowLog(store, "fixed", 8, reader, 3, key_space=3) as fixed,
+        pytest.raises(ValueError, match="key_space"),
+    ):
+        fixed.append([3], rows(3))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.lists(st.integers(0, 40), max_size=12)), max_size=12),
+    st.sampled_from([None, 8]),
+)
+def test_a_growing_index_equals_a_dict(changes: list[tuple[bool, list[int]]], length: int | None) -> None:
+    index, expected, place = LogIndex(1, length, 1, grows=True), dict[int, int](), 0
+    for add, keys in changes:
+        wanted = np.array(keys, np.int64)
+        if add:
+            places = np.arange(place, place + len(keys))
+            index.point(index.reserve(wanted), places, np.full(len(keys), 8))
+            expected.update(zip(keys, places.tolist(), strict=True))
+            place += len(keys)
+        else:
+            index.erase(np.unique(wanted))
+            for key in keys:
+                expected.pop(key, None)
+        everything = np.arange(42)
+        assert index.places(everything).tolist() == [expected.get(key, -1) for key in everything.tolist()]
+        assert len(index) == len(expected) <= index.capacity
+        records, sizes = index.live(1)
+        assert (records[0], sizes[0]) == (len(expected), 8 * len(expected))
