@@ -103,9 +103,13 @@ def test_closing_one_forgets_what_neither_committed(tmp_path: Path) -> None:
         with pytest.raises(ClosedError):
             first.commit()
         first.close()
-    with Store.open(tmp_path / "s", "test") as store, Reader() as reader:
-        with RowLog(store, "first", 8, reader, 10) as first, RowLog(store, "second", 8, reader, 10) as second:
-            assert (len(first), len(second)) == (1, 0)
+    with (
+        Store.open(tmp_path / "s", "test") as store,
+        Reader() as reader,
+        RowLog(store, "first", 8, reader, 10) as first,
+        RowLog(store, "second", 8, reader, 10) as second,
+    ):
+        assert (len(first), len(second)) == (1, 0)
 
 
 @pytest.mark.parametrize("kind", [RowLog, Samples])
