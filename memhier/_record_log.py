@@ -231,7 +231,8 @@ class RecordLog(CompactingLog):
     def stats(self) -> dict[str, int | float]:
         """Return plain numbers.
 
-        ``records`` and ``capacity``; ``parts``; ``live_bytes`` of the newest records, of ``log_bytes`` on SSD;
+        ``records`` and ``capacity``; ``parts``; ``live_bytes`` of the newest records and ``dead_bytes`` of others, of
+        ``log_bytes`` on SSD;
         ``appended_bytes`` of records handed in and ``written_bytes`` with entries, padding and compaction, since the
         log was opened; ``write_amplification``, the second over the first.
         """
@@ -244,6 +245,7 @@ class RecordLog(CompactingLog):
                 "capacity": self.capacity,
                 "parts": len(parts),
                 "live_bytes": live,
+                "dead_bytes": sum(part.size for part in parts) - live,
                 "log_bytes": sum(part.bytes for part in parts),
                 "appended_bytes": self._appended_bytes,
                 "written_bytes": self._written_bytes,

@@ -1,0 +1,30 @@
+"""The replay buffer: a learner's memory in two tiers (Carousel Memory, arXiv 2110.07276)."""
+
+from memhier.recsys.replay.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
+from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.buffer import CarouselBuffer
+from memhier.recsys.replay.ratio import FixedRatio, SteeredRatio
+from memhier.recsys.replay.reader import MemoryReader
+from memhier.recsys.replay.schema import Field, Schema
+from memhier.recsys.replay.swap import AgeSwap, DeckSwap, GateSwap, LossSwap, RandomSwap, SwapPolicy
+
+__all__ = [
+    "Admission",
+    "AgeSwap",
+    "Batch",
+    "CarouselBuffer",
+    "ClassBalanced",
+    "DeckSwap",
+    "Everything",
+    "Field",
+    "FixedRatio",
+    "GateSwap",
+    "LossSwap",
+    "MemoryReader",
+    "RandomSwap",
+    "Reservoir",
+    "Ring",
+    "Schema",
+    "SteeredRatio",
+    "SwapPolicy",
+]

@@ -1,0 +1,139 @@
+"""Swaps under way: one thread reads and decodes what comes in, the step boundary puts it in place."""
+
+import os
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.recsys.replay._storage import StorageTier
+from memhier.recsys.replay.schema import Columns, Schema
+
+__all__ = ["Carousel", "Swap"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Swap:
+    """What a step brings in.
+
+    Attributes
+    ----------
+    step
+        In which it was decided.
+    slots, positions
+        int64 [k]: which position goes where.
+    columns
+        What is read of them.
+    late
+        From a position to columns [1] that it has got since.
+    """
+
+    step: int
+    slots: Ints
+    positions: Ints
+    columns: Columns
+    late: dict[int, Columns] = field(default_factory=dict)
+    read: "Future[None] | None" = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        return sum(column.nbytes for column in self.columns.values())
+
+
+class Carousel:
+    """Reads swaps in the order in which they were decided.
+
+    Attributes
+    ----------
+    under_way
+        Swaps that have not arrived, the oldest first.
+    stalls, stall_s
+        Swaps that were waited for, and seconds spent so.
+    read_s
+        Seconds that the thread has spent reading and decoding.
+    """
+
+    def __init__(self, storage: StorageTier, schema: Schema) -> None:
+        self._storage = storage
+        self._schema = schema
+        self._thread: ThreadPoolExecutor | None = None
+        self._spare: list[Columns] = []
+        self._pid = os.getpid()
+        self.under_way: deque[Swap] = deque()
+        self.swapped = 0
+        self.stalls = 0
+        self.stall_s = 0.0
+        self.read_s = 0.0
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by what was read and by what is kept to be filled again."""
+        spare = sum(column.nbytes for columns in self._spare for column in columns.values())
+        return spare + sum(swap.memory_bytes for swap in self.under_way)
+
+    def issue(self, step: int, slots: Ints, positions: Ints) -> None:
+        """Begin to read."""
+        swap = Swap(step, slots, positions, self._room(len(slots)))
+        self.under_way.append(swap)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "carousel")
+        swap.read = self._thread.submit(self._read, swap)
+
+    def due(self, step: int) -> Swap | None:
+        """Return the oldest swap, its samples read, if it was decided by a step; None when there is none.
+
+        Raises
+        ------
+        OSError, CorruptionError
+            When it could not be read. It is no longer under way.
+        """
+        if not self.under_way or self.under_way[0].step > step:
+            return None
+        swap = self.under_way.popleft()
+        assert swap.read is not None
+        if not swap.read.done():
+            start = time.perf_counter()
+            self.stalls += 1
+            try:
+                swap.read.exception()
+            finally:
+                self.stall_s += time.perf_counter() - start
+        return swap
+
+    def settle(self) -> None:
+        """Wait until everything under way was read; a failure is told when it is due."""
+        for swap in self.under_way:
+            if swap.read is not None:
+                swap.read.exception()
+
+    def give_back(self, swap: Swap) -> None:
+        """Keep the memory of a swap that has arrived for another."""
+        if len(self._spare) < 2:
+            self._spare.append({name: column.base if column.base is not None else column for name, column in
+                                swap.columns.items()})  # fmt: skip
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self.under_way.clear()
+
+    def _room(self, count: int) -> Columns:
+        """Return columns to read into."""
+        for index, columns in enumerate(self._spare):
+            if len(next(iter(columns.values()))) >= count:
+                whole = self._spare.pop(index)
+                return {name: column[:count] for name, column in whole.items()}
+        self._spare.clear()
+        return {name: column[:count] for name, column in self._schema.empty(max(count, 1)).items()}
+
+    def _read(self, swap: Swap) -> None:
+        start = time.perf_counter()
+        self._storage.read(swap.positions, swap.columns)
+        self.read_s += time.perf_counter() - start

@@ -1,0 +1,57 @@
+"""What every call of a buffer checks first, and how a buffer ends."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from memhier.errors import ClosedError
+from memhier.recsys.replay._parts import Parts
+
+__all__ = ["Guarded"]
+
+
+class Guarded:
+    """A buffer that is open, or closed, or was closed for changes by a write that failed."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._pid = os.getpid()
+
+    def close(self) -> None:
+        """Free all memory; what came since the last checkpoint is lost. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._parts.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self, writing: bool = False) -> None:
+        if self._closed:
+            raise ClosedError("the buffer is closed")
+        if writing and self._pid != os.getpid():
+            raise ClosedError(f"the buffer belongs to process {self._pid}, which forked this one; use buffer.reader()")
+        if writing and self._failure is not None:
+            raise ClosedError(
+                f"a write failed ({self._failure}); what came since the last checkpoint is not on SSD: open it again"
+            ) from self._failure
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Take no more changes once the logs have failed: they are not in step with what is in memory any more."""
+        try:
+            yield
+        except BaseException as error:
+            if any(log.failed for log in self._parts.storage.logs):
+                self._failure = error
+            raise

@@ -1,0 +1,200 @@
+"""The storage tier: logs of samples, of their mutable fields and of the index, in one store with one commit."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import CorruptionError, FormatError
+from memhier.files import Files
+from memhier.reader import Reader
+from memhier.recsys.replay._members import INDEX_ROW_BYTES, Members
+from memhier.recsys.replay._records import RecordFormat
+from memhier.recsys.replay.schema import Columns, Schema
+from memhier.row_log import RowLog
+from memhier.samples import Samples
+from memhier.store import Store
+
+__all__ = ["KIND", "META", "StorageTier"]
+
+KIND = "replay"
+META = "replay/meta"
+_SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
+_CAPACITY = 1024
+
+Ints = NDArray[np.int64]
+
+
+class StorageTier:
+    """Samples by position.
+
+    Parameters
+    ----------
+    store
+        Open.
+    schema, codecs
+        As the store's own description says.
+    compact_below
+        As in `RowLog`; for samples that replace each other.
+    """
+
+    def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], compact_below: float) -> None:
+        self.store = store
+        self.reader = Reader()
+        self.schema = schema
+        self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
+        # A sample that is all mutable still has a record, which is what says that it is there.
+        self.format = RecordFormat(schema, self._fixed, codecs)
+        self._side_format = RecordFormat(schema, schema.mutable, codecs)
+        options: Any = {"grows": True, "compact_below": compact_below}
+        capacity = self._capacity(store)
+        self.samples: RowLog | Samples
+        if self.format.row_bytes is None:
+            self.samples = Samples(store, _SAMPLES, self.reader, capacity, **options)
+        else:
+            width = max(1, self.format.row_bytes)
+            self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
+        self._side: RowLog | None = None
+        if schema.mutable:
+            assert self._side_format.row_bytes is not None  # `create` has seen to it
+            self._side = RowLog(store, _SIDE, self._side_format.row_bytes, self.reader, capacity, beside=self.samples,
+            grows=True,
+                                compact_below=0.5)  # fmt: skip
+        self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, 64, beside=self.samples, grows=True,
+                             compact_below=0.5)  # fmt: skip
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], compact_below: float,
+        files: Files | None,
+    ) -> Self:  # fmt: skip
+        """Make a store. It exists for others once it was committed."""
+        for name in codecs:
+            if name not in schema.fields:
+                raise ValueError(f"codec: {name!r} is no field of {schema}")
+        for name in schema.mutable:
+            if RecordFormat(schema, [name], codecs).row_bytes is None:
+                raise ValueError(f"codec[{name!r}]={codecs[name]!r}: a mutable field needs one of fixed width")
+        RecordFormat(schema, list(schema.fields), codecs)
+        return cls(Store.create(path, KIND, files=files), schema, codecs, compact_below)
+
+    @staticmethod
+    def open_store(path: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> tuple[Store, Any]:
+        """Return the store at a path and what it says of itself."""
+        store = Store.open(path, KIND, writable=writable, files=files)
+        try:
+            value = store.get(META)
+            if value is None:
+                raise FormatError(f"{Path(path)}: the store has no description of a replay buffer")
+            return store, json.loads(value)
+        except BaseException:
+            store.close()
+            raise
+
+    @staticmethod
+    def _capacity(store: Store) -> int:
+        value = store.get(META)
+        return _CAPACITY if value is None else max(_CAPACITY, int(json.loads(value)["size"]))
+
+    @property
+    def logs(self) -> list[RowLog | Samples]:
+        """All logs."""
+        return [self.samples, self._index, *([] if self._side is None else [self._side])]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by logs, reader and catalog."""
+        return self.store.memory_bytes + self.reader.memory_bytes + sum(log.memory_bytes for log in self.logs)
+
+    def append(self, positions: Ints, columns: Columns) -> None:
+        """Set samples; where a position comes twice, the last one counts."""
+        if isinstance(self.samples, Samples):
+            self.samples.put(positions, self.format.records(columns))
+        elif self.format.row_bytes:
+            self.samples.append(positions, self.format.rows(columns))
+        else:
+            self.samples.append(positions, np.zeros((len(positions), 1), np.uint8))
+        self.append_side(positions, columns)
+
+    def append_side(self, positions: Ints, columns: Columns) -> None:
+        """Set the mutable fields of samples."""
+        if self._side is not None:
+            self._side.append(positions, self._side_format.rows(columns))
+
+    def read(self, positions: Ints, out: Columns) -> None:
+        """Fill columns.
+
+        Raises
+        ------
+        CorruptionError
+            When a sample is damaged.
+        """
+        if isinstance(self.samples, Samples):
+            records = self.samples.get(positions)
+            there = [record for record in records if record is not None]
+            if len(there) != len(records):
+                raise CorruptionError(f"{self.store.path}: no sample at position {positions[records.index(None)]}")
+            self.format.unpack_records(there, out)
+        else:
+            self._read_rows(self.samples, self.format, positions, out)
+        if self._side is not None:
+            self._read_rows(self._side, self._side_format, positions, out)
+
+    def _read_rows(self, log: RowLog, format: RecordFormat, positions: Ints, out: Columns) -> None:
+        rows, found = log.read(positions)
+        if not found.all():
+            raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
+        if format.row_bytes:
+            format.unpack_rows(rows, out)
+
+    def round_trip(self, columns: Columns) -> Columns:
+        """Return samples as they come back from storage."""
+        return self._side_format.round_trip(self.format.round_trip(columns))
+
+    def round_trip_side(self, columns: Columns) -> Columns:
+        """Return mutable fields, some or all, as they come back from storage."""
+        return self._side_format.round_trip(columns)
+
+    def check(self, columns: Columns) -> None:
+        """Raise ValueError for values that a codec cannot hold."""
+        self.format.check(columns)
+        self._side_format.check(columns)
+
+    def delete(self, positions: Ints) -> None:
+        """Remove samples."""
+        for log in self.logs:
+            if log is not self._index:
+                log.delete(positions)
+
+    def drop_index_rows(self, start: int, stop: int) -> None:
+        """Remove rows of the index."""
+        self._index.delete(np.arange(start, stop))
+
+    def commit(self, members: Members, values: Mapping[str, bytes]) -> int:
+        """Make everything durable, the index and values with it."""
+        for keys, rows in members.changed():
+            self._index.append(keys, rows)
+        return self.samples.commit(values)
+
+    def read_index(self, members: Members, size: int) -> None:
+        """Fill the index from the store."""
+        rows, found = self._index.read(np.arange(members.index_rows(size)))
+        if not found.all() or len(self.samples) != size:
+            raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
+        members.restore(size, rows)
+
+    def compact_fully(self) -> None:
+        """Rewrite every part that holds anything dead; commit to be rid of the bytes."""
+        for log in self.logs:
+            log.compact(1)
+
+    def close(self) -> None:
+        """Let go of everything; what was not committed is forgotten."""
+        for log in self.logs:
+            log.close()
+        self.reader.close()
+        self.store.close()

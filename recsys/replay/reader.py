@@ -1,0 +1,75 @@
+"""Memory seen from other processes: the workers of a data loader."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier._arrays import as_ints, check_range
+from memhier.recsys.replay._memory import MemoryTier
+from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.schema import Schema
+from memhier.slab import Slab
+
+__all__ = ["MemoryReader"]
+
+
+class MemoryReader:
+    """Reads slots of a buffer's memory, in its own process or in others of the same machine.
+
+    It can be pickled, and used after a fork. Every sample read is whole, as of some moment, whatever the buffer does
+    meanwhile. Made by `CarouselBuffer.reader`; `resize` gives the buffer new memory, which old readers do not see.
+
+    Parameters
+    ----------
+    schema
+        The fields of a sample.
+    slab
+        The buffer's.
+    """
+
+    def __init__(self, schema: Schema, slab: Slab) -> None:
+        self.schema = schema
+        self._slab = slab
+        self._tier = MemoryTier(schema, slab)
+
+    def __len__(self) -> int:
+        """Slots, whether or not they hold a sample."""
+        return self._slab.slots
+
+    def read(self, slots: Any, out: Batch | None = None) -> Batch:
+        """Copy samples out.
+
+        Parameters
+        ----------
+        slots
+            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as zeros.
+        out
+            To fill instead of allocating, of n samples.
+
+        Raises
+        ------
+        CorruptionError
+            When the process that owns memory died while it wrote one of the slots.
+        """
+        wanted = as_ints("slots", slots)
+        if wanted.ndim != 1:
+            raise ValueError(f"slots: expected shape [n], got {list(wanted.shape)}")
+        check_range("slots", wanted, len(self), f"a slot, 0 to {len(self) - 1}")
+        if out is None:
+            out = Batch.empty(self.schema, len(wanted))
+        elif len(out) != len(wanted):
+            raise ValueError(f"out: holds {len(out)} samples, expected {len(wanted)}")
+        self._tier.read_shared(wanted, out)
+        out.slots[:] = wanted
+        return out
+
+    def labels(self) -> NDArray[np.int64]:
+        """Return the labels of all slots, int64, a copy."""
+        return self._tier.labels.copy()
+
+    def __getstate__(self) -> tuple[Schema, Slab]:
+        return self.schema, self._slab
+
+    def __setstate__(self, state: tuple[Schema, Slab]) -> None:
+        self.__init__(*state)  # type: ignore[misc]

@@ -1,0 +1,241 @@
+"""What a sample consists of: named fields of any dtype and shape."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from memhier._arguments import check_int
+
+__all__ = ["Column", "Columns", "Field", "Schema", "as_bytes", "check_values"]
+
+Columns = dict[str, NDArray[Any]]
+"""Arrays ``[n, *shape]`` by the name of their column."""
+
+
+class Column(NamedTuple):
+    """One array of a batch: what every sample has of it."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of one sample."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a sample.
+
+    Parameters
+    ----------
+    dtype
+        Of its elements; plain bytes, no objects.
+    shape
+        Of one sample's value, ``()`` for a number. The first length may be None where it differs between samples.
+    longest
+        The largest first length of a field whose lengths differ: memory holds that much for every sample.
+    mutable
+        Whether `feedback` may give it a new value, such as the logits of DER++. The new value stays with the sample.
+
+    Examples
+    --------
+    >>> Field("float32", (10,), mutable=True).columns("logits")
+    {'logits': Column(dtype=dtype('float32'), shape=(10,))}
+    >>> list(Field("uint8", (None,), longest=200).columns("text"))
+    ['text', 'text.length']
+    """
+
+    dtype: DTypeLike
+    shape: tuple[int | None, ...] = ()
+    longest: int = 0
+    mutable: bool = False
+
+    def __post_init__(self) -> None:
+        dtype = np.dtype(self.dtype)
+        if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
+            raise ValueError(f"dtype={dtype}: expected plain bytes of fixed size; give the shape of a value as shape")
+        object.__setattr__(self, "dtype", dtype)
+        shape = self.shape if isinstance(self.shape, tuple) else (self.shape,)
+        lengths = shape[1:] if shape[:1] == (None,) else shape
+        if not all(isinstance(length, int | np.integer) and length > 0 for length in lengths):
+            raise ValueError(f"shape={self.shape!r}: expected positive ints, of which the first may be None")
+        object.__setattr__(self, "shape", tuple(None if length is None else int(length) for length in shape))
+        if self.varies:
+            check_int("longest", self.longest, 1, 2**30)
+        elif self.longest:
+            raise ValueError(f"longest={self.longest}: only for a field whose first length is None, not {self.shape}")
+        if self.varies and self.mutable:
+            raise ValueError("mutable=True: a field whose length differs cannot be given a new value")
+
+    @property
+    def varies(self) -> bool:
+        """Whether its first length differs between samples."""
+        return self.shape[:1] == (None,)
+
+    def columns(self, name: str) -> dict[str, Column]:
+        """Return the arrays that it takes in a batch: its values, and their lengths where these differ."""
+        dtype = np.dtype(self.dtype)
+        if not self.varies:
+            return {name: Column(dtype, tuple(length or 0 for length in self.shape))}
+        rest = tuple(length or 0 for length in self.shape[1:])
+        lengths = Column(np.dtype(np.int32), ())
+        return {name: Column(dtype, (self.longest, *rest)), f"{name}.length": lengths}
+
+
+class Schema:
+    """The fields of a sample by name.
+
+    Parameters
+    ----------
+    fields
+        From a name to a `Field`, a dtype, or a pair of dtype and shape.
+
+    Examples
+    --------
+    >>> schema = Schema({"image": ("uint8", (32, 32, 3)), "task": "int16"})
+    >>> schema.sample_bytes, schema
+    (3074, Schema(image: uint8[32, 32, 3], task: int16))
+    """
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        if not isinstance(fields, Mapping) or not fields:
+            raise ValueError(f"schema={fields!r}: expected a dict from names to fields, with at least one")
+        self.fields = {_checked_name(name): _as_field(name, value) for name, value in fields.items()}
+        self.columns: dict[str, Column] = {}
+        for name, field in self.fields.items():
+            self.columns |= field.columns(name)
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of one sample in memory."""
+        return sum(column.bytes for column in self.columns.values())
+
+    @property
+    def mutable(self) -> list[str]:
+        """The names of the fields that may be given new values."""
+        return [name for name, field in self.fields.items() if field.mutable]
+
+    def check(self, batch: Mapping[str, Any]) -> tuple[int, Columns]:
+        """Return the number of samples in a batch and its columns, or say what is wrong with it.
+
+        Parameters
+        ----------
+        batch
+            For every field an array ``[n, *shape]`` of its dtype (a torch tensor on the CPU will do), or, where lengths
+            differ, n arrays or bytes objects.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For a field that is missing or unknown, or values of another dtype or shape.
+        """
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"batch: expected a dict of the fields {list(self.fields)}, got {type(batch).__name__}")
+        if set(batch) != set(self.fields):
+            raise ValueError(f"batch: expected the fields {list(self.fields)}, got {list(batch)}")
+        columns: Columns = {}
+        count = -1
+        for name, field in self.fields.items():
+            if field.varies:
+                columns |= _ragged(name, field, batch[name])
+            else:
+                columns[name] = check_values(name, field, batch[name])
+            if count not in (-1, len(columns[name])):
+                raise ValueError(f"batch[{name!r}]: expected {count} samples as in the fields before, got "
+                                 f"{len(columns[name])}")  # fmt: skip
+            count = len(columns[name])
+        return count, columns
+
+    def empty(self, count: int) -> Columns:
+        """Return columns for so many samples, not filled."""
+        return {name: np.empty((count, *column.shape), column.dtype) for name, column in self.columns.items()}
+
+    def encode(self) -> list[Any]:
+        """Return what `decode` takes, for JSON."""
+        return [
+            [name, np.lib.format.dtype_to_descr(np.dtype(field.dtype)), field.shape, field.longest, field.mutable]
+            for name, field in self.fields.items()
+        ]
+
+    @classmethod
+    def decode(cls, fields: Sequence[Any]) -> Self:
+        """Return the schema that `encode` told."""
+        return cls({
+            name: Field(np.lib.format.descr_to_dtype(_tuples(dtype)), tuple(shape), longest, mutable)
+            for name, dtype, shape, longest, mutable in fields
+        })  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Schema) and json.dumps(self.encode()) == json.dumps(other.encode())
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.encode()))
+
+    def __repr__(self) -> str:
+        shown = [f"{name}: {field.dtype}{list(field.shape) or ''}" for name, field in self.fields.items()]
+        return f"Schema({', '.join(shown)})"
+
+
+def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
+    """Return values of a field of fixed size as an array, or say what is wrong with them."""
+    array = np.asarray(values)
+    if array.dtype != field.dtype:
+        raise TypeError(f"batch[{name!r}]: expected an array of {field.dtype}, got {array.dtype}; convert it")
+    if array.ndim == 0 or array.shape[1:] != field.shape:
+        raise ValueError(f"batch[{name!r}]: expected shape [n{''.join(f', {n}' for n in field.shape)}], got "
+                         f"{list(array.shape)}")  # fmt: skip
+    return array
+
+
+def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
+    """Return a C-contiguous array ``[n, ...]`` as bytes, uint8 ``[n, bytes]``, in place."""
+    size = int(np.prod(array.shape[1:], dtype=np.int64))
+    return array.reshape(len(array), size).view(np.uint8)
+
+
+def _ragged(name: str, field: Field, values: Any) -> Columns:
+    """Return values of different lengths padded with zeros, and their lengths."""
+    if isinstance(values, bytes | str) or not isinstance(values, Sequence | np.ndarray):
+        raise TypeError(f"batch[{name!r}]: expected a list of arrays or bytes, got {type(values).__name__}")
+    shape = field.columns(name)[name].shape
+    padded: NDArray[Any] = np.zeros((len(values), *shape), field.dtype)
+    lengths: NDArray[np.int32] = np.zeros(len(values), np.int32)
+    for index, value in enumerate(values):
+        array = np.frombuffer(value, field.dtype) if isinstance(value, bytes | bytearray) else np.asarray(value)
+        if array.dtype != field.dtype and array.size:
+            raise TypeError(f"batch[{name!r}][{index}]: expected an array of {field.dtype}, got {array.dtype}")
+        if array.ndim == 0 or (array.size and array.shape[1:] != shape[1:]) or len(array) > shape[0]:
+            expected = ", ".join(["up to " + str(shape[0]), *map(str, shape[1:])])
+            raise ValueError(f"batch[{name!r}][{index}]: expected shape [{expected}], got {list(array.shape)}")
+        if array.size:
+            padded[index, : len(array)] = array
+        lengths[index] = len(array)
+    return {name: padded, f"{name}.length": lengths}
+
+
+def _as_field(name: str, value: Any) -> Field:
+    if isinstance(value, Field):
+        return value
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], tuple | int | np.integer):
+        return Field(value[0], value[1] if isinstance(value[1], tuple) else (int(value[1]),))
+    try:
+        return Field(value)
+    except TypeError as error:
+        raise TypeError(f"schema[{name!r}]={value!r}: expected a Field, a dtype, or (dtype, shape)") from error
+
+
+def _checked_name(name: Any) -> str:
+    if not isinstance(name, str) or not name.isidentifier():
+        raise ValueError(f"schema: field {name!r}: expected a name such as 'image'")
+    return name
+
+
+def _tuples(descr: Any) -> Any:
+    """Return the description of a dtype as numpy takes it, which JSON has turned into lists."""
+    return [tuple(_tuples(part) for part in entry) for entry in descr] if isinstance(descr, list) else descr

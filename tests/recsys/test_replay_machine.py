@@ -1,0 +1,139 @@
+"""A buffer put through anything, next to plain dicts: what is where, and that it is what came."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier.recsys.replay import CarouselBuffer, DeckSwap, Field, RandomSwap
+
+SCHEMA = {"x": ("int64", 3), "text": Field("uint8", (None,), longest=5), "logits": Field("float32", (2,), mutable=True)}
+
+
+def samples(ids: np.ndarray) -> dict[str, Any]:
+    """Return samples that can be told from their ids."""
+    return {
+        "x": ids[:, None] * np.arange(1, 4),
+        "text": [bytes(int(id) % 256 for _ in range(int(id) % 6)) for id in ids],
+        "logits": np.stack([ids, -ids], axis=1).astype(np.float32),
+    }
+
+
+def is_consistent(buffer: CarouselBuffer, logits: dict[int, float]) -> None:
+    """Assert that all that the buffer knows of its samples fits together, and fits what came."""
+    parts = buffer._parts
+    tiers, members, residents = parts.tiers, parts.tiers.members, parts.tiers.residents
+    size = members.size
+    assert len(set(members.ids.tolist())) == size
+    assert tiers.limit is None or size <= tiers.limit
+    for number, group in members.groups.items():
+        assert (members.group_of(members.labels[group.positions]) == number).all()
+        assert members._ranks[group.positions].tolist() == list(range(group.size))
+    assert sum(group.size for group in members.groups.values()) == size
+
+    columns = parts.settings.schema.empty(size)
+    parts.storage.read(np.arange(size), columns)
+    expected = parts.settings.schema.check(samples(members.ids))[1]
+    for name in ("x", "text", "text.length"):
+        np.testing.assert_array_equal(columns[name], expected[name])
+
+    planned = residents.planned[residents.planned >= 0]
+    assert len(set(planned.tolist())) == len(planned) == residents.planned_count
+    assert members.slots[planned].tolist() == np.flatnonzero(residents.planned >= 0).tolist()
+    assert np.count_nonzero(members.slots >= 0) == len(planned)
+    groups, counts = np.unique(members.group_of(members.labels[planned]), return_counts=True)
+    assert {group: count for group, count in residents.of_group.items() if count} == dict(
+        zip(groups.tolist(), counts.tolist(), strict=True)
+    )
+
+    shown = np.flatnonzero(residents.visible >= 0)
+    assert sorted(residents.occupied().tolist()) == shown.tolist()
+    positions = residents.visible[shown]
+    assert len(set(positions.tolist())) == len(positions)
+    assert parts.memory.ids[shown].tolist() == members.ids[positions].tolist()
+    assert parts.memory.labels[shown].tolist() == members.labels[positions].tolist()
+    batch = buffer.reader().read(shown)
+    expected = parts.settings.schema.check(samples(batch.ids))[1]
+    for name in ("x", "text", "text.length"):
+        np.testing.assert_array_equal(batch.data[name], expected[name])
+    assert batch["logits"][:, 0].tolist() == [logits.get(id, float(id)) for id in batch.ids.tolist()]
+
+
+OPERATIONS = st.one_of(
+    st.tuples(st.just("add"), st.integers(0, 9)),
+    st.tuples(st.just("step"), st.integers(0, 6)),
+    st.tuples(st.just("update"), st.integers(1, 6)),
+    st.tuples(st.just("checkpoint"), st.just(0)),
+    st.tuples(st.just("reopen"), st.just(0)),
+    st.tuples(st.just("forget"), st.integers(0, 12)),
+    st.tuples(st.just("forget class"), st.integers(0, 2)),
+    st.tuples(st.just("memory"), st.integers(1, 12)),
+    st.tuples(st.just("storage"), st.integers(1, 30)),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    operations=st.lists(OPERATIONS, max_size=25),
+    admit=st.sampled_from(["reservoir", "class_balanced", "ring", "everything"]),
+    limit=st.sampled_from([None, 3, 20]),
+    delay=st.integers(0, 3),
+    slots=st.integers(1, 8),
+    deck=st.booleans(),
+    same_class=st.sampled_from([None, False]),
+)
+def test_nothing_is_ever_out_of_place(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], admit: str, limit: int | None,
+    delay: int, slots: int, deck: bool, same_class: bool | None,
+) -> None:  # fmt: skip
+    if admit == "everything":
+        limit = None
+    if admit == "class_balanced":
+        same_class = None
+    place = tmp_path_factory.mktemp("replay") / "buffer"
+    swap = DeckSwap(0.7) if deck else RandomSwap(0.7)
+    buffer = CarouselBuffer(place, memory=slots, storage=limit, schema=SCHEMA, admit=admit, swap=swap, seed=3,
+                            delay=delay, same_class=same_class)  # fmt: skip
+    logits: dict[int, float] = {}
+    durable: dict[int, float] = {}
+    following = 0
+    try:
+        for operation, number in operations:
+            if operation == "add":
+                ids = np.arange(following, following + number)
+                following += number
+                buffer.add(samples(ids), labels=ids % 3, ids=ids)
+            elif operation == "step":
+                buffer.feedback(buffer.sample(number))
+            elif operation == "update":
+                batch = buffer.sample(number)
+                values = np.stack([batch.ids + 0.5, -batch.ids], axis=1).astype(np.float32)
+                buffer.feedback(batch, update={"logits": values})
+                logits |= {id: id + 0.5 for id in batch.ids.tolist()}
+            elif operation == "checkpoint":
+                buffer.checkpoint()
+                durable = dict(logits)
+            elif operation == "reopen":
+                buffer.close()
+                buffer = CarouselBuffer.open(place)
+                logits = dict(durable)
+                following = buffer.stats()["arrivals"]
+            elif operation == "forget":
+                gone = set(buffer._parts.tiers.members.ids.tolist()) & {number, number + 1}
+                assert buffer.forget({"id": [number, number + 1]})["samples"] == len(gone)
+                assert not gone & set(buffer._parts.tiers.members.ids.tolist())
+                durable = dict(logits)
+            elif operation == "forget class":
+                buffer.forget({"label": number})
+                assert number not in buffer._parts.tiers.members.labels
+                durable = dict(logits)
+            elif operation == "memory":
+                buffer.resize(memory=number)
+            elif limit is not None and number <= buffer._parts.tiers.members.size:
+                buffer.resize(storage=number)
+            is_consistent(buffer, logits)
+        assert all(finding.harmless for finding in buffer.check())
+    finally:
+        buffer.close()
