@@ -1,26 +1,32 @@
-"""Training systems on the tiers: embedding tables larger than DRAM; the replay buffer comes here."""
+"""Training systems on the tiers: embedding tables larger than DRAM, and the replay buffer."""
 
-from memhier.recsys.embedding import (
-    SGD,
-    Adagrad,
-    Adam,
-    EmbeddingBag,
-    EmbeddingBagCollection,
-    EmbeddingBagConfig,
-    Lookahead,
-    Normal,
-    Pooled,
-    RowWiseAdagrad,
-    RowWiseAdam,
-    Uniform,
-    initial_weights,
-    lookahead,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from memhier.recsys.embedding import (
+        SGD,
+        Adagrad,
+        Adam,
+        EmbeddingBag,
+        EmbeddingBagCollection,
+        EmbeddingBagConfig,
+        Lookahead,
+        Normal,
+        Pooled,
+        RowWiseAdagrad,
+        RowWiseAdam,
+        Uniform,
+        initial_weights,
+        lookahead,
+    )
+    from memhier.recsys.replay import CarouselBuffer
 
 __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "CarouselBuffer",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
@@ -33,3 +39,12 @@ __all__ = [
     "initial_weights",
     "lookahead",
 ]
+
+# Loaded when first asked for: the embedding tables need torch, the replay buffer does not.
+_REPLAY = ("CarouselBuffer",)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'memhier.recsys' has no attribute {name!r}")
+    return getattr(import_module(f"memhier.recsys.{'replay' if name in _REPLAY else 'embedding'}"), name)

@@ -3,10 +3,10 @@
 from memhier.recsys.replay.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
-from memhier.recsys.replay.ratio import FixedRatio, SteeredRatio
+from memhier.recsys.replay.ratio import FixedRatio, Ratio, SteeredRatio
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Field, Schema
-from memhier.recsys.replay.swap import AgeSwap, DeckSwap, GateSwap, LossSwap, RandomSwap, SwapPolicy
+from memhier.recsys.replay.swap import AgeSwap, DeckSwap, GateSwap, LossSwap, Pool, RandomSwap, SwapPolicy, Used
 
 __all__ = [
     "Admission",
@@ -21,10 +21,13 @@ __all__ = [
     "GateSwap",
     "LossSwap",
     "MemoryReader",
+    "Pool",
     "RandomSwap",
+    "Ratio",
     "Reservoir",
     "Ring",
     "Schema",
     "SteeredRatio",
     "SwapPolicy",
+    "Used",
 ]

@@ -50,22 +50,22 @@ class StorageTier:
         # A sample that is all mutable still has a record, which is what says that it is there.
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
-        options: Any = {"grows": True, "compact_below": compact_below}
         capacity = self._capacity(store)
+        options: Any = {"key_space": capacity, "grows": True, "compact_below": compact_below}
         self.samples: RowLog | Samples
         if self.format.row_bytes is None:
             self.samples = Samples(store, _SAMPLES, self.reader, capacity, **options)
         else:
             width = max(1, self.format.row_bytes)
             self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
+        beside: Any = {"grows": True, "compact_below": 0.5, "beside": self.samples}
         self._side: RowLog | None = None
         if schema.mutable:
             assert self._side_format.row_bytes is not None  # `create` has seen to it
-            self._side = RowLog(store, _SIDE, self._side_format.row_bytes, self.reader, capacity, beside=self.samples,
-            grows=True,
-                                compact_below=0.5)  # fmt: skip
-        self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, 64, beside=self.samples, grows=True,
-                             compact_below=0.5)  # fmt: skip
+            width = self._side_format.row_bytes
+            self._side = RowLog(store, _SIDE, width, self.reader, capacity, key_space=capacity, **beside)
+        rows = Members.index_rows(capacity)
+        self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, rows, key_space=rows, **beside)
 
     @classmethod
     def create(
