@@ -78,8 +78,9 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     """
     policy, residents, members = parts.policy, parts.tiers.residents, parts.tiers.members
     assert policy is not None
-    distinct = np.sort(np.unique(slots, return_index=True)[1])
-    slots, ids = slots[distinct], ids[distinct]
+    if len(set(slots.tolist())) < len(slots):
+        distinct = np.sort(np.unique(slots, return_index=True)[1])
+        slots, ids, scores = slots[distinct], ids[distinct], None if scores is None else scores[distinct]
     swapped = residents.swapped[slots]
     # A slot whose swap has not arrived yet, or only now, was not used with what is in it.
     free = (swapped < 0) | (swapped + parts.settings.delay < parts.step)
@@ -87,7 +88,7 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     if scores is not None:
         # Scores are those of a sample: one that another has taken the place of is not judged by them.
         free &= parts.memory.ids[slots] == ids
-        scores = scores[distinct][free]
+        scores = scores[free]
     slots, swapped = slots[free], swapped[free]
     labels = members.labels[residents.planned[slots]].astype(np.int64)
     groups = members.group_of(labels)
@@ -95,8 +96,7 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     count = swaps(policy.ratio, len(slots))
     chosen = policy.victims(Used(groups, labels, swapped, scores), count, random)
     leaving, entering = _incoming(parts, slots[chosen], groups[chosen], random)
-    for slot, position in zip(leaving.tolist(), entering.tolist(), strict=True):
-        residents.plan(slot, position)
+    residents.plan_swaps(leaving, entering)
     filled, filling = _refills(parts, random)
     leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
     residents.swapped[leaving] = parts.step

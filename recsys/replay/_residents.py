@@ -82,10 +82,21 @@ class Residents:
             self.members.slots[position] = slot
             self._count(position, 1)
 
+    def plan_swaps(self, slots: Ints, positions: Ints) -> None:
+        """Decide what will be in distinct slots, each of which has a position planned and visible."""
+        old = self.planned[slots]
+        for number, change in ((old, -1), (positions, 1)):
+            for group in self._groups(number).tolist():
+                self.of_group[group] = self.of_group.get(group, 0) + change
+        self.members.slots[old] = -1
+        self.planned[slots] = positions
+        self.members.slots[positions] = slots
+        self._leaving.update(zip(self.visible[slots].tolist(), slots.tolist(), strict=True))
+
     def show(self, slots: Ints, positions: Ints) -> None:
         """Say what is in distinct slots now."""
-        for slot in slots.tolist():
-            self._leaving.pop(int(self.visible[slot]), None)
+        for position in self.visible[slots].tolist():
+            self._leaving.pop(position, None)
         self.visible[slots] = positions
         self.refreshed[slots] = False
         for slot in slots[self._rank[slots] >= self.count].tolist():

@@ -86,14 +86,17 @@ class Pool:
     def draw(self, count: int, random: np.random.Generator) -> Ints:
         """Return so many positions drawn at random, or all where there are fewer, in random order."""
         count = min(count, len(self))
-        if 8 * len(self) < len(self.positions):
+        if 8 * len(self) < len(self.positions) or count > len(self) // 2:
             return random.permutation(self.positions[self.outside(self.positions)])[:count]
-        drawn: Ints = np.empty(0, np.int64)
-        while len(drawn) < count:
-            more = self.positions[random.integers(0, len(self.positions), 2 * (count - len(drawn)) + 4)]
-            drawn = np.concatenate([drawn, more[self.outside(more)]])
-            drawn = drawn[np.sort(np.unique(drawn, return_index=True)[1])]
-        return drawn[:count]
+        # A few at a time, and so with Python's own numbers: arrays cost more than what they hold.
+        drawn: dict[int, None] = {}
+        while True:
+            for rank in (random.random(2 * (count - len(drawn)) + 4) * len(self.positions)).astype(np.int64).tolist():
+                position = self.positions.item(rank)
+                if self._slots.item(position) < 0:
+                    drawn[position] = None
+                if len(drawn) == count:
+                    return np.fromiter(drawn, np.int64, count)
 
 
 class SwapPolicy(Protocol):
