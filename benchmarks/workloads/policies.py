@@ -34,9 +34,9 @@ SLOTS, ACCESSES, ROUNDS = 1_000_000, 400_000, 9
 _WIDTH = 130
 
 
-def compare(path: Path, check: bool) -> list[dict[str, Any]]:
+def compare(path: Path, check: bool, first: int | None) -> list[dict[str, Any]]:
     """Count misses on one trace at several capacities, and hold them against the plain caches."""
-    keys = read_trace(path)
+    keys = read_trace(path)[:first]
     distinct = len(np.unique(keys))
     rows = []
     for share in SHARES:
@@ -52,9 +52,9 @@ def compare(path: Path, check: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def curves_of(path: Path) -> Curves:
+def curves_of(path: Path, first: int | None) -> Curves:
     """Return misses per access of every policy at many capacities."""
-    keys = read_trace(path)
+    keys = read_trace(path)[:first]
     sizes = np.unique(np.rint(np.geomspace(1, len(np.unique(keys)), CURVE_POINTS)).astype(np.int64))
     found = {name: miss_ratio_curve(keys, sizes, policy=name).miss_ratio.tolist() for name in POLICIES}
     lines = [Series(name, list(zip(sizes.tolist(), ratios, strict=True))) for name, ratios in found.items()]
@@ -129,8 +129,9 @@ def record(rows: list[dict[str, Any]], curves: list[Curves], speeds: list[dict[s
 
 @click.command()
 @click.option("--check/--no-check", default=True, help="Hold every access against a plain cache: minutes.")
+@click.option("--first", type=click.IntRange(1), help="Only so many accesses of each trace.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the figures there.")
-def main(check: bool, json_path: str | None) -> None:
+def main(check: bool, first: int | None, json_path: str | None) -> None:
     """Count misses of every policy on every trace of the data set ``cache-traces``, and measure speed."""
     folder = data_folder() / "cache-traces"
     paths = sorted(path for path in folder.glob("*.*") if path.suffix in (".xz", ".gz"))
@@ -139,7 +140,7 @@ def main(check: bool, json_path: str | None) -> None:
     console = Console()
     if console.width < _WIDTH:  # better broken lines than numbers cut short
         console = Console(width=_WIDTH)
-    rows = [row for path in tqdm(paths, desc="misses") for row in compare(path, check)]
+    rows = [row for path in tqdm(paths, desc="misses") for row in compare(path, check, first)]
     table = Table("trace", "accesses", "rows", "capacity", *POLICIES, "Belady / best other")
     for row in rows:
         best = min(row[name] for name in POLICIES if name != "belady")
@@ -150,12 +151,12 @@ def main(check: bool, json_path: str | None) -> None:
         )  # fmt: skip
     console.print("Misses, one access at a time" + (", equal to plain caches at every access" if check else ""))
     console.print(table)
-    curves = [curves_of(path) for path in tqdm(paths, desc="curves")]
+    curves = [curves_of(path, first) for path in tqdm(paths, desc="curves")]
     margin = min(map(least_lead, curves))
     console.print(f"Belady against the others at {CURVE_POINTS} capacities of every trace: least lead {margin:.6f}")
     if margin < 0:
         raise AssertionError("Belady missed more than another policy")
-    longest = max((read_trace(path) for path in paths), key=len)
+    longest = max((read_trace(path)[:first] for path in paths), key=len)
     speeds = measure_speed(longest)
     table = Table(f"million accesses a second (best of {ROUNDS})", "wall", "processor")
     for row in speeds:
