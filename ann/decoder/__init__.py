@@ -4,12 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
+from memhier.ann.decoder.fgd import FGD, FGDAnswer
 from memhier.ann.decoder.index import LogitIndex
 
 if TYPE_CHECKING:
     from memhier.ann.decoder.decoder import SparseLogits, TopKSoftmax
 
-__all__ = ["LogProb", "LogitIndex", "Partition", "SparseLogits", "TopK", "TopKSoftmax"]
+__all__ = ["FGD", "FGDAnswer", "LogProb", "LogitIndex", "Partition", "SparseLogits", "TopK", "TopKSoftmax"]
 
 
 def __getattr__(name: str) -> Any:

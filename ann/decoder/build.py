@@ -1,19 +1,25 @@
 """A build: from a layer and contexts to codes, graph and measured settings."""
 
+from dataclasses import replace
+
 import numpy as np
 
-from memhier.ann.decoder.calibrate import HeldOut, calibrate_preview, split
-from memhier.ann.decoder.codes import encode
+from memhier.ann.decoder.calibrate import HeldOut, calibrate_preview, calibrate_screen, calibrate_walk, split
+from memhier.ann.decoder.codes import RowCodes, encode
 from memhier.ann.decoder.engine import Codes, Engine
+from memhier.ann.decoder.graph import Graph, build_links, learn_seeds, relink
 from memhier.ann.decoder.layer import Floats, OutputLayer
-from memhier.ann.decoder.projection import fit_projection
+from memhier.ann.decoder.projection import Projection, fit_projection
 from memhier.ann.decoder.settings import Method, Settings
 
 __all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms"]
 
 CONTEXTS_LEAST = 64
+SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
 _FIRST_WIDTH = 64
-_SAFE = 0.999  # what the preview is to reach, however little is asked of the other ways
+_GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
+_INSIDE = 0.995  # of the contexts seen lie within the radius where the seeds are trusted
+_SAFE = 0.9998  # what the preview is to reach, however little is asked of the other ways
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 
 
@@ -47,29 +53,58 @@ def build_codes(
         raise ValueError(f"contexts[{row}] holds NaN or infinity: expected finite numbers")
     learned, held_out = split(contexts, seed)
     held = HeldOut.of(layer, held_out, k)
-    projection = fit_projection(layer, learned)
+    codes, settings = _preview_codes(layer, fit_projection(layer, learned), held, precision, rank)
+    if method in ("auto", "graph", "screen") and layer.shape[0] >= _GRAPH_LEAST:
+        codes, settings = _add_graph(layer, codes, settings, learned, held, seed, progress)
+    return codes, settings, held
+
+
+def _preview_codes(
+    layer: OutputLayer, projection: Projection, held: HeldOut, precision: float, rank: int | None
+) -> tuple[Codes, Settings]:
+    """Return codes of the rank, or of the smallest width that is precise with few candidates."""
     norms = row_norms(layer)
-    settings = Settings(k=k, precision=precision)
-    most = len(projection.turn)
+    settings = Settings(k=held.k, precision=precision)
+    most, wanted = len(projection.turn), max(settings.asked, _SAFE)
     width = min(most, _FIRST_WIDTH) if rank is None else -(-rank // 4) * 4
     while True:
-        blocks, _ = encode(layer, projection, width, None)
-        codes = Codes(projection, blocks, None, None, norms)
-        settings = calibrate_preview(Engine(codes, layer), held, settings, max(precision, _SAFE))
-        enough = settings.reached["preview"] >= max(precision, _SAFE) and settings.preview_limit <= max(
-            _LIMIT_MOST, 2 * k
-        )
+        codes = Codes(projection, encode(layer, projection, width), None, None, norms)
+        settings = calibrate_preview(Engine(codes, layer), held, settings, wanted)
+        enough = settings.reached["preview"] >= wanted and settings.preview_limit <= max(_LIMIT_MOST, 2 * held.k)
         if rank is not None or width == most or enough:
-            return codes, settings, held
+            return codes, settings
         width = min(most, 2 * width)
 
 
+def _add_graph(
+    layer: OutputLayer, codes: Codes, settings: Settings, learned: Floats, held: HeldOut, seed: int, progress: bool
+) -> tuple[Codes, Settings]:
+    """Return codes with a graph over them, and what walks and seeds alone need for the precision."""
+    rows = RowCodes.of(codes.blocks, layer.shape[0])
+    engine = Engine(codes, layer)
+    most = min(layer.shape[0], SEEDS_PER_K * held.k)
+    largest = engine.preview(learned, most, settings.scaled(settings.preview_limit, most)).indices
+    seeds = learn_seeds(codes.projection(learned)[:, : rows.width], largest, seed)
+    graph = Graph(build_links(rows, progress), seeds.centres, seeds.halves, seeds.starts, seeds.rows)
+    codes = replace(codes, rows=rows, graph=graph)
+    engine = Engine(codes, layer)
+    _, away = engine.walk(learned, 1, 1, 0, 1)
+    settings = settings.with_(radius=float(np.quantile(away, _INSIDE)))
+    settings = calibrate_walk(engine, held, settings, settings.asked)
+    return codes, calibrate_screen(engine, held, settings, settings.asked)
+
+
 def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
-    """Return codes of a layer in the coordinates of another, and how many rows differ."""
-    blocks, rows = encode(layer, codes.projection, codes.blocks.width, None if codes.rows is None else codes.rows.width)
+    """Return codes of a layer in the coordinates of another, and how many rows differ; only those are linked anew."""
+    blocks = encode(layer, codes.projection, codes.blocks.width)
     words = layer.shape[0]
     differs = (blocks.by_row() != codes.blocks.by_row()).any(1) | (blocks.numbers != codes.blocks.numbers).any(0)
-    return Codes(codes.projection, blocks, rows, codes.graph, row_norms(layer)), int(differs[:words].sum())
+    changed = np.flatnonzero(differs[:words])
+    again = Codes(codes.projection, blocks, None, None, row_norms(layer))
+    if codes.graph is not None:
+        rows = RowCodes.of(blocks, words)
+        again = replace(again, rows=rows, graph=replace(codes.graph, links=relink(codes.graph.links, rows, changed)))
+    return again, len(changed)
 
 
 def row_norms(layer: OutputLayer) -> Floats:
@@ -81,6 +116,6 @@ def row_norms(layer: OutputLayer) -> Floats:
 def _without_contexts(layer: OutputLayer, k: int, precision: float, rank: int | None) -> tuple[Codes, Settings, None]:
     projection = fit_projection(layer, None)
     width = len(projection.turn) if rank is None else -(-rank // 4) * 4
-    blocks, _ = encode(layer, projection, width, None)
+    blocks = encode(layer, projection, width)
     codes = Codes(projection, blocks, None, None, row_norms(layer))
     return codes, Settings(k=k, precision=precision, preview_limit=max(64, 4 * k)), None

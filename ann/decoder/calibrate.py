@@ -80,14 +80,14 @@ def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precisi
 
 def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the shortest list that reaches the precision, then the fewest candidates that keep it."""
-    reached, ef = 0.0, _EFS[-1]
+    reached, ef, probes = 0.0, _EFS[-1], settings.probes
     for ef in _EFS:
-        reached = held.precision(engine.walk(held.hidden, held.k, 1, ef, max(ef, held.k))[0].values)
+        reached = held.precision(engine.walk(held.hidden, held.k, probes, ef, max(ef, held.k))[0].values)
         if reached >= precision:
             break
     settings = settings.with_(graph_ef=ef, graph_limit=max(ef, held.k))
     for limit in (each for each in LIMITS if held.k <= each < ef):
-        fewer = held.precision(engine.walk(held.hidden, held.k, 1, ef, limit)[0].values)
+        fewer = held.precision(engine.walk(held.hidden, held.k, probes, ef, limit)[0].values)
         if fewer >= precision:
             settings, reached = settings.with_(graph_limit=limit), fewer
             break
@@ -97,11 +97,10 @@ def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision:
 def calibrate_screen(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
     reached = 0.0
-    for probes, limit in ((1, 16), (1, 32), (2, 32), (2, 64), (4, 64), (8, 64), (8, 128)):
-        if limit < held.k:
-            continue
-        reached = held.precision(engine.walk(held.hidden, held.k, probes, 0, limit)[0].values)
-        settings = settings.with_(screen_probes=probes, screen_limit=limit)
+    for probes, limit in ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128)):
+        wanted = max(limit, held.k)
+        reached = held.precision(engine.walk(held.hidden, held.k, probes, 0, wanted)[0].values)
+        settings = settings.with_(screen_probes=probes, screen_limit=wanted)
         if reached >= precision:
             break
     return settings.with_(reached=settings.reached | {"screen": reached})

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from memhier.ann.decoder.layer import Floats, OutputLayer
 from memhier.ann.decoder.projection import Coordinates, Projection, row_coordinates
 
-__all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode"]
+__all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode", "pack_blocks"]
 
 BLOCK_ROWS = 16
 CHUNK_ROWS = 256
@@ -65,6 +65,11 @@ class RowCodes:
     codes: Bytes
     numbers: Floats
 
+    @classmethod
+    def of(cls, blocks: BlockCodes, words: int) -> "RowCodes":
+        """Return the same codes by row."""
+        return cls(blocks.by_row()[:words], np.ascontiguousarray(blocks.numbers[:2, :words]))
+
     @property
     def width(self) -> int:
         """Directions coded."""
@@ -76,38 +81,31 @@ class RowCodes:
         return self.codes.nbytes + self.numbers.nbytes
 
 
-def encode(
-    layer: OutputLayer, projection: Projection, block_width: int, row_width: int | None
-) -> tuple[BlockCodes, RowCodes | None]:
+def encode(layer: OutputLayer, projection: Projection, width: int) -> BlockCodes:
     """Return the codes of all rows of a layer, made in one pass over its weights.
 
     Parameters
     ----------
-    block_width
+    width
         A multiple of 4, at most the dimension rounded up to it; directions beyond the dimension are zero.
-    row_width
-        Of the codes by row; None for none.
     """
     words = layer.shape[0]
     padded = -(-words // CHUNK_ROWS) * CHUNK_ROWS
-    codes = np.full((padded, block_width), 128, np.uint8)
+    codes = np.full((padded, width), 128, np.uint8)
     numbers = np.zeros((5, padded), np.float32)
     numbers[0] = _PADDING
-    by_row = None if row_width is None else np.empty((words, row_width), np.uint8)
-    row_numbers = np.empty((2, words if by_row is not None else 0), np.float32)
     inverse = projection.inverse()
     for start, block in layer.blocks():
         stop = start + len(block)
         found = row_coordinates(projection, inverse, block, layer.bias[start:stop], words)
-        codes[start:stop], numbers[:, start:stop] = _code(found, block_width)
-        if by_row is not None and row_width is not None:
-            by_row[start:stop], five = _code(found, row_width)
-            row_numbers[:, start:stop] = five[:2]
-    blocks = codes.reshape(-1, BLOCK_ROWS, block_width // 4, 4).transpose(0, 2, 1, 3)
-    return (
-        BlockCodes(np.ascontiguousarray(blocks), numbers),
-        None if by_row is None else RowCodes(by_row, row_numbers),
-    )
+        codes[start:stop], numbers[:, start:stop] = _code(found, width)
+    return BlockCodes(pack_blocks(codes), numbers)
+
+
+def pack_blocks(codes: Bytes) -> Bytes:
+    """Return codes ``[padded, width]`` as ``[padded / 16, width / 4, 16, 4]``."""
+    blocks = codes.reshape(-1, BLOCK_ROWS, codes.shape[1] // 4, 4).transpose(0, 2, 1, 3)
+    return np.ascontiguousarray(blocks)
 
 
 def _code(found: Coordinates, width: int) -> tuple[Bytes, npt.NDArray[Any]]:

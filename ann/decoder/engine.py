@@ -1,20 +1,20 @@
 """The ways to the largest logits, over one set of codes: what the core does in one call, and rows that lie on SSD."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.ann.decoder._python_core import PythonCore
 from memhier.ann.decoder.answers import Partition, TopK
 from memhier.ann.decoder.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.core import new_core
 from memhier.ann.decoder.graph import Graph
 from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection
 
-__all__ = ["Codes", "Engine", "ExactRows"]
+__all__ = ["Codes", "Engine", "ExactRows", "best_of"]
 
 _BIAS_ROUNDING = 2.0**-23  # of the logit: what adding the bias in single precision may lose
 
@@ -81,14 +81,13 @@ class Engine:
         self.in_dram = isinstance(layer, OutputLayer)
         projection, blocks, rows, graph = codes.projection, codes.blocks, codes.rows, codes.graph
         words = len(codes.norms)
-        kind: Any = PythonCore if backend.core is None else backend.core.DecoderCore
         exact = None
         if isinstance(layer, OutputLayer):
             weight = layer.weight if layer.dtype != "float16" else layer.weight.view(np.uint16)
             if backend.core is None:
                 weight = layer.weight
             exact = (weight, DTYPES.index(layer.dtype), layer.bias, codes.norms)
-        self._core = kind(
+        self._core = new_core(
             (projection.mean, projection.turn, projection.common, words),
             (blocks.codes, blocks.numbers, blocks.width),
             None if rows is None else (rows.codes, rows.numbers),
@@ -184,7 +183,7 @@ class Engine:
         logits = self.all_logits(hidden)
         chosen = np.argpartition(-logits, min(k, self._words - 1), axis=1)[:, :k] if k < self._words else None
         rows = np.broadcast_to(np.arange(self._words), logits.shape) if chosen is None else chosen
-        return _best(np.take_along_axis(logits, rows, 1), rows.astype(np.int64), k)
+        return best_of(np.take_along_axis(logits, rows, 1), rows.astype(np.int64), k)
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``."""
@@ -206,14 +205,6 @@ class Engine:
         logits: Floats = np.einsum("ncd,nd->nc", weight, hidden) + layer.bias[rows]
         return logits
 
-    def neighbours(self, coordinates: Floats, count: int) -> tuple[Ints, Floats]:
-        """Return for states given by their coordinates the rows of the largest estimates, and these, ``[n, count]``."""
-        rows, keys, left = _candidate_room(len(coordinates), count)
-        self._check(
-            self._core.candidates(coordinates, True, count, False, rows, keys, left, None, 1.0, 0.0), coordinates
-        )
-        return rows, keys[:, :, 1]
-
     def _candidates(
         self, hidden: Floats, limit: int, *, bounds: bool, partition: bool = False, inverse: float = 1.0
     ) -> tuple[Ints, Floats, Floats, npt.NDArray[np.float64]]:
@@ -228,14 +219,14 @@ class Engine:
 
     def _rank(self, hidden: Floats, rows: Ints, k: int) -> TopK:
         assert not isinstance(self.layer, OutputLayer)
-        return _best(self.layer.logits(hidden, rows), rows, k)
+        return best_of(self.layer.logits(hidden, rows), rows, k)
 
     def _certify_stored(self, hidden: Floats, k: int, limit: int) -> TopK:
         """One submission for the `limit` highest bounds; proven is what none of the others can reach."""
         assert not isinstance(self.layer, OutputLayer)
         rows, _, left, _ = self._candidates(hidden, limit, bounds=True)
         logits = self.layer.logits(hidden, rows)
-        found = _best(logits, rows, k)
+        found = best_of(logits, rows, k)
         norms = np.where(rows >= 0, self.codes.norms[rows], 0)
         states = np.linalg.norm(hidden, axis=1)[:, None]
         with np.errstate(invalid="ignore"):
@@ -266,7 +257,7 @@ def _candidate_room(count: int, limit: int) -> tuple[Ints, Floats, Floats]:
     return np.empty((count, limit), np.int64), np.empty((count, limit, 2), np.float32), np.empty(count, np.float32)
 
 
-def _best(logits: Floats, rows: Ints, k: int) -> TopK:
+def best_of(logits: Floats, rows: Ints, k: int) -> TopK:
     """Return the k largest, the smaller row first at equal ones."""
     order = np.lexsort((rows, -logits), axis=1)[:, :k]
     return TopK(np.take_along_axis(logits, order, 1), np.take_along_axis(rows, order, 1))

@@ -280,19 +280,20 @@ class LogitIndex:
         settings, engine = self._settings, self._engine
         if way == "full" or k == self.shape[0]:
             return engine.full(states, k)
-        if way == "graph" and engine.codes.graph is not None and k <= settings.k:
-            return engine.walk(states, k, settings.probes, settings.graph_ef, settings.graph_limit)[0]
-        if way == "screen" and engine.codes.graph is not None and k <= settings.k:
-            return self._screened(states, k)
+        if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k:
+            return self._walked(states, k, way)
         return engine.preview(states, k, min(self.shape[0], settings.scaled(settings.preview_limit, k)))
 
-    def _screened(self, states: Floats, k: int) -> TopK:
-        """Seeds alone; a context that is far from all that was seen goes to the preview."""
-        settings = self._settings
-        found, away = self._engine.walk(states, k, settings.screen_probes, 0, settings.screen_limit)
+    def _walked(self, states: Floats, k: int, way: str) -> TopK:
+        """A walk, or seeds alone; a context that is far from all that was seen goes to the preview."""
+        settings, engine = self._settings, self._engine
+        if way == "graph":
+            found, away = engine.walk(states, k, settings.probes, settings.graph_ef, settings.graph_limit)
+        else:
+            found, away = engine.walk(states, k, settings.screen_probes, 0, settings.screen_limit)
         far = np.flatnonzero((away > settings.radius) | (found.indices[:, -1] < 0))
         if len(far):
-            again = self._engine.preview(states[far], k, settings.preview_limit)
+            again = engine.preview(states[far], k, settings.preview_limit)
             found.values[far], found.indices[far] = again.values, again.indices
         return found
 

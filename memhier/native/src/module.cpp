@@ -7,6 +7,7 @@ NB_MODULE(_core, m) {
   register_belady(m);
   register_code_scan(m);
   register_crc32c(m);
+  register_decode_links(m);
   register_decoder(m);
   register_distance(m);
   register_fence(m);

@@ -6,6 +6,7 @@
 void register_belady(nanobind::module_& m);
 void register_code_scan(nanobind::module_& m);
 void register_crc32c(nanobind::module_& m);
+void register_decode_links(nanobind::module_& m);
 void register_decoder(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_fence(nanobind::module_& m);

@@ -1,0 +1,230 @@
+"""The graph: the transform, the links, walks and screening, and FGD as published; what plain inner product does."""
+
+import faiss
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier.ann.decoder import FGD, LogitIndex
+from memhier.ann.decoder import core as core_module
+from memhier.ann.decoder.codes import RowCodes
+from memhier.ann.decoder.core import prune_links
+from memhier.ann.decoder.graph import NO_ROW, build_links, learn_seeds, relink
+from memhier.ann.decoder.transform import transform_contexts, transform_rows
+
+
+def make_model(words=3000, dimension=48, seed=0):
+    """A layer as trained ones are: a common component, biases that follow a word's frequency, contexts of low rank."""
+    rng = np.random.default_rng(seed)
+    topics = rng.normal(size=(12, dimension))
+    weight = rng.normal(size=(words, 12)) @ topics * 0.35 + rng.normal(size=(words, dimension)) * 0.1
+    weight += 2 * rng.normal(size=dimension)
+    bias = -np.log(np.arange(1, words + 1)) - 3
+    hidden = rng.normal(size=(2400, 12)) @ topics * 0.5 + rng.normal(size=(2400, dimension)) * 0.05
+    return weight.astype(np.float32), bias.astype(np.float32), hidden.astype(np.float32)
+
+
+def precision(found, weight, bias, hidden):
+    logits = hidden @ weight.T + bias
+    k = found.shape[1]
+    kth = np.sort(logits, 1)[:, -k]
+    rows = np.arange(len(hidden))[:, None]
+    return (logits[rows, found] >= kth[:, None] - 1e-4).mean()
+
+
+@pytest.fixture(params=["native", "python"])
+def core(request, monkeypatch):
+    """Both cores, by turns."""
+    if request.param == "python":
+        monkeypatch.setattr(core_module.backend, "core", None)
+    elif core_module.backend.core is None:
+        pytest.skip("needs the compiled core")
+
+
+@settings(max_examples=30, deadline=None)
+@given(words=st.integers(1, 50), dimension=st.integers(1, 9), seed=st.integers(0, 1000))
+def test_after_the_transform_nearest_is_largest(words, dimension, seed):
+    rng = np.random.default_rng(seed)
+    weight, bias = rng.normal(size=(words, dimension)).astype(np.float32), rng.normal(size=words).astype(np.float32)
+    hidden = rng.normal(size=(3, dimension)).astype(np.float32)
+    rows, contexts = transform_rows(weight, bias), transform_contexts(hidden)
+    norms = np.linalg.norm(rows, axis=1)
+    np.testing.assert_allclose(norms, norms.max(), rtol=1e-5)
+    away = np.square(rows[None] - contexts[:, None], dtype=np.float64).sum(2) / 2
+    right = (norms.max() ** 2 + np.square(hidden).sum(1) + 1)[:, None] / 2 - (hidden @ weight.T + bias)
+    np.testing.assert_allclose(away, right, rtol=1e-4, atol=1e-4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(words=st.integers(1, 40), degree=st.integers(1, 8), candidates=st.integers(1, 20), seed=st.integers(0, 1000))
+def test_links_are_those_of_the_rule(words, degree, candidates, seed):
+    rng = np.random.default_rng(seed)
+    rows = rng.normal(size=(words, 5)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    near = rng.integers(-1, words, (words, candidates))
+    links = prune_links(rows, np.arange(words), near, degree)
+    for own, kept in enumerate(links.tolist()):
+        others = sorted({*near[own].tolist()} - {-1, own}, key=lambda other: -float(rows[other] @ rows[own]))
+        wanted = []
+        for other in others:
+            product = rows[other] @ rows[own]
+            if len(wanted) < degree and all(rows[other] @ rows[one] < product for one in wanted):
+                wanted.append(other)
+        wanted += [other for other in others if other not in wanted][: degree - len(wanted)]
+        assert [row for row in kept if row != NO_ROW] == wanted
+
+
+def test_the_two_cores_prune_alike(monkeypatch):
+    if core_module.backend.core is None:
+        pytest.skip("needs the compiled core")
+    rng = np.random.default_rng(3)
+    rows = rng.normal(size=(200, 9)).astype(np.float32)
+    near = rng.integers(-1, 200, (200, 30))
+    native = prune_links(rows, np.arange(200), near, 8)
+    monkeypatch.setattr(core_module.backend, "core", None)
+    np.testing.assert_array_equal(native, prune_links(rows, np.arange(200), near, 8))
+
+
+@pytest.mark.parametrize("method", ["graph", "screen"])
+def test_walks_reach_their_declared_precision(method):
+    weight, bias, hidden = make_model()
+    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, precision=0.98, method=method)
+    assert index.settings.reached[method] > 0.98
+    assert precision(index.topk(hidden[2000:]).indices, weight, bias, hidden[2000:]) > 0.98
+    found = index.topk(hidden[2000:2100], 3)
+    assert found.indices.shape == (100, 3)
+    assert precision(found.indices, weight, bias, hidden[2000:2100]) > 0.98
+
+
+def test_contexts_unlike_any_seen_go_to_the_preview():
+    weight, bias, hidden = make_model()
+    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="screen")
+    strange = np.random.default_rng(5).normal(size=(100, 48)).astype(np.float32) * 3
+    np.testing.assert_array_equal(index.topk(strange).indices, index.topk(strange, method="preview").indices)
+
+
+def test_the_python_walk_finds_what_the_native_finds(monkeypatch):
+    if core_module.backend.core is None:
+        pytest.skip("needs the compiled core")
+    weight, bias, hidden = make_model(800, 24)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:1000], k=5, method="graph")
+    native = index.topk(hidden[1000:1060])
+    monkeypatch.setattr(core_module.backend, "core", None)
+    again = LogitIndex.build(weight, bias, contexts=hidden[:1000], k=5, method="graph")
+    assert (again.topk(hidden[1000:1060]).indices == native.indices).mean() > 0.97
+
+
+def test_a_walk_looks_at_few_rows_and_screening_at_seeds_alone(core):
+    weight, bias, hidden = make_model(900, 24)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=5, method="graph")
+    tally = np.zeros(20, np.int64)
+    values, rows = np.empty((20, 5), np.float32), np.empty((20, 5), np.int64)
+    index._engine._core.walk(hidden[600:620], 1, 16, 16, 5, values, rows, None, tally)
+    assert (tally < 600).all()
+    assert (tally > 16).all()
+    seeds = index._engine.codes.graph
+    largest_group = np.diff(seeds.starts).max()
+    index._engine._core.walk(hidden[600:620], 1, 0, 16, 5, values, rows, None, tally)
+    assert (tally <= largest_group).all()
+
+
+def test_seeds_are_the_largest_of_each_group():
+    rng = np.random.default_rng(0)
+    contexts = np.repeat(np.eye(4, dtype=np.float32) * 50, 100, axis=0) + rng.normal(size=(400, 4)).astype(np.float32)
+    largest = np.repeat(np.arange(4), 100)[:, None] * 10 + rng.integers(0, 5, (400, 3))
+    seeds = learn_seeds(contexts, largest, 0)
+    assert seeds.starts[0] == 0
+    assert seeds.starts[-1] == len(seeds.rows)
+    for centre, start, stop in zip(seeds.centres, seeds.starts[:-1], seeds.starts[1:], strict=True):
+        own = seeds.rows[start:stop]
+        assert len(own)
+        assert (own // 10 == centre.argmax()).all()
+
+
+def test_relinking_changes_what_was_trained_and_keeps_the_rest():
+    rng = np.random.default_rng(0)
+    codes = rng.integers(1, 256, (900, 8)).astype(np.uint8)
+    numbers = np.stack([rng.normal(size=900), np.full(900, 0.01)]).astype(np.float32)
+    before = RowCodes(codes, numbers)
+    links = build_links(before)
+    changed = np.array([5, 17, 640])
+    codes = codes.copy()
+    codes[changed] = rng.integers(1, 256, (3, 8))
+    after = RowCodes(codes, numbers)
+    again = relink(links, after, changed)
+    fresh = build_links(after)
+    for row in changed:
+        assert len(set(again[row].tolist()) & set(fresh[row].tolist())) >= 10
+        assert (again == row).any(), "nothing leads to a row that was linked anew"
+    assert (again == links).all(1).mean() > 0.9
+
+
+def test_a_refreshed_graph_keeps_its_precision():
+    weight, bias, hidden = make_model(1500, 32)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:1500], k=5, method="graph")
+    tuned = weight.copy()
+    tuned[10:60] += np.random.default_rng(1).normal(size=(50, 32)).astype(np.float32) * 0.2
+    assert 50 <= index.refresh(tuned, bias) <= 1500
+    assert precision(index.topk(hidden[2000:2200]).indices, tuned, bias, hidden[2000:2200]) > 0.97
+
+
+def test_builds_repeat():
+    weight, bias, hidden = make_model(600, 16)
+    builds = [LogitIndex.build(weight, bias, contexts=hidden[:500], k=5, method="graph", seed=3) for _ in range(2)]
+    first, second = (build._engine.codes.graph for build in builds)
+    np.testing.assert_array_equal(first.links, second.links)
+    np.testing.assert_array_equal(first.seeds, second.seeds)
+    assert builds[0].settings == builds[1].settings
+
+
+def test_saved_graphs_walk_alike(tmp_path):
+    weight, bias, hidden = make_model(800, 16)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:500], k=5, method="graph")
+    index.save(tmp_path / "index")
+    again = LogitIndex.open(tmp_path / "index")
+    assert again.way(1) == "graph"
+    np.testing.assert_array_equal(again.topk(hidden[500:]).indices, index.topk(hidden[500:]).indices)
+
+
+def test_fgd_as_published_finds_what_plain_inner_product_misses(data):
+    folder = data("lm-softmax-50k")
+    weight = np.load(folder / "weight_f16.npy")[:3000].astype(np.float32)
+    bias = np.load(folder / "bias_f32.npy")[:3000]
+    queries = np.load(folder / "contexts_wikitext_f16.npy")[:200].astype(np.float32)
+    found = FGD(weight, bias, m=16, ef_construction=100).topk(queries, 10, ef_search=200)
+    assert precision(found.indices, weight, bias, queries) > 0.94
+    plain = faiss.IndexHNSWFlat(512 + 1, 16, faiss.METRIC_INNER_PRODUCT)
+    plain.hnsw.efConstruction = 100
+    plain.add(np.concatenate([weight, bias[:, None]], 1))
+    plain.hnsw.efSearch = 200
+    _, rows = plain.search(np.concatenate([queries, np.ones((200, 1), np.float32)], 1), 10)
+    assert precision(rows, weight, bias, queries) < 0.3
+
+
+def test_fgds_bound_on_probabilities_holds_where_the_k_are_right():
+    weight, bias, hidden = make_model(1000, 24)
+    logits = (hidden[:50] @ weight.T + bias).astype(np.float64)
+    for k in (1, 10, 100, 1000):
+        found = FGD(weight, bias).topk(hidden[:50], k, ef_search=1000)
+        right = np.exp(logits - logits.max(1, keepdims=True))
+        right /= right.sum(1, keepdims=True)
+        rows = np.arange(50)[:, None]
+        exact_rows = precision(found.indices, weight, bias, hidden[:50]) == 1
+        if exact_rows:
+            share = 1 - right[rows, found.indices] / found.probabilities
+            assert (share <= found.bound[:, None] + 1e-4).all()
+    assert exact_rows
+    np.testing.assert_allclose(found.bound, 0, atol=1e-12)
+
+
+def test_fgds_errors_name_what_is_wrong():
+    weight, bias, hidden = make_model(300, 8)
+    fgd = FGD(weight, bias, m=4)
+    with pytest.raises(ValueError, match="k=301"):
+        fgd.topk(hidden[:2], 301)
+    with pytest.raises(ValueError, match="m=1"):
+        FGD(weight, bias, m=1)
+    with pytest.raises(ValueError, match="hidden holds NaN"):
+        fgd.topk(np.full((1, 8), np.nan, np.float32), 3)
+    assert fgd.memory_bytes > weight.nbytes
