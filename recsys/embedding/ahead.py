@@ -280,7 +280,7 @@ class Ahead:
                 self._error = error
                 self._changed.notify_all()
             return
-        size = _bytes_of(batch) + 2 * rows.keys.nbytes + sum(places.nbytes for places in rows.inverse)
+        size = _bytes_of(batch) + 2 * rows.keys.nbytes + rows.inverse.nbytes + rows.order.nbytes
         with self._changed:
             self._window.append(_Waiting(batch, ids, rows, size))
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from memhier._arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.fused import MODES, Bags
+from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Normal
 from memhier.recsys.embedding.module import TableModule, Update
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
@@ -122,6 +122,8 @@ class EmbeddingBag(TableModule):
             When the distinct rows of this step do not fit; the message says what would be enough.
         """
         flat, offsets, weights = as_bags(input, offsets, per_sample_weights, self.mode)
+        if self.include_last_offset and (not len(offsets) or int(offsets[-1]) != len(flat)):
+            raise ValueError(f"offsets: expected {len(flat)} as the last one, where include_last_offset is set")
         padding = -1 if self.padding_idx is None else self.padding_idx
         bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
         return self._pooled([flat.numpy()], [bags])

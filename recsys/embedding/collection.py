@@ -12,7 +12,7 @@ from torch import Tensor
 from memhier._arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bag import as_bags
-from memhier.recsys.embedding.fused import MODES, Bags
+from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Uniform
 from memhier.recsys.embedding.module import TableModule, Update
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
@@ -172,7 +172,9 @@ class EmbeddingBagCollection(TableModule):
             mine = parts[at : at + len(config.feature_names)]
             at += len(mine)
             ids, offsets, weights = mine[0] if len(mine) == 1 else _joined(mine)
-            found.append(Bags(number, ids, offsets, MODES[config.pooling], weights, features=len(mine)))
+            bags = Bags(number, ids, offsets, MODES[config.pooling], weights, features=len(mine))
+            bags.single = isinstance(features, Tensor)
+            found.append(bags)
         return found
 
 

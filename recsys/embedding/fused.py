@@ -1,59 +1,78 @@
-"""Gradients on their way to rows: looked up, pooled, and on the way back applied to the rows where they lie."""
+"""Gradients on their way to rows: looked up, pooled, and on the way back applied to the rows where they lie.
+
+Two ways with the same bits: the compiled steps, for all tables at once; and torch's own operators on copies of the
+step's rows, for what those do not know. Which other rows a table has changes no bit, as long as these keep their order.
+"""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from memhier.recsys.embedding.bags import MODES, Bags, Layout, lay_out
+from memhier.recsys.embedding.kernels import is_compiled, pool_rows, update_rows
 from memhier.recsys.embedding.optimizers import Group
 from memhier.recsys.embedding.tables import Rows, Tables
 
-__all__ = ["MODES", "Bags", "apply_gradients", "pool"]
+__all__ = ["StepGradient", "apply_gradient", "apply_sparse", "pool"]
 
-MODES = {"sum": 0, "mean": 1, "max": 2}
+Sparse = list[tuple[int, Tensor]]
+"""Of some tables the gradient of a step's rows, [rows of the table, dim], not coalesced."""
 
 
-@dataclass(slots=True)
-class Bags:
-    """The bags of one table in a step, feature after feature.
+class StepGradient:
+    """The gradient of a step: of all bags, and of single rows when asked for.
 
     Attributes
     ----------
-    table
-        Its number.
-    indices
-        int64 [n]: for every id which of the table's rows in this step it is.
-    offsets
-        int64: where bags begin, and where the last one ends if `last`.
-    mode
-        One of the values of :data:`MODES`.
-    weights
-        float32 [n], or None.
-    padding
-        Of `indices` those that are left out; -1 for none.
-    features
-        How many features share the table: the first bags are the first feature's.
+    layout
+        Of the bags, for the compiled steps; None where they cannot do it.
     """
 
-    table: int
-    indices: Tensor
-    offsets: Tensor
-    mode: int
-    weights: Tensor | None = None
-    padding: int = -1
-    last: bool = False
-    features: int = 1
+    def __init__(self, rows: Rows, bags: list[Bags], widths: list[int], layout: Layout | None, kept: list[Any]) -> None:
+        self.rows = rows
+        self.layout = layout
+        self.dense: Tensor | None = None
+        self._bags = bags
+        self._widths = widths
+        self._kept = kept
+
+    def of_bags(self, number: int) -> Tensor:
+        """Return the gradient of the bags of one table, feature after feature."""
+        assert self.dense is not None
+        start = sum(width * bag.features for width, bag in zip(self._widths[:number], self._bags, strict=False))
+        width = self._widths[number]
+        parts = [
+            self.dense[:, start + width * part : start + width * (part + 1)]
+            for part in range(self._bags[number].features)
+        ]
+        return (parts[0] if len(parts) == 1 else torch.cat(parts)).contiguous()
+
+    def sparse(self) -> Sparse:
+        """Return the gradients of rows."""
+        found = []
+        for number, bag in enumerate(self._bags):
+            count = int(np.diff(self.rows.starts)[bag.table])
+            bag.indices = torch.from_numpy(self.rows.places(bag.table))
+            found.append((bag.table, _backward(self.of_bags(number), bag, self._kept[number], count)))
+        return found
+
+    def of_samples(self, number: int, looked_up: Tensor) -> Tensor:
+        """Return the gradient of per-sample weights."""
+        bag = self._bags[number]
+        found: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
+            self.of_bags(number), looked_up, bag.indices, bag.offsets, self._kept[number][0], bag.mode, bag.padding
+        )
+        return found
 
 
-Done = Callable[[Rows, list[tuple[int, Tensor]]], None]
-"""Takes the rows of a step and the sparse gradients of its tables."""
+Done = Callable[[StepGradient], None]
 
 
 def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Done) -> Tensor:
-    """Look bags up and pool them; on the way back gradients go to `done`.
+    """Look bags up and pool them; on the way back the gradient goes to `done`.
 
     Parameters
     ----------
@@ -71,55 +90,57 @@ def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Don
 
 
 class _Pool(torch.autograd.Function):
-    """torch's own kernels on the rows of one step: which rows these are among all changes no bit."""
-
     @staticmethod
     def forward(
         ctx: Any, anchor: Tensor, tables: Tables, rows: Rows, bags: list[Bags], done: Done, *samples: Tensor | None
     ) -> Tensor:
+        widths = [tables.specs[bag.table].dim for bag in bags]
+        plain = all(bag.mode != MODES["max"] and bag.weights is None and bag.padding < 0 for bag in bags)
+        ctx.done, ctx.looked_up = done, None
+        if plain and is_compiled() and rows.loan is not None:
+            layout = lay_out(bags, widths)
+            output = torch.empty(layout.shape)
+            slab, slots = rows.loan.rows, rows.loan.slots
+            pool_rows(slab, slots, rows.inverse, layout.begins, layout.targets, layout.tables, output.numpy())
+            nothing = torch.empty(0, dtype=torch.int64)
+            kept = [(nothing, bag.lengths, nothing) for bag in bags]
+            ctx.gradient = StepGradient(rows, bags, widths, layout, kept)
+            return output
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
         columns, kept = [], []
         for bag in bags:
-            output, *others = torch.ops.aten._embedding_bag(
+            bag.indices = torch.from_numpy(rows.places(bag.table))
+            output, bag_of, sizes, highest = torch.ops.aten._embedding_bag(
                 weights[bag.table], bag.indices, bag.offsets, False, bag.mode, bag.mode != MODES["max"],
                 bag.weights, bag.last, bag.padding,
             )  # fmt: skip
             columns += output.chunk(bag.features)
-            kept.append(others)
-        ctx.rows, ctx.bags, ctx.kept, ctx.done = rows, bags, kept, done
-        ctx.shapes = [some.shape for some in weights]
+            kept.append((bag_of, sizes, highest))
+        ctx.gradient = StepGradient(rows, bags, widths, None, kept)
         # Gradients of per-sample weights need the rows that were looked up.
-        ctx.looked_up = weights if any(ctx.needs_input_grad[5:]) else None
+        if any(ctx.needs_input_grad[5:]):
+            ctx.looked_up = [weights[bag.table] for bag in bags]
         return torch.cat(columns, dim=1) if len(columns) > 1 else columns[0]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        found: list[tuple[int, Tensor]] = []
-        of_samples: list[Tensor | None] = []
-        start = 0
-        for number, (bag, kept) in enumerate(zip(ctx.bags, ctx.kept, strict=True)):
-            count, dim = ctx.shapes[bag.table]
-            parts = [gradient[:, start + dim * part : start + dim * (part + 1)] for part in range(bag.features)]
-            start += dim * bag.features
-            mine = (parts[0] if bag.features == 1 else torch.cat(parts)).contiguous()
-            bag_of, sizes, highest = kept
-            found.append((bag.table, _backward(mine, bag, bag_of, sizes, highest, count)))
-            of_samples.append(None)
-            if ctx.needs_input_grad[5 + number]:
-                of_samples[-1] = torch.ops.aten._embedding_bag_per_sample_weights_backward(
-                    mine, ctx.looked_up[bag.table], bag.indices, bag.offsets, bag_of, bag.mode, bag.padding
-                )
-        rows, ctx.rows = ctx.rows, None
-        ctx.done(rows, found)
+        step, ctx.gradient = ctx.gradient, None
+        if step is None:
+            raise RuntimeError("the rows of this step have gone back: backward runs only once through a look-up")
+        step.dense = gradient
+        of_samples = [
+            step.of_samples(number, ctx.looked_up[number]) if needed else None
+            for number, needed in enumerate(ctx.needs_input_grad[5:])
+        ]
+        ctx.done(step)
         return None, None, None, None, None, *of_samples
 
 
-def _backward(gradient: Tensor, bag: Bags, bag_of: Tensor, sizes: Tensor, highest: Tensor, count: int) -> Tensor:
+def _backward(gradient: Tensor, bag: Bags, kept: Any, count: int) -> Tensor:
     """Return the sparse gradient of a table's rows in this step, not coalesced."""
     sparse = bag.mode != MODES["max"]
     found: Tensor = torch.ops.aten._embedding_bag_backward(
-        gradient, bag.indices, bag.offsets, bag_of, sizes, highest, count, False, bag.mode, sparse,
-        bag.weights, bag.padding,
+        gradient, bag.indices, bag.offsets, *kept, count, False, bag.mode, sparse, bag.weights, bag.padding
     )  # fmt: skip
     if sparse:
         return found
@@ -127,17 +148,37 @@ def _backward(gradient: Tensor, bag: Bags, bag_of: Tensor, sizes: Tensor, highes
     return torch.sparse_coo_tensor(indices, found, found.shape, is_coalesced=True, check_invariants=False)
 
 
-def apply_gradients(tables: Tables, rows: Rows, gradients: list[tuple[int, Tensor]], group: Group) -> None:
-    """Update the rows of a step where they lie; `gradients` are sparse, [u, dim] of each table's rows in this step."""
-    if rows.loan is None:
-        raise RuntimeError("the rows of this step have gone back: backward runs only once through a lookup")
-    of_table: dict[int, Tensor] = {}
-    for table, gradient in gradients:
-        of_table[table] = of_table[table] + gradient if table in of_table else gradient
+def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
+    """Update the rows of a step where they lie."""
+    layout, rows = step.layout, step.rows
+    steps = tables.record.steps
+    kernels = None if layout is None else [tables.optimizer.kernel(group, count + 1) for count in steps]
+    if layout is None or kernels is None or None in kernels:
+        apply_sparse(tables, rows, step.sparse(), group)
+        return
+    assert step.dense is not None
+    assert rows.loan is not None
+    gradient = step.dense.contiguous().numpy()
+    first = np.concatenate(([0], rows.ends[:-1]))
+    dims = np.array([spec.dim for spec in tables.specs])
+    parts = np.stack([first, rows.ends, rows.starts[:-1], rows.starts[1:], dims], axis=1)
+    numbers = np.array([kernel[1] for kernel in kernels if kernel is not None], np.float32)
+    rule = next(kernel[0] for kernel in kernels if kernel is not None)
+    with rows.loan.changing() as slab:
+        update_rows(
+            rule, slab, rows.loan.slots, parts, numbers, rows.inverse, rows.order, layout.sources, layout.scales,
+            gradient,
+        )  # fmt: skip
+        steps[:] = [count + 1 for count in steps]
+
+
+def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group) -> None:
+    """Update the rows of a step where they lie, by torch's operators."""
+    assert rows.loan is not None
     slots = rows.loan.slots
     with rows.loan.changing() as slab:
-        for table, gradient in of_table.items():
-            mine = slots[rows.starts[table] : rows.starts[table + 1]]
+        for table, gradient in gradients:
+            mine = slots[rows.of_table(table)]
             tables.record.steps[table] += 1
             dim, width = tables.specs[table].dim, tables.widths[table]
             held = torch.from_numpy(np.take(slab, mine, axis=0, mode="clip"))

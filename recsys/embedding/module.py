@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memhier.recsys.embedding.fused import Bags, apply_gradients, pool
+from memhier.recsys.embedding.bags import Bags
+from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Rows, Tables
@@ -61,7 +62,7 @@ class TableModule(nn.Module):
         self.tables = tables
         self._anchor = torch.zeros((), requires_grad=True)
         self._update: Update = update
-        self._pending: list[tuple[Rows, list[tuple[int, Tensor]]]] = []
+        self._pending: list[tuple[Rows, Sparse]] = []
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         self._restore_hyperparameters()
@@ -162,7 +163,6 @@ class TableModule(nn.Module):
         trains = torch.is_grad_enabled() and self.training
         rows = self._rows_of(ids, trains)
         for bag in bags:
-            bag.indices = torch.from_numpy(rows.inverse[bag.table])
             if bag.padding >= 0:
                 bag.padding = self._place(rows, bag.table, bag.padding)
         if trains:
@@ -188,22 +188,22 @@ class TableModule(nn.Module):
 
     def _place(self, rows: Rows, table: int, row: int) -> int:
         """Return which of the step's rows a row is, -1 where it is not among them."""
-        mine = rows.keys[rows.starts[table] : rows.starts[table + 1]]
+        mine = rows.keys[rows.of_table(table)]
         place = int(np.searchsorted(mine, row + self.tables.bases[table]))
         return place if place < len(mine) and mine[place] == row + self.tables.bases[table] else -1
 
-    def _done(self, rows: Rows, gradients: list[tuple[int, Tensor]]) -> None:
+    def _done(self, step: StepGradient) -> None:
         if self._update == "step":
-            self._pending.append((rows, gradients))
+            self._pending.append((step.rows, step.sparse()))
             return
-        apply_gradients(self.tables, rows, gradients, self.optimizer.param_groups[0])
-        rows.release()
+        apply_gradient(self.tables, step, self.optimizer.param_groups[0])
+        step.rows.release()
 
     def _apply_pending(self) -> None:
         for rows, gradients in self._merged():
             if rows.loan is None:
                 self.tables.lend(rows)
-            apply_gradients(self.tables, rows, gradients, self.optimizer.param_groups[0])
+            apply_sparse(self.tables, rows, gradients, self.optimizer.param_groups[0])
             rows.release()
         self._drop_pending()
 
@@ -212,7 +212,7 @@ class TableModule(nn.Module):
         for rows, _ in pending:
             rows.release()
 
-    def _merged(self) -> list[tuple[Rows, list[tuple[int, Tensor]]]]:
+    def _merged(self) -> list[tuple[Rows, Sparse]]:
         """Return the gradients that wait as those of one step, added up as torch adds sparse gradients."""
         if len(self._pending) < 2:
             return self._pending
@@ -220,7 +220,7 @@ class TableModule(nn.Module):
         bases, specs = self.tables.bases, self.tables.specs
         for rows, gradients in self._pending:
             for table, gradient in gradients:
-                mine = torch.from_numpy(rows.keys[rows.starts[table] : rows.starts[table + 1]] - bases[table])
+                mine = torch.from_numpy(rows.keys[rows.of_table(table)] - bases[table])
                 shape = (specs[table].rows, specs[table].dim)
                 whole = _sparse(mine[gradient._indices()[0]], gradient._values(), shape)
                 of_table[table] = of_table[table] + whole if table in of_table else whole
@@ -228,8 +228,8 @@ class TableModule(nn.Module):
         rows = self.tables.distinct(ids)
         found = []
         for table, whole in of_table.items():
-            shape = (rows.starts[table + 1] - rows.starts[table], specs[table].dim)
-            found.append((table, _sparse(torch.from_numpy(rows.inverse[table]), whole._values(), shape)))
+            shape = (int(rows.starts[table + 1] - rows.starts[table]), specs[table].dim)
+            found.append((table, _sparse(torch.from_numpy(rows.places(table)), whole._values(), shape)))
         return [(rows, found)]
 
     def _last_values(self) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from torch import Tensor
 __all__ = ["SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam", "SparseOptimizer"]
 
 Group = dict[str, Any]
+Kernel = tuple[int, tuple[float, float, float, float]]
+"""Number of a rule in `embedding.cpp`; rate, eps, and what each beta leaves to 1."""
 
 
 class SparseOptimizer(Protocol):
@@ -30,6 +32,9 @@ class SparseOptimizer(Protocol):
 
     def first_state(self) -> float:
         """Return the value of all state of a row that was never updated."""
+
+    def kernel(self, group: Group, step: int) -> Kernel | None:
+        """Return which rule of the compiled core does the same, and its numbers; None where there is none."""
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place.
@@ -73,6 +78,11 @@ class SGD:
         """Return 0."""
         return 0.0
 
+    def kernel(self, group: Group, step: int) -> Kernel | None:
+        """Return the compiled rule; see :class:`SparseOptimizer`."""
+        plain = not group["momentum"] and not group["weight_decay"]
+        return (0, (-group["lr"], 0.0, 0.0, 0.0)) if plain else None
+
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
         if not group["momentum"] and not group["weight_decay"]:
@@ -109,6 +119,11 @@ class Adagrad:
         """Return what the sums of squares begin with."""
         return self.initial_accumulator_value
 
+    def kernel(self, group: Group, step: int) -> Kernel | None:
+        """Return the compiled rule; see :class:`SparseOptimizer`."""
+        rate = group["lr"] / (1 + (step - 1) * group["lr_decay"])
+        return 1, (-rate, group["eps"], 0.0, 0.0)
+
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
         gradient = gradient.coalesce()
@@ -137,6 +152,10 @@ class RowWiseAdagrad:
     def first_state(self) -> float:
         """Return 0."""
         return 0.0
+
+    def kernel(self, group: Group, step: int) -> Kernel | None:
+        """Return the compiled rule; see :class:`SparseOptimizer`."""
+        return 2, (-group["lr"], group["eps"], 0.0, 0.0)
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
@@ -168,6 +187,10 @@ class Adam:
         """Return 0."""
         return 0.0
 
+    def kernel(self, group: Group, step: int) -> Kernel | None:
+        """Return the compiled rule; see :class:`SparseOptimizer`."""
+        return 3, _adam_numbers(group, step)
+
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
         rows, values = _coalesced(gradient)
@@ -180,8 +203,8 @@ class Adam:
         first = first.add_(change)
         second = second.add_(square_change)
         state[rows, :dim], state[rows, dim:] = first, second
-        size = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-        weights[rows] = weights[rows].add_(-size * first.div(second.sqrt().add_(group["eps"])))
+        rate = _adam_numbers(group, step)[0]
+        weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +214,10 @@ class RowWiseAdam(Adam):
     def state_width(self, dim: int) -> int:
         """Return the floats of state of a row: a moment of each weight, and one of the row."""
         return dim + 1
+
+    def kernel(self, group: Group, step: int) -> Kernel | None:
+        """Return the compiled rule; see :class:`SparseOptimizer`."""
+        return 4, _adam_numbers(group, step)
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
@@ -202,8 +229,14 @@ class RowWiseAdam(Adam):
         first = first.add_(values.sub(first).mul_(1 - beta1))
         second = second.add_(_mean_square(values).sub_(second).mul_(1 - beta2))
         state[rows, :dim], state[rows, dim:] = first, second
-        size = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
-        weights[rows] = weights[rows].add_(-size * first.div(second.sqrt().add_(group["eps"])))
+        rate = _adam_numbers(group, step)[0]
+        weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
+
+
+def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:
+    beta1, beta2 = group["betas"]
+    size = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
+    return -size, group["eps"], 1 - beta1, 1 - beta2
 
 
 def _coalesced(gradient: Tensor) -> tuple[Tensor, Tensor]:

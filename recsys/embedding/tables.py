@@ -6,7 +6,7 @@ reads, updates and evicts once, however many tables it needs.
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from memhier._tickets import Ticket
 from memhier.errors import BudgetError, FormatError
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
+from memhier.recsys.embedding.kernels import distinct_rows
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.records import TableRecord
 from memhier.store import Store
@@ -28,6 +29,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _NAME = "embedding"
+_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,21 +61,37 @@ class Rows:
     keys
         int64 [u]: all of them, rising.
     starts
-        Where the rows of each table begin in `keys`, and where the last ones end.
+        int64 [tables + 1]: where the rows of each table begin in `keys`, and where the last ones end.
+    ends
+        int64 [tables]: where the ids of each table end.
     inverse
-        Of each table: for every id, which of the table's rows it is, int64.
+        int64 [n]: for every id, which of `keys` it is.
+    order
+        int64 [n]: the places of each table's ids, sorted as torch sorts them.
     loan
         Where they lie; None once they have gone back, or where they were only read.
     """
 
     keys: Ints
-    starts: list[int]
-    inverse: list[Ints]
+    starts: Ints
+    ends: Ints
+    inverse: Ints
+    order: Ints
     loan: Loan | None = None
+
+    def of_table(self, table: int) -> slice:
+        """Return which of `keys` are a table's."""
+        return slice(int(self.starts[table]), int(self.starts[table + 1]))
+
+    def places(self, table: int) -> Ints:
+        """Return, for every id of a table, which of the table's rows it is."""
+        begin = int(self.ends[table - 1]) if table else 0
+        places: Ints = self.inverse[begin : int(self.ends[table])] - self.starts[table]
+        return places
 
     def share(self) -> "Rows":
         """Return the same rows, held by themselves."""
-        return Rows(self.keys, self.starts, self.inverse, None if self.loan is None else self.loan.share())
+        return replace(self, loan=None if self.loan is None else self.loan.share())
 
     def release(self) -> None:
         """Let the rows go."""
@@ -201,16 +219,12 @@ class Tables:
         IndexError
             For a row that a table does not have.
         """
-        keys, inverse, starts = [], [], [0]
-        for table, wanted in enumerate(ids):
-            wanted = np.empty(0, np.int64) if wanted is None else wanted
+        some = [_NONE if wanted is None else wanted for wanted in ids]
+        for table, wanted in enumerate(some):
             self.check_ids(table, wanted)
-            # Rising, as torch sorts them: sums over repeats then add up in torch's order.
-            distinct, places = np.unique(wanted, return_inverse=True)
-            keys.append(distinct + self.bases[table])
-            inverse.append(places.reshape(-1))
-            starts.append(starts[-1] + len(distinct))
-        return Rows(np.concatenate(keys), starts, inverse)
+        flat = np.concatenate(some, dtype=np.int64)
+        ends = np.cumsum([len(wanted) for wanted in some])
+        return Rows(*distinct_rows(flat, ends, self.bases))
 
     def lend(self, rows: Rows) -> None:
         """Make the rows of a step resident, and keep them so until they are released."""
@@ -241,15 +255,13 @@ class Tables:
             found = self._tier.gather(rows.keys, keep=False)
         else:
             found = np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
-        return [
-            np.ascontiguousarray(found[start:stop, : spec.dim])
-            for spec, start, stop in zip(self.specs, rows.starts, rows.starts[1:], strict=False)
-        ]
+        return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
 
     def read(self, table: int, ids: Ints) -> Floats:
         """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
         self.check_ids(table, ids)
-        return self._tier.gather(ids + self.bases[table], keep=False)[..., : self.widths[table]]
+        found: Floats = self._tier.gather(ids + self.bases[table], keep=False)[..., : self.widths[table]]
+        return found
 
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""

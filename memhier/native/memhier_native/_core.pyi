@@ -73,6 +73,30 @@ class PageReader:
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None: ...
 
+def embedding_distinct(
+    ids: Any, ends: Any, bases: Any, like_torch: bool, keys: Any, starts: Any, inverse: Any, order: Any
+) -> int: ...
+def embedding_pool(
+    slab: Any, slots: Any, inverse: Any, begins: Any, targets: Any, tables: Any, out: Any
+) -> None: ...
+def embedding_update(
+    rule: int,
+    slab: Any,
+    slots: Any,
+    tables: Any,
+    numbers: Any,
+    inverse: Any,
+    order: Any,
+    sources: Any,
+    scales: Any | None,
+    gradient: Any,
+    steps: Any,
+    roots: Any,
+) -> None: ...
+def embedding_take_steps(
+    rule: int, slab: Any, slots: Any, tables: Any, numbers: Any, steps: Any, roots: Any
+) -> None: ...
+
 class HashSlots:
     def __init__(self, capacity: int) -> None: ...
     @staticmethod

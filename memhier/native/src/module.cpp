@@ -10,6 +10,7 @@ NB_MODULE(_core, m) {
   register_decode_links(m);
   register_decoder(m);
   register_distance(m);
+  register_embedding(m);
   register_fence(m);
   register_nearest_lists(m);
   register_offline(m);
