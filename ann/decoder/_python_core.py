@@ -38,7 +38,8 @@ class PythonCore:
 
     def preview(
         self, hidden: Floats, k: int, limit: int, bounds: bool, per_norm: float, per_logit: float, inverse: float,
-        variance: float, values: Floats, indices: Ints, proven: Any, partition: Any, tally: Any,
+        variance: float, values: Floats, indices: Ints, proven: Any, partition: Any,
+        interval: bool, tally: Any,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_not_finite(hidden)
@@ -65,6 +66,8 @@ class PythonCore:
                     inverse * logits,
                     inverse * error,
                 )
+                if not interval:
+                    partition[number, 1:] = -np.inf, np.inf
             best = np.lexsort((chosen, -logits))
             _report(chosen[best], logits[best], k, values[number], indices[number])
             if proven is not None:

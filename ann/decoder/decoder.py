@@ -14,7 +14,7 @@ from memhier.ann.decoder.settings import Method
 
 __all__ = ["SparseLogits", "TopKSoftmax"]
 
-_FORMATS = ("dense", "sparse")
+_FORMATS = ("dense", "sparse", "filled")
 
 
 class SparseLogits(NamedTuple):
@@ -79,7 +79,9 @@ class TopKSoftmax(nn.Module):
             Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
             the other parameters.
         output
-            What :meth:`forward` returns: ``"dense"`` logits, minus infinity but for the k largest, or ``"sparse"``.
+            What :meth:`forward` returns: ``"dense"`` logits, minus infinity but for the k largest; ``"sparse"``; or
+            ``"filled"``: dense, where all other words share what is left of Z evenly, so that a softmax over them gives
+            the k largest the probabilities that they have among all words.
 
         Raises
         ------
@@ -184,13 +186,27 @@ class TopKSoftmax(nn.Module):
         return torch.from_numpy(found).gather(1, drawn).reshape(hidden.shape[:-1])
 
     def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
-        """Return the k largest logits: dense with minus infinity elsewhere, or sparse; in the dtype of `hidden`."""
+        """Return the k largest logits in the dtype of `hidden`, laid out as `output` says."""
+        if self.output == "filled":
+            return self._filled(hidden)
         values, indices = self.topk(hidden)
         values = values.to(hidden.dtype)
         if self.output == "sparse":
             return SparseLogits(values, indices)
         logits = torch.full((*hidden.shape[:-1], self.index.shape[0]), -torch.inf, dtype=hidden.dtype)
         return logits.scatter_(-1, indices, values)
+
+    def _filled(self, hidden: Tensor) -> Tensor:
+        found, z = self.index.distribution(_states(hidden))
+        words, k = self.index.shape[0], found.values.shape[1]
+        left = -np.expm1(np.logaddexp.reduce(found.values, axis=1, dtype=np.float64) - z.estimate)
+        with np.errstate(divide="ignore"):
+            level = z.estimate + np.log(np.maximum(left, 1e-12)) - np.log(max(1, words - k))
+        # Words left out are below those found.
+        level = np.minimum(level, np.nextafter(found.values[:, -1], -np.inf, dtype=np.float32))
+        logits = torch.from_numpy(level.astype(np.float32))[:, None].repeat(1, words)
+        logits.scatter_(1, torch.from_numpy(found.indices), torch.from_numpy(found.values))
+        return logits.to(hidden.dtype).reshape(*hidden.shape[:-1], words)
 
     def is_stale(self, lm_head: nn.Linear) -> bool:
         """Say whether the layer's weights differ from those that were indexed, by their hash."""

@@ -13,6 +13,7 @@ from memhier.ann.decoder.core import new_core
 from memhier.ann.decoder.graph import Graph
 from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection
+from memhier.ann.decoder.tail import close_sums
 
 __all__ = ["Codes", "Engine", "ExactRows", "best_of"]
 
@@ -114,7 +115,8 @@ class Engine:
             return self._rank(hidden, rows, k)
         values, indices = _room(len(hidden), k)
         self._check(
-            self._core.preview(hidden, k, limit, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, None), hidden
+            self._core.preview(hidden, k, limit, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None),
+            hidden,
         )
         return TopK(values, indices)
 
@@ -126,42 +128,46 @@ class Engine:
         proven = np.empty(len(hidden), np.uint8)
         self._check(
             self._core.preview(
-                hidden, k, limit, True, self._per_norm, self._per_logit, 1.0, 0.0, values, indices, proven, None, None
+                hidden,
+                k,
+                limit,
+                True,
+                self._per_norm,
+                self._per_logit,
+                1.0,
+                0.0,
+                values,
+                indices,
+                proven,
+                None,
+                False,
+                None,
             ),
             hidden,
         )
         return TopK(values, indices, proven.view(np.bool_))
 
-    def partition(self, hidden: Floats, k: int, limit: int, inverse: float = 1.0) -> tuple[TopK, Partition]:
+    def partition(
+        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
+    ) -> tuple[TopK, Partition]:
         """Return the largest logits and log Z: `limit` rows exact, the others by their estimates.
 
         Parameters
         ----------
         inverse
             What logits are multiplied by in Z.
+        interval
+            Whether the bounds are wanted; they are infinite otherwise, and the estimate takes half the time.
         """
-        found = np.empty((len(hidden), 3))
         if not self.in_dram:
             return self._partition_stored(hidden, k, limit, inverse)
+        found = np.empty((len(hidden), 3))
         values, indices = _room(len(hidden), k)
-        self._check(
-            self._core.preview(
-                hidden,
-                k,
-                limit,
-                False,
-                self._per_norm,
-                _BIAS_ROUNDING,
-                inverse,
-                self._variance,
-                values,
-                indices,
-                None,
-                found,
-                None,
-            ),
-            hidden,
-        )
+        bad = self._core.preview(
+            hidden, k, limit, False, self._per_norm, _BIAS_ROUNDING, inverse, self._variance, values, indices, None,
+            found, interval, None,
+        )  # fmt: skip
+        self._check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
 
     def walk(self, hidden: Floats, k: int, probes: int, ef: int, limit: int) -> tuple[TopK, Floats]:
@@ -226,21 +232,28 @@ class Engine:
         assert not isinstance(self.layer, OutputLayer)
         rows, _, left, _ = self._candidates(hidden, limit, bounds=True)
         logits = self.layer.logits(hidden, rows)
-        found = best_of(logits, rows, k)
-        norms = np.where(rows >= 0, self.codes.norms[rows], 0)
-        states = np.linalg.norm(hidden, axis=1)[:, None]
-        with np.errstate(invalid="ignore"):
-            error = self._per_norm * states * norms + self._per_logit * np.abs(logits)
         order = np.lexsort((rows, -logits), axis=1)
-        logits, error = np.take_along_axis(logits, order, 1), np.take_along_axis(error, order, 1)
+        rows, logits = np.take_along_axis(rows, order, 1), np.take_along_axis(logits, order, 1)
+        error = self._error(hidden, rows, logits, self._per_logit)
         least = logits[:, k - 1] - error[:, k - 1]
-        with np.errstate(invalid="ignore"):
-            rest = np.where(np.isfinite(logits[:, k:]), logits[:, k:] + error[:, k:], -np.inf)
-        proven = (left < least) & (rest < least[:, None]).all(1)
-        return TopK(found.values, found.indices, proven)
+        proven = (left < least) & (logits[:, k:] + error[:, k:] < least[:, None]).all(1)
+        return TopK(logits[:, :k].copy(), rows[:, :k].copy(), proven)
 
     def _partition_stored(self, hidden: Floats, k: int, limit: int, inverse: float) -> tuple[TopK, Partition]:
-        raise NotImplementedError
+        assert not isinstance(self.layer, OutputLayer)
+        rows, keys, _, sums = self._candidates(hidden, limit, bounds=False, partition=True, inverse=inverse)
+        logits = self.layer.logits(hidden, rows)
+        error = self._error(hidden, rows, logits, _BIAS_ROUNDING)
+        codes, estimates = self.codes, keys[:, :, 1]
+        z = close_sums(
+            codes.projection, codes.blocks, hidden, rows, estimates, logits, error, sums, inverse, self._variance
+        )
+        return best_of(logits, rows, k), z
+
+    def _error(self, hidden: Floats, rows: Ints, logits: Floats, per_logit: float) -> npt.NDArray[np.float64]:
+        """Return what exact logits ``[n, c]`` may be wrong by, zero where there is no row."""
+        norms = np.linalg.norm(hidden.astype(np.float64), axis=1)[:, None] * self.codes.norms[rows]
+        return np.where(rows >= 0, self._per_norm * norms + per_logit * np.abs(np.where(rows >= 0, logits, 0)), 0)
 
     def _check(self, bad: int, hidden: Floats) -> None:
         if bad >= 0:

@@ -203,7 +203,17 @@ class LogitIndex:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
         states = check_hidden("hidden", hidden, self.shape[1])
         head = min(self.shape[0], _HEAD)
-        return self._engine.partition(states, min(head, self._settings.k), head, 1 / temperature)[1]
+        return self._engine.partition(states, min(head, self._settings.k), head, inverse=1 / temperature)[1]
+
+    def distribution(self, hidden: npt.ArrayLike, k: int | None = None) -> tuple[TopK, Partition]:
+        """Return the k largest logits and log Z in one scan; of log Z the estimate alone, its bounds are infinite.
+
+        ``exp(values - estimate)`` are probabilities among all words.
+        """
+        states = check_hidden("hidden", hidden, self.shape[1])
+        wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
+        limit = min(self.shape[0], max(_HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
+        return self._engine.partition(states, wanted, limit, interval=False)
 
     def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike) -> LogProb:
         """Return the log-probability of one word for each hidden state.

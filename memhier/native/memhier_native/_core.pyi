@@ -194,6 +194,7 @@ class DecoderCore:
         indices: Any,
         proven: Any | None,
         partition: Any | None,
+        interval: bool,
         tally: Any | None,
     ) -> int: ...
     def candidates(

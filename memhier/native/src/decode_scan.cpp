@@ -160,16 +160,29 @@ Three sum_exps(const float* estimates, const float* outside, const float* margin
   return {middle, low, high};
 }
 
-void add_chunk(ExpSums& sums, const float* estimates, const float* margins, const float* outside, float inverse,
-               float half_variance) {
-  const float largest = inverse * largest_of(estimates);
+MEMHIER_CLONES
+float sum_expected(const float* estimates, const float* outside, float inverse, float half_variance, float reference) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    sum += exp_of(std::min(inverse * estimates[i] + half_variance * outside[i] * outside[i] - reference, 80.F));
+  return sum;
+}
+
+void add_chunk(ExpSums& sums, const float* estimates, const float* margins, const float* outside,
+               const ScanOptions& options, float half_variance) {
+  const float largest = options.inverse * largest_of(estimates);
   if (largest > sums.reference) {
     const double factor = std::exp(sums.reference - static_cast<double>(largest));
     for (double& sum : sums.sums) sum *= factor;
     sums.reference = largest;
   }
-  const auto [middle, low, high] = sum_exps(estimates, outside, margins, inverse, half_variance,
-                                            static_cast<float>(sums.reference));
+  const auto reference = static_cast<float>(sums.reference);
+  if (!options.interval) {
+    sums.sums[0] += sum_expected(estimates, outside, options.inverse, half_variance, reference);
+    return;
+  }
+  const auto [middle, low, high] = sum_exps(estimates, outside, margins, options.inverse, half_variance, reference);
   sums.sums[0] += middle;
   sums.sums[1] += low;
   sums.sums[2] += high;
@@ -192,10 +205,10 @@ void BlockScan::run(const BlockCodes& rows, std::span<const CodedQuery* const> q
       const float shift = queries[q]->shift();
       estimate_chunk(dots_[q], rows.numbers.offsets + first, rows.numbers.scales + first, queries[q]->step(), excess[q],
                      shift, estimates_);
-      if (options.bounds || options.partition) margins_of_chunk(rows.numbers, first, spreads[q], shift, margins_);
+      if (options.bounds || options.interval) margins_of_chunk(rows.numbers, first, spreads[q], shift, margins_);
       if (options.partition) {
         const float outside = options.inverse * spreads[q].outside;
-        add_chunk(sums[q], estimates_, margins_, rows.numbers.outside + first, options.inverse,
+        add_chunk(sums[q], estimates_, margins_, rows.numbers.outside + first, options,
                   0.5F * options.variance * outside * outside);
       }
       if (options.bounds) {

@@ -42,6 +42,7 @@ struct ExpSums {
 struct ScanOptions {
   bool bounds;     // candidates by upper bound, not by estimate
   bool partition;  // sums of exp as well
+  bool interval;   // of the bounds, too
   float inverse;   // of the temperature: what a logit is multiplied by in them
   float variance;  // of a logit per squared norm that lies outside the width
 };

@@ -58,6 +58,7 @@ struct PreviewCall {
   std::int64_t* indices;  // [n, k]
   std::uint8_t* proven;   // [n]
   double* partition;      // [n, 3]: log of the sum of exp of all logits: estimate, and bounds
+  bool interval;          // whether the bounds are wanted; they are infinite otherwise
   std::int64_t* tally;    // [n]: rows whose exact logit was computed
 };
 
@@ -67,7 +68,7 @@ class DecoderCore {
 
   std::int64_t preview(nb::handle hidden, std::size_t k, std::size_t limit, bool bounds, float per_norm, float per_logit,
                        float inverse, float variance, nb::handle values, nb::handle indices, nb::handle proven, nb::handle partition,
-                       nb::handle tally);
+                       bool interval, nb::handle tally);
   std::int64_t candidates(nb::handle hidden, bool coordinates, std::size_t limit, bool bounds, nb::handle rows,
                           nb::handle keys, nb::handle left, nb::handle sums, float inverse, float variance);
   std::int64_t walk(nb::handle hidden, std::size_t probes, std::size_t ef, std::size_t limit, std::size_t k,
@@ -279,7 +280,12 @@ void DecoderCore::close_sums(const Workspace& space, std::size_t slot, const Pre
     const bool more = space.scored.size() < rows_ && tail[i] > 0;
     partition[i] = more ? log_of_sum(head, sums.reference + std::log(tail[i])) : head;
   }
-  partition[0] = std::clamp(partition[0], partition[1], partition[2]);
+  if (call.interval) {
+    partition[0] = std::clamp(partition[0], partition[1], partition[2]);
+  } else {
+    partition[1] = -kInfinity;
+    partition[2] = kInfinity;
+  }
 }
 
 void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden, const PreviewCall& call,
@@ -302,7 +308,7 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
 // Returns the number of the first hidden state that is not finite, before anything is written; -1 for none.
 std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t limit, bool bounds, float per_norm,
                                   float per_logit, float inverse, float variance, nb::handle values, nb::handle indices,
-                                  nb::handle proven, nb::handle partition, nb::handle tally) {
+                                  nb::handle proven, nb::handle partition, bool interval, nb::handle tally) {
   require(blocks_.has_value() && exact_.has_value(), "preview: needs blocks and exact rows");
   const Buffer states(hidden, Buffer::Access::read);
   require(states.axes() == 2 && states.shape(1) == projection_.dimension, "hidden: float32 [n, d]");
@@ -320,7 +326,7 @@ std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t 
   const auto* state = states.as<const float>();
   const PreviewCall call{k, std::min(limit, rows_), bounds, {per_norm, per_logit}, inverse, variance, value.as<float>(),
                          index.as<std::int64_t>(), proof.empty() ? nullptr : proof.as<std::uint8_t>(),
-                         parts.empty() ? nullptr : parts.as<double>(),
+                         parts.empty() ? nullptr : parts.as<double>(), interval,
                          counts.empty() ? nullptr : counts.as<std::int64_t>()};
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
@@ -328,7 +334,7 @@ std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t 
   Lease space(*this);
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    scan(*space, state + first * dimension, some, call.limit, {bounds, call.partition != nullptr, inverse, variance}, false);
+    scan(*space, state + first * dimension, some, call.limit, {bounds, call.partition != nullptr, interval, inverse, variance}, false);
     for (std::size_t q = 0; q < some; ++q) answer(*space, q, state + (first + q) * dimension, call, first + q);
   }
   return -1;
@@ -360,7 +366,7 @@ std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::s
   Workspace& space = *lease;
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    scan(space, state + first * width, some, std::min(limit, rows_), {bounds, !sum.empty(), inverse, variance}, coordinates);
+    scan(space, state + first * width, some, std::min(limit, rows_), {bounds, !sum.empty(), !sum.empty(), inverse, variance}, coordinates);
     for (std::size_t q = 0; q < some; ++q) {
       std::vector<Candidate>& found = space.largest[q].finish();
       std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return b < a; });
@@ -430,7 +436,8 @@ void register_decoder(nb::module_& m) {
            nb::arg("blocks").none(), nb::arg("codes").none(), nb::arg("graph").none(), nb::arg("exact").none())
       .def("preview", &DecoderCore::preview, nb::arg("hidden"), nb::arg("k"), nb::arg("limit"), nb::arg("bounds"),
            nb::arg("per_norm"), nb::arg("per_logit"), nb::arg("inverse"), nb::arg("variance"), nb::arg("values"), nb::arg("indices"),
-           nb::arg("proven").none(), nb::arg("partition").none(), nb::arg("tally").none())
+           nb::arg("proven").none(), nb::arg("partition").none(), nb::arg("interval"),
+           nb::arg("tally").none())
       .def("candidates", &DecoderCore::candidates, nb::arg("hidden"), nb::arg("coordinates"), nb::arg("limit"),
            nb::arg("bounds"), nb::arg("rows"), nb::arg("keys"), nb::arg("left"), nb::arg("sums").none(),
            nb::arg("inverse"), nb::arg("variance"))

@@ -1,0 +1,194 @@
+"""The decoder in a model of transformers: ``generate`` goes on as before, without the full product.
+
+The output layer is replaced by one that computes the largest logits exactly and gives all other words an equal share of
+what is left of the partition function. Softmax, beam scores, top-p and logits processors then see probabilities among
+all words. :func:`undo` puts the layer back.
+"""
+
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from memhier.ann.decoder.decoder import TopKSoftmax
+from memhier.ann.decoder.settings import Method
+
+__all__ = ["AcceleratedHead", "accelerate", "undo"]
+
+Model = TypeVar("Model", bound=nn.Module)
+
+_SEQUENCES, _LENGTH, _PROMPT = 32, 96, 4
+_CONTEXTS_MOST = 8192
+
+
+class AcceleratedHead(nn.Module):
+    """Stands in for an output layer while nothing is trained.
+
+    Parameters
+    ----------
+    head
+        The layer; it goes on to compute whatever needs gradients.
+    decoder
+        Of the layer, with ``output="filled"``.
+    certify
+        Whether the likeliest word is proven, and computed by the layer itself where it is not.
+    """
+
+    def __init__(self, head: nn.Linear, decoder: TopKSoftmax, certify: bool = False) -> None:
+        super().__init__()
+        self.head, self.decoder, self.certify = head, decoder, certify
+        self.calls = self.rows = self.completed = 0
+
+    @property
+    def weight(self) -> Tensor:
+        """The layer's own, for tied embeddings."""
+        return self.head.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The layer's own."""
+        return self.head.bias
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits ``[..., V]``."""
+        if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
+            full: Tensor = self.head(hidden)
+            return full
+        self.calls += 1
+        rows = hidden.numel() // hidden.shape[-1]
+        self.rows += rows
+        if self.decoder.index.way(rows) == "full":
+            full = self.head(hidden)
+            return full
+        logits = self.decoder(hidden)
+        assert isinstance(logits, Tensor)
+        return self._certified(hidden, logits) if self.certify else logits
+
+    def _certified(self, hidden: Tensor, logits: Tensor) -> Tensor:
+        states = hidden.detach().reshape(-1, hidden.shape[-1])
+        found = self.decoder.index.topk(states.float().numpy(), 1, certify=True)
+        assert found.proven is not None
+        flat = logits.reshape(-1, logits.shape[-1])
+        doubtful = torch.from_numpy(np.flatnonzero(~found.proven))
+        if len(doubtful):
+            self.completed += len(doubtful)
+            flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
+        return flat.reshape(logits.shape)
+
+
+def accelerate(
+    model: Model,
+    *,
+    k: int = 64,
+    input_ids: Tensor | None = None,
+    precision: float = 0.99,
+    method: Method = "auto",
+    certify: bool = False,
+    seed: int = 0,
+    progress: bool = False,
+) -> Model:
+    """Replace the output layer of a causal language model on the CPU, in place.
+
+    Parameters
+    ----------
+    model
+        Of transformers, or anything else with ``get_output_embeddings`` and ``set_output_embeddings``.
+    k
+        Largest logits that are exact; at least what a sampler draws from (``top_k``), and more where logits
+        processors rule words out.
+    input_ids
+        int64 ``[n, t]``: text whose hidden states teach the decoder, such as a few thousand words of what will be
+        written. When not given, the model writes some itself, from random prompts.
+    precision, method
+        As for :meth:`LogitIndex.build`.
+    certify
+        Prove the likeliest word of every step, and compute those that cannot be proven in full: greedy decoding then
+        equals the model's own.
+    seed
+        Of prompts and of what the model writes.
+
+    Returns
+    -------
+    Model
+        The same object. Weights are shared: after training, :func:`undo` and accelerate again.
+
+    Raises
+    ------
+    TypeError, ValueError
+        When the model has no output layer of its own, is accelerated already, or lies on another device.
+    """
+    head = _output_layer(model)
+    if isinstance(head, AcceleratedHead):
+        raise ValueError("model: accelerated already; undo(model) first")
+    contexts = _contexts(model, head, input_ids, seed)
+    decoder = TopKSoftmax.from_linear(
+        head, min(k, head.weight.shape[0]), precision,
+        contexts=contexts, method=method, output="filled", seed=seed, progress=progress,
+    )  # fmt: skip
+    replacement = AcceleratedHead(head, decoder, certify)
+    replacement.train(model.training)
+    _settable(model).set_output_embeddings(replacement)
+    return model
+
+
+def undo(model: Model) -> Model:
+    """Put the output layer back that :func:`accelerate` replaced; return the same model.
+
+    Raises
+    ------
+    ValueError
+        When the model is not accelerated.
+    """
+    head = _output_layer(model)
+    if not isinstance(head, AcceleratedHead):
+        raise ValueError("model: not accelerated, so there is nothing to undo")
+    _settable(model).set_output_embeddings(head.head)
+    return model
+
+
+def _settable(model: nn.Module) -> Any:
+    # transformers' own methods, which nn.Module does not declare
+    return model
+
+
+def _output_layer(model: nn.Module) -> Any:
+    if not hasattr(model, "get_output_embeddings") or not hasattr(model, "set_output_embeddings"):
+        raise TypeError(f"model: expected a causal language model of transformers, got {type(model).__name__}")
+    head = _settable(model).get_output_embeddings()
+    if not isinstance(head, nn.Linear | AcceleratedHead):
+        raise TypeError(f"model: its output layer is {type(head).__name__}; expected a torch.nn.Linear")
+    return head
+
+
+@torch.no_grad()
+def _contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> Tensor:
+    """Return the hidden states that reach the output layer while the model reads a text or writes one."""
+    seen: list[Tensor] = []
+    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
+    training = model.training
+    model.eval()
+    try:
+        if input_ids is None:
+            _write(model, head.weight.shape[0], seed)
+        else:
+            for row in input_ids:
+                model(row[None])
+    finally:
+        hook.remove()
+        model.train(training)
+    states = torch.cat(seen)
+    order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))[:_CONTEXTS_MOST]
+    return states[order.sort().values].float()
+
+
+def _write(model: Any, words: int, seed: int) -> None:
+    """Let the model write from random prompts."""
+    prompts = torch.randint(words, (_SEQUENCES, _PROMPT), generator=torch.Generator().manual_seed(seed))
+    longest = getattr(model.config, "max_position_embeddings", None) or _LENGTH
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model.generate(
+            prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, eos_token_id=None,
+            max_length=min(_LENGTH, longest), pad_token_id=0,
+        )  # fmt: skip

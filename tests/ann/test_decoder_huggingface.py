@@ -1,0 +1,132 @@
+"""The decoder in a small model in the shape of GPT-2, trained on the spot: greedy, beams, sampling, undo."""
+
+import copy
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+torch.set_num_threads(1)
+
+from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, undo  # noqa: E402
+
+WORDS = 400
+
+
+def make_text(count, length, generator):
+    """Sentences of a small grammar: the next word follows from the last two, but for some noise."""
+    text = torch.randint(WORDS, (count, 2), generator=generator)
+    for _ in range(length - 2):
+        following = (3 * text[:, -1] + 7 * text[:, -2] + torch.randint(3, (count,), generator=generator)) % WORDS
+        text = torch.cat([text, following[:, None]], 1)
+    return text
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=WORDS, n_positions=64, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0,
+    )  # fmt: skip
+    model = transformers.GPT2LMHeadModel(config)
+    generator = torch.Generator().manual_seed(0)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    model.train()
+    for _ in range(40):
+        text = make_text(16, 24, generator)
+        loss = model(text, labels=text).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.fixture
+def model(trained):
+    return copy.deepcopy(trained)
+
+
+def prompts():
+    return make_text(4, 6, torch.Generator().manual_seed(5))
+
+
+def generate(model, **options):
+    torch.manual_seed(11)
+    text = prompts()
+    return model.generate(
+        text, attention_mask=torch.ones_like(text), max_new_tokens=20, eos_token_id=None, pad_token_id=0, **options
+    )
+
+
+@pytest.mark.parametrize("source", ["written", "given"])
+def test_greedy_is_the_models_own(model, source):
+    right = generate(model, do_sample=False)
+    text = None if source == "written" else make_text(40, 24, torch.Generator().manual_seed(9))
+    assert accelerate(model, k=20, input_ids=text, certify=True, method="preview") is model
+    assert isinstance(model.get_output_embeddings(), AcceleratedHead)
+    torch.testing.assert_close(generate(model, do_sample=False), right)
+    assert model.get_output_embeddings().calls >= 20
+
+
+def test_logits_normalise_as_the_models_do(model):
+    text = prompts()
+    with torch.no_grad():
+        right = model(text).logits.log_softmax(-1)
+        accelerate(model, k=30, method="preview")
+        found = model(text).logits.log_softmax(-1)
+    top = torch.topk(right, 20, dim=-1).indices
+    torch.testing.assert_close(found.gather(-1, top), right.gather(-1, top), rtol=0, atol=2e-3)
+
+
+def test_beams_score_as_the_models_do(model):
+    options = {"num_beams": 4, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    right = generate(model, **options)
+    accelerate(model, k=100, method="preview")
+    found = generate(model, **options)
+    torch.testing.assert_close(found.sequences, right.sequences)
+    torch.testing.assert_close(found.sequences_scores, right.sequences_scores, rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize("options", [{"top_k": 10}, {"top_k": 0, "top_p": 0.3}, {"top_k": 20, "temperature": 0.7}])
+def test_samplers_draw_as_from_the_model(model, options):
+    right = generate(model, do_sample=True, **options)
+    accelerate(model, k=200, method="preview")
+    found = generate(model, do_sample=True, **options)
+    assert (found == right).float().mean() > 0.95
+
+
+def test_logits_processors_see_what_they_rule_out(model):
+    options = {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "bad_words_ids": [[5], [17]]}
+    right = generate(model, **options)
+    accelerate(model, k=60, method="preview")
+    torch.testing.assert_close(generate(model, **options), right)
+
+
+def test_training_goes_through_the_layer_itself(model):
+    accelerate(model, k=10, method="preview")
+    model.train()
+    text = prompts()
+    model(text, labels=text).loss.backward()
+    head = model.get_output_embeddings()
+    assert head.weight.grad is not None
+    assert head.calls == 0
+
+
+def test_undo_restores_the_layer(model):
+    head = model.get_output_embeddings()
+    weight = head.weight
+    accelerate(model, k=10, method="preview")
+    assert model.get_output_embeddings().weight is weight
+    assert undo(model) is model
+    assert model.get_output_embeddings() is head
+    assert model.transformer.wte.weight is weight
+    with pytest.raises(ValueError, match="not accelerated"):
+        undo(model)
+
+
+def test_errors_name_what_is_wrong(model):
+    with pytest.raises(TypeError, match="model: expected a causal language model"):
+        accelerate(torch.nn.Linear(3, 3))
+    accelerate(model, k=10, method="preview")
+    with pytest.raises(ValueError, match="accelerated already"):
+        accelerate(model)
