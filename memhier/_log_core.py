@@ -87,7 +87,8 @@ class LogCore:
         self._leader = beside
         self._followers: list[LogCore] = []
         self._tx: Transaction | None = None
-        self._writer = threading.RLock()  # held through a whole change
+        # Held through a whole change. Logs that share a transaction share it: the threads that compact write there too.
+        self._writer = threading.RLock() if beside is None else beside._writer
         self._lock = threading.Lock()  # held while index, table and tail change together
         self._reads = 0
         self._retired: list[int] = []

@@ -175,3 +175,38 @@ def test_a_growing_index_equals_a_dict(changes: list[tuple[bool, list[int]]], le
         assert len(index) == len(expected) <= index.capacity
         records, sizes = index.live(1)
         assert (records[0], sizes[0]) == (len(expected), 8 * len(expected))
+
+
+def test_threads_that_compact_take_turns_with_changes_of_either_log(tmp_path: Path) -> None:
+    """They write in one transaction, which is for one thread at a time."""
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        first = RowLog(store, "first", 2048, reader, 500, compact_below=0.9)
+        second = RowLog(store, "second", 2048, reader, 500, compact_below=0.9, beside=first)
+        random = np.random.default_rng(0)
+        expected = {log: np.zeros((500, 2048), np.uint8) for log in (first, second)}
+        for _ in range(12):
+            for _ in range(6):
+                for log, contents in expected.items():
+                    keys = random.choice(500, 200, replace=False)
+                    contents[keys] = random.integers(0, 256, (200, 2048), np.uint8)
+                    log.append(keys, contents[keys])
+            first.commit()
+        for log, contents in expected.items():
+            found, there = log.read(np.arange(500))
+            assert np.array_equal(found[there], contents[there])
+            assert there.all()
+        first.close()
+        second.close()
+        assert store.check() == []
+
+
+def test_logs_of_one_transaction_have_one_lock(tmp_path: Path) -> None:
+    with (
+        Store.create(tmp_path / "s", "test") as store,
+        Reader() as reader,
+        RowLog(store, "first", 8, reader, 10) as first,
+        RowLog(store, "second", 8, reader, 10, beside=first) as second,
+        RowLog(store, "third", 8, reader, 10) as third,
+    ):
+        assert second._writer is first._writer
+        assert third._writer is not first._writer
