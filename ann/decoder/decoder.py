@@ -60,7 +60,9 @@ class TopKSoftmax(nn.Module):
         lm_head: nn.Linear,
         k: int = 10,
         precision: float = 0.99,
+        dram: int | str | None = None,
         *,
+        path: str | PathLike[str] | None = None,
         contexts: Tensor | None = None,
         method: Method = "auto",
         output: str = "dense",
@@ -72,6 +74,9 @@ class TopKSoftmax(nn.Module):
 
         Parameters
         ----------
+        dram, path
+            Given both, rows of the layer that do not fit lie in the new directory `path`, and this module keeps no
+            reference to the layer.
         lm_head
             On the CPU, float32, float16 or bfloat16, with or without bias. Its weights are shared, tied embeddings too;
             after they change, :meth:`refresh`.
@@ -93,10 +98,10 @@ class TopKSoftmax(nn.Module):
             *_arrays(weight, bias),
             dtype=_name(weight),
             contexts=None if contexts is None else _states(contexts),
-            k=k, precision=precision, method=method, rank=rank, seed=seed, progress=progress,
+            k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
             full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
         )  # fmt: skip
-        return cls(index, weight, bias, output)
+        return cls(index, None, None, output) if index.layer is None else cls(index, weight, bias, output)
 
     def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the k largest logits of each hidden state and their words.
@@ -126,11 +131,11 @@ class TopKSoftmax(nn.Module):
 
         Answers that are not come from the full product.
         """
-        found = self.index.topk(_states(hidden), k, certify=True)
+        found = self.index.topk(_states(hidden), k, certify=True, complete=self._weight is None)
         assert found.proven is not None
         values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
         open_ = torch.from_numpy(np.flatnonzero(~found.proven))
-        if len(open_):
+        if len(open_) and self._weight is not None:
             exact = self._full(hidden.reshape(-1, hidden.shape[-1])[open_], values.shape[-1])
             values[open_], indices[open_] = exact[0].float(), exact[1]
         shape = (*hidden.shape[:-1], values.shape[-1])

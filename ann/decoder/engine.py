@@ -1,7 +1,7 @@
 """The ways to the largest logits, over one set of codes: what the core does in one call, and rows that lie on SSD."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,9 @@ class ExactRows(Protocol):
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits ``[n, V]``: a pass over the whole file."""
+
+    def stats(self) -> dict[str, Any]:
+        """Return what the reader has done."""
 
     def close(self) -> None:
         """Release the files."""

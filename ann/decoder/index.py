@@ -60,6 +60,8 @@ class LogitIndex:
         precision: float = 0.99,
         method: Method = "auto",
         rank: int | None = None,
+        dram: int | str | None = None,
+        path: str | PathLike[str] | None = None,
         full: Callable[[Floats], object] | None = None,
         seed: int = 0,
         progress: bool = False,
@@ -85,6 +87,9 @@ class LogitIndex:
             batch.
         rank
             Leading directions of the preview's codes; found by measuring when not given.
+        dram, path
+            What the index may hold in DRAM, the layer's rows included, and a new directory for it. Rows that do not fit
+            are read from there; the caller may then let go of its own.
         full
             What computes the full product and selects from it, where the caller has something faster to be measured.
         seed
@@ -94,7 +99,13 @@ class LogitIndex:
         ------
         TypeError, ValueError
             When layer, contexts or numbers do not fit; the message names the argument.
+        BudgetError
+            When `dram` does not hold codes and graph; the message says what would be enough.
         """
+        if (dram is None) != (path is None):
+            raise ValueError(f"dram={dram!r}, path={path!r}: expected both, or neither")
+        if dram is not None:
+            parse_bytes(dram, "dram")
         layer = check_layer(weight, bias, dtype)
         words, dimension = layer.shape
         check_int("k", k, 1, words, "words")
@@ -109,13 +120,19 @@ class LogitIndex:
         index = cls(Engine(codes, layer), settings, method, layer.digest())
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
-        return index
+        if dram is None or path is None:
+            return index
+        index.save(path)
+        return cls.open(path, dram=dram)
 
     def choose(self, hidden: Floats, *, full: Callable[[Floats], object] | None = None, seed: int = 0) -> None:
         """Measure which way is fastest for each size of batch, and take it from now on.
 
         Parameters
         ----------
+        dram, path
+            What the index may hold in DRAM, the layer's rows included, and a new directory for it. Rows that do not fit
+            are read from there; the caller may then let go of its own.
         full
             What computes the full product and selects from it, where the caller has something faster.
         """
@@ -144,6 +161,21 @@ class LogitIndex:
     def memory_bytes(self) -> int:
         """DRAM held besides the layer itself, which the caller shares, in bytes."""
         return self._engine.memory_bytes
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers: sizes, what the build measured, and what the reader of stored rows has done."""
+        codes, settings, layer = self._engine.codes, self._settings, self._engine.layer
+        return {
+            "words": self.shape[0],
+            "dimension": self.shape[1],
+            "width": codes.blocks.width,
+            "degree": 0 if codes.graph is None else codes.graph.links.shape[1],
+            "memory_bytes": self.memory_bytes,
+            "rows_in_dram": isinstance(layer, OutputLayer),
+            "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
+            **{f"precision_{way}": reached for way, reached in settings.reached.items()},
+            **({} if isinstance(layer, OutputLayer) else layer.stats()),
+        }
 
     def way(self, batch: int) -> str:
         """Return the way that a batch of this size takes."""

@@ -1,0 +1,109 @@
+"""A layer whose rows lie on SSD answers as one in DRAM does, within its budget and with one submission a call."""
+
+import numpy as np
+import pytest
+
+from memhier.ann.decoder import LogitIndex
+from memhier.errors import BudgetError, ClosedError, CorruptionError
+
+WORDS, DIMENSION = 4000, 256
+DRAM = 3_000_000  # of 4 MB of rows and 1 MB of codes
+
+
+def make_layer(dtype=np.float32):
+    rng = np.random.default_rng(0)
+    topics = rng.normal(size=(16, DIMENSION))
+    weight = (rng.normal(size=(WORDS, 16)) @ topics * 0.3 + rng.normal(size=DIMENSION)).astype(dtype)
+    bias = rng.normal(size=WORDS).astype(np.float32)
+    hidden = (rng.normal(size=(1000, 16)) @ topics * 0.3 + rng.normal(size=(1000, DIMENSION)) * 0.05).astype(np.float32)
+    return weight, bias, hidden
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    weight, bias, hidden = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="graph")
+    path = tmp_path_factory.mktemp("stored") / "index"
+    index.save(path)
+    return index, LogitIndex.open(path, dram=DRAM), hidden[800:]
+
+
+@pytest.mark.parametrize("method", ["graph", "screen", "preview", "full"])
+def test_every_way_answers_as_in_dram(pair, method):
+    index, stored, queries = pair
+    assert stored.layer is None
+    for batch in (1, 7, 64):
+        right, found = index.topk(queries[:batch], method=method), stored.topk(queries[:batch], method=method)
+        np.testing.assert_array_equal(found.indices, right.indices)
+        np.testing.assert_allclose(found.values, right.values, rtol=1e-5, atol=1e-5)
+
+
+def test_one_submission_reads_each_row_of_a_batch_once(pair):
+    _, stored, queries = pair
+    before = stored.stats()
+    stored.topk(np.repeat(queries[:1], 16, axis=0), method="graph")
+    after = stored.stats()
+    assert 0 < after["pages"] - before["pages"] <= stored.settings.graph_limit
+
+
+def test_certificates_hold(pair):
+    index, stored, queries = pair
+    right = index.logits(queries)
+    found = stored.topk(queries, 5, certify=True)
+    assert found.proven.mean() > 0.8
+    order = np.argsort(-right, 1)[:, :5]
+    for row in np.flatnonzero(found.proven):
+        assert set(found.indices[row].tolist()) == set(order[row].tolist())
+    complete = stored.topk(queries[:20], 5, certify=True, complete=True)
+    np.testing.assert_array_equal(complete.indices, np.argsort(-right[:20], 1, kind="stable")[:, :5])
+
+
+def test_log_z_and_its_bounds(pair):
+    index, stored, queries = pair
+    logits = index.logits(queries).astype(np.float64)
+    right = np.logaddexp.reduce(logits, axis=1)
+    for temperature in (1.0, 3.0):
+        right = np.logaddexp.reduce(logits / temperature, axis=1)
+        z, in_dram = (each.partition(queries, temperature=temperature) for each in (stored, index))
+        assert ((z.low <= right) & (right <= z.high)).all()
+        np.testing.assert_allclose(z.estimate, in_dram.estimate, atol=1e-3)
+    found = stored.log_prob(queries, np.arange(len(queries)))
+    right = logits[np.arange(len(queries)), np.arange(len(queries))] - np.logaddexp.reduce(logits, axis=1)
+    assert ((found.low <= right) & (right <= found.high)).all()
+
+
+def test_the_budget_holds(pair):
+    _, stored, queries = pair
+    stored.topk(queries)
+    assert stored.memory_bytes <= DRAM
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_a_build_may_go_straight_to_ssd(tmp_path, dtype):
+    weight, bias, hidden = make_layer(dtype)
+    index = LogitIndex.build(
+        weight, bias, contexts=hidden[:800], k=5, method="preview", dram=1_900_000, path=tmp_path / "index"
+    )
+    assert index.layer is None
+    right = np.argsort(-(hidden[800:820] @ weight.astype(np.float32).T + bias), 1)[:, :5]
+    assert (index.topk(hidden[800:820]).indices == right).mean() > 0.98
+    index.close()
+    with pytest.raises(ClosedError):
+        index.topk(hidden[:1])
+    with pytest.raises(ValueError, match="dram='3MB', path=None: expected both, or neither"):
+        LogitIndex.build(weight, bias, dram="3MB")
+    with pytest.raises(BudgetError, match="codes, graph and checksums take"):
+        LogitIndex.build(weight, bias, contexts=hidden, k=5, method="preview", dram=1000, path=tmp_path / "other")
+
+
+def test_a_page_that_changed_is_noticed_when_it_is_read(tmp_path):
+    weight, bias, hidden = make_layer()
+    LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview").save(tmp_path / "index")
+    index = LogitIndex.open(tmp_path / "index", dram=DRAM)
+    file = max((tmp_path / "index" / "segments").iterdir(), key=lambda each: each.stat().st_size)
+    data = bytearray(file.read_bytes())
+    for page in range(0, len(data), 4096):
+        data[page + 7] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CorruptionError):
+        index.topk(hidden[:1])
