@@ -5,7 +5,7 @@ How parts are rewritten is in `memhier._log_compaction`, the public face of it a
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class LogCore:
         self._followers: list[LogCore] = []
         self._tx: Transaction | None = None
         # Held through a whole change. Logs that share a transaction share it: the threads that compact write there too.
-        self._writer = threading.RLock() if beside is None else beside._writer
+        self._writer: AbstractContextManager[Any] = threading.RLock() if beside is None else beside._writer
         self._lock = threading.Lock()  # held while index, table and tail change together
         self._reads = 0
         self._retired: list[int] = []
