@@ -1,6 +1,7 @@
 """Workloads that are programs of their own, run as such; their figures and words are kept."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path
 from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.workload import Size, Workload
-from memhier.benchmarks.peers.process import last_words
+from memhier.benchmarks.peers.process import ONE_THREAD, last_words
 
 __all__ = ["run_script"]
 
@@ -31,9 +32,13 @@ def run_script(workload: Workload, size: Size, work: Path, results: Results) -> 
         options = ["--dir", scratch] if parameters.get("on_device") else []
         command = [sys.executable, "-m", MODULES + parameters["module"], *options]
         command += [*arguments, "--json", str(out)]
+        # One thread for every pool, torch's too, for rivals as for us; what a script starts itself it starts knowingly.
+        environment = os.environ | dict.fromkeys(ONE_THREAD, "1")
         started = time.perf_counter()
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=parameters["timeout_s"])
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, timeout=parameters["timeout_s"], env=environment
+            )
         except subprocess.TimeoutExpired:
             why = f"took longer than {parameters['timeout_s']:,.0f} s"
             results.add(task, kind="failed", stage="run", why=why, **about)

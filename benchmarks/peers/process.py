@@ -13,10 +13,19 @@ from typing import Any
 import memhier
 from memhier.benchmarks.peers.base import SearchPeer
 
-__all__ = ["PeerError", "default_environments", "find_python", "install_peer", "last_words", "peer_version", "run_job"]
+__all__ = [
+    "ONE_THREAD",
+    "PeerError",
+    "default_environments",
+    "find_python",
+    "install_peer",
+    "last_words",
+    "peer_version",
+    "run_job",
+]
 
 # One thread for every pool that a peer may start: figures are per core.
-_ONE_THREAD = (
+ONE_THREAD = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS",
     "LANCE_CPU_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
@@ -87,7 +96,7 @@ def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, An
         (place / "memhier").symlink_to(Path(memhier.__file__).parent, target_is_directory=True)
         out = place / "out.json"
         (place / "job.json").write_text(json.dumps(job | {"out": str(out)}))
-        environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
+        environment = os.environ | dict.fromkeys(ONE_THREAD, "1")
         if python != Path(sys.executable):
             environment["PYTHONPATH"] = scratch
         command = [str(python), "-m", "memhier.benchmarks.peers.worker", str(place / "job.json")]

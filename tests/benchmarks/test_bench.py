@@ -355,7 +355,9 @@ def test_a_script_stands_in_the_report_and_beside_its_paper() -> None:
 
 def test_a_script_that_declares_no_figures_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "memhier_bench_sample.py"
-    module.write_text("import sys; open(sys.argv[2], 'w').write('{\"rounds\": 3}')")
+    module.write_text(
+        "import os, sys\nassert os.environ['OMP_NUM_THREADS'] == '1'\nopen(sys.argv[2], 'w').write('{\"rounds\": 3}')"
+    )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("memhier.benchmarks.bench.script_group.MODULES", "")
     load = Workload("s", "tiers", "", "script", {}, {}, {"module": module.stem, "timeout_s": 60}, ())
