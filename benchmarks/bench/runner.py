@@ -43,6 +43,8 @@ def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
     say("measuring the device")
     results.add(f"machine/{time.time_ns()}", kind="machine", **describe_machine(), device=profile_device(plan.work))
     for workload in plan.workloads:
+        _note(results, workload, plan.size, "planned")
+    for workload in plan.workloads:
         say(f"{workload.name}: {workload.about}")
         try:
             if workload.function == "search":
@@ -52,3 +54,9 @@ def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
         except Exception as error:
             about = {"workload": workload.name, "size": plan.size, "stage": "run"}
             results.add(f"{workload.name}/{plan.size}", kind="failed", why=f"{type(error).__name__}: {error}", **about)
+        _note(results, workload, plan.size, "finished")
+
+
+def _note(results: Results, workload: Workload, size: Size, state: str) -> None:
+    """Note how far a workload came: a run that was killed says nothing, and its report would look whole."""
+    results.add(f"{workload.name}/{size}/state", kind="state", state=state, workload=workload.name, size=size)

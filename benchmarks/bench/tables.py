@@ -80,10 +80,15 @@ def builds_of(rows: list[Row], workload: str, size: str) -> list[list[str]]:
 
 def problem_rows(rows: list[Row]) -> list[list[str]]:
     """Return workload, peer, stage and reason of everything that was not measured."""
-    return [
+    failed = [
         [str(row["workload"]), str(row.get("peer", "")), f"{row['kind']} ({row.get('stage', '')})", str(row["why"])]
         for row in rows
         if row["kind"] in ("failed", "skipped")
+    ]
+    return failed + [
+        [str(row["workload"]), "", f"interrupted ({row['size']})", "the run ended before; the same command goes on"]
+        for row in rows
+        if row["kind"] == "state" and row["state"] != "finished"
     ]
 
 

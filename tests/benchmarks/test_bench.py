@@ -21,6 +21,7 @@ from memhier.benchmarks.bench.plot import Line, bars_plot, curves_plot, line_plo
 from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Results, Row, read_rows
 from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve, ratios, search_peers
+from memhier.benchmarks.bench.tables import problem_rows
 from memhier.benchmarks.bench.workload import FOLDER, PeerEntry, Workload, load_workload, load_workloads
 from memhier.benchmarks.peers import PEERS
 
@@ -53,7 +54,7 @@ def test_a_run_measures_reports_what_is_missing_and_resumes(tmp_path: Path) -> N
     load = workload(FAISS, PeerEntry("broken", "faiss_lists", build={"lists_per_sqrt_n": "x"}),
                     PeerEntry("missing", "diskann"))  # fmt: skip
     rows = run_small(tmp_path, load)
-    kinds = {row["task"]: row["kind"] for row in rows if row["kind"] != "machine"}
+    kinds = {row["task"]: row["kind"] for row in rows if row["kind"] not in ("machine", "state")}
     assert kinds == {
         "small/quick/faiss/build": "build",
         "small/quick/broken/build": "failed",
@@ -68,8 +69,8 @@ def test_a_run_measures_reports_what_is_missing_and_resumes(tmp_path: Path) -> N
     assert points[-1].recall == points[-1].recall_id == 1
     lines = len((tmp_path / "results.jsonl").read_text().splitlines())
     assert len(run_small(tmp_path, load)) == len(rows) + 1  # the machine of the second run
-    # Only the machine and the two failures are written again.
-    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == lines + 3
+    # Only the machine, that the workload began and ended, and the two failures are written again.
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == lines + 5
     changed = run_small(tmp_path, workload(replace(FAISS, efforts=({"nprobe": 2},))))
     points = curve(search_peers(changed, "small", "quick")["faiss"])
     assert [point.effort for point in points] == [{"nprobe": 2}]
@@ -79,11 +80,46 @@ def test_a_run_cut_short_goes_on(tmp_path: Path) -> None:
     rows = run_small(tmp_path, workload(FAISS))
     file = tmp_path / "results.jsonl"
     lines = file.read_text().splitlines(keepends=True)
-    assert "search/1" in lines[-1]
-    file.write_text("".join(lines[:-1]) + lines[-1][:50])
+    assert "search/1" in lines[-2]
+    file.write_text("".join(lines[:-2]) + lines[-2][:50])
+    assert [cells[:3] for cells in problem_rows(read_rows(file))] == [["small", "", "interrupted (quick)"]]
+    assert "interrupted (quick)" in write_report(read_rows(file), "today")
     again = run_small(tmp_path, workload(FAISS))
+    assert problem_rows(again) == []
     assert {row["task"] for row in again} >= {row["task"] for row in rows}
     assert all(json.loads(line) for line in file.read_text().splitlines())
+
+
+def test_a_workload_that_breaks_does_not_stop_the_next(tmp_path: Path) -> None:
+    results = Results(tmp_path / "results.jsonl")
+    broken = replace(workload(FAISS), name="broken", parameters={"data": "mixed", "vectors": 5})
+    plan = runner.Plan([broken, workload(FAISS)], "quick", tmp_path / "work", tmp_path / "environments")
+    runner.run(plan, results, lambda words: None)
+    (problem,) = problem_rows(results.rows())
+    assert problem == ["broken", "", "failed (run)", "KeyError: 'dimension'"]
+    assert "small/quick/faiss/search/1" in {row["task"] for row in results.rows()}
+
+
+def test_an_interrupted_command_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "load_workloads", lambda: [workload(FAISS), replace(workload(FAISS), name="second")])
+    search = runner.run_search
+
+    def stop_at_second(load: Workload, *arguments: Any) -> None:
+        if load.name == "second":
+            raise KeyboardInterrupt
+        search(load, *arguments)
+
+    monkeypatch.setattr(runner, "run_search", stop_at_second)
+    words = ["run", "--results", str(tmp_path / "r.jsonl"), "--work", str(tmp_path / "work"), "--envs", str(tmp_path)]
+    told = CliRunner().invoke(command.bench, words)
+    assert told.exit_code == 1
+    assert "interrupted: the same command goes on" in told.output
+    rows = read_rows(tmp_path / "r.jsonl")
+    assert "small/quick/faiss/search/1" in {row["task"] for row in rows}
+    assert [cells[0] for cells in problem_rows(rows)] == ["second"]
+    monkeypatch.setattr(runner, "run_search", search)
+    assert CliRunner().invoke(command.bench, words, catch_exceptions=False).exit_code == 0
+    assert problem_rows(read_rows(tmp_path / "r.jsonl")) == []
 
 
 def test_missing_data_are_skipped_with_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +130,7 @@ def test_missing_data_are_skipped_with_words(tmp_path: Path, monkeypatch: pytest
     assert "nowhere" in skipped[0]["why"]
     script = Workload("planner", "tiers", "", "script", {}, {}, {"module": "planner", "timeout_s": 60}, ())
     rows = run_small(tmp_path, script)
-    assert [row["kind"] for row in rows if row.get("workload") == "planner"] == ["skipped"]
+    assert [cells[2] for cells in problem_rows(rows) if cells[0] == "planner"] == ["skipped (run)"]
 
 
 def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
