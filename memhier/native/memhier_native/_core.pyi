@@ -76,9 +76,7 @@ class PageReader:
 def embedding_distinct(
     ids: Any, ends: Any, bases: Any, like_torch: bool, keys: Any, starts: Any, inverse: Any, order: Any
 ) -> int: ...
-def embedding_pool(
-    slab: Any, slots: Any, inverse: Any, begins: Any, targets: Any, tables: Any, out: Any
-) -> None: ...
+def embedding_pool(slab: Any, slots: Any, inverse: Any, begins: Any, targets: Any, tables: Any, out: Any) -> None: ...
 def embedding_update(
     rule: int,
     slab: Any,
