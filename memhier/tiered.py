@@ -132,6 +132,11 @@ class Tiered:
         return self._capacity
 
     @property
+    def batch(self) -> int:
+        """Most keys in one call."""
+        return self._parts.batch
+
+    @property
     def policy(self) -> Policy:
         """Who decides what stays: for announcing batches to Belady."""
         self._calls.check_open()
@@ -248,12 +253,7 @@ class Tiered:
             return ticket
 
     def lend(self, keys: Any) -> Loan:
-        """Make rows resident, and lend them where they lie: for reading and changing them without copies.
-
-        Parameters
-        ----------
-        keys
-            Integers, any shape; may repeat. Accessed as by :meth:`gather`.
+        """Make rows resident, as :meth:`gather` does, and lend them where they lie, to be read and changed in place.
 
         Raises
         ------

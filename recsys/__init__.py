@@ -33,11 +33,17 @@ __all__ = [
     "Lookahead",
     "Normal",
     "Pooled",
+    "QuantisedTable",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Uniform",
+    "export_npy",
+    "export_parquet",
+    "export_quantised",
+    "export_safetensors",
     "initial_weights",
     "lookahead",
+    "to_embedding_bag",
 ]
 
 # Loaded when first asked for: the embedding tables need torch, the replay buffer does not.

@@ -2,6 +2,14 @@
 
 from memhier.recsys.embedding.bag import EmbeddingBag
 from memhier.recsys.embedding.collection import EmbeddingBagCollection, EmbeddingBagConfig, Pooled
+from memhier.recsys.embedding.export import (
+    QuantisedTable,
+    export_npy,
+    export_parquet,
+    export_quantised,
+    export_safetensors,
+    to_embedding_bag,
+)
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
 from memhier.recsys.embedding.lookahead import Lookahead, lookahead
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
@@ -16,9 +24,15 @@ __all__ = [
     "Lookahead",
     "Normal",
     "Pooled",
+    "QuantisedTable",
     "RowWiseAdagrad",
     "RowWiseAdam",
     "Uniform",
+    "export_npy",
+    "export_parquet",
+    "export_quantised",
+    "export_safetensors",
     "initial_weights",
     "lookahead",
+    "to_embedding_bag",
 ]

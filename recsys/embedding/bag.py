@@ -135,6 +135,9 @@ class EmbeddingBag(TableModule):
             offsets = torch.zeros(1, dtype=torch.int64)  # where bags begin does not matter to what they need
         return [as_bags(arguments[0], offsets, None, self.mode)[0].numpy()]
 
+    def _weight_names(self) -> list[str]:
+        return ["weight"]
+
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, path={self.tables.path!r}"

@@ -157,6 +157,10 @@ class EmbeddingBagCollection(TableModule):
         output = self._pooled([bag.indices.numpy() for bag in bags], bags)
         return Pooled(self._features, self._widths, output)
 
+    def _weight_names(self) -> list[str]:
+        # As TorchRec's.
+        return [f"embedding_bags.{config.name}.weight" for config in self._configs]
+
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
         return f"{len(self._configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"

@@ -20,6 +20,7 @@ __all__ = ["FusedOptimizer", "TableModule", "Update"]
 Update = Literal["backward", "step"]
 
 _EXTRA = "recsys/extra"
+_BLOCK = 4096
 
 
 class FusedOptimizer(torch.optim.Optimizer):
@@ -66,6 +67,7 @@ class TableModule(nn.Module):
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         self._restore_hyperparameters()
+        self._saved_steps = list(tables.record.steps)  # as of the last checkpoint
 
     @property
     def memory_bytes(self) -> int:
@@ -134,12 +136,47 @@ class TableModule(nn.Module):
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
         values = {"hyperparameters": group, "extra": dict(extra or {})}
-        return self.tables.checkpoint({_EXTRA: json.dumps(values).encode()})
+        generation = self.tables.checkpoint({_EXTRA: json.dumps(values).encode()})
+        self._saved_steps = list(self.tables.record.steps)
+        return generation
 
     @property
     def extra(self) -> dict[str, Any]:
         """What the last checkpoint was given."""
         return dict(self._last_values().get("extra", {}))
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        """Put a small tensor in place of each table's weights: bytes that say which checkpoint has them."""
+        for name in self._weight_names():
+            pointer = {"path": self.tables.path, "steps": self._saved_steps}
+            destination[prefix + name] = torch.tensor([*json.dumps(pointer).encode()], dtype=torch.uint8)
+
+    def _load_from_state_dict(
+        self, state: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
+    ) -> None:
+        """Check that a pointer names the checkpoint that was resumed; take weights in where there are any."""
+        for table, name in enumerate(self._weight_names()):
+            value = state.get(prefix + name)
+            spec = self.tables.specs[table]
+            if value is None:
+                missing.append(prefix + name)
+            elif value.dtype == torch.uint8 and value.dim() == 1:
+                pointer = json.loads(bytes(value.tolist()))
+                if pointer["steps"] != self.tables.record.steps:
+                    errors.append(
+                        f"{prefix}{name}: points at the checkpoint of {pointer['path']!r} after {pointer['steps']} "
+                        f"updates, but these tables have had {self.tables.record.steps}: open them with resume=True"
+                    )
+            elif tuple(value.shape) != (spec.rows, spec.dim):
+                errors.append(f"{prefix}{name}: expected [{spec.rows}, {spec.dim}], got {list(value.shape)}")
+            else:
+                for start in range(0, spec.rows, _BLOCK):
+                    some = value[start : start + _BLOCK].detach().to(torch.float32).numpy()
+                    self.tables.write(table, np.arange(start, start + len(some)), some)
+
+    def _weight_names(self) -> list[str]:
+        """Return the keys of the tables in a state dict."""
+        raise NotImplementedError
 
     def close(self) -> None:
         """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""

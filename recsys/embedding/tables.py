@@ -176,6 +176,11 @@ class Tables:
         return self._tier.capacity
 
     @property
+    def call_rows(self) -> int:
+        """Most rows of one call."""
+        return self._tier.batch
+
+    @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         return self._tier.memory_bytes
@@ -262,6 +267,16 @@ class Tables:
         self.check_ids(table, ids)
         found: Floats = self._tier.gather(ids + self.bases[table], keep=False)[..., : self.widths[table]]
         return found
+
+    def write(self, table: int, ids: Ints, weights: Floats) -> None:
+        """Replace the weights of distinct rows, float32 [n, dim]; their state begins anew."""
+        self.check_ids(table, ids)
+        rows = self._first_rows(ids + self.bases[table])
+        rows[:, : self.specs[table].dim] = weights
+        step = min(self.call_rows, self.capacity)
+        for start in range(0, len(ids), step):
+            part = slice(start, start + step)
+            self._tier.scatter(ids[part] + self.bases[table], rows[part])
 
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""

@@ -1,0 +1,219 @@
+"""Tables written out as a whole, block by block: DRAM stays bounded however large they are.
+
+Rows that were never trained are written with their first values. A file appears under its name once it is whole.
+"""
+
+import json
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from typing import IO, Any, Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from memhier.errors import FormatError
+from memhier.recsys.embedding.module import TableModule
+
+__all__ = [
+    "QuantisedTable",
+    "export_npy",
+    "export_parquet",
+    "export_quantised",
+    "export_safetensors",
+    "to_embedding_bag",
+]
+
+Quantised = Literal["int8", "fp16"]
+Path = str | os.PathLike[str]
+Floats = NDArray[np.float32]
+
+_BLOCK_BYTES = 2**22
+_HEADER = struct.Struct("<Q")
+
+
+def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> nn.EmbeddingBag:
+    """Return a table as torch's module, in memory: for tables that are small enough after all."""
+    spec = module.tables.specs[table]
+    weight = torch.empty(spec.rows, spec.dim)
+    for start, rows in _blocks(module, table):
+        weight[start : start + len(rows)] = torch.from_numpy(rows)
+    return nn.EmbeddingBag(spec.rows, spec.dim, mode=mode, sparse=True, _weight=weight)
+
+
+def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
+    """Write a table's weights as a .npy file, float32 [rows, dim]."""
+    spec = module.tables.specs[table]
+    header = {"descr": "<f4", "fortran_order": False, "shape": (spec.rows, spec.dim)}
+    with _whole_file(path) as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        for _, rows in _blocks(module, table):
+            file.write(rows.astype("<f4", copy=False).data)
+
+
+def export_safetensors(module: TableModule, path: Path) -> None:
+    """Write the weights of all tables as one .safetensors file, each under its table's name."""
+    shapes = {spec.name: ("F32", (spec.rows, spec.dim), 4 * spec.rows * spec.dim) for spec in module.tables.specs}
+    with _whole_file(path) as file:
+        _write_header(file, shapes, {})
+        for table in range(len(module.tables.specs)):
+            for _, rows in _blocks(module, table):
+                file.write(rows.astype("<f4", copy=False).data)
+
+
+def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
+    """Write a table's weights as a Parquet file: columns ``id`` and ``embedding``, a list of fixed length.
+
+    Raises
+    ------
+    ImportError
+        Where pyarrow is not installed.
+    """
+    try:
+        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError("Parquet needs pyarrow: pip install 'memhier[parquet]'") from error
+    dim = module.tables.specs[table].dim
+    schema = arrow.schema([("id", arrow.int64()), ("embedding", arrow.list_(arrow.float32(), dim))])
+    with _whole_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
+        for start, rows in _blocks(module, table):
+            ids = arrow.array(np.arange(start, start + len(rows)))
+            lists = arrow.FixedSizeListArray.from_arrays(arrow.array(rows.reshape(-1)), dim)
+            writer.write_table(arrow.table([ids, lists], schema=schema))
+
+
+def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Quantised = "int8") -> None:
+    """Write a table's weights for serving, as a .safetensors file that :class:`QuantisedTable` reads.
+
+    Parameters
+    ----------
+    dtype
+        ``"int8"``: a row's range is divided into 255 steps; with each row its scale and its least value, so no weight
+        is off by more than half a step. ``"fp16"``: rounded to half precision.
+    """
+    if dtype not in get_args(Quantised):
+        raise ValueError(f"dtype={dtype!r}: expected 'int8' or 'fp16'")
+    spec = module.tables.specs[table]
+    cells = spec.rows * spec.dim
+    shape: tuple[int, ...] = (spec.rows, spec.dim)
+    shapes: dict[str, tuple[str, tuple[int, ...], int]]
+    if dtype == "fp16":
+        shapes = {"weight": ("F16", shape, 2 * cells)}
+    else:
+        row = ("F32", (spec.rows,), 4 * spec.rows)
+        shapes = {"weight": ("U8", shape, cells), "scale": row, "least": row}
+    with _whole_file(path) as file:
+        begin = _write_header(file, shapes, {"memhier": f"quantised {dtype}"})
+        for start, rows in _blocks(module, table):
+            if dtype == "fp16":
+                file.write(rows.astype("<f2").data)
+                continue
+            least, step = rows.min(axis=1), np.ptp(rows, axis=1) / np.float32(255)
+            codes = np.rint((rows - least[:, None]) / np.where(step > 0, step, 1)[:, None]).astype(np.uint8)
+            for at, values in (
+                (start * spec.dim, codes),
+                (cells + 4 * start, step),
+                (cells + 4 * (spec.rows + start), least),
+            ):
+                file.seek(begin + at)
+                file.write(np.ascontiguousarray(values).data)
+
+
+class QuantisedTable:
+    """A table that :func:`export_quantised` wrote, read through the page cache and never changed.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Raises
+    ------
+    FormatError
+        When it is no such file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            head = file.read(_HEADER.size)
+            length = _HEADER.unpack(head)[0] if len(head) == _HEADER.size else 2**40
+            header = json.loads(file.read(length)) if length < 2**20 else {}
+        kind = header.get("__metadata__", {}).get("memhier", "")
+        if not kind.startswith("quantised "):
+            raise FormatError(f"{os.fspath(path)}: no table that export_quantised wrote")
+        types: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
+        start = _HEADER.size + length
+        self._parts: dict[str, NDArray[Any]] = {
+            name: np.memmap(
+                os.fspath(path), types[part["dtype"]], "r", start + part["data_offsets"][0], tuple(part["shape"])
+            )
+            for name, part in header.items()
+            if name != "__metadata__"
+        }
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and weights in each."""
+        rows, dim = self._parts["weight"].shape
+        return rows, dim
+
+    def rows(self, ids: Any) -> Tensor:
+        """Return rows, float32 [n, dim].
+
+        Raises
+        ------
+        IndexError
+            For a row that the table does not have.
+        """
+        wanted = np.asarray(ids, np.int64)
+        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= self.shape[0]):
+            raise IndexError(f"ids: expected rows 0 to {self.shape[0] - 1}, got {wanted.min()} to {wanted.max()}")
+        found = self._parts["weight"][wanted].astype(np.float32)
+        if "scale" in self._parts:
+            found = found * self._parts["scale"][wanted][..., None] + self._parts["least"][wanted][..., None]
+        return torch.from_numpy(np.ascontiguousarray(found, np.float32))
+
+
+def _blocks(module: TableModule, table: int) -> Iterator[tuple[int, Floats]]:
+    """Yield a table's weights in blocks, and the number of each block's first row."""
+    spec, width = module.tables.specs[table], max(module.tables.widths)
+    step = max(1, min(_BLOCK_BYTES // (4 * width), module.tables.call_rows))
+    for start in range(0, spec.rows, step):
+        rows = module.tables.read(table, np.arange(start, min(start + step, spec.rows)))
+        yield start, np.ascontiguousarray(rows[:, : spec.dim])
+
+
+def _write_header(
+    file: IO[bytes], shapes: Mapping[str, tuple[str, tuple[int, ...], int]], about: dict[str, str]
+) -> int:
+    """Write the head of a .safetensors file; return where the tensors begin."""
+    header: dict[str, Any] = {"__metadata__": about} if about else {}
+    end = 0
+    for name, (dtype, shape, size) in shapes.items():
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    file.write(_HEADER.pack(len(text)) + text)
+    return _HEADER.size + len(text)
+
+
+@contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    """Give a file to be written, which takes its name when the block ends well, and goes when it does not."""
+    final = os.fspath(path)
+    part = f"{final}.part"
+    try:
+        with open(part, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, final)
+    except BaseException:
+        with suppress(FileNotFoundError):
+            os.unlink(part)
+        raise

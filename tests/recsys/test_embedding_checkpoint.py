@@ -1,0 +1,246 @@
+"""Checkpoints: killed anywhere and resumed, the end is that of an undisturbed run; faults; what else is written."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from memhier.errors import BudgetError, ClosedError, FormatError
+from memhier.policies import Belady
+from memhier.recsys import (
+    SGD,
+    Adagrad,
+    Adam,
+    EmbeddingBag,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    QuantisedTable,
+    export_npy,
+    export_parquet,
+    export_quantised,
+    export_safetensors,
+    to_embedding_bag,
+)
+
+torch.set_num_threads(1)
+torch.sparse.check_sparse_tensor_invariants.disable()
+
+SCRIPT = Path(__file__).with_name("train_until_killed.py")
+ROWS, DIM = 300, 5
+
+
+def run(folder: Path, rule: str, slots: int, kill_after: int | None) -> str | None:
+    """Train to the end, and return the hash; or kill the training once it has saved so often."""
+    command = [sys.executable, str(SCRIPT), str(folder), "40", str(slots), rule]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    with process.stdout:
+        for number, line in enumerate(process.stdout, 1):
+            if line.startswith("end"):
+                assert process.wait() == 0
+                return line.split()[1]
+            if number == kill_after:
+                process.send_signal(signal.SIGKILL)
+                break
+    assert process.wait() == -signal.SIGKILL
+    return None
+
+
+@pytest.mark.parametrize("rule", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
+def test_killed_and_resumed_training_ends_as_an_undisturbed_one(tmp_path: Path, rule: str) -> None:
+    undisturbed = run(tmp_path / "a", rule, 2000, None)
+    assert undisturbed is not None
+    # Resumed with another budget each time.
+    assert run(tmp_path / "b", rule, 120, 1) is None
+    assert run(tmp_path / "b", rule, 100, None) == undisturbed
+
+
+def make(path: Path, **options: Any) -> EmbeddingBag:
+    return EmbeddingBag(ROWS, DIM, mode="sum", **({"dram": "64MiB", "path": path, "policy": Belady(64)} | options))
+
+
+def train(bag: Any, steps: int, seed: int = 0) -> None:
+    for ids in np.random.default_rng(seed).integers(0, ROWS, (steps, 8, 3)):
+        bag(torch.from_numpy(ids)).sin().sum().backward()
+
+
+def test_a_checkpoint_has_weights_state_and_hyperparameters(tmp_path: Path) -> None:
+    with make(tmp_path, optimizer=Adagrad(lr=0.1)) as bag:
+        train(bag, 20)
+        bag.optimizer.param_groups[0]["lr"] = 0.05
+        bag.checkpoint({"position": 20})
+        weights, state = bag.weights(np.arange(ROWS)), bag.optimizer_state(np.arange(ROWS))
+        train(bag, 3)  # lost
+    with make(tmp_path, optimizer=Adagrad(lr=0.1), resume=True, dram="48MiB", policy="belady") as bag:
+        assert bag.steps == 20
+        assert bag.extra == {"position": 20}
+        assert bag.optimizer.param_groups[0]["lr"] == 0.05
+        assert torch.equal(bag.weights(np.arange(ROWS)), weights)
+        assert torch.equal(bag.optimizer_state(np.arange(ROWS)), state)
+
+
+def test_a_checkpoint_is_not_overwritten_unasked(tmp_path: Path) -> None:
+    with make(tmp_path) as bag:
+        train(bag, 2)
+        bag.checkpoint()
+    with pytest.raises(FileExistsError, match="after 2 updates; pass resume=True"):
+        make(tmp_path)
+    for options, words in (
+        ({"optimizer": Adam()}, "optimizer"),
+        ({"seed": 1}, "seed"),
+    ):
+        with pytest.raises(FormatError, match=words):
+            make(tmp_path, resume=True, **options)
+    with pytest.raises(FormatError, match="tables"):
+        EmbeddingBag(ROWS + 1, DIM, mode="sum", dram="64MiB", path=tmp_path, resume=True)
+
+
+def test_state_dict_is_small_and_names_the_checkpoint(tmp_path: Path) -> None:
+    with make(tmp_path / "a") as bag:
+        train(bag, 4)
+        bag.checkpoint()
+        state = nn.Sequential(bag).state_dict()
+        assert [*state] == ["0.weight"]
+        assert state["0.weight"].nbytes < 4096
+        assert json.loads(bytes(state["0.weight"].tolist()))["steps"] == [4]
+        bag.load_state_dict(bag.state_dict())
+        train(bag, 1)
+        with pytest.raises(RuntimeError, match="resume=True"):
+            bag.load_state_dict({"weight": state["0.weight"]})
+        dense = to_embedding_bag(bag)
+        assert torch.equal(dense.weight, bag.weights(np.arange(ROWS)))
+        with make(tmp_path / "b") as other:
+            other.load_state_dict(dense.state_dict())
+            assert torch.equal(other.weights(np.arange(ROWS)), dense.weight)
+            with pytest.raises(RuntimeError, match="expected"):
+                other.load_state_dict({"weight": torch.zeros(3, 3)})
+            with pytest.raises(RuntimeError, match="Missing"):
+                other.load_state_dict({})
+
+
+def test_tables_are_written_out_as_they_are(tmp_path: Path) -> None:
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=ROWS, embedding_dim=dim) for name, dim in (("a", 3), ("b", 5))
+    ]
+    with EmbeddingBagCollection(configs, dram="64MiB", path=tmp_path / "t", policy=Belady(50)) as tables:
+        for seed in range(10):
+            ids = torch.from_numpy(np.random.default_rng(seed).integers(0, ROWS, (16, 2)))
+            tables(ids).values().sin().sum().backward()
+        weights = [tables.weights(np.arange(ROWS), table).numpy() for table in range(2)]
+        export_npy(tables, tmp_path / "b.npy", 1)
+        assert np.array_equal(np.load(tmp_path / "b.npy"), weights[1])
+        export_safetensors(tables, tmp_path / "all.safetensors")
+        loaded = load_file(tmp_path / "all.safetensors")
+        assert np.array_equal(loaded["a"].numpy(), weights[0])
+        assert np.array_equal(loaded["b"].numpy(), weights[1])
+        parquet = pytest.importorskip("pyarrow.parquet")
+        export_parquet(tables, tmp_path / "b.parquet", 1)
+        table = parquet.read_table(tmp_path / "b.parquet")
+        assert np.array_equal(np.stack(table["embedding"].to_numpy()), weights[1])
+        for dtype, allowed in (("int8", np.ptp(weights[1], axis=1) / 255 * 0.501), ("fp16", np.full(ROWS, 1e-3))):
+            export_quantised(tables, tmp_path / dtype, 1, dtype)  # type: ignore[arg-type]
+            served = QuantisedTable(tmp_path / dtype)
+            assert served.shape == (ROWS, 5)
+            assert (np.abs(served.rows(np.arange(ROWS)).numpy() - weights[1]).max(axis=1) <= allowed).all()
+        with pytest.raises(IndexError):
+            served.rows([ROWS])
+        with pytest.raises(FormatError):
+            QuantisedTable(tmp_path / "b.npy")
+        with pytest.raises(ValueError, match="int4"):
+            export_quantised(tables, tmp_path / "x", 1, "int4")  # type: ignore[arg-type]
+        with pytest.raises(OSError, match="no such folder"):
+            export_npy(tables, tmp_path / "no such folder" / "b.npy")
+    assert not [*tmp_path.glob("*.part")]
+
+
+def test_gradients_add_up_until_the_step(tmp_path: Path) -> None:
+    with make(tmp_path, optimizer=SGD(lr=0.1), update="step") as bag:
+        theirs = nn.EmbeddingBag(ROWS, DIM, mode="sum", sparse=True, _weight=bag.initial_weights(np.arange(ROWS)))
+        optimizer = torch.optim.SGD(theirs.parameters(), lr=0.1)
+        for ids in np.random.default_rng(0).integers(0, ROWS, (6, 3, 4, 3)):
+            for some in torch.from_numpy(ids):
+                bag(some).sin().sum().backward()
+                theirs(some).sin().sum().backward()
+            with pytest.raises(RuntimeError, match=r"optimizer\.step"):
+                bag.checkpoint()
+            assert theirs.weight.grad is not None
+            assert torch.allclose(bag.gradient_norm(), theirs.weight.grad.coalesce().values().norm())
+            bag.scale_gradients(0.5)
+            theirs.weight.grad = theirs.weight.grad * 0.5
+            bag.optimizer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        assert torch.equal(bag.weights(np.arange(ROWS)), theirs.weight)
+        before = bag.weights(np.arange(ROWS))
+        bag(some).sum().backward()
+        bag.optimizer.zero_grad()
+        bag.optimizer.step()
+        assert torch.equal(bag.weights(np.arange(ROWS)), before)
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+def test_a_disk_that_fails_leaves_the_last_checkpoint(
+    tmp_path: Path, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make(tmp_path, optimizer=Adagrad()) as bag:
+        train(bag, 6)
+        bag.checkpoint()
+        saved = bag.weights(np.arange(ROWS))
+        train(bag, 6, seed=1)
+
+        def fails(*_: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        for name in ("pwrite", "pwritev", "write", "writev", "fsync", "fdatasync"):
+            if (call == "fsync") == name.startswith("f") and hasattr(os, name):
+                monkeypatch.setattr(os, name, fails)
+        with pytest.raises((OSError, ClosedError), match=r"No space left|could not be written"):
+            bag.checkpoint()
+        monkeypatch.undo()
+        with pytest.raises(ClosedError, match="reopen"):
+            train(bag, 1)
+    with make(tmp_path, optimizer=Adagrad(), resume=True) as bag:
+        assert torch.equal(bag.weights(np.arange(ROWS)), saved)
+
+
+def test_budgets_that_are_too_small_say_what_would_be_enough(tmp_path: Path) -> None:
+    with pytest.raises(BudgetError, match="would be enough"):
+        make(tmp_path / "a", dram=1000, policy="belady")
+    with make(tmp_path / "b", policy=Belady(10)) as bag:
+        with pytest.raises(BudgetError, match=r"a step needs 20 distinct rows at once: .* would be enough"):
+            bag(torch.arange(20).view(10, 2))
+        bag(torch.arange(10).view(5, 2)).sum().backward()
+
+
+def test_a_table_of_a_trillion_bytes_is_made_at_once(tmp_path: Path) -> None:
+    rows = 10**12 // 128
+    with EmbeddingBag(rows, 32, dram="32MiB", path=tmp_path, touched=10_000, optimizer=Adagrad()) as bag:
+        ids = torch.tensor([[0, rows - 1], [5, rows // 2]])
+        bag(ids).sum().backward()
+        bag.checkpoint()
+        assert bag.stats()["first_touches"] == 4
+    assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 2**20
+    with EmbeddingBag(rows, 32, dram="32MiB", path=tmp_path, touched=10_000, optimizer=Adagrad(), resume=True) as bag:
+        assert not torch.equal(bag.weights([rows - 1]), bag.initial_weights([rows - 1]))
+
+
+def test_cold_rows_may_be_rounded(tmp_path: Path) -> None:
+    found = {}
+    for codec in ("none", "fp16", "int8"):
+        with make(tmp_path / codec, codec=codec, policy=Belady(40)) as bag:
+            train(bag, 20)
+            bag.checkpoint()
+            found[codec] = bag.weights(np.arange(ROWS))
+    for codec, allowed in (("fp16", 0.01), ("int8", 0.1)):
+        difference = (found[codec] - found["none"]).abs().max()
+        assert 0 < difference < allowed
