@@ -15,11 +15,13 @@ from memhier.ann.zoom.attributes import Schema, merge_schema, write_attributes
 from memhier.ann.zoom.catalog import Description, write_preview
 from memhier.ann.zoom.construct import Constructed, construct
 from memhier.ann.zoom.fullview import RowWriter
+from memhier.ann.zoom.ids import Ids
 from memhier.ann.zoom.layout import Layout, plan_layout
 from memhier.ann.zoom.part import compact_ids
 from memhier.ann.zoom.preview import Coding
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.space import Metric, PreviewSpace, fit_space
+from memhier.ann.zoom.stored_texts import in_order, text_pages, write_texts
 from memhier.reader import PAGE_BYTES, Reader
 from memhier.store import Store
 
@@ -41,7 +43,7 @@ class BuildOptions:
     progress: bool
 
 
-def write_index(store: Store, vectors: object, ids: Ints | None, attributes: Any, options: BuildOptions) -> None:
+def write_index(store: Store, vectors: object, ids: Ids | None, attributes: Any, options: BuildOptions) -> None:
     """Build an index of `vectors` and commit it to the empty `store`."""
     scratch = store.path / "tmp"
     with open_source(vectors, scratch) as source:
@@ -51,22 +53,23 @@ def write_index(store: Store, vectors: object, ids: Ints | None, attributes: Any
 
 
 def _write_source(
-    store: Store, source: VectorSource, ids: Ints | None, attributes: Any, options: BuildOptions, scratch: Path
+    store: Store, source: VectorSource, ids: Ids | None, attributes: Any, options: BuildOptions, scratch: Path
 ) -> None:
-    names = np.arange(source.count, dtype=np.int64) if ids is None else ids
+    names = Ids(np.arange(source.count, dtype=np.int64), None) if ids is None else ids
     if len(names) != source.count:
         raise ValueError(f"ids has {len(names)} entries for {source.count} vectors: expected one for each")
     schema: Schema = {} if attributes is None else merge_schema({}, attributes, source.count)
-    stored_ids = compact_ids(names)
+    stored_ids = compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
+    most = max(source.count, options.grow_to)
     layout = plan_layout(
-        max(source.count, options.grow_to), source.dimension, options.metric, options.coding, row_bytes,
-        stored_ids.itemsize, _reader_bytes(scratch), options.dram,
+        most, source.dimension, options.metric, options.coding, row_bytes,
+        stored_ids.itemsize, _reader_bytes(scratch), options.dram, _text_pages(names, most),
     )  # fmt: skip
     space = fit_space(source, options.metric, layout.padded)
     with _progress(options.progress, source.count) as bar:
         made = construct(source, stored_ids, space, layout, options.coding, options.seed, scratch, bar)
-        _commit(store, source, space, layout, made, schema, attributes, options, bar)
+        _commit(store, source, space, layout, made, names, schema, attributes, options, bar)
 
 
 def _commit(
@@ -75,6 +78,7 @@ def _commit(
     space: PreviewSpace,
     layout: Layout,
     made: Constructed,
+    ids: Ids,
     schema: Schema,
     attributes: Any,
     options: BuildOptions,
@@ -91,10 +95,11 @@ def _commit(
         seed=options.seed,
         schema=schema,
         next_part=1,
-        next_id=max(int(made.arrays.ids.max()) + 1, 0),
+        next_id=max(int(made.arrays.ids.max()) + 1, 0) if ids.texts is None else 0,
         trained_on=source.count,
         calibration=made.calibration,
         parts=[made.arrays.about("p0")],
+        id_kind="int64" if ids.texts is None else "str",
     )
     with store.begin() as tx:
         bar.set_description("write")
@@ -104,8 +109,18 @@ def _commit(
         write_preview(tx, made.preview)
         if schema:
             write_attributes(tx, "p0-a-", schema, attributes, made.order)
+        if ids.texts is not None:
+            write_texts(tx, "p0-texts", in_order(ids.texts.take, made.order))
         tx.put("index", json.dumps(about.to_json()).encode())
         tx.commit()
+
+
+def _text_pages(ids: Ids, count: int) -> int:
+    """Return how many pages the strings of `count` vectors take, if the others are as long as `ids`."""
+    if ids.texts is None:
+        return 0
+    pages = text_pages(len(ids), len(ids.texts.letters), ids.texts.longest)
+    return -(-pages * count // len(ids))
 
 
 def _reader_bytes(scratch: Path) -> int:

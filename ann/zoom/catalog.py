@@ -8,6 +8,7 @@ import numpy as np
 from memhier.ann.zoom.attributes import Schema
 from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.codes import CodeBook
+from memhier.ann.zoom.ids import IdKind
 from memhier.ann.zoom.preview import Coding, Preview
 from memhier.ann.zoom.product import ProductBook
 from memhier.ann.zoom.router import Router
@@ -19,7 +20,8 @@ from memhier.store import Store, Transaction
 __all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
-VERSION = 2
+VERSION = 3
+_BEFORE_STRINGS = 2  # in which every id is an integer
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class Description:
         Entries of parts that no commit of the index has made its own.
     hot
         Pages to hold in DRAM, as pairs of part name and page.
+    id_kind
+        What callers call vectors.
     """
 
     dtype: str
@@ -66,6 +70,7 @@ class Description:
     parts: list[dict[str, Any]]
     pending: list[dict[str, Any]] = field(default_factory=list)
     hot: list[tuple[str, int]] = field(default_factory=list)
+    id_kind: IdKind = "int64"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -76,7 +81,7 @@ class Description:
     def from_json(cls, values: dict[str, Any], path: object) -> Self:
         """Return what :meth:`to_json` gave."""
         version = values.pop("version", None)
-        if version != VERSION:
+        if version not in (VERSION, _BEFORE_STRINGS):
             raise FormatError(f"{path}: index format {version}, this memhier reads {VERSION}; build the index again")
         values["space"] = PreviewSpace(**values["space"])
         values["calibration"] = Calibration.from_json(values["calibration"])

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.attributes import as_columns
+from memhier.ann.zoom.texts import Texts
 from memhier.kernels import distances
 
 __all__ = ["Fresh", "as_objects", "fresh_row_bytes"]
@@ -30,16 +31,19 @@ class Fresh:
         int64 ``[n]``.
     attributes
         Values by name, each object ``[n]``, None for null; empty where the index has none.
+    texts
+        The strings that `ids` are hashes of; None where the index has integers.
     """
 
     vectors: npt.NDArray[Any]
     ids: Ints
     attributes: dict[str, npt.NDArray[Any]]
+    texts: Texts | None = None
 
     @classmethod
-    def empty(cls, dimension: int, dtype: np.dtype[Any]) -> Self:
-        """Return one without vectors."""
-        return cls(np.empty((0, dimension), dtype), np.empty(0, np.int64), {})
+    def empty(cls, dimension: int, dtype: np.dtype[Any], texts: bool = False) -> Self:
+        """Return one without vectors; `texts` tells whether their ids are to be strings."""
+        return cls(np.empty((0, dimension), dtype), np.empty(0, np.int64), {}, Texts.none() if texts else None)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -47,12 +51,19 @@ class Fresh:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes; 64 for every attribute's value."""
-        return self.vectors.nbytes + self.ids.nbytes + _VALUE_BYTES * sum(map(len, self.attributes.values()))
+        held = self.vectors.nbytes + self.ids.nbytes + _VALUE_BYTES * sum(map(len, self.attributes.values()))
+        return held + (0 if self.texts is None else self.texts.memory_bytes)
+
+    def emptied(self) -> "Fresh":
+        """Return one of the kind without vectors."""
+        return Fresh.empty(self.vectors.shape[1], self.vectors.dtype, self.texts is not None)
 
     def without(self, ids: Ints) -> "Fresh":
         """Return the rest after removing `ids`."""
         kept = ~np.isin(self.ids, ids)
-        return Fresh(self.vectors[kept], self.ids[kept], {name: each[kept] for name, each in self.attributes.items()})
+        attributes = {name: each[kept] for name, each in self.attributes.items()}
+        texts = None if self.texts is None else self.texts.take(kept)
+        return Fresh(self.vectors[kept], self.ids[kept], attributes, texts)
 
     def joined(self, more: "Fresh", names: Iterable[str]) -> "Fresh":
         """Return these and those; `names` are the attributes of the index."""
@@ -60,7 +71,11 @@ class Fresh:
         for name in names:
             both = [each.attributes.get(name, np.full(len(each), None, object)) for each in (self, more)]
             attributes[name] = np.concatenate(both)
-        return Fresh(np.concatenate([self.vectors, more.vectors]), np.concatenate([self.ids, more.ids]), attributes)
+        texts = None
+        if self.texts is not None and more.texts is not None:
+            texts = Texts.joined([self.texts, more.texts])
+        vectors, ids = np.concatenate([self.vectors, more.vectors]), np.concatenate([self.ids, more.ids])
+        return Fresh(vectors, ids, attributes, texts)
 
     def nearest(
         self, queries: Floats, metric: str, k: int, selected: npt.NDArray[np.bool_] | None
@@ -81,9 +96,10 @@ class Fresh:
         return found, near
 
 
-def fresh_row_bytes(row_bytes: int, attributes: Collection[str]) -> int:
-    """Return the DRAM of a vector of `row_bytes` that waits with its id and attributes."""
-    return row_bytes + 8 + _VALUE_BYTES * len(attributes)
+def fresh_row_bytes(row_bytes: int, attributes: Collection[str], texts: Texts | None) -> int:
+    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as in `texts`."""
+    text_bytes = 0 if texts is None else 8 + texts.longest
+    return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes
 
 
 def as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:

@@ -13,13 +13,14 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import check_count, check_ids, check_queries, check_vectors
+from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
 from memhier.ann.zoom.bitmaps import BitmapCache
 from memhier.ann.zoom.build import BuildOptions, write_index
 from memhier.ann.zoom.calibrate import TARGET
 from memhier.ann.zoom.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.ids import as_ids
 from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
@@ -36,8 +37,6 @@ from memhier.store import Store, Verify
 __all__ = ["ZoomIndex"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
-Ints: TypeAlias = npt.NDArray[np.int64]
-
 _TUNE_LEAST = 64
 
 
@@ -65,7 +64,7 @@ class ZoomIndex(SearchedIndex):
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         self._about = Description.from_json(json.loads(raw), store.path)
         self._cache = BitmapCache(self._about.dram // 32)
-        self._files = PartFiles(store, reader, self._cache)
+        self._files = PartFiles(store, reader, self._cache, self._about.id_kind == "str")
         super().__init__(self._load(reader), reader, self._about.searches)
         self._writer: IndexWriter | None = None
         if store.writable:
@@ -101,7 +100,8 @@ class ZoomIndex(SearchedIndex):
             held whole. A build takes DRAM for the codes, 24 bytes a vector, a training sample of at most 256 MiB
             twice and some 200 MiB of blocks; and up to three times the vectors' size on disk while it runs.
         ids
-            Integers ``[n]``, each once, -1 excepted; 0 to n - 1 when not given.
+            Integers ``[n]``, -1 excepted, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
+            index has ids of that kind from then on.
         attributes
             What searches may filter by: ``{name: values}``, a table of pandas, polars or pyarrow, or a dict per vector.
         metric
@@ -143,7 +143,7 @@ class ZoomIndex(SearchedIndex):
             check_count("seed", seed, 0, 2**31 - 2, "what faiss takes"),
             progress,
         )
-        names = None if ids is None else check_ids(ids)
+        names = None if ids is None else as_ids(ids, None)
         place = Path(path).absolute()  # whatever directory a source of vectors may change to
         existed = place.exists()
         try:
@@ -198,7 +198,7 @@ class ZoomIndex(SearchedIndex):
             store.close()
             raise
 
-    def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> Ints:
+    def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> npt.NDArray[Any]:
         """Add vectors; searches find them at once, and :meth:`commit` makes them durable.
 
         Parameters
@@ -206,14 +206,14 @@ class ZoomIndex(SearchedIndex):
         vectors
             ``[n, d]``, or ``[d]`` for one, that fit the dtype of the index.
         ids
-            Integers ``[n]`` that are not in the index; the next free ones when not given.
+            Integers or strings ``[n]``, as the index has, that are not in it; the next free integers when not given.
         attributes
             As in :meth:`build`. An attribute that the index did not have is null for the vectors before.
 
         Returns
         -------
         numpy.ndarray
-            int64 ``[n]``, the ids.
+            int64, or strings as objects, ``[n]``: the ids.
 
         Raises
         ------
@@ -224,10 +224,10 @@ class ZoomIndex(SearchedIndex):
         """
         writer = self._check_writable()
         matrix = check_vectors(vectors, self.dimension, self._state.dtype)
-        names = None if ids is None else check_ids(ids)
+        names = None if ids is None else as_ids(ids, self._about.id_kind)
         with writer.lock:
             self._state, found = writer.add(self._state, matrix, names, attributes)
-        return found
+        return found.values()
 
     def remove(self, ids: object) -> None:
         """Remove vectors; searches no longer find them, and :meth:`commit` makes it durable.
@@ -238,7 +238,7 @@ class ZoomIndex(SearchedIndex):
             For an id that is not in the index; nothing was removed.
         """
         writer = self._check_writable()
-        names = check_ids(ids)
+        names = as_ids(ids, self._about.id_kind)
         with writer.lock:
             self._state = writer.remove(self._state, names)
 
@@ -251,7 +251,8 @@ class ZoomIndex(SearchedIndex):
             As :meth:`remove` and :meth:`add`; nothing was changed.
         """
         writer = self._check_writable()
-        names, matrix = check_ids(ids), check_vectors(vectors, self.dimension, self._state.dtype)
+        names = as_ids(ids, self._about.id_kind)
+        matrix = check_vectors(vectors, self.dimension, self._state.dtype)
         with writer.lock:
             self._state = writer.update(self._state, names, matrix, attributes)
 
@@ -306,7 +307,7 @@ class ZoomIndex(SearchedIndex):
         row_bytes = dtype.itemsize * about.space.dimension
         shape = about.lists, about.book_bytes, 3 if about.coding == "rabitq" else 0
         parts = tuple(self._files.load(each, shape, row_bytes, about.schema) for each in about.parts)
-        fresh = Fresh.empty(about.space.dimension, dtype)
+        fresh = Fresh.empty(about.space.dimension, dtype, about.id_kind == "str")
         files = {part.name: part.places.file for part in parts}
         hot = load_hot(reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
         return Snapshot(
@@ -340,6 +341,7 @@ class ZoomIndex(SearchedIndex):
             "dtype": about.dtype,
             "metric": self.metric,
             "preview": about.coding,
+            "id_kind": about.id_kind,
             "lists": state.preview.lists,
             "parts": len(state.parts),
             "code_bytes": about.book_bytes,

@@ -7,6 +7,7 @@ from memhier.ann.zoom.preview import Coding
 from memhier.ann.zoom.router import router_bytes_per_list
 from memhier.ann.zoom.scan import CODES_PER_BOOK
 from memhier.ann.zoom.space import Metric, core_dimension
+from memhier.ann.zoom.stored_texts import PAGE_DRAM
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
@@ -66,6 +67,7 @@ def plan_layout(
     id_bytes: int,
     reader_bytes: int,
     dram: int,
+    text_pages: int = 0,
 ) -> Layout:
     """Return the layout with the longest codes that fits `dram` bytes.
 
@@ -83,6 +85,8 @@ def plan_layout(
         DRAM of the reader's buffers for one thread.
     dram
         The budget in bytes.
+    text_pages
+        Pages of ids that are strings.
 
     Raises
     ------
@@ -90,12 +94,13 @@ def plan_layout(
         When even the shortest codes do not fit; says what would be enough.
     """
     sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
-    fitting = _fit(*sizes, dram)
+    strings = PAGE_DRAM * text_pages
+    fitting = _fit(*sizes, dram, strings)
     if fitting is not None:
         return fitting
     shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
     enough = max(dram + 1, count * (shortest + id_bytes))
-    while _fit(*sizes, enough) is None:  # buffers grow with the budget, so what is missing is not all it takes
+    while _fit(*sizes, enough, strings) is None:  # buffers grow with the budget, so what is missing is not all it takes
         enough = enough * 17 // 16 + 1
     raise BudgetError(
         f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
@@ -112,13 +117,14 @@ def _fit(
     id_bytes: int,
     reader_bytes: int,
     dram: int,
+    strings: int,
 ) -> Layout | None:
     """Return the layout with the longest codes that fits, None where none does."""
     core = core_dimension(metric, dimension)
     each = workspace_bytes(row_bytes) + scan_bytes(dram)
     searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + reader_bytes)))
     buffers = searches * each + min(searches, _CONTEXTS_MOST) * reader_bytes
-    fixed = buffers + _checksum_bytes(stored_bytes(count, row_bytes))
+    fixed = buffers + strings + _checksum_bytes(stored_bytes(count, row_bytes))
     for length, code_bytes, padded in _choices(core, coding):
         per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
         per_list = _list_bytes(count, padded)

@@ -22,11 +22,14 @@ from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.construct import construct
 from memhier.ann.zoom.fresh import Fresh, as_objects, fresh_row_bytes
 from memhier.ann.zoom.fullview import RowWriter, raw_rows
+from memhier.ann.zoom.ids import Ids, Located, locate_all, refuse_known, texts_at
 from memhier.ann.zoom.layout import Layout, lists_anew
 from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, radii_of
-from memhier.ann.zoom.part import Part, PartArrays, PartFiles, compact_ids, find_ids
+from memhier.ann.zoom.part import Part, PartArrays, PartFiles, compact_ids
 from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
+from memhier.ann.zoom.stored_texts import in_order, write_texts
+from memhier.ann.zoom.texts import Texts
 from memhier.errors import ClosedError
 from memhier.ranking import HotPages
 from memhier.reader import Reader
@@ -72,19 +75,17 @@ class IndexWriter:
             with store.begin() as tx:
                 self._publish(tx, replace(about, pending=[]), durable=False)
 
-    def add(
-        self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ints | None, attributes: Any
-    ) -> tuple[Snapshot, Ints]:
+    def add(self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any) -> tuple[Snapshot, Ids]:
         """Return the snapshot with more vectors, and their ids."""
         with self._all_or_nothing(state):
             return self._add(state, vectors, ids, attributes)
 
-    def update(self, state: Snapshot, ids: Ints, vectors: npt.NDArray[Any], attributes: Any) -> Snapshot:
+    def update(self, state: Snapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> Snapshot:
         """Return the snapshot with other vectors for these ids."""
         with self._all_or_nothing(state):
             return self._add(self._remove(state, ids), vectors, ids, attributes)[0]
 
-    def remove(self, state: Snapshot, ids: Ints) -> Snapshot:
+    def remove(self, state: Snapshot, ids: Ids) -> Snapshot:
         """Return the snapshot without these ids."""
         with self._all_or_nothing(state):
             return self._remove(state, ids)
@@ -127,31 +128,35 @@ class IndexWriter:
             self._held = frozenset()
 
     def _add(
-        self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ints | None, attributes: Any
-    ) -> tuple[Snapshot, Ints]:
+        self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any
+    ) -> tuple[Snapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
         if len(names) != len(vectors):
             raise ValueError(f"ids has {len(names)} entries for {len(vectors)} vectors: expected one for each")
         if ids is not None:
-            _refuse_known(state, names)
+            refuse_known(state.parts, state.fresh, names)
         schema = self.about.schema
         columns: dict[str, npt.NDArray[Any]] = {}
         if attributes is not None:
             schema = merge_schema(schema, attributes, len(vectors))
             columns = as_objects(attributes, len(vectors))
         check_range(state.space, vectors)
-        state = self._make_room(state, len(vectors), schema)
+        state = self._make_room(state, names, schema)
         state = self._count_changes(state, len(vectors))
-        self.about = replace(self.about, next_id=max(self.about.next_id, int(names.max(initial=-1)) + 1))
+        if names.texts is None:
+            next_id = max(self.about.next_id, int(names.numbers.max(initial=-1)) + 1)
+            self.about = replace(self.about, next_id=next_id)
         if schema != self.about.schema:
             self.about = replace(self.about, schema=schema)
             parts = tuple(self._files.widened(part, schema) for part in state.parts)
             state = replace(state, schema=schema, parts=parts)
         self._dirty = True
-        most = self._fresh_rows(state, schema)
+        most = max(1, self._fresh_most() // _waiting_bytes(state, names, schema))
         for start in range(0, len(vectors), most):
             part = slice(start, start + most)
-            more = Fresh(vectors[part], names[part], {name: values[part] for name, values in columns.items()})
+            ids = names.part(start, min(start + most, len(names)))
+            values = {name: each[part] for name, each in columns.items()}
+            more = Fresh(vectors[part], ids.numbers, values, ids.texts)
             if len(state.fresh) + len(more) > most:
                 state = self._spill(state)
                 state = self._rewrite(state, _first_to_join(state.parts, len(self.about.parts)), durable=False)
@@ -163,11 +168,8 @@ class IndexWriter:
         self.about = replace(self.about, calibration=calibration)
         return replace(state, calibration=calibration)
 
-    def _remove(self, state: Snapshot, ids: Ints) -> Snapshot:
-        positions = find_ids(state.parts, ids)
-        missing = ids[(positions < 0) & ~np.isin(ids, state.fresh.ids)]
-        if len(missing):
-            raise KeyError(f"ids holds {int(missing[0])}, which is not in the index ({len(missing)} such ids)")
+    def _remove(self, state: Snapshot, ids: Ids) -> Snapshot:
+        positions = locate_all(state.parts, state.fresh, ids).positions
         if len(ids):
             state = self._count_changes(state, len(ids))
             self._dirty = True
@@ -177,7 +179,7 @@ class IndexWriter:
             part.without(rows[number == which]) if (number == which).any() else part
             for which, part in enumerate(state.parts)
         )
-        return replace(state, parts=parts, fresh=state.fresh.without(ids))
+        return replace(state, parts=parts, fresh=state.fresh.without(ids.numbers))
 
     def _spill(self, state: Snapshot) -> Snapshot:
         """Write the fresh vectors, if there are any, as a pending part."""
@@ -198,11 +200,13 @@ class IndexWriter:
             arrays.write(tx, name)
             if fresh.attributes:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order)
+            if fresh.texts is not None:
+                write_texts(tx, f"{name}-texts", [fresh.texts.take(order)])
             pending = [*about.pending, arrays.about(name)]
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         parts = (*state.parts, self._open(name, arrays, state, durable=False))
         preview = replace(preview, radii=radii_of([each.arrays for each in parts], preview))
-        return replace(state, parts=parts, preview=preview, fresh=Fresh.empty(state.space.dimension, state.dtype))
+        return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
     def _rewrite(self, state: Snapshot, first: int, *, durable: bool) -> Snapshot:
         """Write the parts from number `first` on as one, and where `durable` make the whole snapshot that of the index.
@@ -249,6 +253,7 @@ class IndexWriter:
                 made.arrays.write(tx, name)
                 write_preview(tx, made.preview)
                 self._write_attributes(tx, name, state.parts, source.rows[made.order])
+                self._write_texts(tx, name, state, source.positions[made.order])
                 about = replace(about, next_part=about.next_part + 1, lists=lists, trained_on=source.count)
                 entries = [made.arrays.about(name)]
                 about = replace(about, calibration=made.calibration, parts=entries, pending=[], hot=[])
@@ -275,6 +280,7 @@ class IndexWriter:
         offsets = np.concatenate([[0], np.cumsum([len(part) for part in joined])])
         rows = offsets[(merged.sources >> PART_SHIFT) - first] + (merged.sources & ((1 << PART_SHIFT) - 1))
         self._write_attributes(tx, name, joined, rows)
+        self._write_texts(tx, name, state, merged.sources)
         return merged
 
     def _write_attributes(self, tx: Transaction, name: str, parts: Sequence[Part], rows: Ints) -> None:
@@ -283,6 +289,15 @@ class IndexWriter:
         if schema:
             attributes = [part.attributes for part in parts if part.attributes is not None]
             write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows)
+
+    def _write_texts(self, tx: Transaction, name: str, state: Snapshot, positions: Ints) -> None:
+        """Write the strings that are ids of the rows at positions, where ids are strings."""
+
+        def take(some: Ints) -> Texts:
+            return texts_at(state.parts, state.fresh, Located(some, np.full(len(some), -1)))
+
+        if state.id_kind == "str":
+            write_texts(tx, f"{name}-texts", in_order(take, positions))
 
     def _write_alive(self, tx: Transaction, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Write which rows were removed, where that changed since the last commit."""
@@ -330,32 +345,36 @@ class IndexWriter:
                 stale.append(name)
         return stale
 
-    def _free_ids(self, count: int) -> Ints:
+    def _free_ids(self, count: int) -> Ids:
+        if self.about.id_kind == "str":
+            raise ValueError("ids=None: this index has strings as ids, so expected one for each vector")
         first = self.about.next_id
         if first + count > 2**63:
             raise ValueError(f"ids: none are free above {first - 1}, the largest there was; give ids of your own")
-        return np.arange(first, first + count, dtype=np.int64)
-
-    def _fresh_rows(self, state: Snapshot, schema: Schema) -> int:
-        """Return how many vectors may wait in DRAM."""
-        return max(1, self._fresh_most() // fresh_row_bytes(state.row_bytes, schema))
+        return Ids(np.arange(first, first + count, dtype=np.int64), None)
 
     def _fresh_most(self) -> int:
         return min(_FRESH_MOST, int(_FRESH_SHARE * self.about.dram))
 
-    def _make_room(self, state: Snapshot, more: int, schema: Schema) -> Snapshot:
+    def _make_room(self, state: Snapshot, ids: Ids, schema: Schema) -> Snapshot:
         """Return the snapshot, without its hot pages where more vectors need their DRAM."""
-        waiting = min(self._fresh_most(), (more + len(state.fresh)) * fresh_row_bytes(state.row_bytes, schema))
+        more = len(ids)
+        waiting = min(self._fresh_most(), (more + len(state.fresh)) * _waiting_bytes(state, ids, schema))
         held = self._memory(state)
         if state.hot.memory_bytes:
             try:
-                check_room(state, held, more, waiting, self.about.dram)
+                check_room(state, held, more, waiting, ids.texts, self.about.dram)
             except MemoryError:
                 held -= state.hot.memory_bytes
                 state = replace(state, hot=HotPages.none())
                 self.about = replace(self.about, hot=[])
-        check_room(state, held, more, waiting, self.about.dram)
+        check_room(state, held, more, waiting, ids.texts, self.about.dram)
         return state
+
+
+def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
+    """Return the DRAM of a vector that is not yet written: of those there are, or of those to come."""
+    return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
 
 
 def _first_to_join(parts: Sequence[Part], earliest: int) -> int:
@@ -377,9 +396,3 @@ def _hot_of(hot: HotPages, parts: Sequence[Part]) -> HotPages:
     files = [part.places.file for part in parts]
     kept = np.isin(hot.keys >> 40, files)
     return hot if kept.all() else HotPages(hot.keys[kept], hot.pages[kept])
-
-
-def _refuse_known(state: Snapshot, ids: Ints) -> None:
-    known = (find_ids(state.parts, ids) >= 0) | np.isin(ids, state.fresh.ids)
-    if known.any():
-        raise ValueError(f"ids holds {int(ids[known][0])}, which is in the index already: update() replaces vectors")

@@ -149,6 +149,8 @@ class PartsSource(VectorSource):
         uint32 or int64 ``[n]``.
     rows
         int64 ``[n]``: number of each vector when the rows of all parts are counted, with those that were removed.
+    positions
+        int64 ``[n]``: the number of its part, and its row there, in one.
     """
 
     def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
@@ -156,6 +158,7 @@ class PartsSource(VectorSource):
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
         self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
+        self.positions: Ints = np.concatenate([rows | number << PART_SHIFT for number, rows in enumerate(alive)])
         self.ids = compact_ids(
             np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
         )

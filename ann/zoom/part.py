@@ -17,6 +17,7 @@ from memhier.ann.zoom.attributes import Attributes, Schema
 from memhier.ann.zoom.bitmaps import BitmapCache, Words, popcount
 from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
 from memhier.ann.zoom.fullview import RowPlaces
+from memhier.ann.zoom.stored_texts import StoredTexts
 from memhier.errors import ClosedError, CorruptionError
 from memhier.reader import Reader
 from memhier.store import Store, Transaction
@@ -109,6 +110,8 @@ class Part:
         What the rows are filtered by; None where the index has none.
     lease
         Keeps the file with the reader.
+    texts
+        The strings that its ids are hashes of; None where the index has integers.
     """
 
     name: str
@@ -118,6 +121,7 @@ class Part:
     alive_name: str | None = None
     attributes: Attributes | None = None
     lease: object = None
+    texts: StoredTexts | None = None
 
     def __len__(self) -> int:
         return len(self.arrays.codes)
@@ -130,8 +134,9 @@ class Part:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        bits = 0 if self.alive is None else self.alive.nbytes
-        return self.arrays.memory_bytes + bits + (0 if self.attributes is None else self.attributes.memory_bytes)
+        more = (self.attributes, self.texts)
+        held = self.arrays.memory_bytes + (0 if self.alive is None else self.alive.nbytes)
+        return held + sum(each.memory_bytes for each in more if each is not None)
 
     def coded(self, selected: Words | None) -> CodedPart:
         """Return what a scan may find: what is alive and, where given, selected."""
@@ -175,10 +180,12 @@ class PartFiles:
         Of the index.
     cache
         Of the bitmaps of filters.
+    texts
+        Whether ids are strings.
     """
 
-    def __init__(self, store: Store, reader: Reader, cache: BitmapCache) -> None:
-        self._store, self._reader, self._cache = store, reader, cache
+    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool) -> None:
+        self._store, self._reader, self._cache, self._texts = store, reader, cache, texts
         self._retired: deque[int | StoredColumn] = deque()
         self._busy = threading.Lock()
 
@@ -192,12 +199,15 @@ class PartFiles:
         alive_name: str | None = None,
     ) -> Part:
         """Return a committed part whose arrays are known."""
+        texts, lease = None, _Lease()
         with self._busy:
             file = self._store.attach(f"{name}-rows", self._reader)
+            self._when_gone(lease, [file])
+            if self._texts:
+                texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
+                self._when_gone(lease, [texts.file])
         self._close_retired()
-        lease = _Lease()
-        self._when_gone(lease, [file])
-        part = Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, None, lease)
+        part = Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, None, lease, texts)
         return self.widened(part, schema)
 
     def widened(self, part: Part, schema: Schema) -> Part:

@@ -14,6 +14,7 @@ from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.ids import Sightings
 from memhier.ann.zoom.part import gather
 from memhier.ann.zoom.preview import Effort
 from memhier.ann.zoom.search import CANDIDATE_BYTES, Found, Selection, Snapshot
@@ -40,13 +41,13 @@ class RangeResult:
     offsets
         int64 ``[q + 1]``: those of query ``i`` stand from ``offsets[i]`` to ``offsets[i + 1]``.
     ids, distances
-        int64 and float32 ``[n]``; the distances as :class:`memhier.ann.SearchResult` has them.
+        int64, or strings as objects, and float32, ``[n]``; the distances as :class:`memhier.ann.SearchResult` has them.
     stats
         Plain numbers of this call, as far as they apply those of :class:`memhier.ann.SearchResult`.
     """
 
     offsets: Ints
-    ids: Ints
+    ids: npt.NDArray[Any]
     distances: Floats
     stats: dict[str, Any]
 
@@ -75,7 +76,14 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
 
 
 def search_range(
-    snapshot: Snapshot, reader: Reader, queries: Floats, radii: Floats, effort: Effort, selection: Selection, sums: Ints
+    snapshot: Snapshot,
+    reader: Reader,
+    queries: Floats,
+    radii: Floats,
+    effort: Effort,
+    selection: Selection,
+    sums: Ints,
+    seen: Sightings | None,
 ) -> list[Within]:
     """Return what lies within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``.
 
@@ -85,6 +93,8 @@ def search_range(
         What may be found.
     sums
         int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+    seen
+        Notes where the vectors found are; None where nobody asks.
     """
     workspace = np.empty(
         (max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes), snapshot.row_bytes), np.uint8
@@ -95,7 +105,7 @@ def search_range(
     results = []
     for start in range(0, len(queries), step):
         part = slice(start, start + step)
-        scan = _Scan(snapshot, reader, queries[part], radii[part], effort, coded, workspace, sums)
+        scan = _Scan(snapshot, reader, queries[part], radii[part], effort, coded, workspace, sums, seen)
         if coded:
             scan.all_lists()
         if len(snapshot.fresh):
@@ -107,7 +117,13 @@ def search_range(
 
 
 def all_nearest(
-    snapshot: Snapshot, reader: Reader, queries: Floats, found: Found, selection: Selection, sums: Ints
+    snapshot: Snapshot,
+    reader: Reader,
+    queries: Floats,
+    found: Found,
+    selection: Selection,
+    sums: Ints,
+    seen: Sightings | None,
 ) -> Found:
     """Return the nearest of each query among everything as near as the k-th of `found`: what that missed is put in.
 
@@ -117,7 +133,7 @@ def all_nearest(
     radii = found.distances[:, -1]
     complete = np.flatnonzero(np.isfinite(radii))  # fewer than k are all there are
     effort = Effort(snapshot.preview.lists, eps=_WIDE_EPS)
-    within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums)
+    within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums, seen)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):
         found.ids[query], found.distances[query] = more.ids[:k], more.distances[:k]
@@ -140,10 +156,11 @@ class _Scan:
         coded: list[CodedPart],
         workspace: npt.NDArray[np.uint8],
         sums: Ints,
+        seen: Sightings | None,
     ) -> None:
         self.queries = queries
         self._snapshot, self._reader, self._radii, self._effort = snapshot, reader, radii, effort
-        self._coded, self._workspace, self._sums = coded, workspace, sums
+        self._coded, self._workspace, self._sums, self._seen = coded, workspace, sums, seen
         self._turned = snapshot.preview.turn(snapshot.space.queries(queries))
         self._most = snapshot.space.squared(radii, queries, _ROUNDING)
         self._ids: list[list[Ints]] = [[] for _ in queries]
@@ -211,7 +228,8 @@ class _Scan:
             return
         snapshot, most = self._snapshot, int(counts.max())
         inside = np.arange(found.positions.shape[1]) < counts[:, None]
-        files, offsets, ids = gather(snapshot.parts, found.positions[rows][inside])
+        positions = found.positions[rows][inside]
+        files, offsets, ids = gather(snapshot.parts, positions)
         everything = np.full(len(ids), -np.inf, np.float32)
         request = RankRequest(
             self.queries[chosen], snapshot.space.metric, snapshot.dtype.name, snapshot.row_bytes,
@@ -220,5 +238,7 @@ class _Scan:
         )  # fmt: skip
         ranking = rank_rows(self._reader, request, self._workspace, hot=snapshot.hot, tally=self._sums)
         self._tally[chosen, 2:] += ranking.tally[:, :3]
+        if self._seen is not None:
+            self._seen.note(ranking.ids[ranking.distances <= self._radii[chosen, None]], ids, positions)
         for place, (number, count) in enumerate(zip(chosen.tolist(), counts.tolist(), strict=True)):
             self.take(number, ranking.ids[place, :count], ranking.distances[place, :count])

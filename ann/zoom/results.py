@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.ids import Sightings
 from memhier.ann.zoom.range_search import RangeResult, Within
 from memhier.ann.zoom.search import Found
 from memhier.ranking import STOPS
@@ -24,10 +25,12 @@ class SearchResult:
     Attributes
     ----------
     ids
-        int64 ``[q, k]``; ``[k]`` for a single query. -1 where fewer than `k` vectors were selected.
+        int64 ``[q, k]``; ``[k]`` for a single query. -1 where fewer than `k` vectors were selected. Of an index whose
+        ids are strings: those, as objects, and None where there are fewer.
     distances
         float32, of the same shape: squared Euclidean distance for ``l2``, negative inner product for ``ip``,
-        1 - cosine similarity for ``cosine``; infinity beside -1. Ties stand in the order of their ids.
+        1 - cosine similarity for ``cosine``; infinity beside -1. Ties stand in the order of their ids, or of a hash of
+        them where they are strings: always the same, but not the alphabet's.
     stats
         Plain numbers of this call: ``queries``; ``probed`` lists and ``scanned`` codes; ``candidates`` that the
         bounds left and ``ranked`` ones, whose vectors were compared; what was read for them: ``reads`` (I/Os),
@@ -37,7 +40,7 @@ class SearchResult:
         reach the recall asked for.
     """
 
-    ids: Ints
+    ids: npt.NDArray[Any]
     distances: Floats
     stats: dict[str, Any]
 
@@ -57,15 +60,17 @@ def search_stats(found: Found, tally: Ints) -> dict[str, Any]:
     }
 
 
-def range_result(found: Sequence[Within], tally: Ints, calibrated: bool) -> RangeResult:
+def range_result(found: Sequence[Within], seen: Sightings | None, tally: Ints, calibrated: bool) -> RangeResult:
     """Return what was found within the radius of each query, one after the other."""
+    ids = np.concatenate([np.empty(0, np.int64), *(each.ids for each in found)])
+    texts = ids if seen is None else seen.named(ids, tally)
     sums = np.sum([each.tally for each in found], axis=0, initial=0) if found else np.zeros(5, np.int64)
     names = ("probed", "scanned", "ranked", "page_requests", "hot_pages")
     stats: dict[str, Any] = {"queries": len(found)} | dict(zip(names, sums.tolist(), strict=True))
     stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True)) | {"calibrated": calibrated}
     return RangeResult(
         np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
-        np.concatenate([np.empty(0, np.int64), *(each.ids for each in found)]),
+        texts,
         np.concatenate([np.empty(0, np.float32), *(each.distances for each in found)]),
         stats,
     )
@@ -73,12 +78,14 @@ def range_result(found: Sequence[Within], tally: Ints, calibrated: bool) -> Rang
 
 def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[SearchResult]:
     """Yield what ever larger searches find, `batch` at a time, each id once."""
-    seen: set[int] = set()
+    seen: set[int | str] = set()
     k = 2 * batch
     while True:
         found = search(k)
-        new = np.array([name >= 0 and name not in seen for name in found.ids.tolist()], np.bool_)
-        last = len(found.ids) < k or (found.ids < 0).any() or not new.any()
+        names = found.ids.tolist()
+        there = [name is not None and name != -1 for name in names]
+        new = np.array([real and name not in seen for real, name in zip(there, names, strict=True)], np.bool_)
+        last = len(names) < k or not all(there) or not new.any()
         ids, distances = found.ids[new], found.distances[new]
         for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
             part = slice(start, start + batch)

@@ -8,6 +8,8 @@ import numpy.typing as npt
 from memhier.ann.zoom.fullview import stored_bytes
 from memhier.ann.zoom.search import Snapshot
 from memhier.ann.zoom.space import PreviewSpace
+from memhier.ann.zoom.stored_texts import PAGE_DRAM, text_pages
+from memhier.ann.zoom.texts import Texts
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
@@ -21,7 +23,7 @@ _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
-def check_room(state: Snapshot, held: int, more: int, waiting: int, dram: int) -> None:
+def check_room(state: Snapshot, held: int, more: int, waiting: int, texts: Texts | None, dram: int) -> None:
     """Refuse vectors for which there is no room once they are written.
 
     Parameters
@@ -34,6 +36,8 @@ def check_room(state: Snapshot, held: int, more: int, waiting: int, dram: int) -
         How many vectors.
     waiting
         The most bytes of vectors that wait in DRAM.
+    texts
+        The strings that are ids of the vectors; None where the index has integers.
     dram
         The budget.
 
@@ -47,6 +51,10 @@ def check_room(state: Snapshot, held: int, more: int, waiting: int, dram: int) -
     per_part = 8 * (state.preview.lists + 1) + _ENTRY_BYTES
     needed = held - state.fresh.memory_bytes + waiting + per_part + count * each
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
+    if texts is not None and state.fresh.texts is not None:
+        both = (texts, state.fresh.texts)
+        letters = sum(len(each.letters) for each in both)
+        needed += PAGE_DRAM * text_pages(count, letters, max(each.longest for each in both))
     if needed > dram:
         raise BudgetError(
             f"{more:,} more vectors need {format_bytes(needed)} of DRAM in all, "

@@ -14,7 +14,8 @@ from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import vectors_of, workspace_bytes
-from memhier.ann.zoom.part import Part, find_ids, gather
+from memhier.ann.zoom.ids import IdKind, Ids, Sightings, locate_all
+from memhier.ann.zoom.part import Part, gather
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.space import PreviewSpace
 from memhier.ann.zoom.where import evaluate, parse
@@ -77,6 +78,11 @@ class Snapshot:
     def count(self) -> int:
         """Vectors that can be found."""
         return sum(part.alive_count for part in self.parts) + len(self.fresh)
+
+    @property
+    def id_kind(self) -> IdKind:
+        """What callers call vectors."""
+        return "int64" if self.fresh.texts is None else "str"
 
     @property
     def row_bytes(self) -> int:
@@ -172,19 +178,13 @@ def candidate_limit(k: int, effort: Effort) -> int:
     return max(k, effort.most) if effort.most is not None else max(_LIMIT, 4 * k)
 
 
-def vectors_by_id(snapshot: Snapshot, reader: Reader, ids: Ints) -> npt.NDArray[Any]:
+def vectors_by_id(snapshot: Snapshot, reader: Reader, ids: Ids) -> npt.NDArray[Any]:
     """Return the vectors of ids, ``[n, d]``; KeyError for one that is not there."""
-    positions = find_ids(snapshot.parts, ids)
-    order = np.argsort(snapshot.fresh.ids, kind="stable")
-    place = np.searchsorted(snapshot.fresh.ids[order], ids)
-    place = order[np.minimum(place, len(order) - 1)] if len(order) else np.zeros(len(ids), np.int64)
-    is_fresh = (snapshot.fresh.ids[place] == ids) if len(order) else np.zeros(len(ids), np.bool_)
-    missing = ids[(positions < 0) & ~is_fresh]
-    if len(missing):
-        raise KeyError(f"ids holds {int(missing[0])}, which is not in the index ({len(missing)} such ids)")
+    found = locate_all(snapshot.parts, snapshot.fresh, ids)
+    is_fresh = found.fresh >= 0
     out = np.empty((len(ids), snapshot.space.dimension), snapshot.dtype)
-    out[is_fresh] = snapshot.fresh.vectors[place[is_fresh]]
-    out[~is_fresh] = read_positions(snapshot, reader, positions[~is_fresh])
+    out[is_fresh] = snapshot.fresh.vectors[found.fresh[is_fresh]]
+    out[~is_fresh] = read_positions(snapshot, reader, found.positions[~is_fresh])
     return out
 
 
@@ -208,6 +208,7 @@ def search_snapshot(
     limits: Limits,
     selection: Selection,
     tally: Ints,
+    seen: Sightings | None = None,
 ) -> Found:
     """Return the `k` nearest of each query among what is selected; -1 and infinity where there are fewer.
 
@@ -219,6 +220,8 @@ def search_snapshot(
         What may be found.
     tally
         int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+    seen
+        Notes where the vectors found are; None where nobody asks.
     """
     count = len(queries)
     found = Found(
@@ -235,7 +238,7 @@ def search_snapshot(
     for start in range(0, count, block):
         part = slice(start, start + block)
         _search_block(
-            snapshot, reader, queries[part], k, effort, limits, limit, selection, workspace, tally, found, part
+            snapshot, reader, queries[part], k, effort, limits, limit, selection, workspace, tally, found, part, seen
         )
         if len(snapshot.fresh):
             near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, selection.fresh)
@@ -256,6 +259,7 @@ def _search_block(
     tally: Ints,
     found: Found,
     part: slice,
+    seen: Sightings | None,
 ) -> None:
     if not snapshot.parts:
         return
@@ -264,7 +268,8 @@ def _search_block(
     candidates = snapshot.preview.search(turned, coded, k, effort, limit)
     candidates = _widen(snapshot, turned, coded, k, effort, limit, candidates)
     inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
-    files, offsets, ids = gather(snapshot.parts, candidates.positions[inside])
+    positions = candidates.positions[inside]
+    files, offsets, ids = gather(snapshot.parts, positions)
     first = np.concatenate([[0], np.cumsum(candidates.counts)])
     space = snapshot.space
     request = RankRequest(
@@ -276,6 +281,8 @@ def _search_block(
     found.ids[part], found.distances[part] = ranking.ids, ranking.distances
     found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
     found.ranked[part] = ranking.tally
+    if seen is not None:
+        seen.note(ranking.ids, ids, positions)
 
 
 def _widen(

@@ -11,12 +11,12 @@ from memhier.ann.zoom.arguments import (
     check_count,
     check_finite,
     check_fraction,
-    check_ids,
     check_milliseconds,
     check_queries,
 )
 from memhier.ann.zoom.calibrate import TARGET
 from memhier.ann.zoom.explain import Explanation
+from memhier.ann.zoom.ids import Sightings, as_ids, locate, with_repeats
 from memhier.ann.zoom.preview import Effort
 from memhier.ann.zoom.range_search import RangeResult, all_nearest, range_effort, search_range
 from memhier.ann.zoom.results import SearchResult, iterate, range_result, search_stats
@@ -105,13 +105,15 @@ class SearchedIndex:
         )
         tally = np.zeros(3, np.int64)
         with self._turns:
-            found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally)
+            seen = _sightings(state)
+            found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally, seen)
             if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
-                found = all_nearest(state, self._reader, matrix, found, selection, tally)
+                found = all_nearest(state, self._reader, matrix, found, selection, tally, seen)
+            ids = found.ids if seen is None else seen.named(found.ids, tally)
         stats = search_stats(found, tally) | {"calibrated": calibrated}
         if single:
-            return SearchResult(found.ids[0], found.distances[0], stats)
-        return SearchResult(found.ids, found.distances, stats)
+            return SearchResult(ids[0], found.distances[0], stats)
+        return SearchResult(ids, found.distances, stats)
 
     def range_search(
         self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
@@ -146,8 +148,9 @@ class SearchedIndex:
         effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
         tally = np.zeros(3, np.int64)
         with self._turns:
-            found = search_range(state, self._reader, matrix, radii, effort, selection, tally)
-        return range_result(found, tally, calibrated and where is None)
+            seen = _sightings(state)
+            found = search_range(state, self._reader, matrix, radii, effort, selection, tally, seen)
+            return range_result(found, seen, tally, calibrated and where is None)
 
     def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
         """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
@@ -199,11 +202,25 @@ class SearchedIndex:
             For an id that is not in the index.
         """
         self._check_open()
-        array = np.asarray(ids)
-        if array.ndim != 1 or array.dtype.kind not in "iu":
-            return vectors_by_id(self._state, self._reader, check_ids(array))
-        names, inverse = np.unique(array, return_inverse=True)
-        return vectors_by_id(self._state, self._reader, check_ids(names))[inverse]
+        state = self._state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        return vectors_by_id(state, self._reader, wanted)[inverse]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a vector has this id; passes over all ids, as every look-up does: ask for many with `reconstruct`.
+
+        Raises
+        ------
+        TypeError
+            When the ids of the index are of another kind.
+        """
+        self._check_open()
+        state = self._state
+        try:
+            wanted = as_ids([name], state.id_kind, "id")
+        except ValueError:  # which no vector can have
+            return False
+        return bool(locate(state.parts, state.fresh, wanted).known[0])
 
     def _effort(
         self,
@@ -245,3 +262,8 @@ class SearchedIndex:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("this ZoomIndex is closed: open it again with ZoomIndex.open")
+
+
+def _sightings(state: Snapshot) -> Sightings | None:
+    """Return what notes where vectors are found, of an index whose ids have to be read."""
+    return None if state.id_kind == "int64" else Sightings(state.parts, state.fresh)
