@@ -25,6 +25,7 @@ __all__ = [
     "as_ids",
     "locate",
     "locate_all",
+    "refuse_clashes",
     "refuse_known",
     "texts_at",
     "with_repeats",
@@ -74,7 +75,7 @@ def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
     TypeError
         When they are of another kind.
     ValueError
-        When one is there twice, or none.
+        When one is there twice.
     """
     if not is_text(ids):
         if kind == "str" and np.size(ids):
@@ -83,14 +84,26 @@ def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
     if kind == "int64":
         raise TypeError(f"{name}={_short(ids)}: this index has integers as ids, so expected integers")
     texts = as_texts(ids, name)
-    numbers = hash_texts(texts)
+    found = Ids(hash_texts(texts), texts)
+    seen: set[bytes] = set()
+    for word in texts.take(_shared(found.numbers)).words():
+        if word in seen:
+            raise ValueError(f"{name} holds {word.decode()!r} more than once: every vector needs an id of its own")
+        seen.add(word)
+    return found
+
+
+def refuse_clashes(ids: Ids) -> None:
+    """Refuse different strings with one hash, which cannot both be in an index."""
+    if ids.texts is not None and len(rows := _shared(ids.numbers)):
+        raise ValueError(f"ids: {_clash(ids.texts[int(rows[0])], ids.texts[int(rows[1])])}")
+
+
+def _shared(numbers: Ints) -> Ints:
+    """Return the rows of numbers that are there more than once, those of one beside each other."""
     order = np.argsort(numbers, kind="stable")
-    for place in np.flatnonzero(numbers[order[1:]] == numbers[order[:-1]])[:1].tolist():
-        one, other = texts[int(order[place])], texts[int(order[place + 1])]
-        if one == other:
-            raise ValueError(f"{name} holds {one!r} more than once: every vector needs an id of its own")
-        raise ValueError(f"{name}: {_clash(one, other)}")
-    return Ids(numbers, texts)
+    equal = numbers[order[1:]] == numbers[order[:-1]]
+    return order[np.append(equal, False) | np.insert(equal, 0, False)] if len(order) else order
 
 
 def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
@@ -131,7 +144,9 @@ class Located:
 
 def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
     """Return where ids are; passes over all ids there are, and reads those strings whose hashes it meets."""
-    found = _by_number(parts, fresh, ids.numbers)
+    numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # as different strings may have one hash
+    once = _by_number(parts, fresh, numbers)
+    found = Located(once.positions[inverse], once.fresh[inverse])
     if ids.texts is not None:
         met = np.flatnonzero(found.known)
         stored = texts_at(parts, fresh, Located(found.positions[met], found.fresh[met]))
@@ -150,7 +165,8 @@ def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
 
 
 def refuse_known(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> None:
-    """Refuse ids that are in the index, or strings with the hash of one that is."""
+    """Refuse ids that are in the index, and strings with the hash of another."""
+    refuse_clashes(ids)
     found = _by_number(parts, fresh, ids.numbers)
     for row in np.flatnonzero(found.known)[:1].tolist():
         if ids.texts is not None:

@@ -20,7 +20,7 @@ from memhier.ann.zoom.calibrate import TARGET
 from memhier.ann.zoom.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
-from memhier.ann.zoom.ids import as_ids
+from memhier.ann.zoom.ids import as_ids, refuse_clashes
 from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
@@ -143,7 +143,8 @@ class ZoomIndex(SearchedIndex):
             check_count("seed", seed, 0, 2**31 - 2, "what faiss takes"),
             progress,
         )
-        names = None if ids is None else as_ids(ids, None)
+        if (names := None if ids is None else as_ids(ids, None)) is not None:
+            refuse_clashes(names)
         place = Path(path).absolute()  # whatever directory a source of vectors may change to
         existed = place.exists()
         try:
