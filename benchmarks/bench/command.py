@@ -14,11 +14,18 @@ from memhier.benchmarks.bench.results import Results, Row, read_rows
 from memhier.benchmarks.bench.runner import Plan
 from memhier.benchmarks.bench.runner import run as run_plan
 from memhier.benchmarks.bench.tables import tables
-from memhier.benchmarks.bench.workload import Workload, load_workloads
+from memhier.benchmarks.bench.workload import GROUPS, Workload, load_workloads
 from memhier.benchmarks.datasets import use_data_folder
 from memhier.benchmarks.machine import is_loaded
 from memhier.benchmarks.peers import PEERS
-from memhier.benchmarks.peers.process import PeerError, default_environments, find_python, install_peer, peer_version
+from memhier.benchmarks.peers.process import (
+    PeerError,
+    default_environments,
+    find_python,
+    install_group,
+    install_peer,
+    peer_version,
+)
 from memhier.benchmarks.peers.worker import make_peer
 
 __all__ = ["bench"]
@@ -26,7 +33,7 @@ __all__ = ["bench"]
 _WIDTH = 130
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _environments = click.option("--envs", type=click.Path(file_okay=False, path_type=Path), default=None,
-                             help="The peers' environments; ~/.cache/memhier/peers/search by default.")  # fmt: skip
+                             help="The peers' environments; ~/.cache/memhier/peers by default.")  # fmt: skip
 
 
 @click.group()
@@ -88,7 +95,7 @@ def run(
     except ValueError as error:
         raise click.ClickException(str(error)) from error
     environments = envs or default_environments()
-    place = work or default_environments().parents[1] / "bench"
+    place = work or default_environments().parent / "bench"
     plan = Plan(chosen, "quick" if size == "quick" else "full", place, environments, only)
     with console.status("starting") as status:
 
@@ -128,11 +135,15 @@ def report(results: Path, out: Path, against: Path | None) -> None:
 
 
 @bench.command()
-@click.argument("group", type=click.Choice(["search"]))
-@click.option("--peer", "only", multiple=True, type=click.Choice([name for name in PEERS if name != "memhier"]))
+@click.argument("group", type=click.Choice(GROUPS))
+@click.option("--peer", "only", multiple=True, type=click.Choice([name for name in PEERS if name != "memhier"]),
+              help="Only these peers of search.")  # fmt: skip
 @_environments
 def install(group: str, only: tuple[str, ...], envs: Path | None) -> None:
-    """Install the peers of GROUP, each into a virtual environment of its own."""
+    """Install the peers of GROUP: those of search each into an environment of its own, those of scripts into one."""
+    if group != "search":
+        _install_for_scripts(group, envs or default_environments())
+        return
     failed = []
     for name in only or [name for name in PEERS if name != "memhier"]:
         peer = make_peer(name)
@@ -145,6 +156,19 @@ def install(group: str, only: tuple[str, ...], envs: Path | None) -> None:
                 Console().print(f"{name}: {error}")
     if failed:
         raise click.ClickException(f"not installed: {', '.join(failed)}")
+
+
+def _install_for_scripts(group: str, environments: Path) -> None:
+    found = [load.parameters.get("install", ()) for load in load_workloads() if load.group == group]
+    requirements = list(dict.fromkeys(requirement for some in found for requirement in some))
+    if not requirements:
+        raise click.ClickException(f"the workloads of {group} ask for no other packages")
+    try:
+        with Console(stderr=True).status(f"installing {', '.join(requirements)}"):
+            python = install_group(group, requirements, environments)
+    except PeerError as error:
+        raise click.ClickException(str(error)) from error
+    Console().print(f"{group}: {', '.join(requirements)} for {python}", highlight=False, soft_wrap=True)
 
 
 @bench.command()

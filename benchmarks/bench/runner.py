@@ -50,7 +50,7 @@ def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
             if workload.function == "search":
                 run_search(workload, plan.size, plan.work, plan.environments, results, plan.only, say)
             else:
-                run_script(workload, plan.size, plan.work, results)
+                run_script(workload, plan.size, plan.work, plan.environments, results)
         except Exception as error:
             about = {"workload": workload.name, "size": plan.size, "stage": "run"}
             results.add(f"{workload.name}/{plan.size}", kind="failed", why=f"{type(error).__name__}: {error}", **about)

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.workload import Size, Workload
-from memhier.benchmarks.peers.process import ONE_THREAD, last_words
+from memhier.benchmarks.peers.process import ONE_THREAD, group_python, last_words
 
 __all__ = ["run_script"]
 
@@ -19,8 +18,12 @@ MODULES = "memhier.benchmarks.workloads."
 _MISSING = ("no data set", "no traces at", "is not installed")
 
 
-def run_script(workload: Workload, size: Size, work: Path, results: Results) -> None:
-    """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done."""
+def run_script(workload: Workload, size: Size, work: Path, environments: Path, results: Results) -> None:
+    """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done.
+
+    It runs with the interpreter of its group where ``memhier bench install`` made one for the packages that the
+    workload's parameter ``install`` lists; a rival that cannot be imported is the program's to report.
+    """
     task = f"{workload.name}/{size}"
     parameters = workload.at(size)
     arguments = [*map(str, parameters.get("arguments", ()))]
@@ -30,7 +33,7 @@ def run_script(workload: Workload, size: Size, work: Path, results: Results) -> 
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         out = Path(scratch) / "out.json"
         options = ["--dir", scratch] if parameters.get("on_device") else []
-        command = [sys.executable, "-m", MODULES + parameters["module"], *options]
+        command = [str(group_python(workload.group, environments)), "-m", MODULES + parameters["module"], *options]
         command += [*arguments, "--json", str(out)]
         # One thread for every pool, torch's too, for rivals as for us; what a script starts itself it starts knowingly.
         environment = os.environ | dict.fromkeys(ONE_THREAD, "1")

@@ -34,7 +34,8 @@ def run_search(
     try:
         data = _Data(parameters, work / "data")
     except FileNotFoundError as error:
-        results.add(f"{workload.name}/{size}", kind="skipped", workload=workload.name, size=size, why=str(error))
+        about = {"workload": workload.name, "size": size, "stage": "data"}
+        results.add(f"{workload.name}/{size}", kind="skipped", why=str(error), **about)
         return
     entries = [entry for entry in workload.peers if not only or entry.name in only or entry.adapter in only]
     ready = []

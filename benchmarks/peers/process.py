@@ -2,10 +2,12 @@
 
 import json
 import os
+import site
 import subprocess
 import sys
 import tempfile
 import venv
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,15 +16,9 @@ import memhier
 from memhier.benchmarks.peers.base import SearchPeer
 
 __all__ = [
-    "ONE_THREAD",
-    "PeerError",
-    "default_environments",
-    "find_python",
-    "install_peer",
-    "last_words",
-    "peer_version",
-    "run_job",
-]
+    "ONE_THREAD", "PeerError", "default_environments", "find_python", "group_python", "install_group", "install_peer",
+    "last_words", "peer_version", "run_job",
+]  # fmt: skip
 
 # One thread for every pool that a peer may start: figures are per core.
 ONE_THREAD = (
@@ -40,7 +36,7 @@ class PeerError(RuntimeError):
 
 def default_environments() -> Path:
     """Return the folder of the peers' virtual environments."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memhier" / "peers" / "search"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memhier" / "peers"
 
 
 def find_python(peer: SearchPeer, environments: Path) -> Path:
@@ -60,19 +56,47 @@ def find_python(peer: SearchPeer, environments: Path) -> Path:
 
 
 def install_peer(peer: SearchPeer, environments: Path) -> Path:
-    """Make the peer's environment, and return its interpreter."""
-    place = environments / peer.package
+    """Make the environment of a peer of search, and return its interpreter."""
+    python = _make_environment(environments / peer.package)
+    _pip(python, ("numpy", *peer.install))
+    return python
+
+
+def group_python(group: str, environments: Path) -> Path:
+    """Return the interpreter for the scripts of a group: that of :func:`install_group`, or else this one."""
+    own = environments / group / "bin" / "python"
+    return own if own.exists() else Path(sys.executable)
+
+
+def install_group(group: str, requirements: Sequence[str], environments: Path) -> Path:
+    """Make the environment of a group's scripts, and return its interpreter.
+
+    It sees all that this one has, torch and memhier above all, and has the rivals beside it, which are installed
+    without what they depend on so that they replace none of it: a requirement names that where it is missing.
+    """
+    python = _make_environment(environments / group)
+    (packages,) = (environments / group / "lib").glob("python*/site-packages")
+    lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (packages / "memhier-parent.pth").write_text("\n".join(lines) + "\n")
+    _pip(python, ("--no-deps", *requirements))
+    return python
+
+
+def _make_environment(place: Path) -> Path:
     python = place / "bin" / "python"
     if not python.exists():
         try:
             venv.create(place, with_pip=True)
         except (OSError, subprocess.CalledProcessError) as error:
             raise PeerError(f"no environment at {place}: {error}") from error
-    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "numpy", *peer.install]
+    return python
+
+
+def _pip(python: Path, arguments: Sequence[str]) -> None:
+    command = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise PeerError(f"pip install {_words(peer)}: {done.stderr.strip()[-_TAIL:]}")
-    return python
+        raise PeerError(f"pip install {' '.join(arguments)}: {done.stderr.strip()[-_TAIL:]}")
 
 
 def peer_version(peer: SearchPeer, python: Path) -> str:

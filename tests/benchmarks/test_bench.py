@@ -433,6 +433,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert "tiers-planner" in listed.output
     assert "there is no workload 'x'" in invoke(command.bench, ["run", "x"]).output
     assert "no workload is of this group" in invoke(command.bench, ["run", "--group", "x"]).output
+    assert "tiers ask for no other packages" in invoke(command.bench, ["install", "tiers"]).output
     assert "--peer x" in invoke(command.bench, ["run", "--peer", "x"]).output
     old, new = tmp_path / "old.jsonl", tmp_path / "new.jsonl"
     for path, cpu in ((old, 1.0), (new, 2.0)):

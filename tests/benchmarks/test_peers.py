@@ -14,7 +14,7 @@ from memhier.benchmarks.generators import mixed
 from memhier.benchmarks.peers import PEERS, account
 from memhier.benchmarks.peers.account import PageCache, PeakMemory, Usage
 from memhier.benchmarks.peers.base import row_blocks, write_bin
-from memhier.benchmarks.peers.process import PeerError, find_python, peer_version, run_job
+from memhier.benchmarks.peers.process import PeerError, find_python, group_python, install_group, peer_version, run_job
 from memhier.benchmarks.peers.worker import make_peer
 
 ADAPTERS = Path(account.__file__).parent
@@ -87,6 +87,35 @@ def test_a_peer_that_is_not_there_says_how_to_get_it(tmp_path: Path, monkeypatch
     own.parent.mkdir(parents=True)
     own.touch()
     assert find_python(make_peer("diskann"), tmp_path) == own
+
+
+def test_a_group_has_an_environment_that_sees_this_one(tmp_path: Path) -> None:
+    assert group_python("replay", tmp_path) == Path(sys.executable)
+    rival = tmp_path / "rival"
+    rival.mkdir()
+    (rival / "pyproject.toml").write_text(
+        "[project]\nname = 'rival'\nversion = '1'\ndependencies = ['no-such-package']\n"
+        "[build-system]\nrequires = []\nbuild-backend = 'backend'\nbackend-path = ['.']\n"
+    )
+    # A wheel by hand: building a real one would need the network.
+    (rival / "backend.py").write_text(
+        "import zipfile\n"
+        "def build_wheel(folder, *_):\n"
+        "    name = 'rival-1-py3-none-any.whl'\n"
+        "    info = {'rival.py': 'here = 3', 'rival-1.dist-info/METADATA': 'Metadata-Version: 2.1\\nName: rival\\n"
+        "Version: 1\\nRequires-Dist: no-such-package\\n', 'rival-1.dist-info/WHEEL': 'Wheel-Version: 1.0\\n"
+        "Generator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n', 'rival-1.dist-info/RECORD': ''}\n"
+        "    with zipfile.ZipFile(f'{folder}/{name}', 'w') as file:\n"
+        "        [file.writestr(path, text) for path, text in info.items()]\n"
+        "    return name\n"
+    )
+    python = install_group("replay", [str(rival)], tmp_path)
+    assert group_python("replay", tmp_path) == python
+    code = "import rival, numpy, memhier; print(rival.here, numpy.__version__)"
+    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["3", np.__version__]
+    with pytest.raises(PeerError, match=r"pip install --no-deps .*nothing_here"):
+        install_group("replay", [str(tmp_path / "nothing_here")], tmp_path)
 
 
 def test_a_peer_that_breaks_is_an_error_with_its_last_words(job: dict[str, object]) -> None:
