@@ -22,6 +22,7 @@ class Purpose(IntEnum):
     SWAP = 3
     DECK = 4
     RESIZE = 5
+    HOLD = 6
 
 
 def stream(seed: int, purpose: Purpose, number: int) -> np.random.Generator:

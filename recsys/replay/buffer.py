@@ -14,6 +14,7 @@ from memhier.files import Files
 from memhier.recsys.replay._exchange import as_update, as_used, end_step
 from memhier.recsys.replay._forget import Where, forget, resize
 from memhier.recsys.replay._guarded import Guarded
+from memhier.recsys.replay._hold import hold
 from memhier.recsys.replay._intake import as_labels, distinct, refresh, take_in
 from memhier.recsys.replay._parts import COMPACT_BELOW, Parts, Settings, memory_slots, stats, storage_limit
 from memhier.recsys.replay._state import USER, commit, policy_of, restore, settings_of
@@ -307,6 +308,31 @@ class CarouselBuffer(Guarded):
             if values:
                 refresh(parts, slots, ids, values)
             end_step(parts, slots, ids, scores)
+
+    def refresh(self, batch: Batch | Any, update: Mapping[str, Any]) -> None:
+        """Give samples new values of mutable fields, without ending the step; see `feedback`."""
+        self._check_open(writing=True)
+        slots, ids = as_used(self._parts, batch)
+        refresh(self._parts, slots, ids, as_update(self.schema, update, len(slots)))
+
+    def hold(self, ids: Any) -> int:
+        """Bring stored samples into memory now, in place of others of their class, drawn at random.
+
+        For methods that choose exemplars. Memory is no uniform sample of storage then, until swaps have replaced them.
+
+        Parameters
+        ----------
+        ids
+            Integers [n]; those that storage does not have are left out.
+
+        Returns
+        -------
+        int
+            How many came; those of classes with fewer slots than ids wait for swaps like all others.
+        """
+        self._check_open(writing=True)
+        with self._writing():
+            return hold(self._parts, as_ints("ids", ids))
 
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make the buffer durable as it is, with values of the caller's, all or nothing.

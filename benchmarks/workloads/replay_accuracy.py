@@ -1,0 +1,251 @@
+"""What the storage tier does for accuracy: seven methods of continual learning, each with it and without.
+
+``python -m memhier.benchmarks.workloads.replay_accuracy --data mnist --memory 200`` prints a table, ``--json`` writes
+it.
+
+A data set is learned two classes at a time, in an order drawn by the seed, and never seen again. Both runs of a method
+have the same memory and the same seed; without the storage tier memory keeps what admission gave it, with it half of
+what a step used is swapped. "All in DRAM" draws from everything seen. Final accuracy is over all classes, without being
+told the task; average incremental accuracy is the mean of that after every task. TinyER knows the task.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.replay_data import Images, load_images
+from memhier.recsys.replay import CarouselBuffer, GateSwap, RandomSwap, SwapPolicy
+from memhier.recsys.replay.methods import METHODS, TinyER
+from memhier.recsys.replay.methods.learner import blocks
+
+__all__ = ["main", "run_one"]
+
+WAYS: dict[str, Callable[[], SwapPolicy | None]] = {
+    "memory only": lambda: None,
+    "random swaps": lambda: RandomSwap(0.5),
+    "gate": lambda: GateSwap(0.5),
+    "all in DRAM": lambda: None,
+}
+
+
+class Dense(nn.Module):
+    """Two hidden layers of 400, for images of 28 x 28."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU())
+        self.head = nn.Linear(400, classes)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return what the last layer sees."""
+        found: Tensor = self.body(inputs)
+        return found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.head(self.body(inputs))
+        return logits
+
+
+class Convolutions(nn.Module):
+    """Three convolutions of 24, 48 and 96 channels, for images of 32 x 32."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for before, after in ((3, 24), (24, 48), (48, 96)):
+            layers += [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.head = nn.Linear(384, classes)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        """Return what the last layer sees."""
+        found: Tensor = self.body(inputs)
+        return found
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return logits."""
+        logits: Tensor = self.head(self.body(inputs))
+        return logits
+
+
+def plain(images: Tensor) -> Tensor:
+    """Return stored images as input: channels first, 0 to 1 shifted to about -1 to 1."""
+    floats = images.float().div_(127.5).sub_(1)
+    return floats.permute(0, 3, 1, 2) if images.ndim == 4 else floats[:, None]
+
+
+def cropped(images: Tensor) -> Tensor:
+    """Return the same, each batch moved by up to 4 pixels, and half of the images mirrored."""
+    inputs = plain(images)
+    down, right = (int(shift) for shift in torch.randint(-4, 5, (2,)))
+    inputs = torch.roll(nn.functional.pad(inputs, (4, 4, 4, 4)), (down, right), (2, 3))[:, :, 4:-4, 4:-4]
+    mirrored = torch.rand(len(inputs)) < 0.5
+    inputs[mirrored] = inputs[mirrored].flip(3)
+    return inputs.contiguous()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run gave.
+
+    Attributes
+    ----------
+    final, incremental
+        Shares of the test samples that were right after the last task, and the mean over all tasks.
+    """
+
+    final: float
+    incremental: float
+    seconds: float
+    swapped: int
+    stall_s: float
+
+
+def run_one(method: str, way: str, images: Images, memory: int, seed: int, epochs: int, folder: Path) -> Outcome:
+    """Learn a data set with one method."""
+    torch.manual_seed(seed)
+    kind, classes = METHODS[method], 10
+    is_colour = images.train.ndim == 4
+    slots = len(images.train) if way == "all in DRAM" else memory
+    # TinyER is made for batches of ten.
+    batch = 10 if kind is TinyER else 32
+    with CarouselBuffer(
+        folder / "buffer", memory=slots, schema=kind.schema(images.train.shape[1:], classes), admit=kind.admit,
+        swap=WAYS[way](), seed=seed,
+    ) as buffer:  # fmt: skip
+        start = time.perf_counter()
+        learner = kind(
+            lambda: Convolutions(classes) if is_colour else Dense(classes), buffer, cropped if is_colour else plain,
+            classes=classes, rate=0.05 if batch == 32 else 0.02, batch=batch, epochs=epochs, decays=is_colour,
+            seed=seed,
+        )  # fmt: skip
+        shares = []
+        for task in np.random.default_rng(seed).permutation(classes).reshape(5, 2):
+            some = np.flatnonzero(np.isin(images.train_labels, task))
+            learner.learn_task(torch.from_numpy(images.train[some]), torch.from_numpy(images.train_labels[some]))
+            shares.append(_share_right(learner, images))
+        stats = buffer.stats()
+        return Outcome(
+            shares[-1], float(np.mean(shares)), time.perf_counter() - start, stats["swapped"], stats["stall_s"]
+        )  # fmt: skip
+
+
+def _share_right(learner: Any, images: Images) -> float:
+    """Return the share of the test samples of classes seen that a learner gets right."""
+    some = np.flatnonzero(np.isin(images.test_labels, learner.seen))
+    labels = torch.from_numpy(images.test_labels[some])
+    right = 0
+    for part in blocks(torch.arange(len(some)), 1000):
+        inputs = plain(torch.from_numpy(images.test[some[part.numpy()]]))
+        said = learner.predict_in_task(inputs, labels[part]) if isinstance(learner, TinyER) else learner.predict(inputs)
+        right += int((said == labels[part]).sum())
+    return right / len(some)
+
+
+def measure(
+    data: str, memory: int, methods: list[str], ways: list[str], seeds: int, epochs: int, samples: int | None,
+    folder: Path | None, console: Console,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Run every method in every way with every seed."""
+    torch.set_num_threads(1)
+    images = load_images(data, samples)
+    rows = []
+    for seed in range(seeds):
+        for method in methods:
+            for way in ways:
+                if way == "all in DRAM" and method != "ER":
+                    continue
+                with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                    outcome = run_one(method, way, images, memory, seed, epochs, Path(scratch))
+                rows.append({"method": method, "way": way, "seed": seed, **vars(outcome)})
+                console.print(
+                    f"{data} {memory}: {method}, {way}, seed {seed}: {100 * outcome.final:.1f} % at the end, "
+                    f"{100 * outcome.incremental:.1f} % on the way, {outcome.seconds:.0f} s"
+                )
+    return rows
+
+
+def show(rows: list[dict[str, Any]], data: str, memory: int) -> Table:
+    """Lay out means and standard deviations over the seeds."""
+    seeds = len({row["seed"] for row in rows})
+    table = Table(title=f"{data}, {memory} samples in memory, {seeds} seeds: accuracy in %, mean ± deviation")
+    for column in ("method", "way", "at the end", "on the way", "seconds", "stalled, s"):
+        table.add_column(column, justify="left" if column in ("method", "way") else "right")
+    for (method, way), group in grouped(rows).items():
+        shown = [
+            f"{100 * np.mean(values):.1f} ± {100 * np.std(values):.1f}"
+            for values in ([row[name] for row in group] for name in ("final", "incremental"))
+        ]
+        seconds, stalled = (float(np.mean([row[name] for row in group])) for name in ("seconds", "stall_s"))
+        table.add_row(method, way, *shown, f"{seconds:.1f}", f"{stalled:.2f}")
+    return table
+
+
+def grouped(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the rows of each method and way, in their order."""
+    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row["method"], row["way"]), []).append(row)
+    return found
+
+
+def record(rows: list[dict[str, Any]], data: str, memory: int) -> Record:
+    """Return accuracies as figures and bars."""
+    figures: list[Figure] = []
+    bars: list[Bar] = []
+    groups = grouped(rows)
+    for (method, way), group in groups.items():
+        for name, what in (("final", "accuracy at the end"), ("incremental", "accuracy on the way")):
+            values = [100 * row[name] for row in group]
+            figures.append(Figure.of(f"{data}, {memory}: {method}, {way}, {what}", values, "%", "more"))
+        bars.append(Bar.of(f"{method}, {way}", [100 * row["final"] for row in group]))
+    for (method, way), group in groups.items():
+        alone = {row["seed"]: row for row in groups.get((method, "memory only"), [])}
+        if way in ("random swaps", "gate") and alone:
+            gains = [100 * (row["final"] - alone[row["seed"]]["final"]) for row in group]
+            name = f"{data}, {memory}: {method}, {way}, gain at the end"
+            figures.append(Figure.of(name, gains, "points", "more", paper="CarM"))
+    return Record(
+        figures, bars=[Bars(f"Accuracy after the last task: {data}, {memory} in memory", "%", bars)],
+        scale="small models on one thread; CarM: ResNet-18 and -32 on a GPU",
+    )  # fmt: skip
+
+
+@click.command()
+@click.option(
+    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
+)
+@click.option("--data", type=click.Choice(["mnist", "fashion-mnist", "cifar10"]), default="mnist", show_default=True)
+@click.option("--memory", default=200, show_default=True, help="Samples in memory.")
+@click.option("--methods", default=",".join(METHODS), show_default=True)
+@click.option("--ways", default="memory only,random swaps,gate,all in DRAM", show_default=True)
+@click.option("--seeds", default=5, show_default=True)
+@click.option("--epochs", default=1, show_default=True)
+@click.option("--samples", type=int, help="Of the training data, in equal parts of all classes; else all.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+def main(
+    folder: Path | None, data: str, memory: int, methods: str, ways: str, seeds: int, epochs: int, samples: int | None,
+    out: Path | None,
+) -> None:  # fmt: skip
+    """Measure what the storage tier does for accuracy."""
+    console = Console(width=110)
+    rows = measure(data, memory, methods.split(","), ways.split(","), seeds, epochs, samples, folder, console)
+    console.print(show(rows, data, memory))
+    if out is not None:
+        record(rows, data, memory).write(out, rows=rows)
+
+
+if __name__ == "__main__":
+    main()
