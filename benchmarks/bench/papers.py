@@ -19,7 +19,8 @@ _PAPERS = {
         "an order of magnitude more efficient than the best of 2018, no less accurate; GRIP counts VQ, vectors held "
         "times queries a second",
         "the paper: billions of vectors against in-memory and compressed indexes of 2018; here: up to a million, "
-        "against the disk indexes of today, and VQ as vectors a KB of DRAM times queries a CPU second",
+        "against the indexes of today; VQ as vectors a KB of DRAM, all that a peer was found to hold counted, times queries "
+        "a CPU second; peers named -dram read nothing and hold every vector or its code",
     ),
     "FGD": (
         "FGD (arXiv 1806.04189)",
@@ -70,19 +71,25 @@ def _words(figure: Figure) -> str:
 
 
 def _search_lines(rows: list[Row]) -> list[str]:
+    """Return a line for each workload with our own VQ, and one for each peer with ratios and its VQ."""
     lines = []
     for workload, size in search_sizes(rows):
         peers = search_peers(rows, workload, size)
-        where = f"{workload} ({size})"
-        for peer in peers:
-            for metric, words in (("qps_core", "queries a CPU second"), ("pages", "fewer reads")):
-                found = ratios(peers.get("memhier", []), peers[peer], _TARGET, metric) if peer != "memhier" else []
-                if found:
-                    times = f"{float(np.median(found)):.1f} times {peer}"
-                    lines.append(f"{where}: {times} in {words} at {_TARGET}")
-            vq = _vq(rows, peers[peer], workload, size, peer)
-            if vq is not None:
-                lines.append(f"{where}: {peer}, {number(vq)} vectors a KB of DRAM times queries a CPU second")
+        ours = peers.pop("memhier", [])
+        vq = _vq(rows, ours, workload, size, "memhier") if ours else None
+        told = []
+        for peer, rounds in peers.items():
+            words = [
+                f"{number(float(np.median(found)))} times {what}"
+                for metric, what in (("qps_core", "its queries a CPU second"), ("pages", "fewer reads"))
+                if (found := ratios(ours, rounds, _TARGET, metric))
+            ]
+            theirs = _vq(rows, rounds, workload, size, peer)
+            if words:
+                told.append(f"- {peer}: {', '.join(words)}" + ("" if theirs is None else f" (VQ {number(theirs)})"))
+        if told:
+            lines.append(f"{workload} ({size}), recall {_TARGET}" + ("" if vq is None else f", VQ {number(vq)}") + ":")
+            lines += told
     return lines
 
 

@@ -246,6 +246,14 @@ def test_the_clock_of_a_loaded_machine_is_no_regression() -> None:
         assert found["pages"] == found["cpu_ms"] == "same"
 
 
+def test_a_loaded_machine_blurs_times_but_not_reads() -> None:
+    old, new = (search_row("p", 0, [(0.9, cpu), (0.995, cpu)], p99_ms=1.0) for cpu in (1.0, 1.4))
+    for load, verdict in ((0.1, "worse"), (2.0, "same")):
+        found = {c.metric: c.verdict for c in changes([old], [{"task": "m", "kind": "machine", "load": load}, new])}
+        assert found["cpu_ms"] == verdict
+        assert found["pages"] == "worse"
+
+
 def script_row(figures: list[Figure], settings: str = "", **record: Any) -> Row:
     made = json.loads(json.dumps(asdict(Record(figures, **record))))
     return {"task": "s/quick", "kind": "script", "workload": "s", "size": "quick", "settings": settings,
@@ -417,13 +425,13 @@ def test_results_keep_the_latest_row_of_a_task(tmp_path: Path) -> None:
 def test_the_papers_wait_for_their_systems() -> None:
     assert {cells[2] for cells in papers_rows([])} == {"not yet"}
     rows = [search_row(peer, 0, [(0.9, cpu), (0.99, cpu)]) for peer, cpu in (("memhier", 1.0), ("diskann", 4.0))]
-    assert "4.0 times diskann" in papers_rows(rows)[0][2]
+    assert "diskann: 4 times its queries a CPU second, 4 times fewer reads" in papers_rows(rows)[0][2]
     for row in list(rows):
         row["rows"] = [point | {"private_bytes": 1000, "cached_bytes": 24} for point in row["rows"]]
         rows.append(row | {"kind": "build", "task": f"build/{row['peer']}", "vectors": 10})
     # Ten vectors in a KB, at 1,000 and 250 queries a CPU second.
-    assert "memhier, 10,000 vectors a KB" in papers_rows(rows)[0][2]
-    assert "diskann, 2,500 vectors a KB" in papers_rows(rows)[0][2]
+    assert "recall 0.95, VQ 10,000:" in papers_rows(rows)[0][2]
+    assert "fewer reads (VQ 2,500)" in papers_rows(rows)[0][2]
 
 
 def test_the_command(tmp_path: Path) -> None:
