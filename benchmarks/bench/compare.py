@@ -107,6 +107,7 @@ def _script_changes(old: list[Row], new: list[Row], quiet: bool) -> list[Change]
 
 def _search_changes(old: list[Row], new: list[Row], quiet: bool) -> list[Change]:
     out = []
+    verdict: Verdict
     for workload, size in search_sizes(new):
         before, after = search_peers(old, workload, size), search_peers(new, workload, size)
         for peer in after:
@@ -115,20 +116,13 @@ def _search_changes(old: list[Row], new: list[Row], quiet: bool) -> list[Change]
                 pair = [_figures_at(rounds, target) for rounds in (before[peer], after[peer])]
                 if bool(pair[0]) != bool(pair[1]):
                     reached = bool(pair[1])
-                    verdict: Verdict = "better" if reached else "worse"
+                    verdict = "better" if reached else "worse"
                     out.append(Change(where, "reached", float(not reached), float(reached), verdict))
                     continue
                 for metric, first in pair[0].items():
                     second = pair[1][metric]
-                    out.append(
-                        Change(
-                            where,
-                            metric,
-                            first.value,
-                            second.value,
-                            _verdict(first, second, quiet or metric == "pages"),
-                        )
-                    )
+                    verdict = _verdict(first, second, quiet or metric == "pages")
+                    out.append(Change(where, metric, first.value, second.value, verdict))
     return out
 
 

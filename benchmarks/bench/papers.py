@@ -19,8 +19,8 @@ _PAPERS = {
         "an order of magnitude more efficient than the best of 2018, no less accurate; GRIP counts VQ, vectors held "
         "times queries a second",
         "the paper: billions of vectors against in-memory and compressed indexes of 2018; here: up to a million, "
-        "against the indexes of today; VQ as vectors a KB of DRAM, all that a peer was found to hold counted, times queries "
-        "a CPU second; peers named -dram read nothing and hold every vector or its code",
+        "against the indexes of today; VQ as vectors a KB of DRAM, all that a peer was found to hold counted, times "
+        "queries a CPU second; peers named -dram read nothing and hold every vector or its code",
     ),
     "FGD": (
         "FGD (arXiv 1806.04189)",
@@ -80,8 +80,11 @@ def _search_lines(rows: list[Row]) -> list[str]:
         told = []
         for peer, rounds in peers.items():
             words = [
-                f"{number(float(np.median(found)))} times {what}"
-                for metric, what in (("qps_core", "its queries a CPU second"), ("pages", "fewer reads"))
+                what.format(number(float(np.median(found))))
+                for metric, what in (
+                    ("qps_core", "{} times its queries a CPU second"),
+                    ("pages", "its reads {} times ours"),
+                )
                 if (found := ratios(ours, rounds, _TARGET, metric))
             ]
             theirs = _vq(rows, rounds, workload, size, peer)
