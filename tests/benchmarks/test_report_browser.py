@@ -1,12 +1,15 @@
 """The report in a real browser, without a network: plots are drawn and nothing is complained about."""
 
+import json
 import re
 import shutil
 import subprocess
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
+from memhier.benchmarks.bench.figures import Bar, Bars, Curves, Figure, Record, Series
 from memhier.benchmarks.bench.report import write_report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -20,6 +23,15 @@ ROW = {
     "held_bytes": 5,
     "rows": [POINT | {"effort": {"e": 1}}, POINT | {"effort": {"e": 2}, "recall": 0.97, "pages": 20.0}],
 }  # fmt: skip
+RECORD = Record(
+    [Figure.of("f", [1, 2], "ms", "less")],
+    [Curves("misses", "rows", "ratio", [Series("lru", [(1.0, 0.9), (1000.0, 0.1)])], log_x=True)],
+    [Bars("accuracy", "%", [Bar.of("one", [3, 4]), Bar.of("two", 5)])],
+)
+SCRIPT = {
+    "task": "s/quick", "kind": "script", "workload": "s", "size": "quick", "settings": "", "words": "said",
+    "command": "python -m s", "figures": json.loads(json.dumps(asdict(RECORD))),
+}  # fmt: skip
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the report with")
@@ -27,15 +39,16 @@ def test_plots_are_drawn_without_a_network(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     # What the browser laid out goes into the page itself, for dumping.
     script = (
-        "<script>document.title = [...document.querySelectorAll('circle')]"
+        "<script>document.title = [...document.querySelectorAll('circle,svg rect:not([fill=none])')]"
         ".filter(c => c.getBoundingClientRect().width > 0).length + ' drawn'</script>"
     )
-    page.write_text(write_report([ROW], "today").replace("</body>", f"{script}</body>"))
+    page.write_text(write_report([ROW, SCRIPT], "today").replace("</body>", f"{script}</body>"))
     assert BROWSER is not None
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
         "--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom", page.as_uri(),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    assert "<title>8 drawn</title>" in done.stdout  # two efforts in each of four plots
+    # Two efforts in each of four plots, two points of a curve, two bars.
+    assert "<title>12 drawn</title>" in done.stdout
     assert re.findall(r"CONSOLE.*", done.stderr) == []
