@@ -360,7 +360,11 @@ class ZoomIndex(SearchedIndex):
         """Read the whole index and return every inconsistency found, empty when there is none."""
         self._check_open()
         # What a killed writer left takes space until the next one; it is no part of the index.
-        return [str(problem) for problem in self._store.check() if not problem.harmless]
+        found = [str(problem) for problem in self._store.check() if not problem.harmless]
+        if found:  # among them may be pages of what would now be read
+            return found
+        strangers = [(part.name, part.strangers()) for part in self._state.parts]
+        return [f"part {name}: {count} ids are not those of their rows" for name, count in strangers if count]
 
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""

@@ -18,6 +18,7 @@ from memhier.ann.zoom.bitmaps import BitmapCache, Words, popcount
 from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
 from memhier.ann.zoom.fullview import RowPlaces
 from memhier.ann.zoom.stored_texts import StoredTexts
+from memhier.ann.zoom.texts import hash_texts
 from memhier.errors import ClosedError, CorruptionError
 from memhier.reader import Reader
 from memhier.store import Store, Transaction
@@ -158,6 +159,13 @@ class Part:
             return np.ones(len(rows), np.bool_)
         bits: npt.NDArray[np.bool_] = (self.alive[rows >> 6] >> (rows & 63).astype(np.uint64) & np.uint64(1)) > 0
         return bits
+
+    def strangers(self) -> int:
+        """Return how many rows have a string that their id is not the hash of; reads all strings."""
+        if self.texts is None:
+            return 0
+        pieces = self.texts.pieces()
+        return sum(int((hash_texts(texts) != self.arrays.ids[rows]).sum()) for rows, texts in pieces)
 
     def about(self) -> dict[str, Any]:
         """Return its entry in the catalog."""

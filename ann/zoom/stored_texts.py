@@ -140,6 +140,12 @@ class StoredTexts:
         back[order] = np.arange(len(order))
         return Texts.joined(pieces).take(back)
 
+    def pieces(self) -> Iterator[tuple[slice, Texts]]:
+        """Yield all strings in order, block by block, with their rows."""
+        for start in range(0, len(self), _BLOCK_ROWS):
+            rows = slice(start, min(start + _BLOCK_ROWS, len(self)))
+            yield rows, self.read(np.arange(rows.start, rows.stop))
+
     def _cut(self, pages: npt.NDArray[np.uint8], place: Ints, number: Ints) -> Texts:
         bounds = pages.view("<u2")
         low = bounds[place, number].astype(np.int64)

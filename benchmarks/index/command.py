@@ -1,5 +1,6 @@
 """``memhier index``: a vector index built, searched, changed, looked at and checked from the shell."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -20,12 +21,13 @@ from memhier.benchmarks.index.plain_errors import PlainGroup, plain_errors
 from memhier.benchmarks.index.shell import (
     attributes_option,
     column_option,
+    given_ids,
+    id_column_option,
     ids_option,
     index_path,
     json_option,
     key_option,
     notes,
-    read_ids,
     read_table,
     report,
     terminable,
@@ -35,7 +37,7 @@ __all__ = ["index"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_OUT_SUFFIXES = (".ivecs", ".ibin", ".npy")  # those that hold integers wide enough for ids
+_OUT_SUFFIXES = (".ivecs", ".ibin", ".npy", ".jsonl")  # those that hold integers wide enough for ids
 _BATCH = 1024  # queries of one call
 
 
@@ -55,6 +57,8 @@ def index() -> None:
 @key_option
 @column_option
 @ids_option
+@id_column_option
+@click.option("--string-ids", is_flag=True, help="Take the lines of a text file of ids as they are, not as integers.")
 @attributes_option
 @click.option("--metric", type=click.Choice(METRICS), default="l2", show_default=True)
 @click.option("--dram", default="64MiB", show_default=True, help="DRAM of the open index.")
@@ -67,6 +71,8 @@ def build(
     key: str | None,
     column: str | None,
     ids_path: str | None,
+    id_column: str | None,
+    string_ids: bool,
     table_path: str | None,
     metric: Any,
     dram: str,
@@ -76,7 +82,7 @@ def build(
 ) -> None:
     """Build an index of the file VECTORS in the new directory PATH."""
     with plain_errors(), terminable(), notes(), open_vectors(vectors, key=key, column=column) as source:
-        ids = None if ids_path is None else read_ids(ids_path)
+        ids = given_ids(vectors, ids_path, id_column, "str" if string_ids else "int64")
         options: dict[str, Any] = {"metric": metric, "dram": dram, "grow_to": grow_to, "seed": seed}
         if table_path is not None:
             options["attributes"] = read_table(table_path)
@@ -97,7 +103,7 @@ def build(
 @click.option("--truth", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="True neighbours, by id: .ivecs, .hdf5, .h5, or the form of big-ann-benchmarks.")  # fmt: skip
 @click.option("--out", metavar="FILE", type=click.Path(),
-              help=f"Write the ids found to this new file: {', '.join(_OUT_SUFFIXES)}.")  # fmt: skip
+              help=f"Write the ids found to this new file: {', '.join(_OUT_SUFFIXES)} (which holds strings).")  # fmt: skip
 @json_option
 def search(
     path: str,
@@ -123,11 +129,14 @@ def search(
             raise ValueError(f"--out {out}: expected a file ending in {', '.join(_OUT_SUFFIXES)}")
         true_ids = None if truth is None else _read_truth(truth, source.count, k)
         with ZoomIndex.open(path) as opened:
+            _check_strings(opened, truth, out)
             options = {"recall": recall, "where": where}
             run = _Run(opened, source, k, {name: each for name, each in options.items() if each is not None}, true_ids)
             if out is None:
                 for _ in run.found():
                     pass
+            elif Path(out).suffix.lower() == ".jsonl":
+                _write_lines(Path(out), run.found())
             else:
                 write_vectors(out, run.found())
         report(f"Searched {path}", run.figures(), json_path)
@@ -175,7 +184,7 @@ class _Run:
     hits: int = 0
     true: int = 0
 
-    def found(self) -> Iterator[Ints]:
+    def found(self) -> Iterator[npt.NDArray[Any]]:
         """Search batch by batch and yield the ids of each, ``[queries, k]``."""
         with tqdm(total=self.source.count, unit=" queries", disable=not sys.stderr.isatty()) as bar:
             for first, block in self.source.blocks():
@@ -184,7 +193,7 @@ class _Run:
                     yield self._search(first + start, batch)
                     bar.update(len(batch))
 
-    def _search(self, first: int, batch: npt.NDArray[Any]) -> Ints:
+    def _search(self, first: int, batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
         started = time.perf_counter()
         result = self.opened.search(batch, self.k, **self.options)
         self.seconds += time.perf_counter() - started
@@ -194,7 +203,7 @@ class _Run:
         if self.truth is not None:
             true = self.truth[first : first + len(batch), : self.k]
             for found, near in zip(result.ids, true, strict=True):
-                self.hits += len(np.intersect1d(found[found >= 0], near))
+                self.hits += len(np.intersect1d(found[found != -1], near))
             self.true += int((true >= 0).sum())
         return result.ids
 
@@ -208,6 +217,29 @@ class _Run:
             "pages_per_query": self.pages / each,
             "seconds": self.seconds,
         }  # fmt: skip
+
+
+def _check_strings(opened: ZoomIndex, truth: str | None, out: str | None) -> None:
+    """Refuse files of integers for an index of strings, before it is searched."""
+    if opened.stats()["id_kind"] == "int64":
+        return
+    if truth is not None:
+        raise ValueError(f"--truth {truth}: holds integers, and the ids of this index are strings: leave it out")
+    if out is not None and Path(out).suffix.lower() != ".jsonl":
+        raise ValueError(f"--out {out}: the ids of this index are strings: expected a file ending in .jsonl")
+
+
+def _write_lines(path: Path, found: Iterator[npt.NDArray[Any]]) -> None:
+    """Write the ids of each query as a JSON list in a line, null for none, to a new file."""
+    with path.open("x", encoding="utf-8") as file:
+        try:
+            for ids in found:
+                for row in ids.tolist():
+                    names = [None if name == -1 else name for name in row]
+                    file.write(json.dumps(names, ensure_ascii=False) + "\n")
+        except BaseException:
+            path.unlink()
+            raise
 
 
 def _read_truth(path: str, queries: int, k: int) -> Ints:

@@ -20,8 +20,8 @@ from rich.table import Table
 from memhier.budget import format_bytes
 
 __all__ = [
+    "given_ids",
     "notes",
-    "read_ids",
     "read_table",
     "report",
     "terminable",
@@ -42,23 +42,49 @@ json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a
                      type=click.Path(dir_okay=False, writable=True, allow_dash=True),
                      help="Write the figures as JSON to FILE; '-' prints them in place of the table.")  # fmt: skip
 ids_option = click.option("--ids", "ids_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
-                          help="Ids of the vectors: .npy [n], or text with one a line.  [default: the next free ones, "
-                          "from 0]")  # fmt: skip
+                          help="Ids of the vectors: .npy [n], .parquet, or text with one a line.  [default: the next "
+                          "free integers, from 0]")  # fmt: skip
+id_column_option = click.option("--id-column", help="Column of ids, integers or text, of a Parquet file: that of the "
+                                "ids where there is one, else that of the vectors.")  # fmt: skip
 attributes_option = click.option("--attributes", "table_path", metavar="FILE",
                                  type=click.Path(exists=True, dir_okay=False),
                                  help="What searches may filter by: a .parquet file with a row for each vector; lists "
                                  "are left out.")  # fmt: skip
 
 
-def read_ids(path: str) -> npt.NDArray[Any]:
-    """Return the ids of a file."""
-    if Path(path).suffix.lower() == ".npy":
+def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> npt.NDArray[Any] | None:
+    """Return the ids that go with a file of vectors, None where none are given.
+
+    Parameters
+    ----------
+    vectors, ids
+        Files.
+    column
+        Of a Parquet file.
+    kind
+        What lines of text are: ``"int64"`` or ``"str"``.
+    """
+    if ids is None and column is None:
+        return None
+    path = vectors if ids is None else ids
+    suffix = Path(path).suffix.lower()
+    if column is not None and suffix != ".parquet":
+        raise ValueError(f"--id-column {column}: {path} is no .parquet file, which have columns")
+    if suffix == ".parquet":
+        return _column_of_ids(path, column)
+    if suffix == ".npy":
         array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
         return array
     try:
-        lines = Path(path).read_text().splitlines()
+        text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise ValueError(f"{path}: expected .npy, or text with an id a line") from None
+        raise ValueError(f"{path}: expected .npy, .parquet, or text with an id a line") from None
+    # Not splitlines(), which ends a line at letters that a string may hold.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    return np.array(lines, np.object_) if kind == "str" else _numbers(path, lines)
+
+
+def _numbers(path: str, lines: list[str]) -> npt.NDArray[np.int64]:
     numbers = []
     for line, text in enumerate(lines, 1):
         try:
@@ -68,14 +94,41 @@ def read_ids(path: str) -> npt.NDArray[Any]:
     return np.array(numbers, np.int64)
 
 
+def _column_of_ids(path: str, column: str | None) -> npt.NDArray[Any]:
+    arrow, parquet = _arrow(path)
+    try:
+        schema = parquet.read_schema(path)
+        fitting = [field.name for field in schema if _holds_ids(arrow.types, field.type)]
+        if column is None and len(fitting) == 1:
+            column = fitting[0]
+        if column not in fitting:
+            named = "no --id-column" if column is None else f"--id-column {column}"
+            raise ValueError(f"{path}: {named}, expected one of {', '.join(fitting) or 'integers or text'}")
+        found = parquet.read_table(path, columns=[column]).column(0)
+    except arrow.ArrowException as error:
+        raise ValueError(f"{path}: {error}") from error
+    if found.null_count:
+        raise ValueError(f"{path}[{column!r}]: {found.null_count:,} rows are null, expected an id in each")
+    ids: npt.NDArray[Any] = found.to_numpy()
+    return ids
+
+
+def _holds_ids(types: Any, kind: Any) -> bool:
+    return bool(types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind))
+
+
+def _arrow(path: str) -> tuple[Any, Any]:
+    try:
+        return import_module("pyarrow"), import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error
+
+
 def read_table(path: str) -> Any:
     """Return the columns of a Parquet file that searches can filter by, as a table of pyarrow."""
     if Path(path).suffix.lower() != ".parquet":
         raise ValueError(f"--attributes {path}: expected a .parquet file")
-    try:
-        arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
-    except ImportError as error:
-        raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error
+    arrow, parquet = _arrow(path)
     try:
         table = parquet.read_table(path)
     except arrow.ArrowException as error:

@@ -3,8 +3,8 @@
 For every line ``folder seed`` on its input it forks a child, which says ``child <pid>``, and ``done`` after each of its
 commits. Forked from a process that has run nothing in threads, a child is at work at once.
 
-A vector follows from its id and version. What an index should hold, ``{id: version}``, is written to ``next.json``
-before a commit, and becomes ``last.json`` when the commit has returned.
+A vector follows from its id and version; an index of strings has a string for every id. What an index should hold,
+``{id: version}``, is written to ``next.json`` before a commit, and becomes ``last.json`` when the commit has returned.
 """
 
 import json
@@ -12,6 +12,7 @@ import os
 import random
 import sys
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,18 @@ def vectors_of(model: Model) -> np.ndarray:
     return np.array([vector_of(name, version) for name, version in model.items()], np.float32).reshape(-1, DIMENSION)
 
 
+def ids_of(index: ZoomIndex, names: Iterable[int]) -> list[int] | list[str]:
+    """Return ids as an index has them."""
+    if index.stats()["id_kind"] == "int64":
+        return list(names)
+    return [text_of(name) for name in names]
+
+
+def text_of(name: int) -> str:
+    """Return the string that stands for a number."""
+    return f"{name}-" + "é" * (name * 37 % 400)
+
+
 def read_model(path: Path) -> Model:
     """Return what :func:`write_model` wrote."""
     return {int(name): version for name, version in json.loads(path.read_text()).items()}
@@ -50,13 +63,13 @@ def change(index: ZoomIndex, model: Model, rng: random.Random) -> None:
     """Add, update and remove, in the index and in the model."""
     first = max(model, default=0) + 1
     more = dict.fromkeys(range(first, first + rng.choice([1, 3, 40])), 0)
-    index.add(vectors_of(more), ids=list(more), attributes={"third": [name % 3 for name in more]})
+    index.add(vectors_of(more), ids=ids_of(index, more), attributes={"third": [name % 3 for name in more]})
     model |= more
     other = {name: model[name] + 1 for name in rng.sample(sorted(model), min(len(model), rng.choice([1, 3, 30])))}
-    index.update(list(other), vectors_of(other), {"third": [name % 3 for name in other]})
+    index.update(ids_of(index, other), vectors_of(other), {"third": [name % 3 for name in other]})
     model |= other
     gone = rng.sample(sorted(model), max(rng.choice([0, 1, 20]), len(model) - ROWS))
-    index.remove(gone)
+    index.remove(ids_of(index, gone))
     for name in gone:
         del model[name]
 

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom import ids as ids_module
-from memhier.ann.zoom import layout, life, merge
+from memhier.ann.zoom import layout, life, merge, part
+from memhier.ann.zoom.stored_texts import write_texts
 from memhier.ann.zoom.texts import as_texts, hash_texts
 from memhier.errors import BudgetError, FormatError
 
@@ -47,7 +48,8 @@ class Life(RuleBasedStateMachine):
     @initialize(seed=st.integers(0, 2**31), count=st.sampled_from([1, 3, 97, 200]))
     def build(self, seed, count):
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(ids_module, "hash_texts", narrow)
+        for module in (ids_module, part):
+            self.patch.setattr(module, "hash_texts", narrow)
         self.patch.setattr(life, "_FRESH_MOST", 6000)
         self.patch.setattr(layout, "_VECTORS_PER_LIST", 20)
         self.patch.setattr(merge, "_CHUNK_BYTES", 700)
@@ -108,7 +110,7 @@ class Life(RuleBasedStateMachine):
         else:
             self.index.commit()
         self.committed = dict(self.rows)
-        parts = {part.name for part in self.index._state.parts}
+        parts = {each.name for each in self.index._state.parts}
         assert {name.removesuffix("-texts") for name in self.index._store.segments() if "-texts" in name and
                 not name.endswith("-rows")} == parts  # fmt: skip
 
@@ -365,6 +367,22 @@ def test_waiting_strings_are_counted_and_do_not_outgrow_the_budget(tmp_path):
         assert index.memory_bytes <= 4 << 20
         with pytest.raises(BudgetError):
             index.add(np.zeros((300_000, DIMENSION)), ids=[f"{row}" for row in range(300_000)])
+
+
+def test_check_finds_strings_of_other_rows(tmp_path, index):
+    assert index.check() == []
+    with index._store.begin() as tx:
+        tx.drop("p0-texts")
+        tx.drop("p0-texts-rows")
+        tx.commit()
+    with index._store.begin() as tx:
+        write_texts(tx, "p0-texts", [as_texts(NAMES)])  # not in the order of the lists
+        tx.commit()
+    index.close()
+    with ZoomIndex.open(tmp_path / "index") as damaged:
+        (problem,) = damaged.check()
+        assert "part p0" in problem
+        assert "ids are not those of their rows" in problem
 
 
 def test_an_index_of_the_format_before_is_read(tmp_path):
