@@ -103,7 +103,7 @@ def build(
 @click.option("--truth", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="True neighbours, by id: .ivecs, .hdf5, .h5, or the form of big-ann-benchmarks.")  # fmt: skip
 @click.option("--out", metavar="FILE", type=click.Path(),
-              help=f"Write the ids found to this new file: {', '.join(_OUT_SUFFIXES)} (which holds strings).")  # fmt: skip
+              help=f"Write the ids found to this new file: {', '.join(_OUT_SUFFIXES)} (for strings).")  # fmt: skip
 @json_option
 def search(
     path: str,
