@@ -125,7 +125,8 @@ def _script(row: Row, record: Record) -> str:
     plots = [*map(curves_plot, record.curves), *map(bars_plot, record.bars)]
     scale = f"<p>{escape(record.scale)}</p>" if record.scale else ""
     return (
-        f"<h3>{escape(row['workload'])} ({row['size']})</h3><p><code>{escape(row['command'])}</code></p>{scale}"
+        f"<h3>{escape(row['workload'])} ({row['size']})</h3>"
+        f"<p><code>{escape(row['command'])}</code>, {row['wall_s']:,.0f} s</p>{scale}"
         f'<div class="plots">{"".join(plots)}</div>'
         f"<details{' open' if len(cells) <= _SHOWN else ''}><summary>{len(cells)} figures</summary>"
         f"{_table(titles, cells)}</details>"

@@ -130,6 +130,19 @@ def test_missing_data_are_skipped_with_words(tmp_path: Path, monkeypatch: pytest
     assert [cells[2] for cells in problem_rows(rows) if cells[0] == "planner"] == ["skipped (run)"]
 
 
+def test_the_folder_of_data_is_named_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MEMHIER_DATA", str(tmp_path / "elsewhere"))  # and set back after --data changed it
+    place = ["--results", str(tmp_path / "r.jsonl"), "--work", str(tmp_path / "work"), "--envs", str(tmp_path)]
+    words = ["run", "tiers-planner", "search-sift1m", "--data", str(tmp_path / "named"), *place]
+    told = CliRunner().invoke(command.bench, words, catch_exceptions=False)
+    assert told.exit_code == 0
+    problems = problem_rows(read_rows(tmp_path / "r.jsonl"))
+    assert {name for name, _, _, _ in problems} == {"tiers-planner", "search-sift1m"}
+    for _, _, what, why in problems:
+        assert what.startswith("skipped")
+        assert str(tmp_path / "named") in why
+
+
 def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
     sizes = ["--ids", "300", "--slots", "50", "--universe", "1000", "--rounds", "2"]
     parameters = {"module": "slot_map", "arguments": sizes, "timeout_s": 60}

@@ -30,7 +30,7 @@ RECORD = Record(
 )
 SCRIPT = {
     "task": "s/quick", "kind": "script", "workload": "s", "size": "quick", "settings": "", "words": "said",
-    "command": "python -m s", "figures": json.loads(json.dumps(asdict(RECORD))),
+    "command": "python -m s", "wall_s": 1.0, "figures": json.loads(json.dumps(asdict(RECORD))),
 }  # fmt: skip
 
 
