@@ -18,7 +18,7 @@ CONTEXTS_LEAST = 64
 SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
 _FIRST_WIDTH = 64
 _GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
-_INSIDE = 0.995  # of the contexts seen lie within the radius where the seeds are trusted
+_INSIDE = 0.98  # of the contexts seen lie within the radius where the seeds are trusted
 _SAFE = 0.9998  # what the preview is to reach, however little is asked of the other ways
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 

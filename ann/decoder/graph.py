@@ -148,6 +148,7 @@ class _Near:
         self._scan = None
         lists = int(4 * len(rows) ** 0.5)
         self._index = faiss.index_factory(rows.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+        self._index.cp.niter = 8  # lists of like rows need not be the best there are
         self._index.train(rows[:: max(1, len(rows) // (40 * lists))])
         self._index.add(rows)
         self._index.nprobe = 8

@@ -25,6 +25,7 @@ __all__ = ["LogitIndex"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 _CERTIFY_LIMIT = 2048
+_FULL_BLOCK = 64  # states whose logits are held at a time
 _HEAD = 256  # rows of a partition function that are exact
 
 
@@ -247,13 +248,15 @@ class LogitIndex:
         limit = min(self.shape[0], max(_HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
         return self._engine.partition(states, wanted, limit, interval=False)
 
-    def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike) -> LogProb:
+    def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
         """Return the log-probability of one word for each hidden state.
 
         Parameters
         ----------
         targets
             Integers ``[n]``, 0 to V - 1.
+        exact
+            Take log Z from the full product, for scores that have to agree with a model's own to the last digits.
         """
         states = check_hidden("hidden", hidden, self.shape[1])
         names = np.asarray(targets)
@@ -263,7 +266,7 @@ class LogitIndex:
             raise ValueError(
                 f"targets: expected 0 to {self.shape[0] - 1}, got {int(names.min())} to {int(names.max())}"
             )
-        z = self.partition(states)
+        z = self._full_partition(states) if exact else self.partition(states)
         logits = self._engine.logits_of(states, names.astype(np.int64)[:, None])[:, 0].astype(np.float64)
         slack = 1e-5 * np.abs(logits)
         return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
@@ -317,6 +320,13 @@ class LogitIndex:
     def close(self) -> None:
         """Release the files of an index whose rows stay on SSD; others hold none. May be called twice."""
         self._engine.close()
+
+    def _full_partition(self, states: Floats) -> Partition:
+        blocks = np.array_split(states, max(1, len(states) // _FULL_BLOCK))
+        found = [np.logaddexp.reduce(self._engine.all_logits(block), axis=1, dtype=np.float64) for block in blocks]
+        z = np.concatenate(found)
+        slack = 1e-5 * np.maximum(1, np.abs(z))
+        return Partition(z, z - slack, z + slack)
 
     def _by(self, way: str, states: Floats, k: int) -> TopK:
         settings, engine = self._settings, self._engine

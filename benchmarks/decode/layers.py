@@ -1,0 +1,61 @@
+"""Trained output layers with real hidden states, from the data sets beside the checkout."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.benchmarks.datasets import data_folder
+
+__all__ = ["TrainedLayer", "load_domains"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedLayer:
+    """An output layer, contexts to learn from, and contexts to be answered.
+
+    Attributes
+    ----------
+    weight, bias
+        float32 ``[V, D]`` and ``[V]``.
+    learned, asked
+        float32 ``[n, D]``.
+    """
+
+    weight: Floats
+    bias: Floats
+    learned: Floats
+    asked: Floats
+
+
+def load_domains(learned: tuple[str, ...], asked: tuple[str, ...], words: int | None = None) -> TrainedLayer:
+    """Return the layer of 50,000 words with contexts of its two domains, ``wikitext`` and ``books``.
+
+    Parameters
+    ----------
+    learned, asked
+        Which domains contexts to learn from and to be answered come from; held out from each other.
+    words
+        Only the first, which are the most frequent.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the data set is missing.
+    """
+    folder = data_folder() / "lm-softmax-50k"
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no data set 'lm-softmax-50k' at {folder}: put it there, or set MEMHIER_DATA")
+
+    def contexts(kind: str, domains: tuple[str, ...]) -> Floats:
+        return np.concatenate([np.load(folder / f"{kind}_{name}_f16.npy") for name in domains]).astype(np.float32)
+
+    return TrainedLayer(
+        np.load(folder / "weight_f16.npy")[:words].astype(np.float32),
+        np.load(folder / "bias_f32.npy")[:words],
+        contexts("calibration", learned),
+        contexts("contexts", asked),
+    )

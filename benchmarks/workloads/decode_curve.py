@@ -1,0 +1,182 @@
+"""Precision against speed-up of every way to the ten largest logits of a trained layer, on real hidden states.
+
+``python -m memhier.benchmarks.workloads.decode_curve`` prints the tables; ``--json`` writes them. One thread; medians
+of interleaved rounds; the layer has 50,000 words, 512 dimensions and contexts of two domains. Besides a batch of one:
+batches of 8 and 64, and contexts of a domain that calibration did not see.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+import faiss
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from memhier.ann.decoder import LogitIndex
+from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
+from memhier.benchmarks.decode.clock import Floats, Ints, Way, measure, precision
+from memhier.benchmarks.decode.layers import TrainedLayer, load_domains
+from memhier.benchmarks.decode.peers import approximations, full_products, graphs_of_faiss
+
+__all__ = ["main"]
+
+DOMAINS = ("wikitext", "books")
+K = 10
+
+
+def ways_of_memhier(layer: TrainedLayer, precisions: tuple[float, ...]) -> list[Way]:
+    """Build the decoder for several declared precisions, and return its ways."""
+    ways = []
+    for declared in precisions:
+        started = time.perf_counter()
+        index = LogitIndex.build(
+            layer.weight, layer.bias, contexts=layer.learned, k=K, precision=declared, method="graph"
+        )
+        seconds = time.perf_counter() - started
+        ways += [
+            Way(method, f"declared {declared}", _answers(index, method), index.memory_bytes, seconds)
+            for method in ("graph", "screen")
+        ]
+    ways.append(Way("preview", "", _answers(index, "preview"), index.memory_bytes, seconds))
+    ways.append(Way("proven", "", lambda states: index.topk(states, certify=True).indices, index.memory_bytes, seconds))
+    return ways
+
+
+def _answers(index: LogitIndex, method: Any) -> Any:
+    return lambda states: index.topk(states, method=method).indices
+
+
+def truth_of(layer: TrainedLayer) -> Ints:
+    """Return the words of the ten largest logits, in double precision."""
+    found = [
+        np.argsort(-(states.astype(np.float64) @ layer.weight.T + layer.bias), 1)[:, :K]
+        for states in np.array_split(layer.asked, 16)
+    ]
+    return np.concatenate(found)
+
+
+def batches_of(layer: TrainedLayer, rounds: int) -> list[dict[str, Any]]:
+    """Measure the full products and what ``method="auto"`` takes, by size of batch."""
+    full = list(full_products(layer))
+    weight, bias = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
+
+    def product(states: Floats) -> object:
+        return torch.topk(torch.nn.functional.linear(torch.from_numpy(states), weight, bias), K)
+
+    index = LogitIndex.build(layer.weight, layer.bias, contexts=layer.learned, k=K, full=product)
+    auto = Way("auto", "", lambda states: index.topk(states).indices)
+    rows = []
+    for batch in (1, 8, 64):
+        taken = measure([*full[:2], auto], layer.asked, batch, rounds)
+        fp32, bf16, ours = (float(np.median(taken[way.name])) for way in (*full[:2], auto))
+        row = {"batch": batch, "fp32_ms": fp32, "bf16_ms": bf16, "auto_ms": ours, "way": index.way(batch)}
+        rows.append(row | {"over_fp32": fp32 / ours, "over_bf16": bf16 / ours})
+    return rows
+
+
+def unseen_domains(rounds: int, words: int | None) -> list[dict[str, Any]]:
+    """Learn from one domain, ask contexts of the other."""
+    rows = []
+    for seen, asked in (DOMAINS, DOMAINS[::-1]):
+        layer = load_domains((seen,), (asked,), words)
+        truth = truth_of(layer)
+        ways = ways_of_memhier(layer, (0.99,))
+        taken = measure([next(full_products(layer)), *ways], layer.asked, 1, rounds)
+        base = float(np.median(taken["full, fp32"]))
+        for way in ways:
+            ms = float(np.median(taken[way.name]))
+            found = precision(way.answer(layer.asked), truth)
+            rows.append(
+                {"learned": seen, "asked": asked, "way": way.name, "precision": found, "ms": ms, "over_fp32": base / ms}
+            )
+    return rows
+
+
+def table_of(title: str, rows: list[dict[str, Any]]) -> Table:
+    """Lay rows out as they are."""
+    table = Table(title=title)
+    for column in rows[0]:
+        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
+    return table
+
+
+def record_of(
+    rows: list[dict[str, Any]], batches: list[dict[str, Any]], unseen: list[dict[str, Any]], words: int
+) -> Record:
+    """Return figures and the curve."""
+    figures = []
+    for row in rows:
+        figures.append(Figure.of(f"P@10, {row['way']}", row["precision"], "share", "more"))
+        paper: Any = "FGD" if row["way"] == "graph, declared 0.99" else ""
+        figures.append(
+            Figure.of(f"speed-up over fp32, {row['way']}", row["over_fp32"], "times", "more", clock=True, paper=paper)
+        )
+    for row in batches:
+        for base in ("fp32", "bf16"):
+            name = f"auto over {base}, batch {row['batch']}"
+            figures.append(Figure.of(name, row[f"over_{base}"], "times", "more", clock=True))
+    figures += [
+        Figure.of(
+            f"P@10, {row['way']}, learned on {row['learned']}, asked {row['asked']}", row["precision"], "share", "more"
+        )
+        for row in unseen
+    ]
+    families: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        families.setdefault(row["way"].split(",")[0], []).append((row["over_fp32"], row["precision"]))
+    lines = [Series(name, sorted(points)) for name, points in families.items()]
+    title = f"the ten largest logits, {words:,} words x 512, batch 1"
+    curve = Curves(title, "times faster than fp32", "precision@10", lines, log_x=True)
+    return Record(figures, [curve], scale=f"{words:,} words, one thread of a CPU")
+
+
+@click.command()
+@click.option("--words", type=int, help="The most frequent words of the layer alone; all 50,000 when not given.")
+@click.option("--rounds", default=300, show_default=True)
+@click.option(
+    "--peers/--no-peers", default=True, show_default=True, help="Other approximations, which take minutes to build."
+)
+@click.option("--construction", default=200, show_default=True, help="efConstruction of faiss's graphs.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+def main(words: int | None, rounds: int, peers: bool, construction: int, out: Path | None) -> None:
+    """Compare ways to the ten largest logits of a trained layer."""
+    torch.set_num_threads(1)
+    faiss.omp_set_num_threads(1)
+    torch.set_grad_enabled(False)
+    layer = load_domains(DOMAINS, DOMAINS, words)
+    truth = truth_of(layer)
+    ways = [*full_products(layer), *ways_of_memhier(layer, (0.99, 0.97, 0.999))]
+    if peers:
+        ways += [*approximations(layer), *graphs_of_faiss(layer, construction)]
+    found = {
+        way.name: precision(np.concatenate([way.answer(one[None]) for one in layer.asked[:256]]), truth[:256])
+        for way in ways
+    }
+    taken = measure(ways, layer.asked, 1, rounds)
+    medians = {name: float(np.median(times)) for name, times in taken.items()}
+    rows = [
+        {
+            "way": way.name, "precision": found[way.name], "ms": medians[way.name],
+            "over_fp32": medians["full, fp32"] / medians[way.name],
+            "over_bf16": medians["full, bf16"] / medians[way.name],
+            "MiB": way.memory / 2**20, "build_s": way.build_s,
+        }
+        for way in ways
+    ]  # fmt: skip
+    batches, unseen = batches_of(layer, rounds // 6), unseen_domains(rounds // 2, words)
+    console = Console(width=130)
+    console.print(table_of("batch 1", rows))
+    console.print(table_of("batches, method auto", batches))
+    console.print(table_of("contexts of a domain that calibration did not see", unseen))
+    if out is not None:
+        record_of(rows, batches, unseen, len(layer.weight)).write(out, ways=rows, batches=batches, unseen=unseen)
+
+
+if __name__ == "__main__":
+    main()
