@@ -14,11 +14,18 @@ if TYPE_CHECKING:
         Lookahead,
         Normal,
         Pooled,
+        QuantisedTable,
         RowWiseAdagrad,
         RowWiseAdam,
+        ShardedEmbeddingBagCollection,
         Uniform,
+        export_npy,
+        export_parquet,
+        export_quantised,
+        export_safetensors,
         initial_weights,
         lookahead,
+        to_embedding_bag,
     )
     from memhier.recsys.replay import CarouselBuffer
 
@@ -36,6 +43,7 @@ __all__ = [
     "QuantisedTable",
     "RowWiseAdagrad",
     "RowWiseAdam",
+    "ShardedEmbeddingBagCollection",
     "Uniform",
     "export_npy",
     "export_parquet",

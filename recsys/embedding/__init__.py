@@ -13,6 +13,7 @@ from memhier.recsys.embedding.export import (
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
 from memhier.recsys.embedding.lookahead import Lookahead, lookahead
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
+from memhier.recsys.embedding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
     "SGD",
@@ -27,6 +28,7 @@ __all__ = [
     "QuantisedTable",
     "RowWiseAdagrad",
     "RowWiseAdam",
+    "ShardedEmbeddingBagCollection",
     "Uniform",
     "export_npy",
     "export_parquet",

@@ -16,9 +16,9 @@ from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Uniform
 from memhier.recsys.embedding.module import TableModule, Update
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
+from memhier.recsys.embedding.tables import Ints, Tables, TableSpec, check_ids
 
-__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "Pooled"]
+__all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,27 +115,15 @@ class EmbeddingBagCollection(TableModule):
         touched: int | None = None,
         step_rows: int | None = None,
     ) -> None:
-        if not tables:
-            raise ValueError("tables: expected at least one")
-        self._configs = [_as_config(table) for table in tables]
-        names = [config.name for config in self._configs]
-        self._features = [name for config in self._configs for name in config.feature_names]
-        for what, given in (("table", names), ("feature", self._features)):
-            twice = sorted({name for name in given if given.count(name) > 1})
-            if twice:
-                raise ValueError(f"tables: more than one {what} is named {twice[0]!r}")
-        specs = [
-            TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
-            for config in self._configs
-        ]
+        parser = FeatureParser(tables)
         super().__init__(
             Tables(
-                specs, SGD() if optimizer is None else optimizer, dram=dram, path=path, seed=seed, resume=resume,
+                parser.specs, SGD() if optimizer is None else optimizer, dram=dram, path=path, seed=seed, resume=resume,
                 policy=policy, codec=codec, touched=touched, step_rows=step_rows,
             ),
             update,
         )  # fmt: skip
-        self._widths = [config.embedding_dim for config in self._configs for _ in config.feature_names]
+        self._parser = parser
 
     def forward(self, features: Any) -> Pooled:
         """Return pooled rows of every feature.
@@ -153,26 +141,62 @@ class EmbeddingBagCollection(TableModule):
         BudgetError
             When the distinct rows of this step do not fit; the message says what would be enough.
         """
-        bags = self._bags_of(features)
+        bags = self._parser.bags_of(features)
         output = self._pooled([bag.indices.numpy() for bag in bags], bags)
-        return Pooled(self._features, self._widths, output)
+        return Pooled(self._parser.features, self._parser.widths, output)
 
     def _weight_names(self) -> list[str]:
         # As TorchRec's.
-        return [f"embedding_bags.{config.name}.weight" for config in self._configs]
+        return [f"embedding_bags.{config.name}.weight" for config in self._parser.configs]
 
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
-        return f"{len(self._configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
+        return f"{len(self._parser.configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
-        return [bag.indices.numpy() for bag in self._bags_of(*arguments)]
+        return [bag.indices.numpy() for bag in self._parser.bags_of(*arguments)]
 
-    def _bags_of(self, features: Any) -> list[Bags]:
+
+class FeatureParser:
+    """Tables, and from features to the bags of each.
+
+    Attributes
+    ----------
+    configs, specs
+        The tables.
+    features, widths
+        Names of the features in the order of tables, and the width of each.
+
+    Raises
+    ------
+    ValueError
+        For two tables or two features of one name.
+    """
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        if not tables:
+            raise ValueError("tables: expected at least one")
+        self.configs = [_as_config(table) for table in tables]
+        self.features = [name for config in self.configs for name in config.feature_names]
+        for what, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
+            twice = sorted({name for name in given if given.count(name) > 1})
+            if twice:
+                raise ValueError(f"tables: more than one {what} is named {twice[0]!r}")
+        self.specs = [
+            TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
+            for config in self.configs
+        ]
+        self.widths = [config.embedding_dim for config in self.configs for _ in config.feature_names]
+
+    def check_ids(self, table: int, ids: Ints) -> None:
+        """Raise IndexError for a row that a table does not have."""
+        check_ids(self.specs[table], ids)
+
+    def bags_of(self, features: Any) -> list[Bags]:
         """Return the bags of each table, their ids in place of indices."""
-        parts = _parts(features, self._features)
+        parts = _parts(features, self.features)
         found, at = [], 0
-        for number, config in enumerate(self._configs):
+        for number, config in enumerate(self.configs):
             mine = parts[at : at + len(config.feature_names)]
             at += len(mine)
             ids, offsets, weights = mine[0] if len(mine) == 1 else _joined(mine)

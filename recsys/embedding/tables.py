@@ -23,7 +23,7 @@ from memhier.recsys.embedding.records import TableRecord
 from memhier.store import Store
 from memhier.tiered import KIND, Tiered
 
-__all__ = ["Rows", "TableSpec", "Tables"]
+__all__ = ["Rows", "TableSpec", "Tables", "check_ids"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
@@ -50,6 +50,14 @@ class TableSpec:
     rows: int
     dim: int
     initial: Initial = field(default_factory=Normal)
+
+
+def check_ids(spec: TableSpec, ids: Ints) -> None:
+    """Raise IndexError for a row that a table does not have."""
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= spec.rows):
+        flat = ids.reshape(-1)
+        at = int(np.flatnonzero((flat < 0) | (flat >= spec.rows))[0])
+        raise IndexError(f"input[{at}]={flat[at]}: expected a row of table {spec.name!r}, 0 to {spec.rows - 1}")
 
 
 @dataclass(slots=True)
@@ -204,12 +212,7 @@ class Tables:
 
     def check_ids(self, table: int, ids: Ints) -> None:
         """Raise IndexError for a row that a table does not have."""
-        count = self.specs[table].rows
-        if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
-            at = int(np.flatnonzero((ids < 0) | (ids >= count))[0])
-            raise IndexError(
-                f"input[{at}]={ids[at]}: expected a row of table {self.specs[table].name!r}, 0 to {count - 1}"
-            )
+        check_ids(self.specs[table], ids)
 
     def distinct(self, ids: Sequence[Ints | None]) -> Rows:
         """Return the distinct rows of a step.

@@ -1,0 +1,48 @@
+"""Trains a sharded collection on the ranks of a gloo group, and prints the hash of its tables from rank 0.
+
+``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW``; the batch of the whole is divided among the ranks.
+"""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import distributed as dist
+
+from memhier.policies import Belady
+from memhier.recsys import SGD as Descent
+from memhier.recsys import Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollection, lookahead
+
+CONFIGS = [
+    EmbeddingBagConfig(name="a", num_embeddings=300, embedding_dim=4),
+    EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=4, pooling="mean"),
+]
+
+
+def main(folder: Path, ranks: int, rank: int, rule: str, window: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{ranks}", rank=rank, world_size=ranks)
+    rng = np.random.default_rng(0)
+    whole = [torch.from_numpy((np.array([300, 41]) * rng.random((24, 2)) ** 2).astype(np.int64)) for _ in range(20)]
+    mine = [batch.chunk(ranks)[rank] for batch in whole]
+    optimizer = Descent(lr=0.1) if rule == "sgd" else Adam(lr=0.01)
+    with ShardedEmbeddingBagCollection(
+        CONFIGS, optimizer=optimizer, dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False
+    ) as tables:
+        for batch in lookahead(mine, tables, ids=lambda batch: batch, window=window) if window else mine:
+            tables(batch).values().sin().sum().backward()
+        tables.checkpoint()
+        found = hashlib.sha256()
+        for table, config in enumerate(CONFIGS):
+            rows = np.arange(config.num_embeddings)
+            found.update(tables.weights(rows, table).numpy().tobytes())
+        if rank == 0:
+            print(found.hexdigest(), tables.stats()["resident"], flush=True)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
