@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import tempfile
 import time
@@ -59,6 +60,6 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
         except ValueError as error:
             results.add(task, kind="failed", stage="figures", why=str(error), **about)
             return
-        shown = " ".join(["python", *command[1:3], *arguments])
+        shown = shlex.join(["python", *command[1:3], *arguments])
         outcome = {"figures": figures, "words": done.stdout, "wall_s": seconds, "command": shown}
         results.add(task, kind="script", settings=" ".join(arguments), **outcome, **about)

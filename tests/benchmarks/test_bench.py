@@ -144,13 +144,14 @@ def test_the_folder_of_data_is_named_on_the_command_line(tmp_path: Path, monkeyp
 
 
 def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
-    sizes = ["--ids", "300", "--slots", "50", "--universe", "1000", "--rounds", "2"]
+    sizes = ["--ids", " 300", "--slots", "50", "--universe", "1000", "--rounds", "2"]
     parameters = {"module": "slot_map", "arguments": sizes, "timeout_s": 60}
     row = run_small(tmp_path, Workload("slots", "tiers", "", "script", {}, {}, parameters, ()))[-1]
     assert row["kind"] == "script"
     assert "300 ids" in row["words"]
     assert "results" in row["figures"]
     assert str(tmp_path) not in row["command"]
+    assert "slot_map --ids ' 300' --slots" in row["command"]  # to be pasted into a shell
 
 
 def test_every_workload_file_is_one() -> None:
