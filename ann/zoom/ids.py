@@ -225,11 +225,10 @@ class Sightings:
         self._positions: list[Ints] = []
 
     def note(self, found: Ints, ids: Ints, positions: Ints) -> None:
-        """Note where those of `ids` are that were found; at `positions` are all of them, some more than once."""
-        chosen, first = np.unique(ids, return_index=True)
-        kept = np.isin(chosen, found)
-        self._ids.append(chosen[kept])
-        self._positions.append(positions[first[kept]])
+        """Note where those are that were found, all of which are among `ids`, at `positions`."""
+        rows = _rows_of(found[found >= 0], ids)
+        self._ids.append(ids[rows])
+        self._positions.append(positions[rows])
 
     def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
         """Return the strings of what was found, of the shape of `found`, None for -1; `tally` as in a read."""

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom import ids as ids_module
-from memhier.ann.zoom import layout, life, merge, part
+from memhier.ann.zoom import layout, life, merge, part, room
 from memhier.ann.zoom.stored_texts import write_texts
 from memhier.ann.zoom.texts import as_texts, hash_texts
 from memhier.errors import BudgetError, FormatError
@@ -367,6 +367,18 @@ def test_waiting_strings_are_counted_and_do_not_outgrow_the_budget(tmp_path):
         assert index.memory_bytes <= 4 << 20
         with pytest.raises(BudgetError):
             index.add(np.zeros((300_000, DIMENSION)), ids=[f"{row}" for row in range(300_000)])
+
+
+@pytest.mark.parametrize("module", [layout, room])
+def test_pages_of_strings_are_charged_before_they_are_written(tmp_path, monkeypatch, module):
+    """Were the DRAM of one page as large as the budget, an index of integers would still fit."""
+    options = {"vectors": VECTORS, "ids": NAMES, "dram": "4MiB"}
+    with ZoomIndex.build(tmp_path / "index", **options) as index:
+        monkeypatch.setattr(module, "PAGE_DRAM", 4 << 20)
+        with pytest.raises(BudgetError, match="more vectors need" if module is room else "is too small"):
+            index.add(VECTORS[:1], ids=["one"]) if module is room else ZoomIndex.build(tmp_path / "other", **options)
+    with ZoomIndex.build(tmp_path / "numbers", VECTORS, dram="4MiB") as index:
+        index.add(VECTORS[:1])
 
 
 def test_check_finds_strings_of_other_rows(tmp_path, index):
