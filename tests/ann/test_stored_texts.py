@@ -69,14 +69,14 @@ def test_what_is_written_is_read(tmp_path_factory, texts, data):
 
 
 def test_a_page_is_read_once_and_many_in_a_submission(tmp_path):
-    texts = [f"{row:05d}" * 20 for row in range(9700)]
+    texts = [f"{row:011d}" * 4 for row in range(9700)]  # of which 89 fill a page
     write(tmp_path / "store", as_texts(texts))
     rows = np.random.default_rng(0).permutation(np.repeat(np.arange(9700), 2))
     with Store.open(tmp_path / "store", kind="test") as store, Reader() as reader:
         stored, tally = StoredTexts(store, "t", 9700, reader), np.zeros(3, np.int64)
         assert as_list(stored.read(rows, tally)) == [texts[row] for row in rows]
         pages = store.segments()["t"].length // PAGE_BYTES
-        assert tally[1] == pages == -(-9700 // (4094 // 102))
+        assert tally[1] == pages == -(-9700 // 89)
         assert tally[0] < pages / 4
 
 

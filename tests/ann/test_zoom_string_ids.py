@@ -1,5 +1,6 @@
 """Ids that are strings: an index that changes, step by step beside a dict, and what it refuses."""
 
+import gc
 import json
 import os
 import shutil
@@ -355,6 +356,25 @@ def test_with_filters_and_attributes(tmp_path):
         index.add(VECTORS[:1] + 5, ids=["late"], attributes={"row": [900]})
         index.compact()
         assert index.search(VECTORS[0], 1, where="row == 900").ids.tolist() == ["late"]
+
+
+@pytest.mark.parametrize("ids", [NAMES, range(-400, -100)], ids=["strings", "negative"])
+def test_a_filtered_iterator_gives_each_id_and_no_other(tmp_path, ids):
+    columns = {"row": list(range(300))}
+    with ZoomIndex.build(tmp_path / "index", VECTORS, ids=list(ids), attributes=columns, dram="4MiB") as index:
+        found = [batch.ids.tolist() for batch in index.search_iter(VECTORS[0], 3, where="row < 7", recall=1.0)]
+        assert sorted(sum(found, [])) == sorted(ids[:7])
+
+
+def test_files_of_strings_are_closed_with_their_parts(index):
+    for round_ in range(3):
+        index.add(VECTORS + round_, ids=[f"{round_}/{row}" for row in range(300)])
+        index.commit()
+    index.compact()
+    gc.collect()
+    index.search(VECTORS[0], 1)
+    assert index.stats()["parts"] == 1
+    assert len(index._reader._files) == 2  # vectors and strings
 
 
 def test_waiting_strings_are_counted_and_do_not_outgrow_the_budget(tmp_path):
