@@ -362,8 +362,8 @@ def test_with_filters_and_attributes(tmp_path):
 def test_a_filtered_iterator_gives_each_id_and_no_other(tmp_path, ids):
     columns = {"row": list(range(300))}
     with ZoomIndex.build(tmp_path / "index", VECTORS, ids=list(ids), attributes=columns, dram="4MiB") as index:
-        found = [batch.ids.tolist() for batch in index.search_iter(VECTORS[0], 3, where="row < 7", recall=1.0)]
-        assert sorted(sum(found, [])) == sorted(ids[:7])
+        batches = index.search_iter(VECTORS[0], 3, where="row < 7", recall=1.0)
+        assert sorted(name for batch in batches for name in batch.ids.tolist()) == sorted(ids[:7])
 
 
 def test_files_of_strings_are_closed_with_their_parts(index):
