@@ -10,15 +10,26 @@ from memhier.recsys.embedding.export import (
     export_safetensors,
     to_embedding_bag,
 )
+from memhier.recsys.embedding.forecast import forecast, save_trace
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
 from memhier.recsys.embedding.lookahead import Lookahead, lookahead
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
+from memhier.recsys.embedding.readers import (
+    CTRBatch,
+    read_avazu,
+    read_criteo,
+    read_criteo_npy,
+    read_criteo_parquet,
+    read_lightgcn,
+    read_movielens,
+)
 from memhier.recsys.embedding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "CTRBatch",
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
@@ -34,7 +45,15 @@ __all__ = [
     "export_parquet",
     "export_quantised",
     "export_safetensors",
+    "forecast",
     "initial_weights",
     "lookahead",
+    "read_avazu",
+    "read_criteo",
+    "read_criteo_npy",
+    "read_criteo_parquet",
+    "read_lightgcn",
+    "read_movielens",
+    "save_trace",
     "to_embedding_bag",
 ]
