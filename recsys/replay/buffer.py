@@ -400,19 +400,18 @@ class CarouselBuffer(Guarded):
         Parameters
         ----------
         memory, storage
-            As for the buffer; None leaves the tier as it is.
-
-        Raises
-        ------
-        ValueError
-            When storage was to grow that has dropped samples.
+            As for the buffer; None leaves the tier as it is. ValueError when storage was to grow that dropped samples.
         """
         self._check_open(writing=True)
-        parts = self._parts
         slots = None if memory is None else memory_slots(memory, self.schema)
-        limit = None if storage is None else storage_limit(storage, self.schema, parts.settings.codecs)
+        limit = None if storage is None else storage_limit(storage, self.schema, self._parts.settings.codecs)
         with self._writing():
-            resize(parts, slots, limit)
+            resize(self._parts, slots, limit)
+
+    def occupied(self) -> Ints:
+        """Return the slots that hold samples, int64 [len(self)], in place: it changes with the buffer."""
+        self._check_open()
+        return self._parts.tiers.residents.occupied()
 
     def reader(self) -> MemoryReader:
         """Return what reads memory in other processes: pickle it to them, or fork them."""

@@ -1,0 +1,90 @@
+"""Batches of memory for `torch.utils.data`: a dataset and a batch sampler, and memory beside a stream.
+
+Drawing a batch takes microseconds, so the process that trains does it; workers of a `DataLoader` only do what comes
+after, such as augmentation. A batch is copied when it is drawn, and drawn a fixed number of steps ahead: 0, 1 or n
+workers see the same batches.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch.utils.data
+
+from memhier._arguments import check_int
+from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.buffer import CarouselBuffer
+
+__all__ = ["ReplayBatchSampler", "ReplayDataset", "beside"]
+
+
+class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
+    """Draws a batch of memory for every step.
+
+    Parameters
+    ----------
+    buffer
+        Whose `feedback` ends every step.
+    n
+        Samples in a batch.
+    steps
+        How many batches.
+    ahead
+        Steps that a batch is drawn before it is used: at least the workers times their ``prefetch_factor``.
+
+    Examples
+    --------
+    ``DataLoader(ReplayDataset(augment), batch_sampler=ReplayBatchSampler(buffer, 32, steps=1000, ahead=4),
+    num_workers=2, collate_fn=as_it_is)``
+    """
+
+    def __init__(self, buffer: CarouselBuffer, n: int, steps: int, ahead: int = 0) -> None:
+        self._buffer = buffer
+        self._n = check_int("n", n, 1, 2**31 - 1, "samples")
+        self._steps = check_int("steps", steps, 0, 2**62)
+        self._ahead = check_int("ahead", ahead, 0, 10_000, "steps")
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def __iter__(self) -> Iterator[Batch]:
+        first, waiting, drawn = self._buffer.step, list[Batch](), 0
+        for index in range(self._steps):
+            # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
+            ended = self._buffer.step - first
+            if index > ended + self._ahead:
+                raise ValueError(
+                    f"ahead={self._ahead}: batch {index} is asked for after {ended} steps; make it at least the "
+                    "loader's num_workers times its prefetch_factor, and end every step with feedback()"
+                )
+            while drawn <= min(ended + self._ahead, self._steps - 1):
+                waiting.append(self._buffer.sample(self._n))
+                drawn += 1
+            yield waiting.pop(0)
+
+
+class ReplayDataset(torch.utils.data.Dataset[Any]):
+    """Turns batches of a `ReplayBatchSampler` into what training takes, in the workers of a loader.
+
+    Parameters
+    ----------
+    transform
+        From a `Batch` to anything; the batch itself by default. The loader's ``collate_fn`` has to leave that alone, as
+        ``lambda batch: batch`` does.
+    """
+
+    def __init__(self, transform: Callable[[Batch], Any] | None = None) -> None:
+        self._transform = transform
+
+    def __getitems__(self, batch: Batch) -> Any:
+        """Return a whole batch."""
+        return batch if self._transform is None else self._transform(batch)
+
+    def __getitem__(self, index: Any) -> Any:
+        """Refuse single samples: what to draw is up to the sampler."""
+        raise TypeError("a ReplayDataset is read in batches: give the DataLoader batch_sampler=ReplayBatchSampler(...)")
+
+
+def beside(stream: Iterable[Any], buffer: CarouselBuffer, n: int) -> Iterator[tuple[Any, Batch]]:
+    """Yield every batch of a stream with one of memory, drawn when the step begins."""
+    for batch in stream:
+        yield batch, buffer.sample(n)

@@ -1,0 +1,184 @@
+"""Mammoth: the `Buffer` of its models on a `CarouselBuffer`.
+
+Replace the class before models are imported: ``utils.buffer.Buffer = lambda size, *rest, **options:
+MammothBuffer(...)``. Images are kept as they come (Mammoth keeps float32 of everything), and nothing is copied to draw.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memhier.recsys.replay.buffer import CarouselBuffer
+
+__all__ = ["MammothBuffer"]
+
+ATTRIBUTES = ("examples", "labels", "logits", "task_labels", "true_labels")
+Transform = Callable[[Tensor], Tensor]
+
+
+class MammothBuffer:
+    """The interface of Mammoth's `utils.buffer.Buffer` (v0.2).
+
+    Every `add_data` ends a step of the buffer: what was drawn since the last one may be swapped.
+
+    Parameters
+    ----------
+    buffer
+        Whose fields are ``examples`` and any of ``logits``, ``task_labels`` and ``true_labels``; labels are its labels.
+    device
+        Where batches go.
+    """
+
+    def __init__(self, buffer: CarouselBuffer, device: Any = "cpu") -> None:
+        unknown = set(buffer.schema.fields) - set(ATTRIBUTES)
+        if unknown or "examples" not in buffer.schema.fields:
+            raise ValueError(f"buffer: expected fields 'examples' and of {ATTRIBUTES[2:]}, got {buffer.schema}")
+        self.carousel = buffer
+        self.device = device
+        self.attributes = list(ATTRIBUTES)
+        self._used: list[np.ndarray[Any, Any]] = []
+
+    @property
+    def buffer_size(self) -> int:
+        """Samples that memory holds."""
+        return self.carousel.capacity
+
+    @property
+    def num_seen_examples(self) -> int:
+        """Samples that came."""
+        return int(self.carousel.stats()["arrivals"])
+
+    @property
+    def used_attributes(self) -> list[str]:
+        """What samples have, in the order in which batches give it."""
+        return [name for name in ATTRIBUTES if name == "labels" or name in self.carousel.schema.fields]
+
+    def __len__(self) -> int:
+        return len(self.carousel)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Return ``examples``, ``labels`` and so on of all memory, as a tensor: a copy."""
+        if name not in ATTRIBUTES or name not in self.used_attributes:
+            raise AttributeError(name)
+        everything = self._read(self.carousel.occupied())
+        return everything[self.used_attributes.index(name)]
+
+    def is_empty(self) -> bool:
+        """Whether memory holds nothing."""
+        return len(self) == 0
+
+    def is_full(self) -> bool:
+        """Whether memory holds as much as it can."""
+        return len(self) == self.buffer_size
+
+    def add_data(
+        self, examples: Tensor, labels: Tensor | None = None, logits: Tensor | None = None,
+        task_labels: Tensor | None = None, attention_maps: Any = None, true_labels: Tensor | None = None,
+        sample_selection_scores: Any = None,
+    ) -> None:  # fmt: skip
+        """Take samples in, and end a step."""
+        if attention_maps is not None:
+            raise ValueError("attention_maps: not kept; expected None")
+        given = {"examples": examples, "logits": logits, "task_labels": task_labels, "true_labels": true_labels}
+        columns = self.carousel.schema.columns
+        batch = {
+            name: value.detach().cpu().numpy().astype(columns[name].dtype, copy=False)
+            for name, value in given.items()
+            if value is not None and name in columns
+        }
+        self.carousel.add(batch, labels=None if labels is None else labels.cpu().numpy())
+        used = np.concatenate(self._used) if self._used else np.empty(0, np.int64)
+        self._used.clear()
+        self.carousel.feedback(used)
+
+    def get_data(
+        self, size: int, transform: Transform | None = None, return_index: bool = False, device: Any = None,
+        mask_task_out: int | None = None, cpt: int | None = None, return_not_aug: bool = False,
+        not_aug_transform: Transform | None = None, force_indexes: Any = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        """Draw samples: examples, then what else there is of labels, logits, task labels and true labels."""
+        if force_indexes is not None:
+            slots = np.asarray(force_indexes, np.int64)
+        elif mask_task_out is not None:
+            if cpt is None:
+                raise ValueError("cpt: expected the classes per task with mask_task_out")
+            slots = self._outside_task(size, mask_task_out, cpt)
+        else:
+            slots = self.carousel.sample(size).slots
+        self._used.append(slots)
+        return self._batch(slots, transform, return_index, device, return_not_aug, not_aug_transform)
+
+    def _outside_task(self, size: int, task: int, classes: int) -> Any:
+        """Draw slots whose samples are of other tasks."""
+        drawn = self.carousel.sample(len(self))
+        return drawn.slots[drawn.labels // classes != task][:size]
+
+    def get_balanced_data(self, size: int, transform: Transform | None = None, n_classes: int = -1) -> Any:
+        """Draw samples, as many of each class as can be."""
+        drawn = self.carousel.sample(len(self))
+        order = np.argsort(drawn.labels, kind="stable")
+        starts = np.searchsorted(drawn.labels[order], drawn.labels[order])
+        ranks = np.empty(len(order), np.int64)
+        ranks[order] = np.arange(len(order)) - starts
+        slots = drawn.slots[np.argsort(ranks, kind="stable")[:size]]
+        self._used.append(slots)
+        return self._batch(slots, transform)
+
+    def get_data_by_index(self, indexes: Any, transform: Transform | None = None, device: Any = None) -> Any:
+        """Return the samples of slots."""
+        return self._batch(np.asarray(indexes, np.int64), transform, device=device)
+
+    def get_all_data(self, transform: Transform | None = None, device: Any = None) -> Any:
+        """Return everything in memory."""
+        return self._batch(self.carousel.occupied().copy(), transform, device=device)
+
+    def get_dataloader(
+        self, args: Any = None, batch_size: int | None = None, shuffle: bool = False, drop_last: bool = False,
+        transform: Transform | None = None, sampler: Any = None,
+    ) -> Any:  # fmt: skip
+        """Return a loader over a copy of memory."""
+        tensors = torch.utils.data.TensorDataset(*self.get_all_data(transform))
+        size = batch_size if batch_size is not None else args.batch_size
+        return torch.utils.data.DataLoader(
+            tensors, batch_size=size, shuffle=shuffle and sampler is None, drop_last=drop_last, sampler=sampler
+        )
+
+    def empty(self) -> None:
+        """Remove everything, from storage as well."""
+        self.carousel.forget(lambda ids, labels: np.ones(len(ids), np.bool_))
+
+    def to(self, device: Any) -> "MammothBuffer":
+        """Let batches go to another device."""
+        self.device = device
+        return self
+
+    def serialize(self, out_device: Any = "cpu") -> dict[str, Any]:
+        """Make the buffer durable, and return what tells its checkpoint: samples stay where they are."""
+        return {"generation": self.carousel.checkpoint(), "step": self.carousel.step}
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        """Return samples of slots without counting them as used."""
+        return self._read(np.atleast_1d(np.asarray(index, np.int64)))
+
+    def _read(self, slots: Any) -> tuple[Tensor, ...]:
+        batch = self.carousel.reader().read(slots)
+        return tuple(torch.from_numpy(batch.labels if name == "labels" else batch[name])
+                     for name in self.used_attributes)  # fmt: skip
+
+    def _batch(
+        self, slots: Any, transform: Transform | None, return_index: bool = False, device: Any = None,
+        return_not_aug: bool = False, not_aug_transform: Transform | None = None,
+    ) -> tuple[Tensor, ...]:  # fmt: skip
+        where = self.device if device is None else device
+        examples, *rest = self._read(slots)
+        shown = examples if transform is None else torch.stack([transform(example) for example in examples])
+        plain = () if not return_not_aug else (
+            examples if not_aug_transform is None else torch.stack([not_aug_transform(one) for one in examples]),
+        )  # fmt: skip
+        found = [*plain, shown, *rest]
+        if return_index:
+            found.insert(0, torch.from_numpy(slots))
+        return tuple(tensor.to(where) for tensor in found)

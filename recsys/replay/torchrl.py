@@ -1,0 +1,136 @@
+"""A TorchRL storage on a `CarouselBuffer`, and the reservoir writer that TorchRL lacks.
+
+``TensorDictReplayBuffer(storage=CarouselStorage(buffer), writer=ReservoirWriter(), collate_fn=lambda data: data)``:
+what is extended goes to both tiers, what is sampled comes from memory. `CarouselStorage.end_step` ends a training step.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from memhier.recsys.replay._adapters import derived
+from memhier.recsys.replay.buffer import CarouselBuffer
+
+__all__ = ["CarouselStorage", "ReservoirWriter"]
+
+
+class CarouselStorage:
+    """Memory of a buffer, as many items as its slots hold.
+
+    Parameters
+    ----------
+    buffer
+        Its fields are the keys of the items, which must not be nested.
+    label_key
+        The key of integer labels, which then is no field; None where there are none.
+    """
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Make a `torchrl.data.replay_buffers.Storage`."""
+        made: Self = object.__new__(derived(cls, "torchrl.data.replay_buffers", "Storage", "torchrl"))
+        return made
+
+    def __init__(self, buffer: CarouselBuffer, label_key: str | None = None) -> None:
+        super().__init__(buffer.capacity)  # type: ignore[call-arg]
+        self.carousel = buffer
+        self.label_key = label_key
+        self._used: list[np.ndarray[Any, Any]] = []
+
+    def add(self, data: Any) -> Tensor:
+        """Take items in and return the slots of those that are in memory now, -1 for the others, int64 [n]."""
+        items = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in dict(data.items()).items()}
+        items = {
+            key: value for key, value in items.items() if key in self.carousel.schema.fields or key == self.label_key
+        }
+        labels = None if self.label_key is None else items.pop(self.label_key).reshape(-1)
+        return torch.from_numpy(self.carousel.add(items, labels=labels))
+
+    def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
+        """Refuse to write at a place: which samples stay is up to the buffer, and so to its own writer."""
+        raise TypeError("use CarouselStorage with writer=ReservoirWriter(): the buffer decides which samples stay")
+
+    def get(self, index: Any) -> Any:
+        """Return items of memory by number, 0 to len - 1, as a TensorDict."""
+        numbers = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu()))
+        slots = self.carousel.occupied()[numbers]
+        batch = self.carousel.reader().read(slots)
+        self._used.append(slots)
+        data: dict[str, Tensor] = {name: torch.from_numpy(values) for name, values in batch.data.items()}
+        if self.label_key is not None:
+            data[self.label_key] = torch.from_numpy(batch.labels)
+        found = import_module("tensordict").TensorDict(data, batch_size=[len(slots)])
+        return found if np.ndim(np.asarray(torch.as_tensor(index))) else found[0]
+
+    def end_step(self, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
+        """End a step: what was sampled since the last one may be swapped. Scores are in the order of sampling."""
+        slots = np.concatenate(self._used) if self._used else np.empty(0, np.int64)
+        self._used.clear()
+        self.carousel.feedback(slots, scores=scores, update=update)
+
+    def contains(self, item: Any) -> Any:
+        """Return whether there is an item of a number."""
+        return torch.as_tensor(item) < len(self)
+
+    def __len__(self) -> int:
+        return len(self.carousel)
+
+    def _empty(self) -> None:
+        self.carousel.forget(lambda ids, labels: np.ones(len(ids), np.bool_))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Make the buffer durable, and return what tells its checkpoint: the samples stay where they are."""
+        return {"generation": self.carousel.checkpoint(), "step": self.carousel.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Make sure that the buffer, opened again, is at the step that was saved."""
+        if state_dict["step"] != self.carousel.step:
+            raise ValueError(f"step={state_dict['step']}: the buffer is at {self.carousel.step}; open its checkpoint")
+
+    def dumps(self, path: Any) -> None:
+        """Make the buffer durable where it is."""
+        self.carousel.checkpoint()
+
+    def loads(self, path: Any) -> None:
+        """Do nothing: `CarouselBuffer.open` has brought everything back."""
+
+
+class ReservoirWriter:
+    """Writes through the admission of a `CarouselStorage`: a reservoir, unless the buffer was made with another."""
+
+    _storage: Any
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        """Make a `torchrl.data.replay_buffers.Writer`."""
+        made: Self = object.__new__(derived(cls, "torchrl.data.replay_buffers", "Writer", "torchrl"))
+        return made
+
+    def add(self, data: Any) -> int:
+        """Add one item; return its slot, -1 where it is not in memory."""
+        return int(self.extend(data.unsqueeze(0))[0])
+
+    def extend(self, data: Any) -> Tensor:
+        """Add items; return a slot for each, -1 for those that are not in memory."""
+        storage = self._storage
+        if not isinstance(storage, CarouselStorage):
+            raise TypeError(f"ReservoirWriter needs a CarouselStorage, got {type(storage).__name__}")
+        return storage.add(data)
+
+    def _empty(self, empty_write_count: bool = True) -> None:
+        return
+
+    def dumps(self, path: Any) -> None:
+        """Do nothing: there is no state."""
+
+    def loads(self, path: Any) -> None:
+        """Do nothing: there is no state."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: the state is the buffer's."""
+        return {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take nothing over."""
