@@ -150,7 +150,8 @@ def storage_limit(storage: int | str | None, schema: Schema, codecs: Mapping[str
     fixed = [name for name in schema.fields if name not in schema.mutable]
     formats = [RecordFormat(schema, names, codecs) for names in (fixed, schema.mutable)]
     # An entry of 12 bytes in each log, 24 in the index; samples that are dead but not compacted yet.
-    each = sum((format.row_bytes or format.longest) * 1.1 + 12 for format in formats) + 25
+    sizes = [format.longest if format.row_bytes is None else format.row_bytes for format in formats]
+    each = sum(size * 1.1 + 12 for size in sizes) + 25
     limit = int(parse_bytes(storage, "storage") * COMPACT_BELOW / each)
     if limit < 1:
         raise BudgetError(f"storage={storage!r}: one sample takes up to {int(each / COMPACT_BELOW) + 1} bytes")

@@ -21,7 +21,8 @@ __all__ = ["CarouselExemplars", "CarouselPlugin"]
 class _Live(torch.utils.data.Dataset[Any]):
     """What memory holds now; notes what was read."""
 
-    def __init__(self, buffer: CarouselBuffer, field: str) -> None:
+    def __init__(self, buffer: CarouselBuffer, field: str, has_tensors: bool) -> None:
+        self._has_tensors = has_tensors
         self._reader = buffer.reader()
         self._field = field
         self._slots = buffer.occupied().copy()
@@ -31,11 +32,12 @@ class _Live(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int | torch.Tensor]:
         slot = int(self._slots[index])
         self.used.append(slot)
         batch = self._reader.read([slot])
-        return torch.from_numpy(batch[self._field][0]), int(batch.labels[0])
+        label = torch.from_numpy(batch.labels)[0] if self._has_tensors else int(batch.labels[0])
+        return torch.from_numpy(batch[self._field][0]), label
 
 
 class CarouselExemplars:
@@ -64,13 +66,14 @@ class CarouselExemplars:
         self._field = next(iter(buffer.schema.fields))
         self._with_task = with_task
         self._live: _Live | None = None
+        self._has_tensors = False  # whether labels of the stream are tensors: a batch can hold only one kind
 
     @property
     def buffer(self) -> Any:
         """What memory holds, as an AvalancheDataset that stays up to date."""
         if len(self.carousel) == 0:
             return self._buffer
-        self._live = _Live(self.carousel, self._field)
+        self._live = _Live(self.carousel, self._field, self._has_tensors)
         attribute = import_module("avalanche.benchmarks.utils.data_attribute").DataAttribute
         attributes = [attribute(self._live.targets, "targets")]
         if self._with_task:
@@ -87,6 +90,7 @@ class CarouselExemplars:
         items, labels = [], []
         for item in exp.dataset:
             items.append(np.asarray(item[0]))
+            self._has_tensors = isinstance(item[1], torch.Tensor)
             labels.append(int(item[1]))
             if len(items) == 256:
                 self._add(items, labels)

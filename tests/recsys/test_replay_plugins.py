@@ -182,11 +182,11 @@ def test_avalanche(tmp_path: Path, avalanche: Any, gate: bool) -> None:
     random = np.random.default_rng(0)
     labels = torch.from_numpy(np.arange(240) % 6)
     inputs = torch.from_numpy(random.normal(size=(240, 8)).astype(np.float32)) + 2 * torch.eye(8)[labels]
-    benchmark = scenarios.class_incremental_benchmark(
-        {"train": utils.make_classification_dataset(torch.utils.data.TensorDataset(inputs, labels),
-                                                    targets=labels.tolist())},
-        num_experiences=3,
-    )  # fmt: skip
+    items = utils.AvalancheDataset(
+        [torch.utils.data.TensorDataset(inputs, labels)],
+        data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
+    )
+    benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
     policy = GateSwap(1.0) if gate else RandomSwap(1.0)
     with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced", swap=policy,
                         seed=0) as buffer:  # fmt: skip

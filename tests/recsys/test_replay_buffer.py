@@ -1,0 +1,442 @@
+"""The buffer at its border: arguments, budgets, fields of any kind, codecs, faults, other processes."""
+
+import errno
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
+from memhier.files import Fault, FaultyFiles, RealFiles
+from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, MemoryReader, RandomSwap, SteeredRatio
+
+IMAGE = {"image": ("uint8", (8, 8, 3))}
+
+
+def images(ids: np.ndarray) -> dict[str, Any]:
+    return {"image": np.repeat(ids.astype(np.uint8), 192).reshape(len(ids), 8, 8, 3)}
+
+
+def filled(place: Path, count: int = 60, **options: Any) -> CarouselBuffer:
+    buffer = CarouselBuffer(place, **{"memory": 20, "schema": IMAGE, "seed": 3, **options})
+    ids = np.arange(count)
+    buffer.add(images(ids), labels=ids % 4)
+    return buffer
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"memory": 0}, ValueError, "memory=0"),
+        ({"memory": "100B"}, BudgetError, "memory='100B'"),
+        ({"storage": "10B"}, BudgetError, "storage='10B'"),
+        ({"admit": "fifo"}, ValueError, "'reservoir'"),
+        ({"swap": "best"}, ValueError, "'gate'"),
+        ({"delay": -1}, ValueError, "delay=-1"),
+        ({"seed": "1"}, TypeError, "seed='1'"),
+        ({"codec": {"picture": "zstd"}}, ValueError, "'picture'"),
+        ({"codec": {"image": "gif"}}, ValueError, "codec='gif'"),
+        ({"codec": {"image": "jpeg:101"}}, ValueError, "jpeg:101"),
+        ({"codec": {"image": "int8"}}, TypeError, "float32"),
+        ({"schema": {}}, ValueError, "schema"),
+        ({"schema": {"a b": "int8"}}, ValueError, "'a b'"),
+        ({"schema": {"a": object}}, ValueError, "plain bytes"),
+        ({"admit": "class_balanced", "same_class": False}, ValueError, "same_class"),
+        ({"swap": RandomSwap, "memory": True}, TypeError, "memory=True"),
+    ],
+)
+def test_unfit_arguments_are_named_and_leave_nothing(
+    tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words.replace("(", r"\(")):
+        CarouselBuffer(tmp_path / "b", **{"memory": 4, "schema": IMAGE, **options})
+    assert not (tmp_path / "b").exists()
+
+
+def test_unfit_fields_are_named() -> None:
+    for arguments, words in [
+        (("int8", (None,)), "longest"), (("int8", (3,), 4), "longest"), (("int8", (0,)), "shape"),
+        (("int8", (None,), 3, True), "mutable"), ((np.dtype("2i4"),), "dtype"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            Field(*arguments)
+
+
+def test_unfit_samples_change_nothing(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", codec={}) as buffer:
+        before = buffer.stats()
+        good = images(np.arange(3))
+        for batch, options, error, words in [
+            ({}, {}, ValueError, "fields"),
+            ([1], {}, TypeError, "dict"),
+            ({"image": good["image"].astype(float)}, {}, TypeError, "float64"),
+            ({"image": good["image"][:, :4]}, {}, ValueError, "shape"),
+            (good, {"labels": [1, 2]}, ValueError, "labels"),
+            (good, {"labels": [1, 2, -1]}, ValueError, "labels"),
+            (good, {"labels": [0.5, 1, 2]}, TypeError, "labels"),
+            (good, {}, ValueError, "every sample needs a label"),
+            (good, {"labels": [1, 2, 3], "ids": [1]}, ValueError, "ids"),
+        ]:
+            with pytest.raises(error, match=words):
+                buffer.add(batch, **options)  # type: ignore[arg-type]
+        assert buffer.stats() == before
+
+
+def test_unfit_feedback_changes_nothing(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", swap=GateSwap(1.0)) as buffer:
+        batch = buffer.sample(4)
+        for arguments, words in [
+            ({}, "logits"),
+            ({"scores": np.zeros((3, 4))}, "logits"),
+            ({"scores": np.full((4, 4), np.nan)}, "finite"),
+            ({"scores": np.zeros((4, 4)), "update": {"image": batch["image"]}}, "mutable"),
+        ]:
+            with pytest.raises(ValueError, match=words):
+                buffer.feedback(batch, **arguments)
+        with pytest.raises(ValueError, match="slot"):
+            buffer.feedback([20], scores=np.zeros((1, 4)))
+        assert buffer.step == 0
+    with filled(tmp_path / "c", swap=LossSwap(1.0)) as buffer, pytest.raises(ValueError, match="loss"):
+        buffer.feedback(buffer.sample(4))
+
+
+def test_a_buffer_that_is_empty_or_small(tmp_path: Path) -> None:
+    with CarouselBuffer(tmp_path / "b", memory=1, schema=IMAGE, swap=RandomSwap(1.0)) as buffer:
+        assert len(buffer.sample(5)) == 0
+        buffer.feedback(buffer.sample(5))
+        buffer.add(images(np.arange(0)))
+        for number in range(5):
+            buffer.add(images(np.arange(number, number + 1)))
+            batch = buffer.sample(3)
+            assert len(batch) == 1
+            assert batch["image"][0, 0, 0, 0] == batch.ids[0]
+            buffer.feedback(batch)
+        assert buffer.stats()["swapped"] > 0
+        with pytest.raises(ValueError, match="n=-1"):
+            buffer.sample(-1)
+
+
+def test_out_is_filled_in_place(tmp_path: Path) -> None:
+    with filled(tmp_path / "b") as buffer:
+        out = buffer.empty(5)
+        batch = buffer.sample(5, out)
+        assert batch is out
+        fewer = buffer.sample(3, out)
+        assert np.shares_memory(fewer["image"], out["image"])
+        assert fewer["image"][:, 0, 0, 0].tolist() == fewer.ids.tolist()
+        with pytest.raises(ValueError, match="holds 5"):
+            buffer.sample(6, out)
+
+
+# Budgets.
+
+
+def test_bytes_of_memory_are_kept_to(tmp_path: Path) -> None:
+    with CarouselBuffer(tmp_path / "b", memory="100KiB", schema=IMAGE) as buffer:
+        slots = buffer.capacity
+        assert 0.85 * 100 * 1024 < slots * (192 + 16 + 49) < 100 * 1024
+        parts = buffer._parts
+        assert parts.memory.slab.memory_bytes + parts.tiers.residents.memory_bytes <= 100 * 1024
+
+
+def test_bytes_of_storage_are_kept_to(tmp_path: Path) -> None:
+    with CarouselBuffer(tmp_path / "b", memory=5, storage="2MiB", schema=IMAGE) as buffer:
+        for start in range(0, 40_000, 1000):
+            buffer.add(images(np.arange(start, start + 1000)))
+            buffer.checkpoint()
+            assert buffer.stats()["storage_bytes"] <= 2 * 2**20
+        assert buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 4000
+
+
+def test_everything_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", admit="everything", storage=61) as buffer:
+        with pytest.raises(BudgetError, match="storage=61"):
+            buffer.add(images(np.arange(2)), labels=[0, 0])
+        buffer.add(images(np.arange(1)), labels=[0])
+
+
+def test_memory_grows_and_shrinks(tmp_path: Path) -> None:
+    with filled(tmp_path / "b") as buffer:
+        buffer.resize(memory=50)
+        assert len(buffer) == 20
+        for _ in range(3):
+            buffer.feedback(buffer.sample(4))
+        assert len(buffer) == buffer.capacity == 50
+        buffer.resize(memory=7)
+        assert len(buffer) == 7
+        buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b", memory=9) as buffer:
+        assert buffer.capacity == 9
+        buffer.resize(storage=12)
+        assert buffer.stats()["storage_samples"] == 12
+        buffer.add(images(np.arange(30)), labels=np.zeros(30, np.int64))
+        with pytest.raises(ValueError, match="the others are gone"):
+            buffer.resize(storage=20)
+
+
+def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path) -> None:
+    ratio = SteeredRatio(0.8, tolerance=0.01)
+    with filled(tmp_path / "b", swap=RandomSwap(ratio)) as buffer:
+        read = buffer._parts.storage.read
+
+        def slow(*arguments: Any) -> None:
+            time.sleep(0.02)
+            read(*arguments)
+
+        buffer._parts.storage.read = slow  # type: ignore[method-assign]
+        for _ in range(6):
+            buffer.feedback(buffer.sample(5))
+        assert ratio.share() < 0.4
+        ratio.stalled(0.0, 1.0)
+        low = ratio.share()
+        for _ in range(200):
+            ratio.stalled(0.0, 1.0)
+        assert low < ratio.share() == 0.8
+
+
+# Fields and codecs.
+
+
+@pytest.mark.parametrize("codec", ["none", "zstd", "jpeg", "jpeg:60", "webp:80"])
+@pytest.mark.parametrize("shape", [(16, 20, 3), (3, 16, 20), (16, 20), (16, 20, 1)])
+def test_images_come_back(tmp_path: Path, codec: str, shape: tuple[int, ...]) -> None:
+    pytest.importorskip("PIL")
+    # Smooth images, which lossy codecs keep.
+    base = np.add.outer(np.arange(16) * 4, np.arange(20) * 3)
+    channels_last = np.moveaxis(np.empty(shape), 0, -1).shape if shape[0] == 3 else shape
+    one = np.broadcast_to(base.reshape(base.shape + (1,) * (len(shape) - 2)), channels_last)
+    one = np.moveaxis(one, -1, 0) if shape[0] == 3 else one
+    pictures = np.stack([one + number for number in range(30)]).astype(np.uint8)
+    with CarouselBuffer(tmp_path / "b", memory=30, schema={"image": ("uint8", shape)}, codec={"image": codec}) as b:
+        b.add({"image": pictures})
+        shown = b.reader().read(np.arange(30))
+        stored = b.schema.empty(30)
+        b._parts.storage.read(shown.ids, stored)
+        # Memory shows what storage holds, so that being swapped changes nothing.
+        np.testing.assert_array_equal(shown["image"], stored["image"])
+        error = np.abs(shown["image"].astype(int) - pictures[shown.ids]).mean()
+        assert error == 0 if codec in ("none", "zstd") else 0 < error + 1e-9 < 3
+
+
+def test_latents_text_and_side_data(tmp_path: Path) -> None:
+    schema = {
+        "latent": ("float32", (7,)), "text": Field("uint8", (None,), longest=9), "points": Field("int16", (None, 2), 3),
+        "logits": Field("float32", (4,), mutable=True), "nothing": Field("float64"),
+    }  # fmt: skip
+    random = np.random.default_rng(0)
+    latents, logits = (random.normal(size=(50, width)).astype(np.float32) for width in (7, 4))
+    texts = [b"x" * (number % 10) for number in range(50)]
+    points = [np.full((number % 4, 2), number, np.int16) for number in range(50)]
+    batch = {"latent": latents, "text": texts, "points": points, "logits": logits, "nothing": np.arange(50.0)}
+    codec = {"latent": "int8", "text": "zstd", "logits": "fp16"}
+    with CarouselBuffer(tmp_path / "b", memory=8, schema=schema, codec=codec, swap=RandomSwap(1.0)) as buffer:
+        buffer.add(batch)
+        given: dict[int, float] = {}
+        for step in range(30):
+            used = buffer.sample(4)
+            assert [bytes(text) for text in used.ragged("text")] == [texts[id] for id in used.ids]
+            for value, id in zip(used.ragged("points"), used.ids, strict=True):
+                np.testing.assert_array_equal(value, points[id])
+            np.testing.assert_allclose(used["latent"], latents[used.ids], atol=0.03)
+            for row, id in zip(used["logits"], used.ids.tolist(), strict=True):
+                expected = np.full(4, given[id]) if id in given else logits[id]
+                np.testing.assert_allclose(row, expected, rtol=2e-3, atol=1e-6)
+            buffer.feedback(used, update={"logits": np.full((4, 4), step, np.float32)})
+            given |= dict.fromkeys(used.ids.tolist(), float(step))
+        assert len(given) > 20
+        for bad in (np.nan, 1e30):
+            with pytest.raises(ValueError, match="logits" if bad > 1 else "latent"):
+                buffer.add({name: values[:1] for name, values in batch.items()} | (
+                    {"logits": np.full((1, 4), bad, np.float32)} if bad > 1 else
+                    {"latent": np.full((1, 7), bad, np.float32)}
+                ))  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["packed", "rows"])
+def test_a_record_that_is_not_one_is_told(tmp_path: Path, kind: str) -> None:
+    codec = {"image": "zstd"} if kind == "packed" else {}
+    with filled(tmp_path / "b", codec=codec) as buffer:
+        storage = buffer._parts.storage
+        with pytest.raises(CorruptionError, match="no sample"):
+            storage.read(np.array([60]), buffer.schema.empty(1))
+        if kind == "packed":
+            with pytest.raises(CorruptionError, match="bytes"):
+                storage.format.unpack_records([memoryview(b"\1\2\3")], buffer.schema.empty(1))
+            with pytest.raises(CorruptionError):
+                storage.format.unpack_records([memoryview(b"\3\0\0\0abc")], buffer.schema.empty(1))
+
+
+# Faults.
+
+
+def test_a_full_disk_loses_nothing_that_was_saved(tmp_path: Path) -> None:
+    files = FaultyFiles(RealFiles())
+    buffer = CarouselBuffer(tmp_path / "b", memory=5, schema=IMAGE, files=files)
+    buffer.add(images(np.arange(50)))
+    buffer.checkpoint()
+    kept = buffer.reader().read(np.arange(5)).ids.tolist()
+    files._fail_at, files._fault = len(files.calls) + 3, Fault.ENOSPC
+    with pytest.raises(OSError, match="No space") as caught:
+        buffer.add(images(np.arange(40_000)))
+    assert caught.value.errno == errno.ENOSPC
+    for call in (buffer.checkpoint, lambda: buffer.add(images(np.arange(1))), lambda: buffer.feedback([0])):
+        with pytest.raises(ClosedError, match="open it again"):
+            call()
+    assert len(buffer.sample(3)) == 3
+    buffer.close()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert buffer.stats()["storage_samples"] == 50
+        assert buffer.reader().read(np.arange(5)).ids.tolist() == kept
+
+
+def test_a_damaged_sample_is_named_and_training_goes_on(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", count=200, memory=10, swap=RandomSwap(1.0), same_class=False) as buffer:
+        buffer.checkpoint()
+    victim = next(file for file in (tmp_path / "b" / "segments").iterdir() if file.name.startswith("samples-0."))
+    data = bytearray(victim.read_bytes())
+    data[4096 * 3] ^= 1
+    victim.write_bytes(data)
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        failed = None
+        for _ in range(200):
+            try:
+                buffer.feedback(buffer.sample(5))
+            except CorruptionError as error:
+                failed = error
+                break
+        assert failed is not None
+        note = failed.__notes__[0]
+        assert "forget({'id'" in note
+        # The step has ended, everything else is as it should be.
+        assert buffer.stats()["errors"] == 1
+        assert len(buffer) == 10
+        for _ in range(5):
+            with pytest.MonkeyPatch.context():
+                batch = buffer.sample(5)
+                assert batch["image"][:, 0, 0, 0].tolist() == batch.ids.tolist()
+        assert any(not finding.harmless for finding in buffer.check())
+
+
+def test_other_stores_other_schemas_and_other_writers(tmp_path: Path) -> None:
+    with filled(tmp_path / "b") as buffer:
+        buffer.checkpoint()
+        with pytest.raises(LockedError):
+            CarouselBuffer.open(tmp_path / "b")
+    with pytest.raises(FileExistsError):
+        CarouselBuffer(tmp_path / "b", memory=4, schema=IMAGE)
+    with pytest.raises(FormatError, match="expected Schema"):
+        CarouselBuffer.open(tmp_path / "b", schema={"image": ("uint8", (4, 4))})
+    with CarouselBuffer.open(tmp_path / "b", schema=IMAGE) as buffer:
+        assert len(buffer) == 20
+    buffer.close()
+    with pytest.raises(ClosedError):
+        buffer.sample(1)
+    with pytest.raises(FileNotFoundError):
+        CarouselBuffer.open(tmp_path / "nothing")
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FormatError):
+        CarouselBuffer.open(tmp_path / "other")
+
+
+# Forgetting.
+
+
+def test_what_is_forgotten_is_nowhere(tmp_path: Path) -> None:
+    secret = np.random.default_rng(9).integers(0, 256, (5, 8, 8, 3), np.uint8)
+    with filled(tmp_path / "b", memory=70) as buffer:
+        buffer.add({"image": secret}, labels=[3] * 5, ids=range(1000, 1005))
+        buffer.checkpoint()
+        files = list((tmp_path / "b").rglob("*"))
+        assert any(secret[2].tobytes() in file.read_bytes() for file in files if file.is_file())
+        report = buffer.forget({"id": range(1000, 1005), "label": 3})
+        assert report == {"samples": 5, "memory_samples": 5}
+        for file in (tmp_path / "b").rglob("*"):
+            if file.is_file():
+                assert not any(one.tobytes()[:64] in file.read_bytes() for one in secret), file
+        assert not any(one.tobytes() in bytes(buffer._parts.memory.slab.rows) for one in secret)
+        assert buffer.forget(lambda ids, labels: labels == 1)["samples"] == 15
+        assert buffer.stats()["storage_samples"] == 45
+        for where, words in [({}, "where"), ({"name": 1}, "where"), (lambda ids, labels: ids, "bool")]:
+            with pytest.raises(ValueError, match=words):
+                buffer.forget(where)  # type: ignore[arg-type]
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert buffer.stats()["storage_samples"] == 45
+
+
+# Other processes.
+
+
+def _read_until(reader: MemoryReader, stop: Any, results: Any) -> None:
+    reads = torn = 0
+    slots = np.arange(len(reader))
+    while not stop.is_set():
+        batch = reader.read(slots)
+        values = batch["image"].reshape(len(slots), -1)
+        torn += int((values != values[:, :1]).any(1).sum() + (values[:, 0] != batch.ids % 256).sum())
+        reads += len(slots)
+    results.put((reads, torn))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
+    method = multiprocessing.get_context(context)
+    schema = {"image": ("uint8", (64, 64, 3))}
+    with CarouselBuffer(tmp_path / "b", memory=8, schema=schema, swap=RandomSwap(1.0), delay=0) as buffer:
+        ids = np.arange(200)
+        buffer.add({"image": np.repeat(ids.astype(np.uint8), 64 * 64 * 3).reshape(200, 64, 64, 3)})
+        stop, results = method.Event(), method.Queue()
+        workers = [method.Process(target=_read_until, args=(buffer.reader(), stop, results)) for _ in range(2)]
+        for worker in workers:
+            worker.start()
+        # One that dies while it reads is nobody's loss.
+        doomed = method.Process(target=_read_until, args=(buffer.reader(), stop, results))
+        doomed.start()
+        deadline = time.monotonic() + (6 if context == "spawn" else 2)
+        while time.monotonic() < deadline:
+            for _ in range(20):
+                buffer.feedback(buffer.sample(8))
+            if doomed.is_alive() and time.monotonic() > deadline - 1 and doomed.pid is not None:
+                os.kill(doomed.pid, signal.SIGKILL)
+                doomed.join()
+        stop.set()
+        found = [results.get(timeout=30) for _ in workers]
+        for worker in workers:
+            worker.join()
+        assert all(reads > 0 for reads, _ in found)
+        assert sum(torn for _, torn in found) == 0
+        assert buffer.stats()["swapped"] > 100
+        assert doomed.exitcode == -signal.SIGKILL
+
+
+def test_a_slot_left_half_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memhier.recsys.replay._memory._ATTEMPTS", 10)
+    with filled(tmp_path / "b") as buffer:
+        reader = buffer.reader()
+        with pytest.raises(RuntimeError), buffer._parts.memory.slab.writing([3]):
+            raise RuntimeError
+        with pytest.raises(CorruptionError, match="half written"):
+            reader.read([3])
+        assert len(reader.read([2])) == 1
+
+
+def test_a_forked_child_may_read_but_not_change(tmp_path: Path) -> None:
+    with filled(tmp_path / "b") as buffer:
+        outcome: list[Any] = []
+        buffer._pid += 1  # as it looks to a child
+        with pytest.raises(ClosedError, match=r"buffer\.reader\(\)"):
+            buffer.feedback([0])
+        buffer._pid -= 1
+        thread = threading.Thread(target=lambda: outcome.append(buffer.reader().read([0, 1]).ids))
+        thread.start()
+        thread.join()
+        assert len(outcome[0]) == 2
