@@ -1,0 +1,74 @@
+"""What the decoder's workloads rely on: the clock, precision, beams, the trained model's steps, training itself."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from memhier.benchmarks.decode.beams import beam_search  # noqa: E402
+from memhier.benchmarks.decode.clock import Way, measure, precision  # noqa: E402
+from memhier.benchmarks.decode.ptb import Lstm  # noqa: E402
+from memhier.benchmarks.models.train import LstmModel, train  # noqa: E402
+
+
+def make_lstm(words=7, dimension=3):
+    rng = np.random.default_rng(0)
+    shapes = [(words, dimension), (dimension, 4 * dimension), (dimension, 4 * dimension), (4 * dimension,)]
+    shapes += [(words, dimension), (words,)]
+    return Lstm(*(rng.normal(size=shape).astype(np.float32) * 2 for shape in shapes))
+
+
+def log_probs(model, states):
+    logits = states.astype(np.float64) @ model.weight.T + model.bias
+    return logits - np.logaddexp.reduce(logits, axis=1)[:, None]
+
+
+def test_precision_counts_words_whatever_their_order():
+    assert precision(np.array([[1, 2, 3], [4, 5, 6]]), np.array([[3, 2, 9], [6, 5, 4]])) == pytest.approx(5 / 6)
+
+
+def test_every_way_is_asked_alike():
+    asked = np.arange(40, dtype=np.float32).reshape(20, 2)
+    seen = {"a": [], "b": []}
+    ways = [Way(name, "", lambda states, name=name: seen[name].append(states.copy())) for name in seen]
+    taken = measure(ways, asked, 3, 5)
+    assert {name: len(times) for name, times in taken.items()} == {"a": 5, "b": 5}
+    assert all(states.shape == (3, 2) for states in seen["a"])
+    np.testing.assert_array_equal(seen["a"][0], seen["b"][0])
+
+
+def test_states_over_a_text_are_those_of_single_steps():
+    model = make_lstm()
+    tokens = np.array([1, 4, 2, 6, 0, 3, 5])
+    states, targets = model.read(tokens)
+    hidden = cell = np.zeros((1, 3), np.float32)
+    for at, word in enumerate(tokens[:-1]):
+        hidden, cell = model.step(np.array([word]), hidden, cell)
+        np.testing.assert_allclose(states[at], hidden[0], rtol=1e-6)
+        assert targets[at] == tokens[at + 1]
+
+
+def test_wide_beams_find_the_likeliest_text():
+    model = make_lstm()
+
+    def ask(states, k):
+        values = log_probs(model, states)
+        best = np.argsort(-values, 1)[:, :k]
+        return np.take_along_axis(values, best, 1), best
+
+    text, score = beam_search(model, 2, ask, beams=7 * 7, length=3)
+    every = []
+    for candidate in product(range(7), repeat=3):
+        states, _ = model.read(np.array([2, *candidate]))
+        every.append((float(log_probs(model, states)[np.arange(3), candidate].sum()), list(candidate)))
+    assert (score, text) == (pytest.approx(max(every)[0], abs=1e-5), max(every)[1])
+
+
+def test_training_learns_what_follows():
+    torch.set_num_threads(1)
+    tokens = np.tile(np.arange(50), 40)
+    model = LstmModel(50, 16)
+    losses = train(model, tokens, 50, steps=60)
+    assert np.mean(losses[-5:]) < 0.7 * losses[0]
