@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.datasets import data_folder
 
-__all__ = ["CRITEO_ROWS", "DLRM", "Sample", "criteo_dac", "gowalla", "samples", "table_sizes"]
+__all__ = ["CRITEO_ROWS", "DLRM", "Sample", "criteo_dac", "gowalla", "power_law", "samples", "table_sizes"]
 
 Ints = NDArray[np.int64]
 
@@ -63,14 +63,14 @@ def samples(sizes: list[int], batch: int, count: int, seed: int, exponent: float
     """Yield batches whose ids follow a power law in each table; which rows are frequent is scattered over the table."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
-        columns = [_power_law(rng.random(batch), rows, exponent) for rows in sizes]
+        columns = [power_law(rng.random(batch), rows, exponent) for rows in sizes]
         dense = rng.standard_normal((batch, 13), dtype=np.float32)
         labels = (rng.random(batch) < 0.25).astype(np.float32)
         yield Sample(torch.from_numpy(np.stack(columns, 1)), torch.from_numpy(dense), torch.from_numpy(labels))
 
 
-def _power_law(uniform: NDArray[np.float64], rows: int, exponent: float) -> Ints:
-    """Return ranks with density rank^-exponent by inverting its integral, each turned into a row."""
+def power_law(uniform: NDArray[np.float64], rows: int, exponent: float) -> Ints:
+    """Return rows like `uniform`: ranks with density rank^-exponent by inverting its integral, scattered."""
     ranks = ((rows + 1) ** (1 - exponent) - 1) * uniform + 1
     found = np.minimum((ranks ** (1 / (1 - exponent))).astype(np.int64) - 1, rows - 1)
     # A multiplier without a common factor with the number of rows makes a permutation.

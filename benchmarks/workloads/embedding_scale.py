@@ -1,0 +1,146 @@
+"""Tables ten times as large as their DRAM budget, with the many ids a sample of MLPerf's DLRM-DCNv2: time and memory.
+
+``python -m memhier.benchmarks.workloads.embedding_scale --dir /path/on/the/device``: 26 tables with rows of 64 floats
+and Adagrad's state, 214 ids a sample in bags of MLPerf's lengths. Every row is written first (``--no-fill`` leaves them
+to their first use), then the training looks ahead, and takes a checkpoint every 50 steps. Memory is what is private to
+the process (RssAnon), beyond what it held with torch and the dense part alone; the batches that wait are part of it.
+"""
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.workloads.embedding_common import DLRM, power_law, table_sizes
+from memhier.budget import format_bytes, parse_bytes
+from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+
+__all__ = ["main", "measure"]
+
+DIM = 64
+ROW_BYTES = 2 * 4 * DIM
+# Ids in a bag of each table, as MLPerf's benchmark of DLRM-DCNv2 has them: 214 in all.
+LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+SAVE_EVERY = 50
+FILL_ROWS = 2**16
+
+Batch = tuple[dict[str, Tensor], Tensor, Tensor]
+
+
+def batches(sizes: list[int], batch: int, count: int) -> Iterator[Batch]:
+    """Yield ids by table, numbers and labels."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        ids = {
+            f"t{table}": torch.from_numpy(power_law(rng.random((batch, length)), rows, 1.05))
+            for table, (rows, length) in enumerate(zip(sizes, LENGTHS, strict=True))
+        }
+        dense = rng.standard_normal((batch, 13), dtype=np.float32)
+        yield ids, torch.from_numpy(dense), torch.from_numpy((rng.random(batch) < 0.25).astype(np.float32))
+
+
+def private_bytes() -> int:
+    """Return this process's private memory."""
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def measure(folder: Path | None, dram: str, times: float, batch: int, steps: int, fill: bool) -> dict[str, Any]:
+    """Return seconds of steps and checkpoints, memory, and the tables' counts."""
+    torch.set_num_threads(1)
+    budget = parse_bytes(dram)
+    scale = times * budget / ROW_BYTES / sum(table_sizes(1))
+    sizes = table_sizes(scale)
+    torch.manual_seed(0)
+    net = DLRM(len(sizes), DIM)
+    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.01)
+    _step(net, optimizer, torch.zeros(batch, len(sizes) * DIM), torch.zeros(batch, 13), torch.zeros(batch))
+    before = private_bytes()
+    configs = [
+        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=Uniform())
+        for table, rows in enumerate(sizes)
+    ]
+    found: dict[str, Any] = {"rows": sum(sizes), "table_bytes": sum(sizes) * ROW_BYTES, "budget": budget}
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.01), dram=dram, path=Path(scratch) / "t") as tables,
+    ):
+        started = time.perf_counter()
+        if fill:
+            for table, rows in enumerate(sizes):
+                for start in range(0, rows, FILL_ROWS):
+                    ids = np.arange(start, min(start + FILL_ROWS, rows))
+                    tables.tables.write(table, ids, tables.initial_weights(ids, table).numpy())
+            tables.checkpoint()
+        found["fill_s"] = time.perf_counter() - started
+        filled = tables.stats()
+        spent, saved, peak = [], [], private_bytes()
+        started = time.perf_counter()
+        for number, (ids, dense, labels) in enumerate(
+            lookahead(batches(sizes, batch, steps), tables, ids=lambda batch: batch[0], window=8), 1
+        ):
+            _step(net, optimizer, tables(ids).values(), dense, labels)
+            spent.append(time.perf_counter() - started)
+            if number % SAVE_EVERY == 0:
+                tables.checkpoint()
+                saved.append(time.perf_counter() - started - spent[-1])
+            peak = max(peak, private_bytes())
+            started = time.perf_counter()
+        found |= {"steps_s": spent, "saved_s": saved, "private_bytes": peak - before}
+        found |= {"memory_bytes": tables.memory_bytes, "filled": filled, "stats": tables.stats()}
+    return found
+
+
+def _step(net: DLRM, optimizer: torch.optim.Optimizer, pooled: Tensor, dense: Tensor, labels: Tensor) -> None:
+    loss = nn.functional.binary_cross_entropy_with_logits(net(dense, pooled), labels)
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
+def record(found: dict[str, Any]) -> Record:
+    """Return time and memory."""
+    steps, saved = found["steps_s"], found["saved_s"]
+    reads = (found["stats"]["refetches"] - found["filled"]["refetches"]) / len(steps)
+    figures = [
+        Figure.of("table over budget", found["table_bytes"] / found["budget"], "times", "neither"),
+        Figure.of("private memory over budget", found["private_bytes"] / found["budget"], "times", "less"),
+        Figure.of("step", [1e3 * each for each in steps[len(steps) // 4 :]], "ms", "less", clock=True),
+        Figure.of("rows read per step", reads, "rows", "less"),
+    ]
+    if saved:
+        share = sum(saved) / sum(steps)
+        figures.append(
+            Figure.of(f"checkpoints every {SAVE_EVERY} steps", share, "share of step time", "less", clock=True)
+        )
+    return Record(figures, scale=f"{format_bytes(found['table_bytes'])} of rows, two cores and one SSD")
+
+
+@click.command()
+@click.option("--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device.")
+@click.option("--dram", default="2GB", show_default=True)
+@click.option("--times", default=10.0, show_default=True, help="The tables' size over the budget.")
+@click.option("--batch", default=512, show_default=True)
+@click.option("--steps", default=200, show_default=True)
+@click.option("--fill/--no-fill", default=True, show_default=True, help="Write every row before training.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+def main(folder: Path | None, dram: str, times: float, batch: int, steps: int, fill: bool, out: Path | None) -> None:
+    """Train tables larger than their budget, and measure time and memory."""
+    found = measure(folder, dram, times, batch, steps, fill)
+    shown = record(found)
+    for figure in shown.figures:
+        Console(width=120).print(f"{figure.name:40} {figure.value:.4g} {figure.unit}", highlight=False)
+    if out is not None:
+        shown.write(out, **found)
+
+
+if __name__ == "__main__":
+    main()
