@@ -15,6 +15,7 @@ from memhier.ann.decoder.settings import Settings
 __all__ = ["LIMITS", "HeldOut", "calibrate_preview", "calibrate_screen", "calibrate_walk", "measure_choices", "split"]
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
 _EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROUNDS = 15
@@ -69,7 +70,7 @@ def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
 def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest candidates that reach the precision, or the most there are."""
     reached = 0.0
-    limits = [limit for limit in LIMITS if limit >= held.k] or [settings.scaled(held.k, held.k)]
+    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)] or [held.k]
     for limit in limits:
         settings = settings.with_(preview_limit=limit)
         reached = held.precision(engine.preview(held.hidden, held.k, limit).values)

@@ -1,4 +1,8 @@
-"""Ways against each other: interleaved rounds in one process, medians, so that a neighbour's burst hits all alike."""
+"""Ways against each other: interleaved rounds in one process, medians, processor time of the one thread at work.
+
+What neighbours take of the processor does not count then; what they take of caches and memory still does, and hits all
+ways in turn.
+"""
 
 import time
 from collections.abc import Callable
@@ -47,7 +51,7 @@ class Way:
 
 
 def measure(ways: list[Way], asked: Floats, batch: int, rounds: int) -> dict[str, list[float]]:
-    """Return milliseconds per call by name, one number a round.
+    """Return milliseconds of processor time per call by name, one number a round.
 
     In a round every way answers a burst of batches, as a decoder does that is asked word after word: each number is the
     median of one burst, of up to 16 calls within 3 ms. A first call, which finds caches full of the way before, does
@@ -60,9 +64,9 @@ def measure(ways: list[Way], asked: Floats, batch: int, rounds: int) -> dict[str
             burst: list[float] = []
             for start in turn:
                 states = np.ascontiguousarray(asked[start : start + batch])
-                started = time.perf_counter()
+                started = time.thread_time()
                 way.answer(states)
-                burst.append(1e3 * (time.perf_counter() - started))
+                burst.append(1e3 * (time.thread_time() - started))
                 if sum(burst) > _BURST_MS:
                     break
             taken[way.name].append(float(np.median(burst[1:] or burst)))

@@ -70,7 +70,8 @@ def train(model: Any, tokens: Ints, words: int, steps: int, seed: int = 0) -> li
     # Only rows that a step touched are updated.
     wide = [embed.weight, head.weight]
     dense = [each for each in model.parameters() if all(each is not other for other in wide)]
-    optimizers = [torch.optim.Adagrad(wide, lr=0.1), torch.optim.AdamW(dense, lr=1e-3)]
+    rate = 0.1 if isinstance(model, LstmModel) else 0.01  # hidden states of the GPT are some ten times longer
+    optimizers = [torch.optim.Adagrad(wide, lr=rate), torch.optim.AdamW(dense, lr=1e-3)]
     losses = []
     model.train()
     for _ in range(steps):
