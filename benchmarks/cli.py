@@ -13,6 +13,7 @@ COMMANDS = {
     "probe": ("memhier.benchmarks.probe", "Measure the device under a path."),
     "simulate": ("memhier.benchmarks.simulate", "Say how much DRAM a trace of accesses needs."),
     "bench": ("memhier.benchmarks.bench.command", "Measure memhier next to its rivals."),
+    "replay": ("memhier.benchmarks.replay.command", "Look at, check and export a replay buffer; try its disk."),
     "index": ("memhier.benchmarks.index.command", "Build, search and check a vector index on SSD."),
 }
 

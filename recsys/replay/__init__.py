@@ -6,6 +6,7 @@ from memhier.recsys.replay.buffer import CarouselBuffer
 from memhier.recsys.replay.ratio import FixedRatio, Ratio, SteeredRatio
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Field, Schema
+from memhier.recsys.replay.stored import StoredSamples
 from memhier.recsys.replay.swap import AgeSwap, DeckSwap, GateSwap, LossSwap, Pool, RandomSwap, SwapPolicy, Used
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "Ring",
     "Schema",
     "SteeredRatio",
+    "StoredSamples",
     "SwapPolicy",
     "Used",
 ]

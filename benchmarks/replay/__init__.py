@@ -1,0 +1,3 @@
+"""The command ``memhier replay``."""
+
+__all__: list[str] = []
