@@ -1,0 +1,139 @@
+"""The seven methods learn, with swaps and without; exemplars are those that the papers choose."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, SwapPolicy
+from memhier.recsys.replay.methods import METHODS, DERPlusPlus, TinyER
+from memhier.recsys.replay.methods.exemplars import herding, rainbow
+
+CLASSES = 6
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(36, 32), nn.ReLU())
+        self.head = nn.Linear(32, CLASSES)
+
+    def features(self, inputs: Tensor) -> Tensor:
+        return self.body(inputs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.body(inputs))
+
+
+def prepare(images: Tensor) -> Tensor:
+    return images.float().div(128).sub(1)[:, None]
+
+
+def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Return images of six classes that a small net can tell."""
+    centres = np.random.default_rng(0).uniform(40, 210, (CLASSES, 6, 6))
+    random = np.random.default_rng(seed)
+    labels = random.permutation(np.arange(count) % CLASSES)
+    images = np.clip(centres[labels] + random.normal(0, 35, (count, 6, 6)), 0, 255)
+    return torch.from_numpy(images.astype(np.uint8)), torch.from_numpy(labels)
+
+
+@pytest.mark.parametrize("swap", [None, RandomSwap(0.5), GateSwap(0.5), LossSwap(0.5)], ids=str)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_tasks_and_keeps_the_first(tmp_path: Path, name: str, swap: SwapPolicy | None) -> None:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    kind: Any = METHODS[name]
+    images, labels = blobs(900, seed=1)
+    test, truth = blobs(300, seed=2)
+    with CarouselBuffer(tmp_path / "b", memory=36, schema=kind.schema((6, 6), CLASSES), admit=kind.admit, swap=swap,
+                        seed=1) as buffer:  # fmt: skip
+        learner = kind(Small, buffer, prepare, classes=CLASSES, rate=0.1, batch=10, epochs=2, decays=True, seed=1)
+        if name == "GDumb":
+            learner.steps = 150
+        for task in ((0, 1), (2, 3), (4, 5)):
+            some = torch.isin(labels, torch.tensor(task))
+            learner.learn_task(images[some], labels[some])
+        if isinstance(learner, TinyER):
+            said = learner.predict_in_task(prepare(test), truth)
+        else:
+            said = learner.predict(prepare(test))
+        right = (said == truth).float()
+        assert right.mean() > 0.75
+        # What was learned first is not forgotten: without replay these are never right.
+        assert right[truth < 2].mean() > 0.5
+        stats = buffer.stats()
+        held_out = 12 if name == "BiC" else 0
+        assert stats["storage_samples"] == 900 - held_out
+        assert (stats["swapped"] > 20) == (swap is not None)
+
+
+def test_der_can_refresh_logits(tmp_path: Path) -> None:
+    images, labels = blobs(200, seed=1)
+    with CarouselBuffer(tmp_path / "b", memory=30, schema=DERPlusPlus.schema((6, 6), CLASSES)) as buffer:
+        learner = DERPlusPlus(Small, buffer, prepare, classes=CLASSES)
+        learner.learn_task(images, labels)
+        before = {id: row.copy() for id, row in stored_logits(buffer).items()}
+        learner.refreshes = True
+        learner.step(images[:32], labels[:32], first=False)
+        buffer.checkpoint()
+        changed = [id for id, row in stored_logits(buffer).items() if not np.array_equal(row, before[id])]
+        assert 0 < len(changed) <= 30
+
+
+def stored_logits(buffer: CarouselBuffer) -> dict[int, np.ndarray]:
+    parts = buffer._parts
+    columns = parts.settings.schema.empty(parts.tiers.members.size)
+    parts.storage.read(np.arange(len(columns["logits"])), columns)
+    return dict(zip(parts.tiers.members.ids.tolist(), columns["logits"], strict=True))
+
+
+def test_herding_equals_its_definition() -> None:
+    features = torch.from_numpy(np.random.default_rng(3).normal(size=(40, 5))).float()
+    taken: list[int] = []
+    for _ in range(9):
+        means = {i: features[[*taken, i]].mean(0) for i in range(40) if i not in taken}
+        taken.append(min(means, key=lambda i: float((means[i] - features.mean(0)).norm())))
+    assert herding(features, 9).tolist() == taken
+    assert sorted(herding(features[:3], 9).tolist()) == [0, 1, 2]
+
+
+def test_rainbow_takes_all_degrees_of_uncertainty() -> None:
+    labels = torch.zeros(10, dtype=torch.int64)
+    views = iter([torch.arange(10) >= limit for limit in (2, 4, 6, 8)])
+    chosen = rainbow(lambda: next(views).long(), labels, 5)
+    assert chosen.tolist() == [0, 2, 4, 6, 9]
+
+
+def test_what_is_held_is_in_memory_and_classes_stay(tmp_path: Path) -> None:
+    schema = {"x": "int64", "logit": Field("float32", mutable=True)}
+    with CarouselBuffer(tmp_path / "b", memory=12, schema=schema, admit="class_balanced", seed=0) as buffer:
+        ids = np.arange(90)
+        buffer.add({"x": ids, "logit": ids.astype(np.float32)}, labels=ids % 3)
+        buffer.feedback(buffer.sample(4))
+        batch = buffer.sample(12)
+        buffer.refresh(batch, {"logit": -batch.ids.astype(np.float32)})
+        refreshed = set(batch.ids.tolist())
+        wanted = [0, 3, 6, 1, 4, 1000]
+        came = buffer.hold(wanted)
+        inside = buffer.reader().read(buffer.occupied())
+        assert came == len(set(wanted[:5]) - refreshed)
+        assert set(wanted[:5]) <= set(inside.ids.tolist())
+        assert np.bincount(inside.labels).tolist() == [4, 4, 4]
+        assert (inside["x"] == inside.ids).all()
+        # More than the class has slots: as many come as fit.
+        assert buffer.hold(np.arange(2, 90, 3)) <= 4
+        assert buffer.hold([]) == 0
+        for id, value in zip(
+            *(buffer.reader().read(buffer.occupied()).data[name] for name in ("x", "logit")), strict=True
+        ):
+            assert value == (-id if id in refreshed else id)
+        # What left memory took its new logits along.
+        columns = buffer.schema.empty(90)
+        buffer._parts.storage.read(ids, columns)
+        left = [id for id in refreshed if id not in buffer.reader().read(buffer.occupied()).ids]
+        assert left
+        assert all(columns["logit"][id] == -id for id in left)
