@@ -119,12 +119,12 @@ class Residents:
             part = rows[start : start + len(self._encoded)]
             self._codec.encode(part, out=self._encoded[: len(part)])
 
-    def flush(self) -> None:
-        """Hand all changed rows to the write queue, and wait until the log has them."""
+    def flush(self, *, hold: bool = False) -> None:
+        """Hand all changed rows to the write queue, and wait until the log has them; see `WriteQueue.drain`."""
         for start in range(0, len(self.dirty), _FLUSH_SLOTS):
             slots = np.flatnonzero(self.dirty[start : start + _FLUSH_SLOTS]) + start
             self._write_out(self.map.keys_of(slots), slots)
-        self._queue.drain()
+        self._queue.drain(hold=hold)
 
     def _check_fits(self, slots: Ints) -> Ints:
         """Return the held slots; raise BudgetError when they and the call's own are more than there are."""

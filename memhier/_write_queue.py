@@ -39,6 +39,7 @@ class WriteQueue:
         self._outgoing = np.empty((batch_rows(rows), row_bytes), np.uint8)
         self._changed = threading.Condition()
         self._drains = 0
+        self._held = False
         self._closed = False
         self._failure: BaseException | None = None
         self._refused: LockedError | None = None
@@ -103,8 +104,8 @@ class WriteQueue:
             np.take(self._rows, places[found], axis=0, out=out[: np.count_nonzero(found)], mode="clip")
             return found
 
-    def drain(self) -> None:
-        """Wait until the log has every row."""
+    def drain(self, *, hold: bool = False) -> None:
+        """Wait until the log has every row. With `hold` it gets no more from then on, until `release`."""
         with self._changed:
             self._refused = None
             self._drains += 1
@@ -116,6 +117,13 @@ class WriteQueue:
             finally:
                 self._drains -= 1
             self.check()
+            self._held = hold
+
+    def release(self) -> None:
+        """Let the log have rows again."""
+        with self._changed:
+            self._held = False
+            self._changed.notify_all()
 
     def close(self) -> None:
         """End the thread after the append that is under way; rows that still wait are dropped."""
@@ -165,7 +173,9 @@ class WriteQueue:
         return True
 
     def _due(self) -> bool:
-        return self._closed or len(self._places) > (0 if self._drains else self._places.capacity // 2)
+        if self._closed or self._held:
+            return self._closed
+        return len(self._places) > (0 if self._drains else self._places.capacity // 2)
 
 
 def batch_rows(rows: int) -> int:

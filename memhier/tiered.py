@@ -7,7 +7,8 @@ the other appends rows that have left to the log.
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -21,9 +22,10 @@ from memhier._row_loader import EMPTY, Initial, Job, RowLoader
 from memhier._slab_memory import Layout
 from memhier._tickets import Pin, Ticket
 from memhier._tiered_calls import Calls
+from memhier._tiered_commit import Commits
 from memhier._tiered_parts import KIND, TieredParts
 from memhier.budget import parse_bytes
-from memhier.errors import BudgetError, CorruptionError, LockedError
+from memhier.errors import BudgetError
 from memhier.policies import Policy
 from memhier.reader import Reader
 from memhier.store import Store
@@ -123,6 +125,7 @@ class Tiered:
         )
         self._parts = parts
         self._calls = Calls(parts)
+        self._commits = Commits(parts, self._calls)
         self._capacity = parts.slab.slots
         self._slab, self._residents, self._loader, self._log = parts.slab, parts.residents, parts.loader, parts.log
 
@@ -339,23 +342,22 @@ class Tiered:
             When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
         """
         with self._calls.call():
-            checked = self._log.check_values(values)
-            if self._parts.schema.key in checked:
-                raise ValueError(f"values: {self._parts.schema.key!r} is the tier's own")
-            checked |= self._parts.schema.missing()
+            self._commits.wait()
+            checked = self._commits.checked(values)
             self._residents.flush()
-            try:
-                with self._loader.paused():
-                    # What cannot be read stays where it is, and keeps nobody from saving the rest. After a write that
-                    # failed the log refuses to commit.
-                    with suppress(OSError, CorruptionError):
-                        self._log.compact()
-                    return self._log.commit(checked)
-            except LockedError:
-                raise
-            except BaseException as error:
-                self._calls.fail(error)
-                raise
+            return self._commits.now(checked)
+
+    def start_checkpoint(self, values: Mapping[str, bytes] | None = None) -> "Future[int]":
+        """Write the table as it is now to the log, and make it durable on a thread, beside the calls that follow.
+
+        Until then rows that leave DRAM wait in the write queue; once that is full, so do calls that let more leave.
+        The result is what :meth:`checkpoint` returns, or raises; closing the tier waits for it.
+        """
+        with self._calls.call():
+            self._commits.wait()
+            checked = self._commits.checked(values)
+            self._residents.flush(hold=True)
+            return self._commits.beside(checked)
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers about what was done so far.
@@ -380,6 +382,7 @@ class Tiered:
 
         Rows changed since the last checkpoint are lost.
         """
+        self._commits.wait()
         if self._calls.close():
             del self._slab, self._residents, self._loader, self._log
 

@@ -90,7 +90,7 @@ def measure(folder: Path | None, dram: str, times: float, batch: int, steps: int
             _step(net, optimizer, tables(ids).values(), dense, labels)
             spent.append(time.perf_counter() - started)
             if number % SAVE_EVERY == 0:
-                tables.checkpoint()
+                tables.start_checkpoint()
                 saved.append(time.perf_counter() - started - spent[-1])
             peak = max(peak, private_bytes())
             started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any, Literal, Self, get_args
 
@@ -132,13 +133,31 @@ class TableModule(nn.Module):
         OSError, ClosedError
             When it could not be written; the last checkpoint is still there.
         """
+        generation = self.tables.checkpoint(self._checkpoint_values(extra))
+        self._saved_steps = list(self.tables.record.steps)
+        return generation
+
+    def start_checkpoint(self, extra: Mapping[str, Any] | None = None) -> "Future[int]":
+        """Take a checkpoint of this moment, and make it durable on a thread while the training goes on.
+
+        The changed rows are written before this returns; what takes longer, reclaiming space and waiting for the
+        device, comes after. Arguments and errors as in :meth:`checkpoint`, those of the thread from the result.
+        """
+        steps = list(self.tables.record.steps)
+
+        def note(done: "Future[int]") -> None:
+            if done.exception() is None:
+                self._saved_steps = steps
+
+        future = self.tables.start_checkpoint(self._checkpoint_values(extra))
+        future.add_done_callback(note)
+        return future
+
+    def _checkpoint_values(self, extra: Mapping[str, Any] | None) -> dict[str, bytes]:
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
-        values = {"hyperparameters": group, "extra": dict(extra or {})}
-        generation = self.tables.checkpoint({_EXTRA: json.dumps(values).encode()})
-        self._saved_steps = list(self.tables.record.steps)
-        return generation
+        return {_EXTRA: json.dumps({"hyperparameters": group, "extra": dict(extra or {})}).encode()}
 
     @property
     def extra(self) -> dict[str, Any]:

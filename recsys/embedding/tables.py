@@ -6,6 +6,7 @@ reads, updates and evicts once, however many tables it needs.
 
 import os
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -284,6 +285,10 @@ class Tables:
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""
         return self._tier.checkpoint({**self.record.values(), **(values or {})})
+
+    def start_checkpoint(self, values: dict[str, bytes]) -> "Future[int]":
+        """Write everything to the log, and make it durable on a thread; the result is the store's generation."""
+        return self._tier.start_checkpoint({**self.record.values(), **values})
 
     def value(self, key: str) -> bytes | None:
         """Return a value of the last checkpoint."""

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier._log_index import LogIndex
-from memhier.errors import BudgetError
+from memhier.errors import BudgetError, ClosedError
 from memhier.policies import LRU, Belady
 from memhier.reader import Reader
 from memhier.row_log import RowLog
@@ -216,3 +216,49 @@ def test_withdrawn_batches_are_as_if_never_announced() -> None:
         assert told.pending == 0
         keys = rng.integers(0, 12, 2)
         assert np.array_equal(told.access(keys).evicted, plain.access(keys).evicted)
+
+
+def test_a_checkpoint_beside_calls_has_the_moment_it_was_started(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = make(slots=8)
+    tier.scatter(np.arange(20) % 8, np.full((20, WIDTH), 1, np.float32))
+    entered, go_on = threading.Event(), threading.Event()
+    commit = tier._log.commit
+
+    def slow(values: Any) -> int:
+        entered.set()
+        assert go_on.wait(30)
+        return commit(values)
+
+    monkeypatch.setattr(tier._log, "commit", slow)
+    future = tier.start_checkpoint({"step": b"1"})
+    assert entered.wait(30)
+    # Changes that leave DRAM meanwhile, and come back.
+    for start in (0, 8, 16):
+        tier.scatter(np.arange(start, start + 8), np.full((8, WIDTH), 2, np.float32))
+    assert (tier.gather(np.arange(8)) == 2).all()
+    assert not future.done()
+    go_on.set()
+    assert future.result(30) == 1
+    monkeypatch.undo()
+    tier.close()
+    again = make(slots=8)
+    expected = initial(np.arange(24))
+    expected[:8] = 1
+    assert np.array_equal(again.gather(np.arange(24), keep=False), expected)
+    again.scatter([1], np.full((1, WIDTH), 3, np.float32))
+    first, second = again.start_checkpoint(), again.start_checkpoint()
+    assert (first.result(30), second.result(30)) == (2, 3)
+
+
+def test_a_checkpoint_that_fails_beside_calls_ends_them(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = make(slots=8)
+    tier.scatter([1], np.ones((1, WIDTH), np.float32))
+
+    def fails(values: Any) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(tier._log, "commit", fails)
+    with pytest.raises(OSError, match="No space"):
+        tier.start_checkpoint().result(30)
+    with pytest.raises(ClosedError, match="checkpoint failed"):
+        tier.gather([1])

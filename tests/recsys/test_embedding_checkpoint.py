@@ -89,6 +89,20 @@ def test_a_checkpoint_has_weights_state_and_hyperparameters(tmp_path: Path) -> N
         assert torch.equal(bag.optimizer_state(np.arange(ROWS)), state)
 
 
+def test_a_checkpoint_beside_the_training_has_its_own_moment(tmp_path: Path) -> None:
+    with make(tmp_path, optimizer=Adagrad(lr=0.1)) as bag:
+        train(bag, 10)
+        weights = bag.weights(np.arange(ROWS))
+        future = bag.start_checkpoint({"position": 10})
+        train(bag, 10, seed=1)
+        assert future.result(60) == 1
+        assert not torch.equal(bag.weights(np.arange(ROWS)), weights)
+        assert json.loads(bytes(bag.state_dict()["weight"].tolist()))["steps"] == [10]
+    with make(tmp_path, optimizer=Adagrad(lr=0.1), resume=True) as bag:
+        assert (bag.steps, bag.extra) == (10, {"position": 10})
+        assert torch.equal(bag.weights(np.arange(ROWS)), weights)
+
+
 def test_a_checkpoint_is_not_overwritten_unasked(tmp_path: Path) -> None:
     with make(tmp_path) as bag:
         train(bag, 2)

@@ -1,0 +1,70 @@
+"""The end of a tier's checkpoint: what the log has becomes durable, at once or beside the calls that follow."""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+
+from memhier._tiered_calls import Calls
+from memhier._tiered_parts import TieredParts
+from memhier.errors import CorruptionError, LockedError
+
+__all__ = ["Commits"]
+
+
+class Commits:
+    """Commits of a tier whose changed rows have been flushed."""
+
+    def __init__(self, parts: TieredParts, calls: Calls) -> None:
+        self._parts = parts
+        self._calls = calls
+        self._thread: threading.Thread | None = None
+
+    def checked(self, values: Mapping[str, bytes] | None) -> dict[str, bytes]:
+        """Return the values of a commit, the tier's own added."""
+        parts = self._parts
+        checked = parts.log.check_values(values)
+        if parts.schema.key in checked:
+            raise ValueError(f"values: {parts.schema.key!r} is the tier's own")
+        return checked | parts.schema.missing()
+
+    def now(self, values: dict[str, bytes]) -> int:
+        """Commit while the caller waits; inside of a call."""
+        with self._parts.loader.paused():
+            return self._commit(values)
+
+    def beside(self, values: dict[str, bytes]) -> "Future[int]":
+        """Commit on a thread; inside of a call, after a flush that holds the write queue."""
+        done: Future[int] = Future()
+        self._thread = threading.Thread(target=self._run, args=(values, done), name="memhier-commit", daemon=True)
+        self._thread.start()
+        return done
+
+    def wait(self) -> None:
+        """Return once no commit is under way."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _run(self, values: dict[str, bytes], done: "Future[int]") -> None:
+        try:
+            generation = self._commit(values)
+        except BaseException as error:
+            self._parts.queue.release()
+            done.set_exception(error)
+        else:
+            self._parts.queue.release()
+            done.set_result(generation)
+
+    def _commit(self, values: dict[str, bytes]) -> int:
+        try:
+            # What cannot be read stays where it is, and keeps nobody from saving the rest. After a write that failed
+            # the log refuses to commit.
+            with suppress(OSError, CorruptionError):
+                self._parts.log.compact()
+            return self._parts.log.commit(values)
+        except LockedError:
+            raise
+        except BaseException as error:
+            self._calls.fail(error)
+            raise
