@@ -156,7 +156,7 @@ def test_relinking_changes_what_was_trained_and_keeps_the_rest():
     fresh = build_links(after)
     for row in changed:
         assert len(set(again[row].tolist()) & set(fresh[row].tolist())) >= 10
-        assert (again == row).any(), "nothing leads to a row that was linked anew"
+        assert any(row in again[other] for other in again[row]), "nothing near leads to a row that was linked anew"
     assert (again == links).all(1).mean() > 0.9
 
 
@@ -165,7 +165,9 @@ def test_a_refreshed_graph_keeps_its_precision():
     index = LogitIndex.build(weight, bias, contexts=hidden[:1500], k=5, method="graph")
     tuned = weight.copy()
     tuned[10:60] += np.random.default_rng(1).normal(size=(50, 32)).astype(np.float32) * 0.2
+    before = index._engine.codes.graph.links[10:60]
     assert 50 <= index.refresh(tuned, bias) <= 1500
+    assert (index._engine.codes.graph.links[10:60] != before).any(1).all()
     assert precision(index.topk(hidden[2000:2200]).indices, tuned, bias, hidden[2000:2200]) > 0.97
 
 

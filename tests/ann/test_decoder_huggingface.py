@@ -102,6 +102,16 @@ def test_logits_processors_see_what_they_rule_out(model):
     torch.testing.assert_close(generate(model, **options), right)
 
 
+def test_ties_are_left_to_the_layer_itself(model):
+    weight = model.get_output_embeddings().weight.data
+    weight[WORDS // 2 :] = weight[: WORDS // 2]
+    right = generate(model, do_sample=False)
+    accelerate(model, k=20, certify=True, method="preview")
+    torch.testing.assert_close(generate(model, do_sample=False), right)
+    head = model.get_output_embeddings()
+    assert head.completed > head.rows // 2
+
+
 def test_training_goes_through_the_layer_itself(model):
     accelerate(model, k=10, method="preview")
     model.train()

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder import engine as engine_module
 from memhier.ann.decoder.layer import as_floats
+from memhier.ann.decoder.tail import margins
 from memhier.errors import BudgetError, CorruptionError, FormatError
 
 
@@ -82,6 +83,23 @@ def test_what_is_called_proven_is(words, dimension, rank, seed, scale, far):
     assert (z.low <= right).all()
     assert (right <= z.high).all()
     assert ((z.low <= z.estimate) & (z.estimate <= z.high)).all()
+
+
+@pytest.mark.parametrize("rank", [4, 16, 24])
+@pytest.mark.parametrize("giant", [1, 300])
+def test_bounds_hold_for_every_row(core, rank, giant):
+    weight, bias, hidden = make_layer(600, 24)
+    weight[:, 0] *= giant  # codes then keep little of the other directions
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=rank, method="preview")
+    queries = np.concatenate([hidden[300:340], hidden[300:320] * 20])
+    rows, keys, _, _ = index._engine._candidates(queries, 600, bounds=True)
+    upper, estimates = keys[:, :, 0].astype(np.float64), keys[:, :, 1].astype(np.float64)
+    logits = np.take_along_axis(exact(weight, bias, queries), rows, 1)
+    assert (logits <= upper).all()
+    assert (logits >= 2 * estimates - upper).all()
+    projection, blocks = index._engine.codes.projection, index._engine.codes.blocks
+    around, _ = margins(projection, blocks, queries, rows)
+    np.testing.assert_allclose(around, upper - estimates, rtol=2e-2, atol=1e-4 * np.abs(estimates).max())
 
 
 def test_most_answers_are_proven_and_most_rows_are_not_looked_at():

@@ -54,6 +54,10 @@ def test_certificates_hold(pair):
     order = np.argsort(-right, 1)[:, :5]
     for row in np.flatnonzero(found.proven):
         assert set(found.indices[row].tolist()) == set(order[row].tolist())
+    few = stored._engine.certify(queries, 5, 6)
+    for row in np.flatnonzero(few.proven):
+        assert set(few.indices[row].tolist()) == set(order[row].tolist())
+    assert few.proven.mean() < 0.9, "six rows alone cannot prove five of thousands"
     complete = stored.topk(queries[:20], 5, certify=True, complete=True)
     np.testing.assert_array_equal(complete.indices, np.argsort(-right[:20], 1, kind="stable")[:, :5])
 
