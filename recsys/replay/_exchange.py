@@ -178,7 +178,7 @@ def _install(parts: Parts, swap: Swap, index: Ints) -> None:
     residents, members = parts.tiers.residents, parts.tiers.members
     slots, positions = swap.slots[index], swap.positions[index]
     stale = slots[residents.refreshed[slots]]
-    parts.write_back(residents.visible[stale], stale)
+    parts.write_back(residents.visible[stale], stale, [swap])
     for position, newer in swap.late.items():
         for name, values in newer.items():
             swap.columns[name][swap.positions == position] = values

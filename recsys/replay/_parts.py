@@ -1,7 +1,7 @@
 """The parts of a replay buffer, and how they are made."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memhier._arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError
-from memhier.recsys.replay._carousel import Carousel
+from memhier.recsys.replay._carousel import Carousel, Swap
 from memhier.recsys.replay._memory import MemoryTier
 from memhier.recsys.replay._records import RecordFormat
 from memhier.recsys.replay._storage import StorageTier
@@ -72,18 +72,22 @@ class Parts:
         held = self.memory.slab.memory_bytes + self.tiers.memory_bytes + self.carousel.memory_bytes
         return held + self.storage.memory_bytes
 
-    def write_back(self, positions: Ints, slots: Ints) -> None:
-        """Give storage the mutable fields that memory has of samples which leave it."""
+    def write_back(self, positions: Ints, slots: Ints, arriving: Sequence[Swap] = ()) -> None:
+        """Give storage the mutable fields that memory has of samples which leave it.
+
+        Swaps that are under way, or arriving just now, and bring them back have read them before.
+        """
         if len(positions) == 0:
             return
         columns = {name: self.memory.views[name][slots] for name in self.settings.schema.mutable}
         self.storage.append_side(positions, columns)
         for index, position in enumerate(positions.tolist()):
-            self.arrive_late(position, {name: values[index : index + 1] for name, values in columns.items()})
+            one = {name: values[index : index + 1] for name, values in columns.items()}
+            self.arrive_late(position, one, arriving)
 
-    def arrive_late(self, position: int, columns: Columns) -> None:
+    def arrive_late(self, position: int, columns: Columns, arriving: Sequence[Swap] = ()) -> None:
         """Let a swap that is bringing a position bring these values of it."""
-        for swap in self.carousel.under_way:
+        for swap in (*self.carousel.under_way, *arriving):
             if (swap.positions == position).any():
                 swap.late[position] = swap.late.get(position, {}) | columns
 

@@ -14,6 +14,7 @@ from memhier.recsys.replay import AgeSwap, DeckSwap, RandomSwap, Schema, SwapPol
 from memhier.recsys.replay._exchange import end_step
 from memhier.recsys.replay._intake import distinct, take_in
 from memhier.recsys.replay._parts import Parts, Settings
+from memhier.recsys.replay._streams import Purpose, Uniforms
 from memhier.recsys.replay.admit import admission
 
 RUNS = 400
@@ -215,3 +216,24 @@ def test_the_statistic_tells_a_biased_reservoir() -> None:
         held[seed, slots] = True
     with pytest.raises(AssertionError, match="biased"):
         assert_uniform(held, "biased")
+
+
+@pytest.mark.parametrize(("n", "count"), [(1, 1), (3, 20), (9, 20), (11, 20), (20, 20), (0, 5)])
+def test_batches_hold_distinct_slots_all_equally_likely(n: int, count: int) -> None:
+    draws = Uniforms(7, Purpose.SAMPLE)
+    held = np.zeros((4000, count), np.bool_)
+    for run in range(len(held)):
+        drawn = distinct(draws, n, count)
+        assert len(set(drawn.tolist())) == len(drawn) == n
+        held[run, drawn] = True
+    if n:
+        assert_uniform(held, "batches")
+
+
+def test_uniforms_are_the_same_from_any_place_on() -> None:
+    one, other = Uniforms(3, Purpose.ADMIT), Uniforms(3, Purpose.ADMIT)
+    taken = np.concatenate([one.take(size) for size in (1, 3, 97, 4096, 0, 5000)])
+    assert np.array_equal(taken, other.at(0, len(taken)))
+    assert np.array_equal(taken[4000:4200], other.at(4000, 200))
+    assert not np.isin(taken, Uniforms(3, Purpose.SAMPLE).take(len(taken))).any()
+    assert not np.isin(taken, Uniforms(4, Purpose.ADMIT).take(len(taken))).any()

@@ -1,10 +1,11 @@
 """A buffer put through anything, next to plain dicts: what is where, and that it is what came."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memhier.recsys.replay import CarouselBuffer, DeckSwap, Field, RandomSwap
@@ -84,6 +85,8 @@ OPERATIONS = st.one_of(
     deck=st.booleans(),
     same_class=st.sampled_from([None, False]),
 )
+@example(operations=[("add", 4), ("memory", 2), ("update", 1)], admit="reservoir", limit=None, delay=0, slots=1,
+         deck=False, same_class=None)  # fmt: skip
 def test_nothing_is_ever_out_of_place(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]], admit: str, limit: int | None,
     delay: int, slots: int, deck: bool, same_class: bool | None,
@@ -137,3 +140,32 @@ def test_nothing_is_ever_out_of_place(
         assert all(finding.harmless for finding in buffer.check())
     finally:
         buffer.close()
+
+
+@pytest.mark.parametrize("admit", ["reservoir", "class_balanced", "ring", "everything"])
+@pytest.mark.parametrize("delay", [1, 3])
+def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay: int) -> None:
+    """Samples come all the time, take the places of others that are on their way, and change while they are away."""
+    limit = None if admit == "everything" else 14
+    with CarouselBuffer(tmp_path / "b", memory=6, storage=limit, schema=SCHEMA, admit=admit, swap=RandomSwap(1.0),
+                        seed=8, delay=delay) as buffer:  # fmt: skip
+        residents = buffer._parts.tiers.residents
+        logits: dict[int, float] = {}
+        waiting: dict[int, int] = {}
+        for step in range(60):
+            count = 3 if limit else 1
+            ids = np.arange(step * count, (step + 1) * count)
+            buffer.add(samples(ids), labels=ids % 3, ids=ids)
+            is_consistent(buffer, logits)
+            batch = buffer.sample(3)
+            values = np.stack([batch.ids + step / 256, -batch.ids], axis=1).astype(np.float32)
+            before = residents.swapped.copy()
+            buffer.feedback(batch, update={"logits": values})
+            logits |= {id: id + step / 256 for id in batch.ids.tolist()}
+            is_consistent(buffer, logits)
+            # A slot is not swapped again before what was swapped in has arrived.
+            for slot in np.flatnonzero(residents.swapped != before).tolist():
+                assert step - waiting.get(slot, -99) > delay
+                waiting[slot] = step
+        assert len(waiting) == 6
+        assert buffer.stats()["swapped"] > 20
