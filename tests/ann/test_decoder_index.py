@@ -1,5 +1,7 @@
 """LogitIndex against the full product: every way, odd sizes, certificates, log Z, files, faults."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -100,6 +102,16 @@ def test_bounds_hold_for_every_row(core, rank, giant):
     projection, blocks = index._engine.codes.projection, index._engine.codes.blocks
     around, _ = margins(projection, blocks, queries, rows)
     np.testing.assert_allclose(around, upper - estimates, rtol=2e-2, atol=1e-4 * np.abs(estimates).max())
+
+
+def test_what_was_not_looked_at_keeps_an_answer_from_being_proven(core):
+    weight, bias, hidden = make_layer(600, 24)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=4, method="preview")
+    order = np.argsort(-exact(weight, bias, hidden[300:]), 1)[:, :5]
+    found = index._engine.certify(hidden[300:], 5, 6)
+    for row in np.flatnonzero(found.proven):
+        assert set(found.indices[row].tolist()) == set(order[row].tolist())
+    assert found.proven.mean() < 0.5, "six rows alone cannot prove five of hundreds"
 
 
 def test_most_answers_are_proven_and_most_rows_are_not_looked_at():
@@ -300,6 +312,22 @@ def test_a_layer_that_was_trained_on_is_stale_until_refreshed():
     assert_largest(index.topk(hidden[300:], certify=True, complete=True), exact(tuned, bias, hidden[300:]), 5)
     with pytest.raises(ValueError, match=r"expected shape \[1000, 24\]"):
         index.refresh(tuned[:500], bias[:500])
+
+
+def test_calls_from_several_threads_answer_alike():
+    weight, bias, hidden = make_layer(3000, 32)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="graph")
+    right = [
+        index.topk(hidden[at : at + 4], method=way).indices for at in range(300, 396, 4) for way in ("graph", "preview")
+    ]
+    with ThreadPoolExecutor(4) as pool:
+        calls = [
+            pool.submit(index.topk, hidden[at : at + 4], method=way)
+            for at in range(300, 396, 4)
+            for way in ("graph", "preview")
+        ]
+        for call, indices in zip(calls, right, strict=True):
+            np.testing.assert_array_equal(call.result().indices, indices)
 
 
 def test_auto_takes_a_way_for_every_batch():
