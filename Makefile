@@ -8,6 +8,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 NATIVE := $(wildcard memhier/native/CMakeLists.txt memhier/native/src/*)
 TREE := memhier ann recsys benchmarks tests
 
+# A file's tests stay in one process: they share what their fixtures build.
+PARALLEL := -n 2 --dist loadfile
+
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
@@ -53,10 +56,10 @@ types: build  ## mypy, strict
 	$(BIN)/mypy
 
 pytest: build  ## the tests, on the compiled core where there is one
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 pytest-python: build  ## memhier's own tests without the compiled core
-	MEMHIER_NATIVE=0 $(BIN)/python -m pytest tests/memhier
+	MEMHIER_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) tests/memhier
 
 soak: build  ## the slow tests
 	$(BIN)/python -m pytest -m slow

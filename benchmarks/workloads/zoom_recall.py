@@ -5,11 +5,10 @@ paper's form, product-quantised codes and a number of candidates that calibratio
 codes with bounds in the same DRAM. Every query is asked on its own; with direct I/O no page comes from the page cache.
 """
 
-import json
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -22,12 +21,12 @@ from rich.table import Table
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.preview import Coding
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.datasets import SearchSet, load_search_set
 from memhier.benchmarks.exact import exact_neighbours, id_recall, recall_at_k
-from memhier.benchmarks.machine import describe_machine
 from memhier.errors import BudgetError
 
-__all__ = ["Measured", "Truth", "main", "measure", "measure_form"]
+__all__ = ["Measured", "Truth", "main", "measure", "measure_form", "record"]
 
 K = 10
 FORMS: dict[str, Coding] = {"bounds": "rabitq", "paper": "pq"}
@@ -146,6 +145,7 @@ def measure(index: ZoomIndex, truth: Truth, declared: float, data: str, form: st
 @click.option("--share", default=0.25, show_default=True, help="DRAM as a share of the raw vectors.")
 @click.option("--recall", "recalls", multiple=True, default=(0.95, 0.99), show_default=True, help="Declared.")
 @click.option("--queries", default=1000, show_default=True)
+@click.option("--vectors", type=click.IntRange(1), help="Only the first; all by default.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
 def main(
@@ -153,6 +153,7 @@ def main(
     share: float,
     recalls: tuple[float, ...],
     queries: int,
+    vectors: int | None,
     folder: Path | None,
     out: Path | None,
 ) -> None:
@@ -166,6 +167,7 @@ def main(
             except FileNotFoundError as error:
                 Console(stderr=True).print(f"skipped: {error}")
                 continue
+            data = replace(data, base=data.base[:vectors])
             truth = Truth.of(data, queries)
             for form in FORMS:
                 try:
@@ -176,8 +178,23 @@ def main(
         raise click.ClickException("nothing was measured")
     Console().print(_table(results))
     if out is not None:
-        described = {"machine": describe_machine(), "results": [asdict(result) for result in results]}
-        out.write_text(json.dumps(described, indent=2) + "\n")
+        record(results).write(out, results=[asdict(result) for result in results])
+
+
+def record(results: Sequence[Measured]) -> Record:
+    """Return what can be held against another run."""
+    figures = []
+    for one in results:
+        at = f"{one.data}, {one.form}, {one.declared} declared"
+        figures += [
+            Figure.of(f"recall@10, {at}", one.recall, "share", "neither"),
+            Figure.of(f"pages, {at}", one.pages, "4 KiB reads a query", "less"),
+            Figure.of(f"CPU, {at}", one.cpu_ms, "ms a query", "less"),
+            Figure.of(f"p50, {at}", one.p50_ms, "ms", "less", clock=True),
+            Figure.of(f"p99, {at}", one.p99_ms, "ms", "less", clock=True),
+        ]
+    bars = [Bar.of(f"{one.data}, {one.form}, {one.declared}", one.pages) for one in results]
+    return Record(figures, bars=[Bars("pages a query at a declared recall", "4 KiB reads", bars)])
 
 
 def _table(results: Sequence[Measured]) -> Table:
