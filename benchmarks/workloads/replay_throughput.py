@@ -59,9 +59,9 @@ def make_ways(folder: Path, count: int, side: int, held: ExitStack) -> dict[str,
     tensor = torch.from_numpy(images)
     ways: dict[str, Way] = {
         "memhier, from memory": _memory(folder, images, held),
-        "numpy, images[i]": lambda: images[draw()],
+        "numpy, indexed": lambda: images[draw()],
         "numpy.take(out=)": lambda: np.take(images, draw(), axis=0, out=out, mode="clip"),
-        "torch, images[i]": lambda: tensor[torch.from_numpy(draw())],
+        "torch, indexed": lambda: tensor[torch.from_numpy(draw())],
         "Mammoth's layout": _mammoth(images, random),
         "LMDB, warm": _lmdb(folder, images, draw, out, held),
         "a file per sample, warm": _files(folder, images, random, out),

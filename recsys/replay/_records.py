@@ -48,6 +48,15 @@ class RecordFormat:
         self.longest = 4 * len(self._codecs) + 2 * schema.sample_bytes + 4096
 
     @property
+    def is_plain(self) -> bool:
+        """Whether a record is the bytes of one field."""
+        return len(self._codecs) == 1 and all(isinstance(codec, PlainCodec) for codec in self._codecs.values())
+
+    def in_place(self, out: Columns) -> NDArray[np.uint8] | None:
+        """Return the field of plain records as rows to be filled; None for any other records."""
+        return as_bytes(out[next(iter(self._codecs))]) if self.is_plain else None
+
+    @property
     def lossless(self) -> bool:
         """Whether samples come back as they were."""
         return all(codec.lossless for codec in self._codecs.values())

@@ -145,10 +145,11 @@ class StorageTier:
             self._read_rows(self._side, self._side_format, positions, out)
 
     def _read_rows(self, log: RowLog, format: RecordFormat, positions: Ints, out: Columns) -> None:
-        rows, found = log.read(positions)
+        # A row that is one field as it is needs no room in between.
+        rows, found = log.read(positions, format.in_place(out))
         if not found.all():
             raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
-        if format.row_bytes:
+        if format.row_bytes and not format.is_plain:
             format.unpack_rows(rows, out)
 
     def round_trip(self, columns: Columns) -> Columns:
