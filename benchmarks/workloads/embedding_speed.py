@@ -268,6 +268,9 @@ def make_ways(
         "RocksDB": lambda at: Stored(sizes, RocksRows(at, total, needed)),
     }
     ways, missing = {}, {}
+    for name in names:
+        if name not in makers:
+            raise click.BadParameter(f"{name!r}: expected one of {', '.join(map(repr, makers))}", param_hint="--way")
     for number, name in enumerate(names or makers):
         place = folder / str(number)
         place.mkdir()
