@@ -2,7 +2,6 @@
 
 import errno
 import multiprocessing
-import os
 import signal
 import threading
 import time
@@ -375,9 +374,10 @@ def test_what_is_forgotten_is_nowhere(tmp_path: Path) -> None:
 # Other processes.
 
 
-def _read_until(reader: MemoryReader, stop: Any, results: Any) -> None:
+def _read_until(reader: MemoryReader, began: Any, stop: Any, results: Any) -> None:
     reads = torn = 0
     slots = np.arange(len(reader))
+    began.release()
     while not stop.is_set():
         batch = reader.read(slots)
         values = batch["image"].reshape(len(slots), -1)
@@ -394,20 +394,20 @@ def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
     with CarouselBuffer(tmp_path / "b", memory=8, schema=schema, swap=RandomSwap(1.0), delay=0) as buffer:
         ids = np.arange(200)
         buffer.add({"image": np.repeat(ids.astype(np.uint8), 64 * 64 * 3).reshape(200, 64, 64, 3)})
-        stop, results = method.Event(), method.Queue()
-        workers = [method.Process(target=_read_until, args=(buffer.reader(), stop, results)) for _ in range(2)]
-        for worker in workers:
-            worker.start()
+        began, stop, results = method.Semaphore(0), method.Event(), method.Queue()
+        arguments = (buffer.reader(), began, stop, results)
+        *workers, doomed = [method.Process(target=_read_until, args=arguments) for _ in range(3)]
+        for process in (*workers, doomed):
+            process.start()
+        for _ in range(3):
+            began.acquire()
+        for _ in range(1000):
+            buffer.feedback(buffer.sample(8))
         # One that dies while it reads is nobody's loss.
-        doomed = method.Process(target=_read_until, args=(buffer.reader(), stop, results))
-        doomed.start()
-        deadline = time.monotonic() + (6 if context == "spawn" else 2)
-        while time.monotonic() < deadline:
-            for _ in range(20):
-                buffer.feedback(buffer.sample(8))
-            if doomed.is_alive() and time.monotonic() > deadline - 1 and doomed.pid is not None:
-                os.kill(doomed.pid, signal.SIGKILL)
-                doomed.join()
+        doomed.kill()
+        doomed.join()
+        for _ in range(1000):
+            buffer.feedback(buffer.sample(8))
         stop.set()
         found = [results.get(timeout=30) for _ in workers]
         for worker in workers:
