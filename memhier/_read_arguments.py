@@ -61,8 +61,8 @@ def check_checksums(checksums: Any, length: int) -> NDArray[np.uint32] | None:
 
 
 def empty_rows(count: int, length: int) -> NDArray[np.uint8]:
-    """Allocate the result; on a page boundary where that lets the device write straight into it."""
-    if length % PAGE_BYTES:
+    """Allocate the result; on a page boundary where whole pages may land in it."""
+    if length < PAGE_BYTES:
         return np.empty((count, length), np.uint8)
     raw = np.empty(count * length + PAGE_BYTES, np.uint8)
     start = -int(raw.__array_interface__["data"][0]) % PAGE_BYTES

@@ -221,8 +221,9 @@ class Reader:
         length
             Bytes per range, at least 1.
         out
-            uint8 ``[n, length]``, C-contiguous, to fill instead of allocating. Where it, `length` and an offset are
-            multiples of 4096 the device writes straight into it. On an error its contents are undefined.
+            uint8 ``[n, length]``, C-contiguous, to fill instead of allocating. Pages that a row wants whole land
+            straight in it, where they would begin at an address that the device can write to (for most of them a
+            multiple of 512). On an error its contents are undefined.
         latency
             float32 ``[n]`` to fill with the seconds from submission to completion of the I/O that served each request.
         tally

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from memhier._arguments import check_int
 from memhier._log_core import BlockOf, Bytes, Flags, Ints
 from memhier._log_parts import offset_of
+from memhier._read_arguments import empty_rows
 from memhier._record_log import RecordLog
 from memhier.rows import ROW_BYTES_MAX, rows_per_page
 from memhier.store import Store
@@ -163,7 +164,7 @@ class RowLog(RecordLog):
         wanted = self._as_keys(keys)
         shape = (len(wanted), self.row_bytes)
         if out is None:
-            out = np.empty(shape, np.uint8)
+            out = empty_rows(*shape)
         elif not isinstance(out, np.ndarray) or out.dtype != np.uint8:
             raise TypeError(f"out: expected an array of uint8, got {getattr(out, 'dtype', type(out).__name__)}")
         elif out.shape != shape or not (out.flags.c_contiguous and out.flags.writeable):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from memhier import backend
-from memhier.errors import ClosedError
+from memhier.errors import ClosedError, CorruptionError
 from memhier.kernels import crc32c_pages
 from memhier.reader import ENGINES, PAGE_BYTES, Reader
 
@@ -114,12 +114,17 @@ def test_batches_equal_slices_and_read_each_page_once(library: Library, case: tu
     assert after["requests"] - before["requests"] == len(files)
 
 
-@settings(max_examples=15, deadline=None)
-@given(seed=st.integers(0, 2**32), shift=st.sampled_from([0, 1, 512]), length=st.sampled_from([97, 4096, 3 * 4096]))
-def test_out_and_latency_are_filled(library: Library, seed: int, shift: int, length: int) -> None:
+@settings(max_examples=25, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    shift=st.sampled_from([0, 1, 512]),
+    length=st.sampled_from([97, 4096, 3 * 4096, 3 * 4096 + 512, 73 * 1024]),
+    step=st.sampled_from([17, 512]),
+)
+def test_out_and_latency_are_filled(library: Library, seed: int, shift: int, length: int, step: int) -> None:
     rng = np.random.default_rng(seed)
     last = len(SIZES) - 1
-    offsets = rng.integers(0, (SIZES[last] - length) // 4096, 40) * 4096 + rng.integers(0, 2, 40) * 17
+    offsets = rng.integers(0, (SIZES[last] - length) // 4096, 40) * 4096 + rng.integers(0, 2, 40) * step
     memory = np.zeros(PAGE_BYTES * 2 + 40 * length, np.uint8)
     start = -memory.ctypes.data % PAGE_BYTES + shift  # on a page boundary, where reads land in place, and off it
     out = memory[start : start + 40 * length].reshape(40, length)
@@ -129,6 +134,27 @@ def test_out_and_latency_are_filled(library: Library, seed: int, shift: int, len
     assert memory[:start].sum() == 0
     assert memory[start + out.size :].sum() == 0
     assert (latency > 0).all()
+
+
+@pytest.mark.skipif(backend.core is None, reason="the engine in Python copies every page")
+def test_whole_pages_land_in_rows_that_are_no_multiple_of_a_page(tmp_path: Path) -> None:
+    """A row of which one page is damaged has the others, which nothing has copied there."""
+    path = tmp_path / "file"
+    content = np.random.default_rng(0).integers(1, 256, 4 * PAGE_BYTES, np.uint8)
+    path.write_bytes(content.tobytes())
+    checksums = crc32c_pages(content)
+    checksums[1] ^= 1
+    offset, length = 512, 3 * PAGE_BYTES + 512
+    memory = np.zeros(2 * PAGE_BYTES + length, np.uint8)
+    start = -memory.ctypes.data % PAGE_BYTES + 512
+    out = memory[start : start + length].reshape(1, length)
+    with Reader(direct=False) as reader:
+        handle = reader.add(path, checksums=checksums)
+        with pytest.raises(CorruptionError):
+            reader.read(handle, [offset], length, out)
+    whole = slice(2 * PAGE_BYTES - offset, 3 * PAGE_BYTES - offset)
+    np.testing.assert_array_equal(out[0, whole], content[2 * PAGE_BYTES : 3 * PAGE_BYTES])
+    assert not out[0, : PAGE_BYTES - offset].any()
 
 
 def test_more_requests_than_are_planned_at_a_time(library: Library) -> None:

@@ -15,6 +15,7 @@ namespace {
 // Direct reads must start on a block; no device memhier can meet has larger ones than a short read may end at.
 constexpr std::uint32_t kBlockBytes = 512;
 constexpr std::uint32_t kRetriesMax = 1000;
+constexpr std::size_t kPagesPerWait = 256;
 
 // Errors that say nothing of the file. io_uring cancels a read when a signal meets the start of a kernel worker for it.
 bool is_passing(std::int64_t result) { return result == -EAGAIN || result == -EINTR || result == -ECANCELED; }
@@ -63,7 +64,7 @@ void Context::reset() {
 std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, Counters& counters) {
   assert(free_ios_.size() == ios_.size());
   batch_ = &batch;
-  lands_in_rows_ = batch.length % kPageBytes == 0 && reinterpret_cast<std::uintptr_t>(batch.out) % kPageBytes == 0;
+  lands_in_rows_ = batch.length >= kPageBytes;
   fault_ = plan_window(batch, start);
   if (fault_) return fault_;
   counters_ = {};
@@ -90,12 +91,14 @@ std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start,
 
 // How many reads to wait for. Every wait may cost a switch of threads, so several are fetched at a time: an eighth of
 // the queue while there is more to queue, which keeps the device busy; at the end all but an eighth, so that most rows are
-// delivered while the last reads are on their way.
+// delivered while the last reads are on their way. No more than a mebibyte though: checking and copying it takes as long
+// as many switches, and the device should be busy meanwhile.
 std::size_t Context::worth_waiting_for() const {
   if (batch_->latency != nullptr) return 1;  // each read's time is asked for
   const std::size_t waited_for = ios_.size() - free_ios_.size();
   const bool more = !fault_ && (waiting_ || !plan_.finished());
-  return std::max<std::size_t>(1, more ? waited_for / 8 : waited_for - waited_for / 8);
+  const std::size_t most = kPagesPerWait / std::min(batch_->length / kPageBytes + 1, kRunPages);
+  return std::clamp<std::size_t>(more ? waited_for / 8 : waited_for - waited_for / 8, 1, most);
 }
 
 // Checks every request again, although Python has: the arrays are the caller's and may have changed since.
@@ -164,16 +167,19 @@ bool Context::prepare(const Run& run) {
   return true;
 }
 
-// Lets pages that a row wants whole land in that row. The first such row has the page; others copy from it.
+// Lets pages that a row wants whole land in that row, where it is aligned as its file needs. The first such row has the
+// page; others copy from it.
 void Context::claim_rows(Io& io) {
+  const std::uint64_t io_end = io.offset + io.pages * kPageBytes;
   for (std::uint32_t i = io.first_request; i < io.stop_request; ++i) {
     const Request& request = requests_[i];
-    if (request.offset % kPageBytes != 0) continue;
-    const std::uint64_t low = std::max(request.offset, io.offset);
-    const std::uint64_t high = std::min(request.offset + batch_->length, io.offset + io.pages * kPageBytes);
-    for (std::uint64_t at = low; at < high; at += kPageBytes) {
+    const std::uint64_t whole = (request.offset + kPageBytes - 1) / kPageBytes * kPageBytes;
+    const std::uint64_t whole_end = (request.offset + batch_->length) / kPageBytes * kPageBytes;
+    std::byte* const start = row(request.row);
+    if (reinterpret_cast<std::uintptr_t>(start + (whole - request.offset)) % io.source->alignment != 0) continue;
+    for (std::uint64_t at = std::max(whole, io.offset); at < std::min(whole_end, io_end); at += kPageBytes) {
       std::byte*& page = io.page[(at - io.offset) / kPageBytes];
-      if (page == nullptr) page = row(request.row) + (at - request.offset);
+      if (page == nullptr) page = start + (at - request.offset);
     }
   }
 }

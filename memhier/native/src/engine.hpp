@@ -25,6 +25,7 @@ struct Source {
   bool drops_cache;                // buffered, but the page cache should not fill up
   std::uint64_t length;            // committed bytes
   const std::uint32_t* checksums;  // one per page, or null
+  std::size_t alignment = 1;       // of memory that its pages may land in
 };
 
 // One read of neighbouring pages. Its parts must stay put until it is finished: the kernel may look at them late.

@@ -253,6 +253,7 @@ class PageReader {
       view.require(view.count<std::uint32_t>() >= pages, "checksums: one uint32 per page");
       source.checksums = view.as<const std::uint32_t>();
     }
+    if (source.direct) source.alignment = direct_alignment(source.fd, kPageBytes);
     return std::make_shared<const OpenFile>(source, std::move(owner), std::move(view));
   }
 

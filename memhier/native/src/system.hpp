@@ -1,11 +1,18 @@
 // Descriptors and memory maps that close themselves.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#endif
 
+#include <array>
+#include <bit>
 #include <cerrno>
 #include <cstddef>
+#include <cstdint>
 #include <system_error>
 #include <utility>
 
@@ -13,6 +20,20 @@ namespace memhier {
 
 [[noreturn]] inline void fail(int error, const char* what) {
   throw std::system_error(error, std::generic_category(), what);
+}
+
+// To how many bytes memory has to be aligned that a direct read of a file writes to; `otherwise` where the system does
+// not say (Linux before 6.1). The call's answer is declared here, so a build does not depend on the age of the headers.
+inline std::size_t direct_alignment([[maybe_unused]] int fd, std::size_t otherwise) {
+#if defined(__linux__) && defined(SYS_statx) && defined(AT_EMPTY_PATH)
+  constexpr std::uint32_t kDirectAlignment = 0x2000;
+  constexpr std::size_t kMask = 0, kMemory = 0x98 / sizeof(std::uint32_t);
+  std::array<std::uint32_t, 64> answer{};
+  if (::syscall(SYS_statx, fd, "", AT_EMPTY_PATH, kDirectAlignment, answer.data()) == 0 &&
+      (answer[kMask] & kDirectAlignment) != 0 && std::has_single_bit(answer[kMemory]))
+    return answer[kMemory];
+#endif
+  return otherwise;
 }
 
 class Descriptor {
