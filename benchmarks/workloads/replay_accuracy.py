@@ -1,7 +1,8 @@
 """What the storage tier does for accuracy: seven methods of continual learning, each with it and without.
 
 ``python -m memhier.benchmarks.workloads.replay_accuracy --data mnist --memory 200`` prints a table, ``--json`` writes
-it.
+it. With ``--runs FILE`` every run is kept as it ends, and those that are there are not made again: what was stopped
+goes on, and more seeds add to it.
 
 A data set is learned two classes at a time, in an order drawn by the seed, and never seen again. Both runs of a method
 have the same memory and the same seed; without the storage tier memory keeps what admission gave it, with it half of
@@ -9,6 +10,7 @@ what a step used is swapped. "All in DRAM" draws from everything seen. Final acc
 told the task; average incremental accuracy is the mean of that after every task. TinyER knows the task.
 """
 
+import json
 import tempfile
 import time
 from collections.abc import Callable
@@ -154,27 +156,57 @@ def _share_right(learner: Any, images: Images) -> float:
     return right / len(some)
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What the runs of a table have in common; `samples` of the training data, all where it is None."""
+
+    data: str
+    memory: int
+    epochs: int
+    samples: int | None
+
+
 def measure(
-    data: str, memory: int, methods: list[str], ways: list[str], seeds: int, epochs: int, samples: int | None,
-    folder: Path | None, console: Console,
+    setting: Setting, methods: list[str], ways: list[str], seeds: int, folder: Path | None, kept: Path | None,
+    console: Console,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Run every method in every way with every seed."""
+    """Run every method in every way with every seed, but for runs that the file `kept` has."""
     torch.set_num_threads(1)
-    images = load_images(data, samples)
+    images = load_images(setting.data, setting.samples)
+    done = {(row["method"], row["way"], row["seed"]): row for row in kept_rows(kept, setting)}
     rows = []
     for seed in range(seeds):
         for method in methods:
             for way in ways:
                 if way == "all in DRAM" and method != "ER":
                     continue
-                with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                    outcome = run_one(method, way, images, memory, seed, epochs, Path(scratch))
-                rows.append({"method": method, "way": way, "seed": seed, **vars(outcome)})
+                row = done.get((method, way, seed))
+                if row is None:
+                    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                        outcome = run_one(method, way, images, setting.memory, seed, setting.epochs, Path(scratch))
+                    row = {"method": method, "way": way, "seed": seed, **vars(outcome)}
+                    if kept is not None:
+                        with kept.open("a") as file:
+                            file.write(json.dumps(vars(setting) | row) + "\n")
+                rows.append(row)
                 console.print(
-                    f"{data} {memory}: {method}, {way}, seed {seed}: {100 * outcome.final:.1f} % at the end, "
-                    f"{100 * outcome.incremental:.1f} % on the way, {outcome.seconds:.0f} s"
+                    f"{setting.data} {setting.memory}: {method}, {way}, seed {seed}: {100 * row['final']:.1f} % at the "
+                    f"end, {100 * row['incremental']:.1f} % on the way, {row['seconds']:.0f} s"
                 )
     return rows
+
+
+def kept_rows(kept: Path | None, setting: Setting) -> list[dict[str, Any]]:
+    """Return the runs of a file that were made with these settings."""
+    if kept is None or not kept.exists():
+        return []
+    wanted = vars(setting)
+    rows = [json.loads(line) for line in kept.read_text().splitlines()]
+    return [
+        {name: value for name, value in row.items() if name not in wanted}
+        for row in rows
+        if all(row[name] == value for name, value in wanted.items())
+    ]
 
 
 def show(rows: list[dict[str, Any]], data: str, memory: int) -> Table:
@@ -234,14 +266,16 @@ def record(rows: list[dict[str, Any]], data: str, memory: int) -> Record:
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--epochs", default=1, show_default=True)
 @click.option("--samples", type=int, help="Of the training data, in equal parts of all classes; else all.")
+@click.option("--runs", "kept", type=click.Path(path_type=Path), help="Keep every run in this file, and go on from it.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
 def main(
     folder: Path | None, data: str, memory: int, methods: str, ways: str, seeds: int, epochs: int, samples: int | None,
-    out: Path | None,
+    kept: Path | None, out: Path | None,
 ) -> None:  # fmt: skip
     """Measure what the storage tier does for accuracy."""
     console = Console(width=110)
-    rows = measure(data, memory, methods.split(","), ways.split(","), seeds, epochs, samples, folder, console)
+    setting = Setting(data, memory, epochs, samples)
+    rows = measure(setting, methods.split(","), ways.split(","), seeds, folder, kept, console)
     console.print(show(rows, data, memory))
     if out is not None:
         record(rows, data, memory).write(out, rows=rows)

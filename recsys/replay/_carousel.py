@@ -29,6 +29,8 @@ class Swap:
         int64 [k]: which position goes where.
     columns
         What is read of them.
+    room
+        The arrays that they lie in, which may be larger.
     late
         From a position to columns [1] that it has got since.
     """
@@ -37,13 +39,14 @@ class Swap:
     slots: Ints
     positions: Ints
     columns: Columns
+    room: Columns
     late: dict[int, Columns] = field(default_factory=dict)
     read: "Future[None] | None" = None
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        return sum(column.nbytes for column in self.columns.values())
+        return _bytes(self.room)
 
 
 class Carousel:
@@ -74,12 +77,13 @@ class Carousel:
     @property
     def memory_bytes(self) -> int:
         """DRAM held by what was read and by what is kept to be filled again."""
-        spare = sum(column.nbytes for columns in self._spare for column in columns.values())
-        return spare + sum(swap.memory_bytes for swap in self.under_way)
+        return sum(map(_bytes, self._spare)) + sum(swap.memory_bytes for swap in self.under_way)
 
     def issue(self, step: int, slots: Ints, positions: Ints) -> None:
         """Begin to read."""
-        swap = Swap(step, slots, positions, self._room(len(slots)))
+        room = self._room(len(slots))
+        columns = {name: column[: len(slots)] for name, column in room.items()}
+        swap = Swap(step, slots, positions, columns, room)
         self.under_way.append(swap)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "carousel")
@@ -115,8 +119,7 @@ class Carousel:
     def give_back(self, swap: Swap) -> None:
         """Keep the memory of a swap that has arrived for another."""
         if len(self._spare) < 2:
-            self._spare.append({name: column.base if column.base is not None else column for name, column in
-                                swap.columns.items()})  # fmt: skip
+            self._spare.append(swap.room)
 
     def close(self) -> None:
         """Stop the thread."""
@@ -125,15 +128,18 @@ class Carousel:
         self.under_way.clear()
 
     def _room(self, count: int) -> Columns:
-        """Return columns to read into."""
+        """Return columns to read so many samples into."""
         for index, columns in enumerate(self._spare):
             if len(next(iter(columns.values()))) >= count:
-                whole = self._spare.pop(index)
-                return {name: column[:count] for name, column in whole.items()}
+                return self._spare.pop(index)
         self._spare.clear()
-        return {name: column[:count] for name, column in self._schema.empty(max(count, 1)).items()}
+        return self._schema.empty(count)
 
     def _read(self, swap: Swap) -> None:
         start = time.perf_counter()
         self._storage.read(swap.positions, swap.columns)
         self.read_s += time.perf_counter() - start
+
+
+def _bytes(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())

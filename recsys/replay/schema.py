@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from memhier._arguments import check_int
+from memhier._read_arguments import empty_rows
 
 __all__ = ["Column", "Columns", "Field", "Schema", "as_bytes", "check_values"]
 
@@ -154,7 +155,7 @@ class Schema:
 
     def empty(self, count: int) -> Columns:
         """Return columns for so many samples, not filled."""
-        return {name: np.empty((count, *column.shape), column.dtype) for name, column in self.columns.items()}
+        return {name: _empty(count, column) for name, column in self.columns.items()}
 
     def encode(self) -> list[Any]:
         """Return what `decode` takes, for JSON."""
@@ -239,3 +240,10 @@ def _checked_name(name: Any) -> str:
 def _tuples(descr: Any) -> Any:
     """Return the description of a dtype as numpy takes it, which JSON has turned into lists."""
     return [tuple(_tuples(part) for part in entry) for entry in descr] if isinstance(descr, list) else descr
+
+
+def _empty(count: int, column: Column) -> NDArray[Any]:
+    """Allocate a column; where samples have whole pages, so that storage may be read straight into it."""
+    if column.bytes == 0:
+        return np.empty((count, *column.shape), column.dtype)
+    return empty_rows(count, column.bytes).reshape(-1).view(column.dtype).reshape(count, *column.shape)
