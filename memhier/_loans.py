@@ -1,5 +1,6 @@
 """Rows of a tier that are lent in place: read where they lie, and changed there."""
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -17,6 +18,28 @@ __all__ = ["Loan", "change"]
 Ints = NDArray[np.int64]
 
 
+class _Held:
+    """Slots that loans share: they go back with the last of these, so that sharing need not wait for other calls."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+        self._loans = 1
+        self._lock = threading.Lock()
+
+    def share(self) -> None:
+        """Count one more loan."""
+        with self._lock:
+            self._loans += 1
+
+    def release(self) -> None:
+        """Count one less."""
+        with self._lock:
+            self._loans -= 1
+            is_last = not self._loans
+        if is_last:
+            self._give_back()
+
+
 class Loan:
     """Rows that stay in their slots of the slab until the loan is released, or its ``with`` block left.
 
@@ -31,20 +54,19 @@ class Loan:
         slots: Ints,
         rows: NDArray[Any],
         changing: Callable[[], AbstractContextManager[NDArray[Any]]],
-        hold: Callable[[], None],
-        release: Callable[[], None],
+        check_open: Callable[[], None],
+        held: "_Held | Callable[[], None]",
     ) -> None:
         self.slots = slots
         self.rows = rows
         self._changing = changing
-        self._hold = hold
-        self._give_back = release
-        self._release: Callable[[], None] | None = release
+        self._check_open = check_open
+        self._held: _Held | None = held if isinstance(held, _Held) else _Held(held)
 
     @property
     def released(self) -> bool:
         """Whether the rows have gone back."""
-        return self._release is None
+        return self._held is None
 
     def changing(self) -> AbstractContextManager[NDArray[Any]]:
         """Return a context that gives all rows of the slab, writable; the lent ones may be changed in it.
@@ -58,7 +80,7 @@ class Loan:
         ValueError
             Once released.
         """
-        if self._release is None:
+        if self._held is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
         return self._changing()
 
@@ -67,19 +89,22 @@ class Loan:
 
         Raises
         ------
+        ClosedError
+            When the tier was closed.
         ValueError
             Once released.
         """
-        if self._release is None:
+        self._check_open()
+        if self._held is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
-        self._hold()
-        return Loan(self.slots, self.rows, self._changing, self._hold, self._give_back)
+        self._held.share()
+        return Loan(self.slots, self.rows, self._changing, self._check_open, self._held)
 
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""
-        release, self._release = self._release, None
-        if release is not None:
-            release()
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     def __enter__(self) -> Self:
         return self

@@ -271,8 +271,8 @@ class Tiered:
             self._residents.pins.pin(slots)
             self._residents.pins.gathered(slots)
             self._residents.served()
-            calls = (partial(do, slots) for do in (self._hold, self._give_back))
-            return Loan(slots[inverse], self._slab.rows, partial(self._change, unique, slots), *calls)
+            changing, give_back = partial(self._change, unique, slots), partial(self._give_back, slots)
+            return Loan(slots[inverse], self._slab.rows, changing, self._calls.check_open, give_back)
 
     def pin(self, keys: Any) -> Pin:
         """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
@@ -412,10 +412,6 @@ class Tiered:
     def _change(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
         with self._calls.call(), change(keys, slots, self._slab, self._residents, self._loader) as rows:
             yield rows
-
-    def _hold(self, slots: Ints) -> None:
-        with self._calls.call():
-            self._residents.pins.pin(slots)
 
     def _give_back(self, slots: Ints) -> None:
         with self._calls.giving_back() as alive:

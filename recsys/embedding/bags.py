@@ -67,45 +67,55 @@ class Layout:
         Of the output: bags of a feature, and the sum of all widths.
     begins, targets, tables
         Of bags.
-    sources, scales
+    scales
         Of ids.
+    bags
+        What is laid out: their widths, features and modes.
+    lengths
+        int64 [bags]: how many ids each has; None where each has one.
     """
 
     shape: tuple[int, int]
     begins: Ints
     targets: Ints
     tables: Ints
-    sources: Ints
     scales: NDArray[np.float32] | None
+    bags: tuple[tuple[int, int, int], ...]
+    lengths: Ints | None
+
+    def sources(self, stride: int) -> Ints:
+        """Return where the gradient of each id's bag begins, in a gradient whose rows are so many floats apart."""
+        targets = self.targets if stride == self.shape[1] else _targets(self.shape[0], self.bags, stride)[0]
+        return targets if self.lengths is None else np.repeat(targets, self.lengths)
 
 
 def lay_out(bags: list[Bags], widths: list[int]) -> Layout:
     """Return where the sums of bags lie, `widths` floats each; all features have as many bags."""
     samples = (len(bags[0].offsets) - bags[0].last) // bags[0].features
     shapes = tuple((width, bag.features, bag.mode) for width, bag in zip(widths, bags, strict=True))
-    targets, tables, total = _targets(samples, shapes)
+    total = sum(width * features for width, features, _ in shapes)
+    targets, tables = _targets(samples, shapes, total)
     if all(bag.single for bag in bags):
         # The mean of one is its sum.
-        return Layout((samples, total), _counted(len(targets) + 1), targets, tables, targets, None)
+        return Layout((samples, total), _counted(len(targets) + 1), targets, tables, None, shapes, None)
     lengths = np.concatenate([bag.lengths.numpy() for bag in bags])
     begins = np.concatenate(([0], np.cumsum(lengths)))
     scales = None
     if any(bag.mode == MODES["mean"] for bag in bags):
         means = np.repeat(tables[:, 3], tables[:, 1] - tables[:, 0]) == 1
         scales = np.repeat(np.float32(1) / np.where(means, np.maximum(lengths, 1), 1).astype(np.float32), lengths)
-    return Layout((samples, total), begins, targets, tables, np.repeat(targets, lengths), scales)
+    return Layout((samples, total), begins, targets, tables, scales, shapes, lengths)
 
 
 @functools.lru_cache(4)
-def _targets(samples: int, shapes: tuple[tuple[int, int, int], ...]) -> tuple[Ints, Ints, int]:
-    total = sum(width * features for width, features, _ in shapes)
+def _targets(samples: int, shapes: tuple[tuple[int, int, int], ...], stride: int) -> tuple[Ints, Ints]:
     columns = np.concatenate([[width] * features for width, features, _ in shapes])
     begins = np.cumsum(columns) - columns
-    targets = (begins[:, None] + np.arange(samples) * total).reshape(-1)
+    targets = (begins[:, None] + np.arange(samples) * stride).reshape(-1)
     ends = np.cumsum([features * samples for _, features, _ in shapes])
     first = np.concatenate(([0], ends[:-1]))
     tables = np.stack([first, ends, [shape[0] for shape in shapes], [shape[2] == MODES["mean"] for shape in shapes]], 1)
-    return targets, tables.astype(np.int64), total
+    return targets, tables.astype(np.int64)
 
 
 @functools.lru_cache(4)

@@ -14,7 +14,7 @@ from torch import Tensor
 from memhier.recsys.embedding.bags import MODES, Bags, Layout, lay_out
 from memhier.recsys.embedding.kernels import is_compiled, pool_rows, update_rows
 from memhier.recsys.embedding.optimizers import Group
-from memhier.recsys.embedding.tables import Rows, Tables
+from memhier.recsys.embedding.tables import Floats, Rows, Tables
 
 __all__ = ["StepGradient", "apply_gradient", "apply_sparse", "pool"]
 
@@ -31,12 +31,15 @@ class StepGradient:
         Of the bags, for the compiled steps; None where they cannot do it.
     """
 
-    def __init__(self, rows: Rows, bags: list[Bags], widths: list[int], layout: Layout | None, kept: list[Any]) -> None:
+    def __init__(
+        self, rows: Rows, bags: list[Bags], widths: list[int], layout: Layout | None, kept: list[Any] | None
+    ) -> None:
         self.rows = rows
         self.layout = layout
         self.dense: Tensor | None = None
         self._bags = bags
         self._widths = widths
+        # What torch's own operators want to have back; plain sums and means need no more than the lengths of bags.
         self._kept = kept
 
     def of_bags(self, number: int) -> Tensor:
@@ -56,11 +59,14 @@ class StepGradient:
         for number, bag in enumerate(self._bags):
             count = int(np.diff(self.rows.starts)[bag.table])
             bag.indices = torch.from_numpy(self.rows.places(bag.table))
-            found.append((bag.table, _backward(self.of_bags(number), bag, self._kept[number], count)))
+            nothing = torch.empty(0, dtype=torch.int64)
+            kept = (nothing, bag.lengths, nothing) if self._kept is None else self._kept[number]
+            found.append((bag.table, _backward(self.of_bags(number), bag, kept, count)))
         return found
 
     def of_samples(self, number: int, looked_up: Tensor) -> Tensor:
         """Return the gradient of per-sample weights."""
+        assert self._kept is not None
         bag = self._bags[number]
         found: Tensor = torch.ops.aten._embedding_bag_per_sample_weights_backward(
             self.of_bags(number), looked_up, bag.indices, bag.offsets, self._kept[number][0], bag.mode, bag.padding
@@ -102,9 +108,7 @@ class _Pool(torch.autograd.Function):
             output = torch.empty(layout.shape)
             slab, slots = rows.loan.rows, rows.loan.slots
             pool_rows(slab, slots, rows.inverse, layout.begins, layout.targets, layout.tables, output.numpy())
-            nothing = torch.empty(0, dtype=torch.int64)
-            kept = [(nothing, bag.lengths, nothing) for bag in bags]
-            ctx.gradient = StepGradient(rows, bags, widths, layout, kept)
+            ctx.gradient = StepGradient(rows, bags, widths, layout, None)
             return output
         weights = [torch.from_numpy(some) for some in tables.weights(rows)]
         columns, kept = [], []
@@ -158,7 +162,7 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
         return
     assert step.dense is not None
     assert rows.loan is not None
-    gradient = step.dense.contiguous().numpy()
+    gradient, stride = _in_place(step.dense)
     first = np.concatenate(([0], rows.ends[:-1]))
     dims = np.array([spec.dim for spec in tables.specs])
     parts = np.stack([first, rows.ends, rows.starts[:-1], rows.starts[1:], dims], axis=1)
@@ -166,10 +170,20 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
     rule = next(kernel[0] for kernel in kernels if kernel is not None)
     with rows.loan.changing() as slab:
         update_rows(
-            rule, slab, rows.loan.slots, parts, numbers, rows.inverse, rows.order, layout.sources, layout.scales,
-            gradient,
+            rule, slab, rows.loan.slots, parts, numbers, rows.inverse, rows.order, layout.sources(stride),
+            layout.scales, gradient,
         )  # fmt: skip
         steps[:] = [count + 1 for count in steps]
+
+
+def _in_place(gradient: Tensor) -> tuple[Floats, int]:
+    """Return a gradient's floats, and how many its rows are apart: without a copy where it is part of a wider one."""
+    samples, total = gradient.shape
+    if gradient.stride(1) != 1 or gradient.stride(0) < total:
+        gradient = gradient.contiguous()
+    stride = gradient.stride(0) if samples > 1 else total
+    floats = gradient.as_strided((max(0, (samples - 1) * stride + total),), (1,))
+    return floats.numpy(), stride
 
 
 def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group) -> None:

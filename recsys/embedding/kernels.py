@@ -27,7 +27,9 @@ def is_compiled() -> bool:
     return backend.core is not None
 
 
-def distinct_rows(ids: Ints, ends: Ints, bases: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def distinct_rows(
+    ids: Ints, ends: Ints, bases: Ints, *, like_torch: bool = True
+) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Return keys, starts, ends, inverse and order of the ids of all tables, as `Rows` has them.
 
     Parameters
@@ -38,13 +40,15 @@ def distinct_rows(ids: Ints, ends: Ints, bases: Ints) -> tuple[Ints, Ints, Ints,
         int64 [tables]: where the ids of each table end.
     bases
         int64 [tables or more]: what is added to a table's ids to make keys.
+    like_torch
+        Whether the order of equal ids has to be torch's own. Where nobody adds gradients up by it, it need not.
     """
     longest = int(np.diff(ends, prepend=0).max(initial=0))
-    if backend.core is None or longest >= _TORCH_SORTS_ALONE or not _sorts_like_torch():
+    if backend.core is None or (like_torch and (longest >= _TORCH_SORTS_ALONE or not _sorts_like_torch())):
         return _distinct_rows_by_torch(ids, ends, bases)
     keys, inverse, order = (np.empty(len(ids), np.int64) for _ in range(3))
     starts = np.empty(len(ends) + 1, np.int64)
-    count = backend.core.embedding_distinct(ids, ends, bases, True, keys, starts, inverse, order)
+    count = backend.core.embedding_distinct(ids, ends, bases, like_torch, keys, starts, inverse, order)
     return keys[:count].copy(), starts, ends, inverse, order
 
 

@@ -200,7 +200,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         ends = np.cumsum([len(some) for some in ids])
         for table, some in enumerate(ids):
             self._parser.check_ids(table, some)
-        keys, _, _, inverse, _ = distinct_rows(flat, ends, self._bases)
+        keys, _, _, inverse, _ = distinct_rows(flat, ends, self._bases, like_torch=False)
         owners = keys % self._ranks
         order = np.argsort(owners, kind="stable")
         sent = np.bincount(owners, minlength=self._ranks)

@@ -19,7 +19,7 @@ from memhier.errors import BudgetError, FormatError
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
 from memhier.recsys.embedding.kernels import distinct_rows
-from memhier.recsys.embedding.optimizers import SparseOptimizer
+from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import TableRecord
 from memhier.store import Store
 from memhier.tiered import KIND, Tiered
@@ -154,6 +154,8 @@ class Tables:
         self.optimizer = optimizer
         self.seed = seed
         self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
+        # Plain descent applies gradients one after the other, as they come: the order of sums is of no account to it.
+        self._adds_up = not isinstance(optimizer, SGD)
         self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
         self.path = os.fspath(path)
@@ -233,7 +235,7 @@ class Tables:
             self.check_ids(table, wanted)
         flat = np.concatenate(some, dtype=np.int64)
         ends = np.cumsum([len(wanted) for wanted in some])
-        return Rows(*distinct_rows(flat, ends, self.bases))
+        return Rows(*distinct_rows(flat, ends, self.bases, like_torch=self._adds_up))
 
     def lend(self, rows: Rows) -> None:
         """Make the rows of a step resident, and keep them so until they are released."""

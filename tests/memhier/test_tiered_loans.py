@@ -109,6 +109,29 @@ def test_a_shared_loan_holds_its_rows_by_itself(make: Make) -> None:
         second.share()
 
 
+def test_sharing_waits_for_no_call_of_the_tier(make: Make) -> None:
+    tier = make(slots=2)
+    first = tier.lend([1])
+    with first.changing() as rows:  # a call that is under way
+        second, third = first.share(), first.share()
+        first.release()
+        second.release()
+        rows[third.slots] = 7
+    with pytest.raises(BudgetError):
+        tier.gather([2, 3])
+    third.release()
+    tier.gather([2, 3])
+
+
+def test_a_closed_tier_shares_nothing(make: Make) -> None:
+    tier = make(slots=2)
+    loan = tier.lend([1])
+    tier.close()
+    with pytest.raises(ClosedError):
+        loan.share()
+    loan.release()
+
+
 def test_a_loan_takes_the_rows_of_a_ticket(make: Make) -> None:
     tier = make(slots=4)
     ticket = tier.prefetch([1, 2, 3])

@@ -142,3 +142,26 @@ def test_configurations_are_checked(tmp_path: Path) -> None:
     )
     with EmbeddingBagCollection([theirs], dram="64MiB", path=tmp_path) as mine:
         assert mine(torch.tensor([[1]])).to_dict().keys() == {"f"}
+
+
+@pytest.mark.parametrize("samples", [0, 1, 3, 97])
+@pytest.mark.parametrize("place", ["first", "last", "turned"])
+def test_gradients_that_are_part_of_others(tmp_path: Path, place: str, samples: int) -> None:
+    """Rows of a gradient may lie apart, as behind torch.cat, or even side by side."""
+    configs = [
+        EmbeddingBagConfig(name=name, num_embeddings=20, embedding_dim=dim) for name, dim in (("a", 3), ("b", 5))
+    ]
+    beside = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
+    ids = torch.from_numpy(np.random.default_rng(1).integers(0, 20, (samples, 2)))
+    tables = []
+    for way in ("copied", place):
+        with EmbeddingBagCollection(configs, dram="64MiB", path=tmp_path / way) as mine:
+            pooled = mine(ids).values()
+            if way == "copied":
+                pooled.register_hook(lambda gradient: gradient.contiguous().clone())
+            some = pooled.t().contiguous().t() if place == "turned" else pooled
+            parts = [beside, some] if place == "last" else [some, beside]
+            torch.cat(parts, 1).sin().square().sum().backward()
+            tables.append([mine.weights(np.arange(20), table) for table in range(2)])
+    assert torch.equal(tables[0][0], tables[1][0])
+    assert torch.equal(tables[0][1], tables[1][1])

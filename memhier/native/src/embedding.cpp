@@ -83,10 +83,14 @@ std::size_t distinct(nb::handle ids, nb::handle ends, nb::handle bases, bool lik
   return found;
 }
 
-constexpr std::size_t kAhead = 8;
+constexpr std::size_t kAhead = 12;
 
 MEMHIER_INLINE void prefetch_row(const float* row, std::size_t floats) {
   for (std::size_t at = 0; at < floats; at += 16) __builtin_prefetch(row + at, 1);
+}
+
+MEMHIER_INLINE void prefetch_to_read(const float* row, std::size_t floats) {
+  for (std::size_t at = 0; at < floats; at += 16) __builtin_prefetch(row + at);
 }
 
 // What the rows of one table are to be summed for: bags of ids, and where in the output each sum goes.
@@ -106,13 +110,17 @@ MEMHIER_CLONES
 void pool_table(const Pooling& p, std::size_t first, std::size_t last) {
   const auto end = static_cast<std::size_t>(p.begins[last]);
   for (std::size_t bag = first; bag < last; ++bag) {
-    float* out = p.out + p.targets[bag];
+    float* __restrict out = p.out + p.targets[bag];
     const auto from = static_cast<std::size_t>(p.begins[bag]), to = static_cast<std::size_t>(p.begins[bag + 1]);
-    for (std::size_t d = 0; d < p.dim; ++d) out[d] = 0;
+    if (from == to) std::fill_n(out, p.dim, 0.0f);
     for (std::size_t at = from; at < to; ++at) {
-      if (at + kAhead < end) __builtin_prefetch(p.slab + p.slots[p.inverse[at + kAhead]] * p.width);
-      const float* row = p.slab + p.slots[p.inverse[at]] * p.width;
-      for (std::size_t d = 0; d < p.dim; ++d) out[d] += row[d];
+      if (at + kAhead < end) prefetch_to_read(p.slab + p.slots[p.inverse[at + kAhead]] * p.width, p.dim);
+      const float* __restrict row = p.slab + p.slots[p.inverse[at]] * p.width;
+      if (at == from) {
+        for (std::size_t d = 0; d < p.dim; ++d) out[d] = 0.0f + row[d];  // -0 becomes 0, as in a sum
+      } else {
+        for (std::size_t d = 0; d < p.dim; ++d) out[d] += row[d];
+      }
     }
     if (p.mean && to > from) {
       const auto length = static_cast<float>(to - from);
@@ -165,8 +173,9 @@ MEMHIER_CLONES
 void apply_sgd(const Update& u, std::size_t from, std::size_t to) {
   for (std::size_t at = from; at < to; ++at) {
     if (at + kAhead < to) prefetch_row(u.slab + u.slots[u.inverse[at + kAhead]] * u.width, u.dim);
-    float* row = u.slab + u.slots[u.inverse[at]] * u.width;
-    const float* g = u.gradient + u.sources[at];
+    float* __restrict row = u.slab + u.slots[u.inverse[at]] * u.width;
+    const float* __restrict g = u.gradient + u.sources[at];
+    if (at + kAhead < to) prefetch_to_read(u.gradient + u.sources[at + kAhead], u.dim);
     const float scale = u.scales == nullptr ? 1.0f : u.scales[at];
     for (std::size_t d = 0; d < u.dim; ++d) row[d] = std::fma(u.rate, g[d] * scale, row[d]);
   }
