@@ -20,8 +20,7 @@ from memhier.store import Store, Transaction
 __all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
-VERSION = 3
-_BEFORE_STRINGS = 2  # in which every id is an integer
+VERSION = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +80,7 @@ class Description:
     def from_json(cls, values: dict[str, Any], path: object) -> Self:
         """Return what :meth:`to_json` gave."""
         version = values.pop("version", None)
-        if version not in (VERSION, _BEFORE_STRINGS):
+        if version != VERSION:
             raise FormatError(f"{path}: index format {version}, this memhier reads {VERSION}; build the index again")
         values["space"] = PreviewSpace(**values["space"])
         values["calibration"] = Calibration.from_json(values["calibration"])

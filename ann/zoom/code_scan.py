@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from memhier import backend
 from memhier.ann.zoom.bitmaps import unpack
+from memhier.ann.zoom.blocks import codes_of
 from memhier.ann.zoom.codes import WIDTHS, CodeBook, chunks
 
 __all__ = ["PART_SHIFT", "Candidates", "CodedPart", "code_scan"]
@@ -30,7 +31,7 @@ class CodedPart:
     starts
         int64 ``[lists + 1]``.
     codes
-        uint8 ``[n, code_bytes]``.
+        uint8 ``[n, code_bytes]``, in the order of `memhier.ann.zoom.blocks`.
     numbers
         fp16 ``[3, n]``: radius, factor and error of each, in units of the code book.
     allowed
@@ -162,7 +163,7 @@ def _scan_one(
             rows = np.arange(part.starts[chosen], part.starts[chosen + 1])
             if part.allowed is not None:
                 rows = rows[unpack(part.allowed, len(part.codes))[rows]]
-            sums, scale, offset = _dot(book, part.codes[rows], residual)
+            sums, scale, offset = _dot(book, codes_of(part.codes, rows, book.dimensions), residual)
             numbers = part.numbers[:, rows].astype(np.float32)
             product = numbers[1] * scale * (sums - offset)
             away = np.square(book.unit * numbers[0])

@@ -147,7 +147,7 @@ def _encode(
     rows: SortedRows,
     bar: Any,
 ) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.float16]]:
-    """Return the preview with its radii, and all codes in list order; stage the vectors for writing."""
+    """Return the preview with its radii, and all codes as they are scanned; stage the vectors for writing."""
     codes = np.empty((source.count, preview.book.code_bytes), np.uint8)
     numbers = np.empty((3 if preview.coding == "rabitq" else 0, source.count), np.float16)
     squared = np.zeros(preview.lists)
@@ -158,4 +158,5 @@ def _encode(
         squared += np.bincount(lists[part], radii, preview.lists)
         rows.add(place, raw_rows(block))
         bar.update(len(block))
+    preview.arrange(codes)
     return preview.with_radii(squared, np.diff(starts)), codes, numbers

@@ -190,6 +190,7 @@ class IndexWriter:
         lists = preview.assigner().assign(turned)
         order = np.lexsort((preview.cells(turned, lists), lists))
         codes, numbers, _ = preview.encode(turned[order], lists[order])
+        preview.arrange(codes)
         starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
         arrays = PartArrays(starts, codes, numbers, compact_ids(fresh.ids[order]))
         name = f"p{about.next_part}"

@@ -7,7 +7,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.blocks import codes_of, interleave
 from memhier.ann.zoom.code_scan import PART_SHIFT
+from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.part import Part, PartArrays, compact_ids
 from memhier.ann.zoom.preview import Preview
@@ -69,13 +71,15 @@ def merge_parts(
     -----
     Holds, beside the new codes, some 16 MiB of vectors, or the longest list where that is more.
     """
+    book = preview.book
+    assert isinstance(book, CodeBook)  # the paper's form is written once
     total = sum(part.alive_count for part in parts)
-    codes = np.empty((total, preview.book.code_bytes), np.uint8)
+    codes = np.empty((total, book.code_bytes), np.uint8)
     values = np.empty((3, total), np.float16)
     ids, sources = np.empty(total, np.int64), np.empty(total, np.int64)
     lengths = []
     at = 0
-    for chunk in _chunks(parts, numbers, preview.lists, reader):
+    for chunk in _chunks(parts, numbers, preview.lists, book, reader):
         lengths.append(chunk.lengths)
         writer.append(chunk.vectors)
         place = slice(at, at + len(chunk.ids))
@@ -83,6 +87,7 @@ def merge_parts(
         ids[place], sources[place] = chunk.ids, chunk.sources
         at = place.stop
     writer.finish()
+    interleave(codes, book.dimensions)
     starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
     return Merged(PartArrays(starts, codes, values, compact_ids(ids)), sources)
 
@@ -113,14 +118,16 @@ def alive_blocks(
                 yield rows | number << PART_SHIFT, vectors_of(part.places.read(reader, rows), dtype)
 
 
-def _chunks(parts: Sequence[Part], numbers: Sequence[int], lists: int, reader: Reader) -> Iterator[_Chunk]:
+def _chunks(
+    parts: Sequence[Part], numbers: Sequence[int], lists: int, book: CodeBook, reader: Reader
+) -> Iterator[_Chunk]:
     row_bytes = parts[0].places.row_bytes
     rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
     low = 0
     while low < lists:
         most = rows_before[low] + _CHUNK_BYTES // row_bytes
         high = max(low + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
-        taken = [_take(part, number, low, high, reader) for number, part in zip(numbers, parts, strict=True)]
+        taken = [_take(part, number, low, high, book, reader) for number, part in zip(numbers, parts, strict=True)]
         member, sources, vectors, codes, ids, values = map(np.concatenate, zip(*taken, strict=True))
         order = np.argsort(member, kind="stable")
         lengths = np.bincount(member, minlength=high - low)
@@ -128,7 +135,7 @@ def _chunks(parts: Sequence[Part], numbers: Sequence[int], lists: int, reader: R
         low = high
 
 
-def _take(part: Part, number: int, low: int, high: int, reader: Reader) -> tuple[npt.NDArray[Any], ...]:
+def _take(part: Part, number: int, low: int, high: int, book: CodeBook, reader: Reader) -> tuple[npt.NDArray[Any], ...]:
     """Return what is alive of the lists from `low` to `high` of a part, its numbers as ``[n, 3]``."""
     arrays = part.arrays
     starts = arrays.starts[low : high + 1]
@@ -137,7 +144,8 @@ def _take(part: Part, number: int, low: int, high: int, reader: Reader) -> tuple
     member = np.repeat(np.arange(high - low), np.diff(starts))[alive]
     rows = rows[alive]
     vectors = part.places.read(reader, rows)
-    return member, rows | number << PART_SHIFT, vectors, arrays.codes[rows], arrays.ids[rows], arrays.numbers[:, rows].T
+    codes = codes_of(arrays.codes, rows, book.dimensions)
+    return member, rows | number << PART_SHIFT, vectors, codes, arrays.ids[rows], arrays.numbers[:, rows].T
 
 
 class PartsSource(VectorSource):

@@ -37,7 +37,7 @@ class PartArrays:
     starts
         int64 ``[lists + 1]``: list ``l`` holds the rows ``starts[l]`` to ``starts[l + 1]``.
     codes
-        uint8 ``[n, code_bytes]``.
+        uint8 ``[n, code_bytes]``; those with bounds in the order of `memhier.ann.zoom.blocks`.
     numbers
         fp16 ``[3, n]`` of codes with bounds, ``[0, n]`` of others.
     ids

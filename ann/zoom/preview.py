@@ -12,6 +12,7 @@ from typing import Literal, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.blocks import interleave
 from memhier.ann.zoom.clusters import Assigner, train_centroids
 from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
 from memhier.ann.zoom.codes import CodeBook, train_codes
@@ -115,6 +116,11 @@ class Preview:
         else:
             codes, numbers = self.book.encode(residuals), np.empty((0, len(residuals)), np.float16)
         return codes, numbers, squared
+
+    def arrange(self, codes: Bytes) -> None:
+        """Put codes ``[n, code_bytes]`` in list order the way that the scan reads them, in place."""
+        if isinstance(self.book, CodeBook):
+            interleave(codes, self.book.dimensions)
 
     def with_radii(self, squared: npt.NDArray[np.float64], counts: Ints) -> Self:
         """Return the preview with the radii of lists that hold `counts` vectors of `squared` radii in sum."""

@@ -1,6 +1,8 @@
 """Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide what they should."""
 
 import itertools
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,9 @@ from hypothesis import strategies as st
 
 from memhier import backend
 from memhier.ann.zoom.bitmaps import pack
+from memhier.ann.zoom.blocks import BLOCK_ROWS, codes_of, interleave
 from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
-from memhier.ann.zoom.codes import CodeBook, train_codes
+from memhier.ann.zoom.codes import WIDTHS, CodeBook, train_codes
 
 Floats = npt.NDArray[np.float32]
 
@@ -41,7 +44,9 @@ class Lists:
         self.vectors = vectors @ self.book.rotation
         residuals = self.vectors - self.centroids[nearest].astype(np.float32)
         self.starts = np.concatenate([[0], np.cumsum(np.bincount(nearest, minlength=lists))]).astype(np.int64)
-        self.part = CodedPart(self.starts, *self.book.encode(residuals))
+        codes, numbers = self.book.encode(residuals)
+        interleave(codes, self.book.dimensions)
+        self.part = CodedPart(self.starts, codes, numbers)
         squared = np.bincount(nearest, np.square(residuals).sum(axis=1), lists)
         self.radii = np.sqrt(squared / np.maximum(np.diff(self.starts), 1)).astype(np.float32)
         wanted = (random.normal(size=(queries, dimension)) * spread).astype(np.float32)
@@ -62,14 +67,18 @@ SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (6
 @needs_core
 @pytest.mark.parametrize(("dimension", "code_bytes"), SHAPES)
 @pytest.mark.parametrize("zeta", [np.inf, 0.1])
+@pytest.mark.parametrize("instructions", [0, 1, 2])
 def test_the_native_scan_is_the_plain_one(
-    dimension: int, code_bytes: int, zeta: float, monkeypatch: pytest.MonkeyPatch
+    dimension: int, code_bytes: int, zeta: float, instructions: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lists = Lists(dimension, code_bytes)
+    lists = Lists(dimension, code_bytes, count=397)  # the last rows are no whole block
     lists.probes[0, 3] = -1
     allowed = pack(np.random.default_rng(1).random(len(lists.part.codes)) < 0.3)
     filtered = CodedPart(lists.part.starts, lists.part.codes, lists.part.numbers, allowed)
     parts = [lists.part, filtered]
+    assert backend.core is not None
+    core = SimpleNamespace(code_scan=partial(backend.core.code_scan, instructions=instructions))
+    monkeypatch.setattr(backend, "core", core)
     native = lists.scan(parts=parts, zeta=zeta, limit=800)
     monkeypatch.setattr(backend, "core", None)
     plain = lists.scan(parts=parts, zeta=zeta, limit=800)
@@ -78,6 +87,26 @@ def test_the_native_scan_is_the_plain_one(
     for query, count in enumerate(native.counts):
         assert set(native.positions[query, :count]) == set(plain.positions[query, :count])
         assert np.allclose(native.lower[query, :count], plain.lower[query, :count], rtol=1e-3, atol=1e-4)
+
+
+@given(
+    count=st.integers(0, 100),
+    dimensions=st.tuples(*[st.integers(0, 3).map(lambda blocks: 16 * blocks)] * 3, st.integers(0, 700)).filter(any),
+    seed=st.integers(0, 9),
+)
+@settings(max_examples=50, deadline=None)
+def test_codes_come_back_from_the_order_of_blocks(count: int, dimensions: tuple[int, int, int, int], seed: int) -> None:
+    random = np.random.default_rng(seed)
+    code_bytes = sum(-(-axes * width // 8) for axes, width in zip(dimensions, WIDTHS, strict=True))
+    codes = random.integers(0, 256, (count, code_bytes), np.uint8)
+    arranged = codes.copy()
+    interleave(arranged, dimensions)
+    rows = random.permutation(count)
+    assert (codes_of(arranged, rows, dimensions) == codes[rows]).all()
+    rest = count // BLOCK_ROWS * BLOCK_ROWS
+    assert (arranged[rest:] == codes[rest:]).all()
+    if rest and dimensions[0]:  # the first four bytes of all rows of a block come first
+        assert (arranged.ravel()[: 4 * BLOCK_ROWS].reshape(-1, 4) == codes[:BLOCK_ROWS, :4]).all()
 
 
 @given(

@@ -1,7 +1,6 @@
 """Ids that are strings: an index that changes, step by step beside a dict, and what it refuses."""
 
 import gc
-import json
 import os
 import shutil
 import tempfile
@@ -19,7 +18,7 @@ from memhier.ann.zoom import ids as ids_module
 from memhier.ann.zoom import layout, life, merge, part, room
 from memhier.ann.zoom.stored_texts import write_texts
 from memhier.ann.zoom.texts import as_texts, hash_texts
-from memhier.errors import BudgetError, FormatError
+from memhier.errors import BudgetError
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 DIMENSION = 5
@@ -415,20 +414,3 @@ def test_check_finds_strings_of_other_rows(tmp_path, index):
         (problem,) = damaged.check()
         assert "part p0" in problem
         assert "ids are not those of their rows" in problem
-
-
-def test_an_index_of_the_format_before_is_read(tmp_path):
-    path = tmp_path / "index"
-    with ZoomIndex.build(path, VECTORS, dram="4MiB") as index:
-        entry, store = index._about.to_json(), index._store
-        for version in (2, 4):
-            del (old := dict(entry))["id_kind"]
-            with store.begin() as tx:
-                tx.put("index", json.dumps(old | {"version": version}).encode())
-                tx.commit()
-            if version == 2:
-                with ZoomIndex.open(path) as other:
-                    assert other.search(VECTORS[4], 1).ids.tolist() == [4]
-            else:
-                with pytest.raises(FormatError, match="index format 4"):
-                    ZoomIndex.open(path)

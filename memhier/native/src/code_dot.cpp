@@ -15,16 +15,26 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kStride = 64;  // between the fields of a query
-constexpr std::size_t kPiece = 16;   // bytes of a code that are worked on at a time
-
-#if defined(__x86_64__)
-const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
-#endif
+constexpr std::size_t kPiece = 16;   // bytes of a query that are copied at a time
+constexpr std::size_t kWord = 4;     // bytes of a code that are multiplied at a time
+constexpr std::size_t kRows = CodeFormat::kBlockRows;
+constexpr std::size_t kTogether = 4;  // blocks: as many chains of additions, none waiting for another
 
 }  // namespace
 
-ByteQuery::ByteQuery(const CodeFormat& format) : format_(format), code_bytes_(format.bytes()) {
+Instructions instructions(Instructions most) {
+#if defined(__x86_64__)
+  static const bool wide = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+                           __builtin_cpu_supports("avx512vl");
+  static const bool some = __builtin_cpu_supports("avx2");
+  return std::min(most, wide ? Instructions::kAvx512 : some ? Instructions::kAvx2 : Instructions::kPlain);
+#else
+  return std::min(most, Instructions::kPlain);
+#endif
+}
+
+ByteQuery::ByteQuery(const CodeFormat& format, Instructions most)
+    : format_(format), use_(instructions(most)), code_bytes_(format.bytes()) {
   std::uint32_t at = 0, query = 0;
   for (std::size_t group = 0; group < 4; ++group) {
     const auto width = static_cast<std::uint32_t>(CodeFormat::kWidths[group]);
@@ -34,7 +44,7 @@ ByteQuery::ByteQuery(const CodeFormat& format) : format_(format), code_bytes_(fo
       query += 8 / width;
     }
   }
-  bytes_.resize(query * kStride);
+  bytes_.resize(query * kStride + kWord);  // of the last byte of a field a whole word is read
   rounded_.resize(format.coded_dimensions() + kStride);
 }
 
@@ -94,98 +104,227 @@ void ByteQuery::assign(const float* values) {
   }
 }
 
-void ByteQuery::dot(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count,
+void ByteQuery::dot(const std::uint8_t* base, std::size_t total, const std::uint32_t* rows, std::size_t count,
                     std::int32_t* sums) const {
+  const std::size_t whole = total / kRows * kRows;
+  std::size_t i = 0;
+  while (i < count && rows[i] < whole) {
+    const std::uint8_t* block[kTogether];
+    std::size_t first[kTogether + 1] = {i}, blocks = 0;
+    while (blocks < kTogether && i < count && rows[i] < whole) {
+      const std::size_t number = rows[i] / kRows;
+      block[blocks] = base + number * kRows * code_bytes_;
+      if (i + kRows <= count && rows[i + kRows - 1] / kRows == number) i += kRows;
+      else while (i < count && rows[i] / kRows == number) ++i;
+      first[++blocks] = i;
+    }
+    alignas(64) std::int32_t found[kTogether * kRows];
+    dot_blocks(block, blocks, found);
+    for (std::size_t b = 0; b < blocks; ++b) {
+      if (first[b + 1] - first[b] == kRows) {
+        std::memcpy(sums + first[b], found + b * kRows, sizeof(std::int32_t) * kRows);
+        continue;
+      }
+      for (std::size_t j = first[b]; j < first[b + 1]; ++j) sums[j] = found[b * kRows + rows[j] % kRows];
+    }
+  }
+  for (; i < count; ++i) sums[i] = dot_row(base + rows[i] * code_bytes_);
+}
+
+void ByteQuery::dot_blocks(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const {
 #if defined(__x86_64__)
-  if (kHasVnni) return dot_vnni(base, rows, count, sums);
+  if (use_ == Instructions::kAvx512) return dot_vnni(block, blocks, sums);
+  if (use_ == Instructions::kAvx2) {
+    for (std::size_t b = 0; b < blocks; ++b) dot_avx2(block[b], sums + b * kRows);
+    return;
+  }
 #endif
-  dot_plain(base, rows, count, sums);
+  for (std::size_t b = 0; b < blocks; ++b) dot_plain(block[b], sums + b * kRows);
+}
+
+std::int32_t ByteQuery::dot_row(const std::uint8_t* code) const {
+  std::int32_t sum = 0;
+  for (const Chunk& chunk : chunks_) {
+    const std::uint32_t mask = (1u << chunk.width) - 1;
+    for (std::uint32_t field = 0; field < 8 / chunk.width; ++field) {
+      const std::int8_t* query = bytes_.data() + (chunk.query + field) * kStride;
+      for (std::uint32_t b = 0; b < chunk.bytes; ++b)
+        sum += static_cast<std::int32_t>(code[chunk.at + b] >> (field * chunk.width) & mask) * query[b];
+    }
+  }
+  return sum;
+}
+
+namespace {
+
+// The same up to four bytes of all rows of a block, and how many there are.
+std::size_t take_words(const std::uint8_t* bytes, std::size_t left, std::uint32_t* words) {
+  const std::size_t taken = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+  for (std::size_t r = 0; r < kRows; ++r) {
+    words[r] = 0;
+    std::memcpy(words + r, bytes + r * taken, taken);
+  }
+  return taken;
 }
 
 MEMHIER_CLONES
-void ByteQuery::dot_plain(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count,
-                          std::int32_t* sums) const {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint8_t* code = base + rows[i] * code_bytes_;
-    std::int32_t sum = 0;
-    for (const Chunk& chunk : chunks_) {
-      const std::uint8_t* bytes = code + chunk.at;
-      const std::uint32_t mask = (1u << chunk.width) - 1;
-      for (std::uint32_t field = 0; field < 8 / chunk.width; ++field) {
-        const std::int8_t* query = bytes_.data() + (chunk.query + field) * kStride;
-        const std::uint32_t shift = field * chunk.width;
-#pragma omp simd reduction(+ : sum)
-        for (std::uint32_t b = 0; b < chunk.bytes; ++b)
-          sum += static_cast<std::int32_t>(bytes[b] >> shift & mask) * query[b];
+void add_products(const std::uint32_t* words, std::uint32_t shift, std::uint32_t mask, std::int32_t value,
+                  std::int32_t* sums) {
+#pragma omp simd
+  for (std::size_t r = 0; r < kRows; ++r) sums[r] += static_cast<std::int32_t>(words[r] >> shift & mask) * value;
+}
+
+}  // namespace
+
+void ByteQuery::dot_plain(const std::uint8_t* block, std::int32_t* sums) const {
+  std::fill_n(sums, kRows, 0);
+  for (const Chunk& chunk : chunks_) {
+    for (std::uint32_t at = 0; at < chunk.bytes;) {
+      std::uint32_t words[kRows];
+      const std::size_t taken = take_words(block + (chunk.at + at) * kRows, chunk.bytes - at, words);
+      for (std::uint32_t byte = 0; byte < taken; ++byte, ++at) {
+        for (std::uint32_t field = 0; field < 8 / chunk.width; ++field)
+          add_products(words, 8 * byte + field * chunk.width, (1u << chunk.width) - 1,
+                       bytes_[(chunk.query + field) * kStride + at], sums);
       }
     }
-    sums[i] = sum;
   }
 }
 
 #if defined(__x86_64__)
+#define MEMHIER_AVX2 __attribute__((target("avx2")))
+#define MEMHIER_AVX2_INLINE MEMHIER_AVX2 __attribute__((always_inline)) inline
+
+namespace {
+
+// The products of all fields of up to four bytes of eight codes. For most, 16 bits hold the sum of a pair of bytes.
+template <int width>
+MEMHIER_AVX2_INLINE __m256i products(__m256i bytes, const std::int8_t* query) {
+  constexpr int kField = width == 8 ? 4 : width;  // of 8 bits they do not: by halves
+  const __m256i mask = _mm256_set1_epi8(static_cast<char>((1u << kField) - 1)), one = _mm256_set1_epi16(1);
+  __m256i sum = _mm256_setzero_si256();
+#pragma GCC unroll 8
+  for (int field = 0; field < 8 / kField; ++field) {
+    std::int32_t word;
+    std::memcpy(&word, query + (width == 8 ? 0 : field) * static_cast<std::ptrdiff_t>(kStride), kWord);
+    const __m256i values = _mm256_and_si256(_mm256_srli_epi16(bytes, field * kField), mask);
+    const __m256i pairs = _mm256_maddubs_epi16(values, _mm256_set1_epi32(word));
+    if constexpr (width == 8)
+      sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, field == 0 ? one : _mm256_set1_epi16(16)));
+    else sum = _mm256_add_epi16(sum, pairs);
+  }
+  return width == 8 ? sum : _mm256_madd_epi16(sum, one);
+}
+
+template <int width>
+MEMHIER_AVX2_INLINE void add_chunk_avx2(const std::uint8_t* bytes, std::size_t count, const std::int8_t* query,
+                                        __m256i* sums) {
+  constexpr std::size_t kHalf = kRows / 2;
+#pragma GCC unroll 2
+  for (std::size_t half = 0; half < 2; ++half) {
+    std::size_t done = 0;
+    for (; done + 4 <= count; done += 4) {
+      const auto* at = reinterpret_cast<const __m256i*>(bytes + done * kRows + half * kHalf * 4);
+      sums[half] = _mm256_add_epi32(sums[half], products<width>(_mm256_loadu_si256(at), query + done));
+    }
+    if (count & 2) {
+      const auto* at = reinterpret_cast<const __m128i*>(bytes + done * kRows + half * kHalf * 2);
+      const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
+      sums[half] = _mm256_add_epi32(sums[half], products<width>(words, query + done));
+      done += 2;
+    }
+    if (count & 1) {
+      const auto* at = reinterpret_cast<const __m128i*>(bytes + done * kRows + half * kHalf);
+      const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at));
+      sums[half] = _mm256_add_epi32(sums[half], products<width>(words, query + done));
+    }
+  }
+}
+
+}  // namespace
+
+MEMHIER_AVX2 void ByteQuery::dot_avx2(const std::uint8_t* block, std::int32_t* sums) const {
+  __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+  for (const Chunk& chunk : chunks_) {
+    const std::int8_t* query = bytes_.data() + chunk.query * kStride;
+    const std::uint8_t* bytes = block + chunk.at * kRows;
+    if (chunk.width == 8) add_chunk_avx2<8>(bytes, chunk.bytes, query, sum);
+    else if (chunk.width == 4) add_chunk_avx2<4>(bytes, chunk.bytes, query, sum);
+    else if (chunk.width == 2) add_chunk_avx2<2>(bytes, chunk.bytes, query, sum);
+    else add_chunk_avx2<1>(bytes, chunk.bytes, query, sum);
+  }
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), sum[0]);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + kRows / 2), sum[1]);
+}
+
 #define MEMHIER_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 #define MEMHIER_VNNI_INLINE MEMHIER_VNNI __attribute__((always_inline)) inline
 
 namespace {
 
-constexpr std::size_t kQuads = 4;    // of four codes: as many chains of additions, none waiting for another
-constexpr std::size_t kCodes = 4 * kQuads;
-
-// The same 16 bytes, or fewer, of four codes, one after the other.
-MEMHIER_VNNI_INLINE __m512i load_four(const std::uint8_t* const* codes, std::size_t at, __mmask16 present) {
-  __m512i four = _mm512_castsi128_si512(_mm_maskz_loadu_epi8(present, codes[0] + at));
-  four = _mm512_inserti32x4(four, _mm_maskz_loadu_epi8(present, codes[1] + at), 1);
-  four = _mm512_inserti32x4(four, _mm_maskz_loadu_epi8(present, codes[2] + at), 2);
-  return _mm512_inserti32x4(four, _mm_maskz_loadu_epi8(present, codes[3] + at), 3);
+// Adds the products of one field of the bytes, then those of the fields above it.
+template <int blocks, int width, int shift = 0>
+MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* query, __m512i* sums) {
+  std::int32_t word;
+  std::memcpy(&word, query, kWord);
+  const __m512i values = _mm512_set1_epi32(word);
+  const __m512i mask = _mm512_set1_epi8(static_cast<char>((1u << width) - 1));
+#pragma GCC unroll kTogether  // the sums stay in registers
+  for (int j = 0; j < blocks; ++j)
+    sums[j] = _mm512_dpbusd_epi32(sums[j], _mm512_and_si512(_mm512_srli_epi16(bytes[j], shift), mask), values);
+  if constexpr (shift + width < 8) add_fields<blocks, width, shift + width>(bytes, query + kStride, sums);
 }
 
-// Adds the products of one field of the bytes, then those of the fields above it.
-template <int width, int shift>
-MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* query, std::size_t stride, __m512i* sums) {
-  const __m512i values = _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(query)));
-  const __m512i mask = _mm512_set1_epi8(static_cast<char>((1u << width) - 1));
-#pragma GCC unroll kQuads  // the sums stay in registers
-  for (std::size_t j = 0; j < kQuads; ++j)
-    sums[j] = _mm512_dpbusd_epi32(sums[j], _mm512_and_si512(_mm512_srli_epi16(bytes[j], shift), mask), values);
-  if constexpr (shift + width < 8) add_fields<width, shift + width>(bytes, query + stride, stride, sums);
+template <int blocks, int width>
+MEMHIER_VNNI_INLINE void add_chunk(const std::uint8_t* const* block, std::size_t at, std::size_t count,
+                                   const std::int8_t* query, __m512i* sums) {
+  __m512i bytes[blocks];
+  std::size_t done = 0;
+  for (; done + 4 <= count; done += 4) {
+#pragma GCC unroll kTogether
+    for (int j = 0; j < blocks; ++j) bytes[j] = _mm512_loadu_si512(block[j] + (at + done) * kRows);
+    add_fields<blocks, width>(bytes, query + done, sums);
+  }
+  if (count & 2) {
+#pragma GCC unroll kTogether
+    for (int j = 0; j < blocks; ++j)
+      bytes[j] = _mm512_maskz_cvtepu16_epi32(
+          0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block[j] + (at + done) * kRows)));
+    add_fields<blocks, width>(bytes, query + done, sums);
+    done += 2;
+  }
+  if (count & 1) {
+#pragma GCC unroll kTogether
+    for (int j = 0; j < blocks; ++j)
+      bytes[j] = _mm512_maskz_cvtepu8_epi32(
+          0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(block[j] + (at + done) * kRows)));
+    add_fields<blocks, width>(bytes, query + done, sums);
+  }
+}
+
+template <int blocks, class Chunks>
+MEMHIER_VNNI_INLINE void dot_together(const std::uint8_t* const* block, const Chunks& chunks, const std::int8_t* bytes,
+                                      std::int32_t* sums) {
+  __m512i sum[blocks];
+#pragma GCC unroll kTogether
+  for (int j = 0; j < blocks; ++j) sum[j] = _mm512_setzero_si512();
+  for (const auto& chunk : chunks) {
+    const std::int8_t* query = bytes + chunk.query * kStride;
+    if (chunk.width == 8) add_chunk<blocks, 8>(block, chunk.at, chunk.bytes, query, sum);
+    else if (chunk.width == 4) add_chunk<blocks, 4>(block, chunk.at, chunk.bytes, query, sum);
+    else if (chunk.width == 2) add_chunk<blocks, 2>(block, chunk.at, chunk.bytes, query, sum);
+    else add_chunk<blocks, 1>(block, chunk.at, chunk.bytes, query, sum);
+  }
+#pragma GCC unroll kTogether
+  for (int j = 0; j < blocks; ++j) _mm512_storeu_si512(sums + static_cast<std::size_t>(j) * kRows, sum[j]);
 }
 
 }  // namespace
 
-// Sixteen codes at a time, 16 bytes of each: groups are a few bytes wide, so that wider pieces would be half empty.
-MEMHIER_VNNI void ByteQuery::dot_vnni(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count,
-                                      std::int32_t* sums) const {
-  for (std::size_t i = 0; i < count; i += kCodes) {
-    const std::uint8_t* code[kCodes];
-    for (std::size_t j = 0; j < kCodes; ++j) code[j] = base + rows[std::min(i + j, count - 1)] * code_bytes_;
-    __m512i sum[kQuads];
-#pragma GCC unroll kQuads
-    for (__m512i& each : sum) each = _mm512_setzero_si512();
-    for (const Chunk& chunk : chunks_) {
-      for (std::uint32_t at = 0; at < chunk.bytes; at += kPiece) {
-        const std::size_t left = chunk.bytes - at;
-        const auto present = static_cast<__mmask16>(left >= kPiece ? 0xffff : (1u << left) - 1);
-        __m512i bytes[kQuads];
-#pragma GCC unroll kQuads
-        for (std::size_t j = 0; j < kQuads; ++j) bytes[j] = load_four(code + 4 * j, chunk.at + at, present);
-        const std::int8_t* query = bytes_.data() + chunk.query * kStride + at;
-        if (chunk.width == 8) add_fields<8, 0>(bytes, query, kStride, sum);
-        else if (chunk.width == 4) add_fields<4, 0>(bytes, query, kStride, sum);
-        else if (chunk.width == 2) add_fields<2, 0>(bytes, query, kStride, sum);
-        else add_fields<1, 0>(bytes, query, kStride, sum);
-      }
-    }
-#pragma GCC unroll kQuads
-    for (std::size_t j = 0; j < kQuads; ++j) {
-      const __m512i pairs = _mm512_add_epi32(sum[j], _mm512_shuffle_epi32(sum[j], _MM_PERM_BADC));
-      const __m512i all = _mm512_add_epi32(pairs, _mm512_shuffle_epi32(pairs, _MM_PERM_CDAB));
-      // The sum of each code stands four times in its quarter.
-      const __m128i four = _mm512_castsi512_si128(_mm512_maskz_compress_epi32(0x1111, all));
-      const std::size_t first = std::min(count, i + 4 * j), wanted = std::min<std::size_t>(4, count - first);
-      _mm_mask_storeu_epi32(sums + first, static_cast<__mmask8>((1u << wanted) - 1), four);
-    }
-  }
+MEMHIER_VNNI void ByteQuery::dot_vnni(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const {
+  if (blocks == 4) return dot_together<4>(block, chunks_, bytes_.data(), sums);
+  if (blocks >= 2) dot_together<2>(block, chunks_, bytes_.data(), sums);
+  if (blocks % 2 == 1) dot_together<1>(block + blocks - 1, chunks_, bytes_.data(), sums + (blocks - 1) * kRows);
 }
 #endif
 

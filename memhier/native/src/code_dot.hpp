@@ -11,7 +11,12 @@ namespace memhier {
 // How a code is packed: first the dimensions of 8 bits each, then those of 4, 2 and 1. A group fills whole bytes, in
 // chunks of up to 64 of them: field s of byte b in a chunk of c bytes is dimension s * c + b of that chunk, so that a
 // chunk unpacks by shifts alone.
+//
+// Codes lie in blocks of 16 rows. Of each chunk a block has the first four bytes of all its rows, then the next four, at
+// last the two and the one that are left, so that one load brings the same bytes of 16 codes, and their inner products
+// end in 16 lanes. The rows after the last whole block lie one after the other.
 struct CodeFormat {
+  static constexpr std::size_t kBlockRows = 16;
   static constexpr std::array<int, 4> kWidths = {8, 4, 2, 1};
   std::array<std::size_t, 4> dimensions;
 
@@ -29,10 +34,16 @@ struct CodeFormat {
   }
 };
 
+// What a processor may have, the least first.
+enum class Instructions { kPlain, kAvx2, kAvx512 };
+
+// What this processor has, but no more than `most`.
+Instructions instructions(Instructions most);
+
 // One query, laid out as the codes are: for each chunk and field 64 bytes, zeros where there is no dimension.
 class ByteQuery {
  public:
-  explicit ByteQuery(const CodeFormat& format);
+  ByteQuery(const CodeFormat& format, Instructions most);
 
   // Takes values[coded_dimensions], rounds them to `scale` steps of signed bytes.
   void assign(const float* values);
@@ -41,8 +52,9 @@ class ByteQuery {
   // What a code of half its range in every dimension gives: sum over dimensions of (2^width - 1) / 2 * byte.
   float offset() const { return offset_; }
 
-  // sums[i] = sum over dimensions of field * byte, for the codes at base + rows[i] * bytes.
-  void dot(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const;
+  // sums[i] = sum over dimensions of field * byte, for the codes of rows[i], which ascend, among `total` from `base` on.
+  void dot(const std::uint8_t* base, std::size_t total, const std::uint32_t* rows, std::size_t count,
+           std::int32_t* sums) const;
 
  private:
   struct Chunk {
@@ -52,10 +64,14 @@ class ByteQuery {
     std::uint32_t query;  // first of its 8 / width rows of 64 bytes
   };
 
-  void dot_plain(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const;
-  void dot_vnni(const std::uint8_t* base, const std::uint32_t* rows, std::size_t count, std::int32_t* sums) const;
+  void dot_blocks(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const;
+  std::int32_t dot_row(const std::uint8_t* code) const;
+  void dot_plain(const std::uint8_t* block, std::int32_t* sums) const;
+  void dot_avx2(const std::uint8_t* block, std::int32_t* sums) const;
+  void dot_vnni(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const;
 
   CodeFormat format_;
+  Instructions use_;
   std::size_t code_bytes_;
   std::vector<Chunk> chunks_;
   std::vector<std::int8_t> rounded_, bytes_;

@@ -2,14 +2,12 @@
 // bits a dimension: Gao et al. 2025; more bits where the variance is: as in SAQ, 2025).
 //
 // A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x - c|,
-// a factor f and an error e, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From these come an estimate of
-// |x - q|^2 and, `eps` errors below and above, its bounds. Only what may be among the k nearest by its lower bound is
-// handed on: at most the k-th smallest upper bound.
+// a factor f and an error e, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From
+// these come an estimate of |x - q|^2 and, `eps` errors below and above, its bounds. Only what may be among the k nearest
+// by its lower bound is handed on: at most the k-th smallest upper bound.
 #include <algorithm>
-#include <cmath>
+#include <bit>
 #include <cstdint>
-#include <cstring>
-#include <limits>
 #include <stdexcept>
 #include <vector>
 
@@ -17,26 +15,20 @@
 #include <nanobind/ndarray.h>
 
 #include "code_dot.hpp"
+#include "code_estimate.hpp"
 #include "module.hpp"
 #include "simd.hpp"
-
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 namespace nb = nanobind;
 
 namespace memhier {
 namespace {
 
-constexpr std::size_t kBlock = 256;  // codes whose distances are made together
+constexpr std::size_t kLine = 64;    // bytes of the processor's caches
 constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
-// Single precision loses as much of the terms of an estimate; only where codes are all but exact does it matter.
-constexpr float kRounding = 4e-6F;
 // A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
 constexpr float kNearest = 0.125F;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Candidate {
   float lower;
@@ -125,83 +117,19 @@ struct Part {
   std::int64_t rows;
 };
 
-struct Residual {
-  float squared;   // |q - c|^2
-  float distance;  // its root
-};
-
-MEMHIER_CLONES
-Residual subtract_plain(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out) {
-  float squared = 0;
-#pragma omp simd reduction(+ : squared)
-  for (std::size_t t = 0; t < dimension; ++t) {
-    out[t] = query[t] - half_to_float(centroid[t]);
-    squared += out[t] * out[t];
-  }
-  return {squared, std::sqrt(squared)};
-}
-
-#if defined(__x86_64__)
-// GCC does not vectorise half precision by itself.
-__attribute__((target("avx512f"))) Residual subtract_avx512(const float* query, const std::uint16_t* centroid,
-                                                            std::size_t dimension, float* out) {
-  __m512 squares = _mm512_setzero_ps();
-  for (std::size_t t = 0; t < dimension; t += 16) {
-    const std::size_t left = dimension - t;
-    const auto present = static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1);
-    __m256i halves = _mm256_setzero_si256();
-    std::memcpy(&halves, centroid + t, std::min<std::size_t>(left, 16) * sizeof(std::uint16_t));
-    const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(present, query + t), _mm512_cvtph_ps(halves));
-    _mm512_mask_storeu_ps(out + t, present, difference);
-    squares = _mm512_fmadd_ps(difference, difference, squares);
-  }
-  const float squared = _mm512_reduce_add_ps(squares);
-  return {squared, std::sqrt(squared)};
-}
-
-const bool kHasAvx512 = __builtin_cpu_supports("avx512f");
-#endif
-
-Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out) {
-#if defined(__x86_64__)
-  if (kHasAvx512) return subtract_avx512(query, centroid, dimension, out);
-#endif
-  return subtract_plain(query, centroid, dimension, out);
-}
-
 MEMHIER_CLONES
 void multiply(float* values, const float* by, std::size_t count) {
 #pragma omp simd
   for (std::size_t t = 0; t < count; ++t) values[t] *= by[t];
 }
 
-struct Block {
-  std::uint32_t rows[kBlock];
-  std::int32_t sums[kBlock];
-  std::uint16_t radius[kBlock], factor[kBlock], error[kBlock];
-  float estimate[kBlock], margin[kBlock];
-};
-
-MEMHIER_CLONES
-void estimate_block(Block& block, std::size_t count, float squared, float distance, float nearest, float scale,
-                    float offset, float unit) {
-#pragma omp simd
-  for (std::size_t i = 0; i < count; ++i) {
-    const float radius = unit * half_to_float(block.radius[i]);
-    const float product = half_to_float(block.factor[i]) * scale * (static_cast<float>(block.sums[i]) - offset);
-    block.estimate[i] = squared + radius * radius - 2 * unit * product;
-    const float margin =
-        std::max(distance, nearest * radius) * half_to_float(block.error[i]) + kRounding * (squared + radius * radius);
-    block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
-  }
-}
-
 class Scanner {
  public:
   Scanner(const CodeFormat& format, std::size_t dimension, const float* alpha, std::vector<Part> parts, float unit,
-          std::size_t k, float eps, std::size_t limit)
+          std::size_t k, float eps, std::size_t limit, Instructions most)
       : format_(format), code_bytes_(format.bytes()), dimension_(dimension), alpha_(alpha), parts_(std::move(parts)),
-        unit_(unit), margin_(2 * eps * unit), query_(format), residual_(dimension), nearest_(k), admitted_(k, limit) {}
+        unit_(unit), margin_(2 * eps * unit), use_(instructions(most)), query_(format, most),
+        residual_(dimension), nearest_(k), admitted_(k, limit) {}
 
   void start(float most) {
     nearest_.clear();
@@ -212,7 +140,7 @@ class Scanner {
 
   // Scans a list, unless what is known of it says that it can hardly hold one of the k nearest.
   void scan(const float* query, const std::uint16_t* centroid, std::int64_t list, float radius, float zeta) {
-    const Residual residual = subtract_centroid(query, centroid, dimension_, residual_.data());
+    const Residual residual = subtract_centroid(query, centroid, dimension_, residual_.data(), use_);
     const float kth = std::min(nearest_.value(), most_);
     // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
     if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
@@ -232,13 +160,27 @@ class Scanner {
           query_.assign(residual_.data());
           assigned = true;
         }
-        query_.dot(part.codes, block_.rows, count, block_.sums);
-        take_numbers(part, count);
-        estimate_block(block_, count, residual.squared, residual.distance * margin_, kNearest * margin_,
-                       query_.scale(), query_.offset(), unit_);
+        query_.dot(part.codes, static_cast<std::size_t>(part.rows), block_.rows, count, block_.sums);
+        estimate_block(block_, count, numbers_of(part, count),
+                       {residual.squared, residual.distance * margin_, kNearest * margin_, query_.scale(),
+                        query_.offset(), unit_},
+                       use_);
         offer(static_cast<std::int64_t>(p) << kPartShift, count);
         scanned += static_cast<std::int64_t>(count);
       }
+    }
+  }
+
+  // Asks for what scanning a list will read while another one is scanned: lists are short, and a processor that guesses
+  // what is read next has seen too little of each.
+  void prefetch(const std::uint16_t* centroid, std::int64_t list) const {
+    ask(centroid, dimension_ * sizeof(std::uint16_t));
+    for (const Part& part : parts_) {
+      const auto start = static_cast<std::size_t>(part.starts[list]);
+      const std::size_t rows = std::min(static_cast<std::size_t>(part.starts[list + 1]) - start, kBlock);
+      ask(part.codes + start * code_bytes_, rows * code_bytes_);
+      for (const std::uint16_t* numbers : {part.radius, part.factor, part.error})
+        ask(numbers + start, rows * sizeof(std::uint16_t));
     }
   }
 
@@ -247,6 +189,11 @@ class Scanner {
   std::int64_t probed = 0, scanned = 0;
 
  private:
+  static void ask(const void* start, std::size_t bytes) {
+    const auto* at = static_cast<const char*>(start);
+    for (std::size_t line = 0; line < bytes; line += kLine) __builtin_prefetch(at + line);
+  }
+
   // Fills the block with the next rows that are allowed and moves `row` past them.
   std::size_t choose(const Part& part, std::int64_t& row, std::int64_t stop) {
     std::size_t count = 0;
@@ -270,24 +217,25 @@ class Scanner {
     return count;
   }
 
-  void take_numbers(const Part& part, std::size_t count) {
+  Numbers numbers_of(const Part& part, std::size_t count) {
     const std::uint32_t first = block_.rows[0];
-    if (block_.rows[count - 1] - first == count - 1) {  // neighbours, as always without a filter
-      std::copy_n(part.radius + first, count, block_.radius);
-      std::copy_n(part.factor + first, count, block_.factor);
-      std::copy_n(part.error + first, count, block_.error);
-      return;
-    }
+    if (block_.rows[count - 1] - first == count - 1)  // neighbours, as always without a filter
+      return {part.radius + first, part.factor + first, part.error + first};
     for (std::size_t i = 0; i < count; ++i) {
       block_.radius[i] = part.radius[block_.rows[i]];
       block_.factor[i] = part.factor[block_.rows[i]];
       block_.error[i] = part.error[block_.rows[i]];
     }
+    return {block_.radius, block_.factor, block_.error};
   }
 
   void offer(std::int64_t base, std::size_t count) {
     float threshold = admitted_.threshold();
     for (std::size_t i = 0; i < count; ++i) {
+      if (i % kLanes == 0 && i + kLanes <= count && !any_below(block_.estimate + i, block_.margin + i, threshold)) {
+        i += kLanes - 1;
+        continue;
+      }
       const float estimate = block_.estimate[i], margin = block_.margin[i];
       if (!(estimate - margin <= threshold)) continue;
       nearest_.offer(estimate);
@@ -301,6 +249,7 @@ class Scanner {
   const float* alpha_;
   const std::vector<Part> parts_;
   const float unit_, margin_;
+  const Instructions use_;
   float most_ = kInfinity;
   ByteQuery query_;
   std::vector<float> residual_;
@@ -344,13 +293,14 @@ Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
 // dimensions: how many of the first d have 8, 4, 2 and 1 bits; alpha [coded]; parts: tuples of starts [lists + 1],
 // codes [n, bytes], factors fp16 [3, n] and allowed uint64 or None; most [q]: the largest distance wanted. Fills
 // positions, lower bounds and estimates [q, limit] in ascending order of the bound, their counts [q], thresholds [q],
-// and [q, 3]: lists probed, codes scanned, whether candidates were dropped for lack of room.
+// and [q, 3]: lists probed, codes scanned, whether candidates were dropped for lack of room. `instructions` is for tests: 0
+// uses what any processor has, 1 no more than AVX2, 2 all that there is.
 void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probes,
                Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
                Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
                std::size_t k, float eps, float zeta, Array<const float, 1> most, Array<std::int64_t, 2> positions,
                Array<float, 2> lower, Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
-               Array<std::int64_t, 2> tally) {
+               Array<std::int64_t, 2> tally, int instructions) {
   const std::size_t count = queries.shape(0), dimension = queries.shape(1), lists = centroids.shape(0);
   const std::size_t limit = positions.shape(1), probe_count = probes.shape(1);
   require(dimensions.shape(0) == 4, "code_scan: four counts of dimensions");
@@ -365,6 +315,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
               estimates.shape(0) == count && estimates.shape(1) == limit && counts.shape(0) == count &&
               thresholds.shape(0) == count && tally.shape(0) == count && tally.shape(1) == 3,
           "code_scan: array shapes do not fit together");
+  require(instructions >= 0 && instructions <= 2, "code_scan: instructions is 0, 1 or 2");
   require(k >= 1 && limit >= k, "code_scan: k must be at least 1 and at most limit");
   std::vector<Part> taken;
   for (nb::handle item : parts) taken.push_back(take_part(item, lists, format.bytes()));
@@ -373,12 +324,15 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
             "code_scan: list number out of range");
 
   nb::gil_scoped_release released;
-  Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, k, eps, limit);
+  Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, k, eps, limit,
+                  static_cast<Instructions>(instructions));
   for (std::size_t q = 0; q < count; ++q) {
     scanner.start(most.data()[q]);
     for (std::size_t p = 0; p < probe_count; ++p) {
       const std::int64_t list = probes.data()[q * probe_count + p];
       if (list < 0) continue;
+      const std::int64_t next = p + 1 < probe_count ? probes.data()[q * probe_count + p + 1] : -1;
+      if (next >= 0) scanner.prefetch(centroids.data() + static_cast<std::size_t>(next) * dimension, next);
       scanner.scan(queries.data() + q * dimension, centroids.data() + static_cast<std::size_t>(list) * dimension, list,
                    radii.data()[list], zeta);
     }
@@ -403,5 +357,5 @@ void register_code_scan(nb::module_& m) {
   m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
         nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("k"), nb::arg("eps"),
         nb::arg("zeta"), nb::arg("most"), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
-        nb::arg("thresholds"), nb::arg("tally"));
+        nb::arg("thresholds"), nb::arg("tally"), nb::arg("instructions") = static_cast<int>(memhier::Instructions::kAvx512));
 }

@@ -1,0 +1,109 @@
+#include "code_estimate.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "simd.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace memhier {
+namespace {
+
+// Single precision loses as much of the terms of an estimate; only where codes are all but exact does it matter.
+constexpr float kRounding = 4e-6F;
+
+MEMHIER_CLONES
+Residual subtract_plain(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out) {
+  float squared = 0;
+#pragma omp simd reduction(+ : squared)
+  for (std::size_t t = 0; t < dimension; ++t) {
+    out[t] = query[t] - half_to_float(centroid[t]);
+    squared += out[t] * out[t];
+  }
+  return {squared, std::sqrt(squared)};
+}
+
+MEMHIER_CLONES
+void estimate_plain(Block& block, std::size_t count, const Numbers& numbers, const Terms& of) {
+#pragma omp simd
+  for (std::size_t i = 0; i < count; ++i) {
+    const float radius = of.unit * half_to_float(numbers.radius[i]);
+    const float product =
+        half_to_float(numbers.factor[i]) * of.scale * (static_cast<float>(block.sums[i]) - of.offset);
+    const float sum = of.squared + radius * radius;
+    block.estimate[i] = sum - 2 * of.unit * product;
+    const float margin = std::max(of.distance, of.nearest * radius) * half_to_float(numbers.error[i]) + kRounding * sum;
+    block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
+  }
+}
+
+#if defined(__x86_64__)
+// GCC does not vectorise half precision by itself.
+#define MEMHIER_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl")))
+
+MEMHIER_AVX512 __m512 take_halves(__mmask16 present, const std::uint16_t* halves) {
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, halves));
+}
+
+__mmask16 first_of(std::size_t left) { return static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1); }
+
+MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t* centroid, std::size_t dimension,
+                                        float* out) {
+  __m512 squares = _mm512_setzero_ps();
+  for (std::size_t t = 0; t < dimension; t += 16) {
+    const __mmask16 present = first_of(dimension - t);
+    const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(present, query + t), take_halves(present, centroid + t));
+    _mm512_mask_storeu_ps(out + t, present, difference);
+    squares = _mm512_fmadd_ps(difference, difference, squares);
+  }
+  const float squared = _mm512_reduce_add_ps(squares);
+  return {squared, std::sqrt(squared)};
+}
+
+MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const Numbers& numbers, const Terms& of) {
+  const __m512 scale = _mm512_set1_ps(2 * of.unit * of.scale), offset = _mm512_set1_ps(of.offset);
+  for (std::size_t i = 0; i < count; i += kLanes) {
+    const __mmask16 present = first_of(count - i);
+    const __m512 radius = _mm512_mul_ps(_mm512_set1_ps(of.unit), take_halves(present, numbers.radius + i));
+    const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(block.sums + i)), offset);
+    const __m512 product = _mm512_mul_ps(_mm512_mul_ps(take_halves(present, numbers.factor + i), scale), field);
+    const __m512 sum = _mm512_fmadd_ps(radius, radius, _mm512_set1_ps(of.squared));
+    _mm512_storeu_ps(block.estimate + i, _mm512_sub_ps(sum, product));
+    const __m512 apart = _mm512_max_ps(_mm512_set1_ps(of.distance), _mm512_mul_ps(_mm512_set1_ps(of.nearest), radius));
+    const __m512 margin = _mm512_fmadd_ps(apart, take_halves(present, numbers.error + i),
+                                          _mm512_mul_ps(_mm512_set1_ps(kRounding), sum));
+    const __mmask16 unknown = _mm512_cmp_ps_mask(margin, margin, _CMP_UNORD_Q);
+    _mm512_storeu_ps(block.margin + i, _mm512_mask_mov_ps(margin, unknown, _mm512_set1_ps(kInfinity)));
+  }
+}
+#endif
+
+}  // namespace
+
+Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out,
+                           Instructions use) {
+#if defined(__x86_64__)
+  if (use == Instructions::kAvx512) return subtract_avx512(query, centroid, dimension, out);
+#endif
+  return subtract_plain(query, centroid, dimension, out);
+}
+
+void estimate_block(Block& block, std::size_t count, const Numbers& numbers, const Terms& of, Instructions use) {
+#if defined(__x86_64__)
+  if (use == Instructions::kAvx512) return estimate_avx512(block, count, numbers, of);
+#endif
+  estimate_plain(block, count, numbers, of);
+}
+
+MEMHIER_CLONES
+bool any_below(const float* estimate, const float* margin, float threshold) {
+  int any = 0;
+#pragma omp simd reduction(| : any)
+  for (std::size_t i = 0; i < kLanes; ++i) any |= estimate[i] - margin[i] <= threshold ? 1 : 0;
+  return any != 0;
+}
+
+}  // namespace memhier

@@ -1,0 +1,51 @@
+// From inner products of codes to estimated distances and their margins, a block of rows at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "code_dot.hpp"
+
+namespace memhier {
+
+constexpr std::size_t kBlock = 256;  // codes whose distances are made together
+constexpr std::size_t kLanes = 16;   // of them, that are looked at together
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+struct Residual {
+  float squared;   // |q - c|^2
+  float distance;  // its root
+};
+
+// out[dimension] = query - centroid, of which the centroid is fp16.
+Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out,
+                           Instructions use);
+
+// Radius, factor and error of some rows, fp16 each, in units.
+struct Numbers {
+  const std::uint16_t *radius, *factor, *error;
+};
+
+// What the estimates of a list's rows have in common.
+struct Terms {
+  float squared;   // |q - c|^2
+  float distance;  // its root, times what a margin is in errors
+  float nearest;   // the least distance by a row's radius, likewise
+  float scale, offset, unit;
+};
+
+struct Block {
+  std::uint32_t rows[kBlock];
+  std::int32_t sums[kBlock];
+  std::uint16_t radius[kBlock], factor[kBlock], error[kBlock];
+  float estimate[kBlock], margin[kBlock];
+};
+
+// Fills the first `count` estimates and margins from the sums.
+void estimate_block(Block& block, std::size_t count, const Numbers& numbers, const Terms& of, Instructions use);
+
+// Whether any of 16 rows has a lower bound of at most `threshold`; most have not.
+bool any_below(const float* estimate, const float* margin, float threshold);
+
+}  // namespace memhier
