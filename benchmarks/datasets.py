@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
+from memhier.errors import FormatError
 
 __all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set", "use_data_folder"]
 
@@ -70,15 +71,22 @@ def _load_sift(name: str, folder: Path) -> SearchSet:
 
 
 def _read_idx_images(path: Path) -> Matrix:
-    raw = lzma.decompress(path.read_bytes())
+    raw = _decompress(path)
     magic, count, rows, columns = np.frombuffer(raw, ">u4", 4)
     if magic != 0x803:
         raise ValueError(f"{path}: magic {magic:#x} is not that of an IDX image file")
     return np.frombuffer(raw, np.uint8, offset=16).reshape(int(count), int(rows * columns))
 
 
+def _decompress(path: Path) -> bytes:
+    try:
+        return lzma.decompress(path.read_bytes())
+    except lzma.LZMAError as error:
+        raise FormatError(f"{path}: {error}: it is cut or damaged, copy it again") from error
+
+
 def _read_npy(path: Path) -> Matrix:
-    loaded: Matrix = np.load(io.BytesIO(lzma.decompress(path.read_bytes())), allow_pickle=False)
+    loaded: Matrix = np.load(io.BytesIO(_decompress(path)), allow_pickle=False)
     return loaded
 
 
