@@ -3,11 +3,14 @@
 import json
 import os
 import platform
+import resource
+import time
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
-__all__ = ["describe_machine", "is_loaded", "profile_device"]
+__all__ = ["Neighbours", "describe_machine", "is_loaded", "profile_device"]
 
 _PACKAGES = ("memhier", "numpy", "faiss-cpu", "lmdb")
 _PROBE_BYTES = "256MiB"
@@ -27,9 +30,60 @@ def describe_machine() -> dict[str, str | int | float]:
     return machine | {name: _version(name) for name in _PACKAGES}
 
 
-def is_loaded(machine: dict[str, Any]) -> bool:
-    """Return whether others kept half of a core or more busy: the clock's figures then say little."""
-    return float(machine["load"]) > 0.5
+class Neighbours:
+    """How busy others kept this machine while a block ran.
+
+    Attributes
+    ----------
+    cores
+        The mean number of cores that neither this process nor the children it waited for kept busy; time that a
+        hypervisor took away counts. 0 where the system does not tell.
+
+    Examples
+    --------
+    >>> with Neighbours() as neighbours:
+    ...     total = sum(range(1000))
+    >>> neighbours.cores >= 0
+    True
+    """
+
+    def __enter__(self) -> Self:
+        self.cores = 0.0
+        self._before = _busy_seconds(), _own_seconds(), time.perf_counter()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        busy, own, started = self._before
+        seconds = max(time.perf_counter() - started, 1e-9)
+        self.cores = max(0.0, (_busy_seconds() - busy - (_own_seconds() - own)) / seconds)
+
+
+def is_loaded(row: dict[str, Any]) -> bool:
+    """Return whether others kept half of a core or more busy: the clock's figures then say little.
+
+    A row of results holds what :class:`Neighbours` saw; one of a machine alone, its load at that moment.
+    """
+    return float(row.get("others", row.get("load", 0.0))) > 0.5
+
+
+def _busy_seconds() -> float:
+    """Return the seconds that all cores were busy since the start: user, nice, system, interrupts and stolen time."""
+    ticks = [int(field) for field in _first_line("/proc/stat").split()[1:9]]
+    return (sum(ticks) - sum(ticks[3:5])) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(part.ru_utime + part.ru_stime for part in parts)
+
+
+def _first_line(path: str) -> str:
+    try:
+        return Path(path).read_text().partition("\n")[0]
+    except OSError:
+        return ""
 
 
 def profile_device(folder: Path) -> dict[str, Any]:

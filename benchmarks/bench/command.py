@@ -1,37 +1,52 @@
 """``memhier bench``: list, run, compare, report, install, papers."""
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from memhier.benchmarks.bench.compare import compare_rows
+from memhier.benchmarks.bench.listing import describe_peer, describe_workload, peer_lines, workload_lines
+from memhier.benchmarks.bench.markdown import markdown
 from memhier.benchmarks.bench.papers import papers_table
 from memhier.benchmarks.bench.report import write_report
-from memhier.benchmarks.bench.results import Results, Row, read_rows
+from memhier.benchmarks.bench.results import Results, Row, hold_alone, read_rows
 from memhier.benchmarks.bench.runner import Plan
 from memhier.benchmarks.bench.runner import run as run_plan
-from memhier.benchmarks.bench.tables import tables
+from memhier.benchmarks.bench.tables import disturbed, tables
 from memhier.benchmarks.bench.workload import GROUPS, Workload, load_workloads
 from memhier.benchmarks.datasets import use_data_folder
-from memhier.benchmarks.machine import is_loaded
 from memhier.benchmarks.peers import PEERS
 from memhier.benchmarks.peers.process import (
     PeerError,
     default_environments,
-    find_python,
     install_group,
     install_peer,
     peer_version,
 )
 from memhier.benchmarks.peers.worker import make_peer
+from memhier.errors import MemhierError
 
 __all__ = ["bench"]
 
 _WIDTH = 130
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _NewFile(click.Path):
+    """A file to be written, whose folder is there: a run of an hour does not end with the news that it is not."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(str(super().convert(value, param, ctx)))
+        if not os.access(path.absolute().parent, os.W_OK | os.X_OK):
+            self.fail(f"{path}: its folder is missing or cannot be written to", param, ctx)
+        return path
+
+
+_NEW_FILE = _NewFile(dir_okay=False, writable=True)
 _environments = click.option("--envs", type=click.Path(file_okay=False, path_type=Path), default=None,
                              help="The peers' environments; ~/.cache/memhier/peers by default.")  # fmt: skip
 
@@ -42,24 +57,27 @@ def bench() -> None:
 
 
 @bench.command("list")
+@click.argument("names", nargs=-1)
+@click.option("--verbose", is_flag=True, help="All that there is to know of each.")
 @_environments
-def list_(envs: Path | None) -> None:
-    """Show workloads, and which peers are installed."""
-    console = Console()
-    table = Table("workload", "group", "about", "peers", title="Workloads")
-    for workload in load_workloads():
-        names = ", ".join(peer.name for peer in workload.peers) or "its own"
-        table.add_row(workload.name, workload.group, workload.about, names)
-    console.print(table)
-    table = Table("adapter", "version", "reads", "traps", title="Peers of search")
-    for name in PEERS:
-        peer = make_peer(name)
-        try:
-            version = peer_version(peer, find_python(peer, envs or default_environments()))
-        except PeerError as error:
-            version = str(error)
-        table.add_row(name, version, peer.io, "; ".join(peer.traps))
-    console.print(table)
+def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
+    """Show workloads and peers, a line each; or of NAMES, which are either, everything: parameters, peers, traps."""
+    console, environments, workloads = Console(highlight=False), envs or default_environments(), load_workloads()
+    known = [*(workload.name for workload in workloads), *PEERS]
+    for name in names:
+        if name not in known:
+            raise click.ClickException(f"there is no workload or peer {name!r}: expected one of {', '.join(known)}")
+    if not names and not verbose:
+        for line in ("Workloads", *workload_lines(workloads), "", "Peers of search", *peer_lines(environments)):
+            console.print(line, no_wrap=True, overflow="ellipsis", markup=False)
+        console.print("\nmemhier bench list NAME tells the rest; memhier bench install GROUP gets peers.")
+        return
+    asked = names or known
+    told = [describe_workload(workload) for workload in workloads if workload.name in asked]
+    told += [describe_peer(peer, environments) for peer in PEERS if peer in asked]
+    for paragraph in told:
+        for part in paragraph:
+            console.print(part)
 
 
 @bench.command()
@@ -68,7 +86,7 @@ def list_(envs: Path | None) -> None:
               help="Every workload has both sizes.")  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only workloads of this group.")
 @click.option("--peer", "only", multiple=True, help="Only these peers or adapters.")
-@click.option("--results", "results_path", type=click.Path(dir_okay=False, path_type=Path),
+@click.option("--results", "results_path", type=_NEW_FILE,
               default=Path("bench.jsonl"), show_default=True,
               help="Rows of results; what is there already is not run again.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default=None,
@@ -77,26 +95,35 @@ def list_(envs: Path | None) -> None:
 @_environments
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), envvar="MEMHIER_DATA", default=None,
               help="The folder of data sets.")  # fmt: skip
-@click.option("--report", "report_path", type=click.Path(dir_okay=False, path_type=Path), help="Write an HTML report.")
+@click.option("--report", "report_path", type=_NEW_FILE, help="Write an HTML report.")
 def run(
     names: tuple[str, ...], size: str, groups: tuple[str, ...], only: tuple[str, ...], results_path: Path,
     work: Path | None, envs: Path | None, data: Path | None, report_path: Path | None,
 ) -> None:  # fmt: skip
     """Run the workloads NAMES, or all of them."""
-    chosen = _choose(names, groups)
-    unknown = set(only) - {name for load in chosen for peer in load.peers for name in (peer.name, peer.adapter)}
-    if unknown:
-        raise click.ClickException(f"--peer {', '.join(sorted(unknown))}: no workload asked for has it")
+    chosen = _choose(names, groups, only)
     if data is not None:
         use_data_folder(data)
-    console = Console(stderr=True)
-    try:
-        results = Results(results_path)
-    except ValueError as error:
-        raise click.ClickException(str(error)) from error
-    environments = envs or default_environments()
     place = work or default_environments().parent / "bench"
-    plan = Plan(chosen, "quick" if size == "quick" else "full", place, environments, only)
+    plan = Plan(chosen, "quick" if size == "quick" else "full", place, envs or default_environments(), only)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        # Two runs would disturb each other's figures, and write into each other's files.
+        with hold_alone(results_path, "--results"), hold_alone(place / "lock", "the folder of"):
+            results = Results(results_path)
+            whole = _run(plan, results)
+            _show(results.rows())
+            if report_path is not None:
+                _write(results.rows(), report_path)
+    except (MemhierError, OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    if not whole:
+        raise click.ClickException(f"interrupted: the same command goes on where {results_path} stops")
+
+
+def _run(plan: Plan, results: Results) -> bool:
+    """Run the plan with its progress on the terminal; return whether it came to its end."""
+    console = Console(stderr=True)
     with console.status("starting") as status:
 
         def say(words: str) -> None:
@@ -106,11 +133,8 @@ def run(
         try:
             run_plan(plan, results, say)
         except KeyboardInterrupt:
-            raise click.ClickException(f"interrupted: the same command goes on where {results_path} stops") from None
-    _show(results.rows())
-    if report_path is not None:
-        report_path.write_text(write_report(results.rows(), _now()))
-        console.print(f"Report: {report_path}")
+            return False
+    return True
 
 
 @bench.command()
@@ -126,12 +150,24 @@ def compare(old: Path, new: Path) -> None:
 
 @bench.command()
 @click.argument("results", type=_FILE)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), default=Path("bench.html"), show_default=True)
+@click.option("--out", type=_NEW_FILE, default=Path("bench.html"), show_default=True)
 @click.option("--compare", "against", type=_FILE, help="Older results: changes beyond noise stand in the report.")
-def report(results: Path, out: Path, against: Path | None) -> None:
+@click.option("--markdown", "as_markdown", is_flag=True,
+              help="Print the tables of figures as Markdown instead, each under its command.")  # fmt: skip
+def report(results: Path, out: Path, against: Path | None, as_markdown: bool) -> None:
     """Write RESULTS as one HTML file that needs nothing else."""
-    out.write_text(write_report(_read(results), _now(), None if against is None else _read(against)))
-    Console().print(f"Report: {out}")
+    rows = _read(results)
+    if as_markdown:
+        click.echo(markdown(rows), nl=False)
+    else:
+        _write(rows, out, None if against is None else _read(against))
+
+
+def _write(rows: list[Row], out: Path, old: list[Row] | None = None) -> None:
+    when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    # Whatever a program printed, the page says that it is UTF-8.
+    out.write_text(write_report(rows, when, old), encoding="utf-8", errors="backslashreplace")
+    Console(stderr=True).print(f"Report: {out}", highlight=False, soft_wrap=True)
 
 
 @bench.command()
@@ -178,20 +214,28 @@ def papers(results: Path | None) -> None:
     Console().print(papers_table([] if results is None else _read(results)))
 
 
-def _choose(names: tuple[str, ...], groups: tuple[str, ...]) -> list[Workload]:
+def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ...]) -> list[Workload]:
+    """Return the workloads asked for; with peers asked for, those that have one of them."""
     workloads = load_workloads()
     known = {workload.name for workload in workloads}
     for name in names:
         if name not in known:
             raise click.ClickException(f"there is no workload {name!r}: expected one of {', '.join(sorted(known))}")
     for group in groups:
-        if group not in {workload.group for workload in workloads}:
-            raise click.ClickException(f"--group {group}: no workload is of this group")
-    return [
+        if group not in GROUPS:
+            raise click.ClickException(f"--group {group}: no workload is of this group: expected {', '.join(GROUPS)}")
+    chosen = [
         workload
         for workload in workloads
         if (not names or workload.name in names) and (not groups or workload.group in groups)
     ]
+    if not chosen:
+        raise click.ClickException(f"none of {', '.join(names)} is of the group {', '.join(groups)}")
+    peers = {load.name: {name for peer in load.peers for name in (peer.name, peer.adapter)} for load in chosen}
+    unknown = set(only) - set().union(*peers.values())
+    if unknown:
+        raise click.ClickException(f"--peer {', '.join(sorted(unknown))}: no workload asked for has it")
+    return [load for load in chosen if not only or peers[load.name] & set(only)]
 
 
 def _read(path: Path) -> list[Row]:
@@ -209,9 +253,4 @@ def _show(rows: list[Row]) -> None:
             console.print(row["words"], highlight=False, markup=False)
     for table in tables(rows):
         console.print(table)
-    if any(is_loaded(row) for row in rows if row["kind"] == "machine"):
-        console.print("Others used this machine meanwhile: trust CPU seconds and reads, not the clock.")
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    console.print(disturbed(rows))

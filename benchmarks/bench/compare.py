@@ -51,7 +51,7 @@ def changes(old: list[Row], new: list[Row]) -> list[Change]:
     A change is one of the medians by more than a tenth, or by a half of times on a machine that others used, where no
     round of one result lies within the rounds of the other; of a figure that is counted exactly, any.
     """
-    quiet = not any(is_loaded(row) for row in (*old, *new) if row["kind"] == "machine")
+    quiet = not any(map(is_loaded, (*old, *new)))
     return [*_stopped(old, new), *_search_changes(old, new, quiet), *_script_changes(old, new, quiet)]
 
 

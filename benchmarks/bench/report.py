@@ -11,13 +11,16 @@ from memhier.benchmarks.bench.results import Row
 from memhier.benchmarks.bench.summary import METRICS, TARGETS, curve, script_records, search_peers
 from memhier.benchmarks.bench.tables import (
     BUILD_TITLES,
+    FIGURE_TITLES,
     builds_of,
+    command_of,
+    disturbed,
+    figure_cells,
     number,
     problem_rows,
     search_cells,
     search_sizes,
 )
-from memhier.benchmarks.machine import is_loaded
 
 __all__ = ["write_report"]
 
@@ -35,9 +38,10 @@ towards 1. Recall@10 is by distance: an answer counts when it is as near as the 
 4 KiB pages fetched from the device, as the kernel counts them for the process. <b>Queries a CPU second</b> divides by
 processor time, which neighbours disturb least, and counts a whole batch in one call where a peer offers that.
 Latencies are of single queries on the clock. All peers search with one thread, start cold and have the same budget of
-DRAM: those that bypass the page cache keep what is left of it as they like; those that fill it have its pages dropped,
-all of them, after any query that leaves more of them than the budget allows. Allocations are capped by RLIMIT_DATA at
-the budget plus what the peer's threads need for stacks; what a peer really held stands in the table of builds.
+DRAM: those that bypass the page cache keep what is left of it as they like; those that fill it have pages given back,
+at random, after any query that leaves more of them than the budget allows; those that map their files are swept with
+the device's read-ahead and without. Allocations are capped by RLIMIT_DATA at the budget plus what the peer's threads
+need for stacks; what a peer really held stands in the table of builds. A batch counts where it finds as much.
 Figures at a recall are interpolated, linearly in recall, between the two settings around it.</p>
 """
 _READING_SCRIPTS = """
@@ -60,6 +64,8 @@ def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> st
         parts.append("<h2>Changes</h2>")
         parts.append(_table(("where", "metric", "old", "new", ""), cells) if cells else "<p>None beyond noise.</p>")
     problems = problem_rows(rows)
+    if not any(row["kind"] in ("search", "script") for row in rows):
+        parts.append("<p>Nothing was measured.</p>")
     if problems:
         parts.append("<h2>Not measured</h2>" + _table(("workload", "peer", "what", "why"), problems, "words"))
     sizes = search_sizes(rows)
@@ -81,10 +87,11 @@ def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> st
 def _machines(rows: list[Row]) -> str:
     machines = [row for row in rows if row["kind"] == "machine"]
     parts = []
-    if any(is_loaded(machine) for machine in machines):
-        parts.append(
-            '<p class="warn">Others used this machine during the run: trust CPU seconds and reads, not the clock.</p>'
-        )
+    words = disturbed(rows)
+    if words:
+        parts.append(f'<p class="warn">{escape(words)}</p>')
+    if len({(machine.get("processor"), machine.get("cores"), machine.get("kernel")) for machine in machines}) > 1:
+        parts.append('<p class="warn">These results are of several machines or kernels; below stands the last.</p>')
     for machine in machines[-1:]:
         device = machine["device"]
         named = {key: value for key, value in machine.items() if key not in ("task", "kind", "device")}
@@ -106,7 +113,8 @@ def _search(rows: list[Row], workload: str, size: str) -> str:
             for peer, points in curves.items()
         ]  # fmt: skip
         plots.append(line_plot(lines, "recall@10", METRICS[metric][0], less_is_better=METRICS[metric][1]))
-    parts = [f"<h3>{escape(workload)} ({size})</h3>", f'<div class="plots">{"".join(plots)}</div>']
+    command = f"<p><code>{escape(command_of(workload, size))}</code></p>"
+    parts = [f"<h3>{escape(workload)} ({size})</h3>{command}", f'<div class="plots">{"".join(plots)}</div>']
     titles = ("peer", *(label for label, _ in METRICS.values()))
     for target in TARGETS:
         cells = [[peer, *line] for peer, line in search_cells(rows, workload, size, target).items()]
@@ -116,12 +124,7 @@ def _search(rows: list[Row], workload: str, size: str) -> str:
 
 
 def _script(row: Row, record: Record) -> str:
-    titles = ("figure", "median", "least", "greatest", "unit", "better", "")
-    cells = [
-        [figure.name, number(figure.value), number(figure.least), number(figure.greatest), figure.unit, figure.better,
-         "clock" if figure.clock else "counted" if figure.exact else ""]
-        for figure in record.figures
-    ]  # fmt: skip
+    cells = figure_cells(record)
     plots = [*map(curves_plot, record.curves), *map(bars_plot, record.bars)]
     scale = f"<p>{escape(record.scale)}</p>" if record.scale else ""
     return (
@@ -129,7 +132,7 @@ def _script(row: Row, record: Record) -> str:
         f"<p><code>{escape(row['command'])}</code>, {row['wall_s']:,.0f} s</p>{scale}"
         f'<div class="plots">{"".join(plots)}</div>'
         f"<details{' open' if len(cells) <= _SHOWN else ''}><summary>{len(cells)} figures</summary>"
-        f"{_table(titles, cells)}</details>"
+        f"{_table(FIGURE_TITLES, cells)}</details>"
         f"<details><summary>What the program printed</summary><pre>{escape(row['words'])}</pre></details>"
     )
 

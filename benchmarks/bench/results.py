@@ -1,12 +1,35 @@
 """Results as JSON lines: written as they come, so that a run that was interrupted goes on where it stopped."""
 
+import fcntl
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias
 
-__all__ = ["Results", "Row", "read_rows"]
+from memhier.benchmarks.bench.figures import Record
+from memhier.errors import LockedError
+
+__all__ = ["Results", "Row", "hold_alone", "read_rows"]
 
 Row: TypeAlias = dict[str, Any]
+
+_TASK = {"workload", "size"}
+# What a row of each kind must hold to be shown; what it is of besides may come and go with versions.
+_NEEDED = {
+    "machine": {"load", "device"},
+    "state": {*_TASK, "state"},
+    "data": _TASK,
+    "failed": {*_TASK, "why"},
+    "skipped": {*_TASK, "why"},
+    "build": {*_TASK, "peer", "version", "cpu_s", "peak_private_bytes", "file_bytes", "raw_bytes", "dram_bytes",
+              "vectors"},
+    "search": {*_TASK, "peer", "round", "rows", "held_bytes", "settings"},
+    "script": {*_TASK, "figures", "words", "command", "settings", "wall_s"},
+}  # fmt: skip
+_NEEDED_OF_EFFORT = {
+    "effort", "recall", "recall_id", "cpu_ms", "mean_ms", "p50_ms", "p99_ms", "pages", "private_bytes", "cached_bytes",
+}  # fmt: skip
 
 
 class Results:
@@ -14,11 +37,16 @@ class Results:
 
     A task that failed or was skipped is tried again by the next run; its later row stands for it.
 
+    Raises
+    ------
+    ValueError
+        As :func:`read_rows`.
+
     Examples
     --------
     >>> import tempfile
     >>> results = Results(Path(tempfile.mkdtemp()) / "results.jsonl")
-    >>> results.add("search/quick/diskann/0", kind="failed", why="not installed")
+    >>> results.add("search/quick/diskann/0", kind="failed", workload="search", size="quick", why="not installed")
     >>> results.is_done("search/quick/diskann/0")
     False
     """
@@ -38,7 +66,7 @@ class Results:
     def add(self, task: str, **row: Any) -> None:
         """Append the outcome of a task."""
         self._rows[task] = {"task": task, **row}
-        with self._path.open("a") as file:
+        with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(self._rows[task]) + "\n")
 
     def rows(self) -> list[Row]:
@@ -46,28 +74,86 @@ class Results:
         return list(self._rows.values())
 
 
+@contextmanager
+def hold_alone(path: Path, what: str) -> Iterator[None]:
+    """Keep other processes from holding the same file, which is made where it is missing, while the block runs.
+
+    Raises
+    ------
+    LockedError
+        When another process holds it; the message begins with `what` it would share.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockedError(f"{what} {path} is in use by another run: wait for its end, or name another") from error
+        yield
+
+
 def read_rows(path: Path) -> list[Row]:
     """Return the latest row of each task in a file of results.
+
+    A row that lacks what this version shows, as it was written by another, comes back as a task that failed.
 
     Raises
     ------
     ValueError
         When a line before the last is no row; a last one that was cut short is left out.
     """
-    lines = path.read_text().splitlines()
     rows: dict[str, Row] = {}
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines):
-        try:
-            row = json.loads(line)
-            rows[row["task"]] = row
-        except (ValueError, KeyError, TypeError) as error:
-            if number == len(lines) - 1 or not line.strip():
-                continue
-            raise ValueError(f"{path}, line {number + 1}: not a row of results: {line[:60]!r}") from error
+        row = _parse(line)
+        if row is not None:
+            rows[row["task"]] = row if _is_whole(row) else _of_another_version(row)
+        elif line.strip() and number < len(lines) - 1:
+            shown = line[:60].decode("utf-8", "backslashreplace")
+            raise ValueError(
+                f"{path}, line {number + 1}: not a row of results: {shown!r}: without this line the rest can be read, "
+                "and a run measures again what it held"
+            )
     return list(rows.values())
 
 
+def _parse(line: bytes) -> Row | None:
+    """Return a row that names its task and kind, and of all but a machine the workload."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("task"), str) or not isinstance(row.get("kind"), str):
+        return None
+    return row if row["kind"] == "machine" or row.keys() >= _TASK else None
+
+
+def _is_whole(row: Row) -> bool:
+    if not row.keys() >= _NEEDED.get(row["kind"], set()):
+        return False
+    if row["kind"] == "search":
+        return all(point.keys() >= _NEEDED_OF_EFFORT for point in row["rows"])
+    if row["kind"] == "script":
+        try:
+            Record.read(row["figures"])
+        except ValueError:
+            return False
+    return True
+
+
+def _of_another_version(row: Row) -> Row:
+    about: Row = {key: row[key] for key in ("workload", "size", "peer") if key in row}
+    why = f"its {row['kind']} was written by another version of memhier: run it again"
+    return {"task": row["task"], "kind": "failed", "stage": "results", "why": why, "workload": "", "size": "", **about}
+
+
 def _end_last_line(path: Path) -> None:
-    text = path.read_text()
-    if text and not text.endswith("\n"):
-        path.write_text(text[: text.rfind("\n") + 1])
+    raw = path.read_bytes()
+    end = raw.rfind(b"\n") + 1
+    if end == len(raw):
+        return
+    with path.open("r+b") as file:
+        if _parse(raw[end:]) is None:
+            file.truncate(end)
+        else:
+            file.seek(0, 2)
+            file.write(b"\n")

@@ -1,5 +1,6 @@
 """Runs workloads one after the other and writes down what came out, the machine first."""
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.script_group import run_script
 from memhier.benchmarks.bench.search_group import run_search
 from memhier.benchmarks.bench.workload import Size, Workload
-from memhier.benchmarks.machine import describe_machine, profile_device
+from memhier.benchmarks.machine import Neighbours, describe_machine, profile_device
 
 __all__ = ["Plan", "run"]
 
@@ -39,9 +40,15 @@ class Plan:
 
 def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
     """Run every task that has no outcome yet; a workload that fails does not stop the next."""
-    plan.work.mkdir(parents=True, exist_ok=True)
+    scratch = plan.work / "scratch"
+    # Left by a run that was killed.
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
     say("measuring the device")
-    results.add(f"machine/{time.time_ns()}", kind="machine", **describe_machine(), device=profile_device(plan.work))
+    with Neighbours() as neighbours:
+        device = profile_device(plan.work)
+    about = describe_machine() | {"others": neighbours.cores}
+    results.add(f"machine/{time.time_ns()}", kind="machine", device=device, **about)
     for workload in plan.workloads:
         _note(results, workload, plan.size, "planned")
     for workload in plan.workloads:
@@ -50,10 +57,10 @@ def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
             if workload.function == "search":
                 run_search(workload, plan.size, plan.work, plan.environments, results, plan.only, say)
             else:
-                run_script(workload, plan.size, plan.work, plan.environments, results)
+                run_script(workload, plan.size, scratch, plan.environments, results)
         except Exception as error:
-            about = {"workload": workload.name, "size": plan.size, "stage": "run"}
-            results.add(f"{workload.name}/{plan.size}", kind="failed", why=f"{type(error).__name__}: {error}", **about)
+            failed = {"workload": workload.name, "size": plan.size, "stage": "run"}
+            results.add(f"{workload.name}/{plan.size}", kind="failed", why=f"{type(error).__name__}: {error}", **failed)
         _note(results, workload, plan.size, "finished")
 
 

@@ -1,9 +1,7 @@
 """Workloads that are programs of their own, run as such; their figures and words are kept."""
 
 import json
-import os
 import shlex
-import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -11,7 +9,9 @@ from pathlib import Path
 from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.results import Results
 from memhier.benchmarks.bench.workload import Size, Workload
-from memhier.benchmarks.peers.process import ONE_THREAD, group_python, last_words
+from memhier.benchmarks.machine import Neighbours
+from memhier.benchmarks.peers.child import last_words, run_child
+from memhier.benchmarks.peers.process import group_python
 
 __all__ = ["run_script"]
 
@@ -34,32 +34,28 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         out = Path(scratch) / "out.json"
         options = ["--dir", scratch] if parameters.get("on_device") else []
-        command = [str(group_python(workload.group, environments)), "-m", MODULES + parameters["module"], *options]
-        command += [*arguments, "--json", str(out)]
-        # One thread for every pool, torch's too, for rivals as for us; what a script starts itself it starts knowingly.
-        environment = os.environ | dict.fromkeys(ONE_THREAD, "1")
+        python, module = group_python(workload.group, environments), MODULES + parameters["module"]
         started = time.perf_counter()
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, timeout=parameters["timeout_s"], env=environment
-            )
-        except subprocess.TimeoutExpired:
+        with Neighbours() as neighbours:
+            # What a script starts itself, threads or processes, it starts knowingly.
+            ended = run_child(python, module, [*options, *arguments, "--json", str(out)], parameters["timeout_s"])
+        seconds = time.perf_counter() - started
+        if ended.status is None:
             why = f"took longer than {parameters['timeout_s']:,.0f} s"
             results.add(task, kind="failed", stage="run", why=why, **about)
             return
-        seconds = time.perf_counter() - started
-        if done.returncode or not out.exists():
-            why = last_words(done.stderr) or f"ended with {done.returncode} and no words"
+        if ended.status or not out.exists():
+            missing = any(words in last_words(ended.complained) for words in _MISSING)
             # These programs say so in these words when they find no data or no rival to be held against.
-            kind = "skipped" if any(words in why for words in _MISSING) else "failed"
+            kind, why = ("skipped", last_words(ended.complained)) if missing else ("failed", ended.why)
             results.add(task, kind=kind, stage="run", why=why, **about)
             return
-        figures = json.loads(out.read_text())
         try:
+            figures = json.loads(out.read_text())
             Record.read(figures)
         except ValueError as error:
             results.add(task, kind="failed", stage="figures", why=str(error), **about)
             return
-        shown = shlex.join(["python", *command[1:3], *arguments])
-        outcome = {"figures": figures, "words": done.stdout, "wall_s": seconds, "command": shown}
-        results.add(task, kind="script", settings=" ".join(arguments), **outcome, **about)
+        command = shlex.join(["python", "-m", module, *arguments])
+        outcome = {"figures": figures, "words": ended.said, "wall_s": seconds, "others": neighbours.cores}
+        results.add(task, kind="script", settings=" ".join(arguments), command=command, **outcome, **about)

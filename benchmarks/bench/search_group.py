@@ -16,6 +16,8 @@ from memhier.benchmarks.bench.workload import PeerEntry, Size, Workload
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import distances_of, exact_neighbours, id_recall, recall_at_k
 from memhier.benchmarks.generators import mixed
+from memhier.benchmarks.machine import Neighbours
+from memhier.benchmarks.peers.base import Effort
 from memhier.benchmarks.peers.process import PeerError, find_python, peer_version, run_job
 from memhier.benchmarks.peers.worker import make_peer
 
@@ -37,6 +39,10 @@ def run_search(
         about = {"workload": workload.name, "size": size, "stage": "data"}
         results.add(f"{workload.name}/{size}", kind="skipped", why=str(error), **about)
         return
+    # Stands in for what a run before this one may have found missing.
+    whole = {"vectors": data.count, "raw_bytes": data.raw_bytes, "dtype": data.dtype}
+    if not results.is_done(f"{workload.name}/{size}"):
+        results.add(f"{workload.name}/{size}", kind="data", workload=workload.name, size=size, **whole)
     entries = [entry for entry in workload.peers if not only or entry.name in only or entry.adapter in only]
     ready = []
     for entry in entries:
@@ -60,7 +66,7 @@ class _Data:
         stem = folder / (f"{name}-{count}-{parameters['dimension']}" if name == "mixed" else f"{name}-{count or 'all'}")
         self.name = stem.name
         self.vectors, self.queries = stem.with_suffix(".npy"), stem.with_suffix(".queries.npy")
-        truth = stem.with_suffix(".truth.npz")
+        truth = stem.with_suffix(f".truth{parameters['k']}.npz")
         if not truth.exists():
             true_ids = self._make(name, count, parameters)
             base, queries = np.load(self.vectors, mmap_mode="r"), np.load(self.queries)
@@ -71,8 +77,8 @@ class _Data:
             # Written last, and by renaming: an interrupted run begins again.
             np.savez(stem.with_suffix(".part.npz"), ids=ids, distances=distances)
             stem.with_suffix(".part.npz").rename(truth)
-        loaded = np.load(truth)
-        self._ids, self._distances = loaded["ids"], loaded["distances"]
+        with np.load(truth) as loaded:
+            self._ids, self._distances = loaded["ids"], loaded["distances"]
         base = np.load(self.vectors, mmap_mode="r")
         self.count, self.raw_bytes, self.dtype = len(base), base.nbytes, str(base.dtype)
 
@@ -115,42 +121,52 @@ class _Competitor:
         environments: Path,
     ) -> None:  # fmt: skip
         self.entry, self._data, self._parameters = entry, data, parameters
-        self._peer = make_peer(entry.adapter)
         self._environments = environments
         self._indexes = indexes
         self._dram = int(parameters["dram_share"] * data.raw_bytes)
         self._task = f"{workload}/{size}/{entry.name}"
         self._about = {"workload": workload, "size": size, "peer": entry.name, "adapter": entry.adapter}
-        self._build = dict(self._peer.build_parameters) | entry.build
 
     def build(self, results: Results) -> bool:
         """Build unless the index is there; return whether there is one to search."""
         task = f"{self._task}/build"
+        # Whatever a peer, its adapter or its environment does, the others are measured.
         try:
+            self._peer = make_peer(self.entry.adapter)
+            self._build = dict(self._peer.build_parameters) | self.entry.build
             self._python = find_python(self._peer, self._environments)
             version = peer_version(self._peer, self._python)
             self._folder = self._indexes / self._data.name / f"{self.entry.name}-{self._digest(version)}"
-            figures = self._folder.with_suffix(".json")
-            if not figures.exists():
-                shutil.rmtree(self._folder, ignore_errors=True)
-                self._folder.parent.mkdir(parents=True, exist_ok=True)
-                job = {"action": "build", "vectors": str(self._data.vectors)} | self._job(self._build)
-                figures.write_text(json.dumps(run_job(self._python, job, self._parameters["timeout_s"])))
-        except PeerError as error:
-            results.add(task, kind="failed", stage="build", why=str(error), **self._about)
+            built = self._build_or_read()
+        except Exception as error:
+            results.add(task, kind="failed", stage="build", why=_why(error), **self._about)
             return False
         if not results.is_done(task, self._folder.name):
-            built = json.loads(figures.read_text())
             sizes = {"vectors": self._data.count, "raw_bytes": self._data.raw_bytes, "dram_bytes": self._dram}
             settings = {"parameters": self._build, "version": version, "dtype": self._data.dtype}
             results.add(task, kind="build", settings=self._folder.name, **self._about, **settings, **sizes, **built)
         return True
 
+    def _build_or_read(self) -> dict[str, Any]:
+        """Return the figures of the build, which stand beside the index once it is whole."""
+        figures = self._folder.with_suffix(".json")
+        if not figures.exists() or not self._folder.is_dir():
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder.parent.mkdir(parents=True, exist_ok=True)
+            job = {"action": "build", "vectors": str(self._data.vectors)} | self._job(self._build)
+            with Neighbours() as neighbours:
+                made = run_job(self._python, job, self._parameters["timeout_s"])
+            part = figures.with_suffix(".part")
+            part.write_text(json.dumps(made | {"others": neighbours.cores}))
+            part.rename(figures)
+        built: dict[str, Any] = json.loads(figures.read_text())
+        return built
+
     def search(self, results: Results, turn: int) -> None:
         """Sweep the efforts once in a fresh process, unless that was done."""
         task = f"{self._task}/search/{turn}"
         count = min(self._parameters["queries"], _TRUTH_QUERIES)
-        efforts = list(self.entry.efforts or self._peer.efforts)[:: self._parameters["sweep_step"]]
+        efforts = self._efforts()
         settings = json.dumps([self._folder.name, count, self._parameters["k"], self.entry.open, efforts])
         if results.is_done(task, settings):
             return
@@ -165,14 +181,26 @@ class _Competitor:
             "ids": str(ids),
         }
         try:
-            found = run_job(self._python, job | self._job(self.entry.open), self._parameters["timeout_s"])
-        except PeerError as error:
-            results.add(task, kind="failed", stage="search", why=str(error), round=turn, **self._about)
+            with Neighbours() as neighbours:
+                found = run_job(self._python, job | self._job(self.entry.open), self._parameters["timeout_s"])
+            with np.load(ids) as answers:
+                for number, row in enumerate(found["rows"]):
+                    row |= self._data.recalls(answers[str(number)])
+                    if f"{number}-batch" in answers:
+                        row["batch_recall"] = self._data.recalls(answers[f"{number}-batch"])["recall"]
+        except Exception as error:
+            results.add(task, kind="failed", stage="search", why=_why(error), round=turn, **self._about)
             return
-        answers = np.load(ids)
-        for number, row in enumerate(found["rows"]):
-            row |= self._data.recalls(answers[str(number)])
-        results.add(task, kind="search", settings=settings, round=turn, dram_bytes=self._dram, **self._about, **found)
+        found |= {"dram_bytes": self._dram, "others": neighbours.cores}
+        results.add(task, kind="search", settings=settings, round=turn, **self._about, **found)
+
+    def _efforts(self) -> list[Effort]:
+        # Counted from the most thorough, which alone may reach a recall.
+        efforts = list(self.entry.efforts or self._peer.efforts)[:: -self._parameters["sweep_step"]][::-1]
+        if self._peer.io != "mapped":
+            return efforts
+        # With read-ahead a map takes fewer faults, without it fewer pages: which is better is the device's affair.
+        return [effort | {"read_ahead": ahead} for ahead in (1, 0) for effort in efforts]
 
     def _job(self, parameters: dict[str, Any]) -> dict[str, Any]:
         return {
@@ -188,3 +216,7 @@ class _Competitor:
             # Its version does not change with each edit of its sources.
             settings["sources"] = [path.read_text() for path in sorted(_SEARCH_SOURCES.rglob("*.py"))]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def _why(error: Exception) -> str:
+    return str(error) if isinstance(error, PeerError) else f"{type(error).__name__}: {error}"

@@ -4,15 +4,21 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
+from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.results import Row
 from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve, search_peers
+from memhier.benchmarks.machine import is_loaded
 
-__all__ = ["BUILD_TITLES", "builds_of", "number", "problem_rows", "search_cells", "search_sizes", "tables"]
+__all__ = [
+    "BUILD_TITLES", "FIGURE_TITLES", "builds_of", "command_of", "disturbed", "figure_cells", "number", "problem_rows",
+    "search_cells", "search_sizes", "tables",
+]  # fmt: skip
 
 BUILD_TITLES = (
     "peer", "version", "build CPU s", "build peak MiB", "files / raw", "DRAM B/vector: budget", "held by parameters",
     "found private", "most files in cache",
 )  # fmt: skip
+FIGURE_TITLES = ("figure", "median", "least", "greatest", "unit", "better", "")
 
 
 def tables(rows: list[Row]) -> Iterator[Table]:
@@ -67,15 +73,45 @@ def builds_of(rows: list[Row], workload: str, size: str) -> list[list[str]]:
             continue
         count = row["vectors"]
         found = peers.get(row["peer"], [])
+        if not found:
+            # Not zeros: nobody knows what it holds.
+            out.append([*_built(row), "not searched", "", ""])
+            continue
         private = max((point["private_bytes"] for search in found for point in search["rows"]), default=0)
         held = max((search["held_bytes"] for search in found), default=0)
         cached = max((point["cached_bytes"] for search in found for point in search["rows"]), default=0)
-        out.append([
-            row["peer"], row["version"], number(row["cpu_s"]), number(row["peak_private_bytes"] / 2**20),
-            f"{row['file_bytes'] / row['raw_bytes']:.2f}", number(row["dram_bytes"] / count), number(held / count),
-            number(private / count) + (" (over)" if private > row["dram_bytes"] else ""), number(cached / count),
-        ])  # fmt: skip
+        over = " (over)" if private > row["dram_bytes"] else ""
+        out.append([*_built(row), number(held / count), number(private / count) + over, number(cached / count)])
     return out
+
+
+def _built(row: Row) -> list[str]:
+    return [
+        row["peer"], row["version"], number(row["cpu_s"]), number(row["peak_private_bytes"] / 2**20),
+        f"{row['file_bytes'] / row['raw_bytes']:.2f}", number(row["dram_bytes"] / row["vectors"]),
+    ]  # fmt: skip
+
+
+def figure_cells(record: Record) -> list[list[str]]:
+    """Return the cells of the table of a script's figures, titles not included."""
+    return [
+        [figure.name, number(figure.value), number(figure.least), number(figure.greatest), figure.unit, figure.better,
+         "clock" if figure.clock else "counted" if figure.exact else ""]
+        for figure in record.figures
+    ]  # fmt: skip
+
+
+def command_of(workload: str, size: str) -> str:
+    """Return the command line that measures a workload."""
+    return f"memhier bench run {workload} --suite {size}"
+
+
+def disturbed(rows: list[Row]) -> str:
+    """Return a sentence on what others disturbed, or nothing."""
+    during = dict.fromkeys(str(row.get("workload", "the probe of the device")) for row in rows if is_loaded(row))
+    if not during:
+        return ""
+    return f"Others used this machine during {', '.join(during)}: trust CPU seconds and reads, not the clock."
 
 
 def problem_rows(rows: list[Row]) -> list[list[str]]:

@@ -6,19 +6,26 @@ import os
 import resource
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeAlias
+
+import numpy as np
 
 __all__ = ["PageCache", "PeakMemory", "Usage", "cap_memory", "memory_now"]
 
 _SAMPLE_S = 0.02
-_MADV_DONTNEED = 4
+_MADV_NORMAL, _MADV_RANDOM, _MADV_DONTNEED = 0, 1, 4
 _CACHESTAT = 451
+_PIECE = 32 * 1024
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
+# Of one map of a file: its address, its offset in the file, its bytes.
+_Map: TypeAlias = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,56 +110,104 @@ class PageCache:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.resolve()
+        self._random = np.random.default_rng(0)
 
     def resident_bytes(self) -> int:
         """Return the bytes of the files that are in DRAM now."""
-        return sum(_resident_pages(file) for file in self._files()) * mmap.PAGESIZE
+        with self._open_files() as files:
+            return sum(_resident_pages(descriptor, 0, size) for _, descriptor, size in files) * mmap.PAGESIZE
 
     def drop(self) -> None:
-        """Give the pages back to the kernel, those that this process maps too."""
+        """Give all of it back to the kernel, what this process maps too."""
+        maps = self._maps()
+        with self._open_files() as files:
+            for path, descriptor, size in files:
+                # Dirty pages stay; a fresh index may still be on its way to the device.
+                os.fdatasync(descriptor)
+                _give_back(descriptor, maps.get(path, ()), 0, size)
+
+    def shrink(self, allowed: int) -> None:
+        """Give back pages at random, a few neighbours at a time, where more than `allowed` bytes are resident.
+
+        A kernel short of memory keeps more or less what is used often: without anything left, a peer that maps its
+        files would read its entry points again for every query. A quarter of `allowed` is freed beyond it, as this
+        walks over the files.
+        """
+        maps, excess = self._maps(), self.resident_bytes() - allowed * 3 // 4
+        with self._open_files() as files:
+            pieces = [(file, start) for file in files for start in range(0, file[2], _PIECE)]
+            for number in self._random.permutation(len(pieces)):
+                if excess <= 0:
+                    return
+                (path, descriptor, size), start = pieces[number]
+                length = min(_PIECE, size - start)
+                held = _resident_pages(descriptor, start, length)
+                if held:
+                    _give_back(descriptor, maps.get(path, ()), start, length)
+                    excess -= held * mmap.PAGESIZE
+
+    def read_ahead(self, wanted: bool) -> None:
+        """Tell the kernel whether to read around a page that is missed in what this process maps of the files.
+
+        It reads as much as the device is set to, 128 KiB here, 8 MiB there; or that page alone.
+        """
+        for some in self._maps().values():
+            for address, _, size in some:
+                _LIBC.madvise(address, size, _MADV_NORMAL if wanted else _MADV_RANDOM)
+
+    def _maps(self) -> dict[str, list[_Map]]:
+        """Return what this process maps of each file."""
+        maps: dict[str, list[_Map]] = {}
         for line in Path("/proc/self/maps").read_text().splitlines():
             parts = line.split(maxsplit=5)
             # Private pages that were written would be lost: maps of an index are shared or read-only.
             if len(parts) == 6 and parts[5].startswith(f"{self._folder}/") and parts[1] in ("r--s", "rw-s", "r--p"):
                 start, end = (int(part, 16) for part in parts[0].split("-"))
-                _LIBC.madvise(start, end - start, _MADV_DONTNEED)
-        for file in self._files():
-            descriptor = os.open(file, os.O_RDONLY)
-            try:
-                # Dirty pages stay; a fresh index may still be on its way to the device.
-                os.fdatasync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            finally:
-                os.close(descriptor)
+                maps.setdefault(parts[5], []).append((start, int(parts[2], 16), end - start))
+        return maps
 
-    def _files(self) -> list[Path]:
-        return [file for file in sorted(self._folder.rglob("*")) if file.is_file() and file.stat().st_size]
-
-
-def _resident_pages(file: Path) -> int:
-    descriptor = os.open(file, os.O_RDONLY)
-    try:
-        span, counts = (ctypes.c_uint64 * 2)(0, 0), (ctypes.c_uint64 * 5)()
-        # A length of 0 reaches to the end of the file; the first count is that of pages in the cache.
-        if _LIBC.syscall(_CACHESTAT, descriptor, span, counts, 0) == 0:
-            return int(counts[0])
-        return _pages_by_mincore(descriptor, file)  # before Linux 6.5, or where a sandbox forbids the call
-    finally:
-        os.close(descriptor)
+    @contextmanager
+    def _open_files(self) -> Iterator[list[tuple[str, int, int]]]:
+        """Open every file that holds something; its path, its descriptor, its bytes."""
+        with ExitStack() as stack:
+            files = []
+            for path in sorted(self._folder.rglob("*")):
+                if path.is_file() and (size := path.stat().st_size):
+                    descriptor = os.open(path, os.O_RDONLY)
+                    stack.callback(os.close, descriptor)
+                    files.append((str(path), descriptor, size))
+            yield files
 
 
-def _pages_by_mincore(descriptor: int, file: Path) -> int:
+def _give_back(descriptor: int, maps: Sequence[_Map], start: int, length: int) -> None:
+    for address, offset, size in maps:
+        low, high = max(start, offset), min(start + length, offset + size)
+        if low < high:
+            _LIBC.madvise(address + low - offset, high - low, _MADV_DONTNEED)
+    os.posix_fadvise(descriptor, start, length, os.POSIX_FADV_DONTNEED)
+
+
+def _resident_pages(descriptor: int, start: int, length: int) -> int:
+    span, counts = (ctypes.c_uint64 * 2)(start, length), (ctypes.c_uint64 * 5)()
+    # The first count is that of pages in the cache.
+    if _LIBC.syscall(_CACHESTAT, descriptor, span, counts, 0) == 0:
+        return int(counts[0])
+    return _pages_by_mincore(descriptor, start, length)  # before Linux 6.5, or where a sandbox forbids the call
+
+
+def _pages_by_mincore(descriptor: int, start: int, length: int) -> int:
     # A writable private map is the one whose address ctypes can take; it is neither read nor written.
-    with mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE) as mapped:
+    flags, protection = mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE
+    with mmap.mmap(descriptor, length, flags=flags, prot=protection, offset=start) as mapped:
         anchor = (ctypes.c_char * 1).from_buffer(mapped)
         try:
-            flags = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
-            if _LIBC.mincore(ctypes.addressof(anchor), len(mapped), flags):
-                raise OSError(ctypes.get_errno(), "mincore", str(file))
+            pages = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
+            if _LIBC.mincore(ctypes.addressof(anchor), len(mapped), pages):
+                raise OSError(ctypes.get_errno(), "mincore")
         finally:
             del anchor
     # Only the lowest bit has a meaning.
-    return sum(flag & 1 for flag in bytes(flags))
+    return sum(flag & 1 for flag in bytes(pages))
 
 
 def _field(path: Path, name: str) -> int:

@@ -28,7 +28,7 @@ class SearchPeer(ABC):
         What to give to ``pip install``.
     io
         ``"direct"`` bypasses the page cache; ``"buffered"`` and ``"mapped"`` fill it, and are held to the budget by
-        dropping their pages; ``"none"`` keeps everything in DRAM.
+        giving pages back, at random; ``"none"`` keeps everything in DRAM.
     dtypes
         Element types that it stores; vectors of another type are given as float32.
     batch

@@ -21,6 +21,7 @@ class Peer(SearchPeer):
     dtypes = ("float32", "uint8")
     batch = True
     traps = (
+        "a fault reads ahead as far as the device is set to: swept with that and without",
         "OpenMP with one query costs tens of milliseconds: one thread",
         "its prefetch threads make cold lists slower (faiss issue 5010): set to none",
         "the file of lists is named in the index by its path: opened with IO_FLAG_ONDISK_SAME_DIR",

@@ -23,6 +23,7 @@ class Peer(SearchPeer):
         "IO_FLAG_MMAP copies the vectors into DRAM after all; IO_FLAG_MMAP_IFC really maps them",
         "but then it maps codes, too, which the budget's dropping of pages would make it read again",
         "the vectors are float32 even where the data are bytes",
+        "a fault reads ahead as far as the device is set to: swept with that and without",
         "OpenMP with one query costs tens of milliseconds: one thread",
     )
     build_parameters: ClassVar[dict[str, Any]] = {"lists_per_sqrt_n": 4, "code_bytes": 32}

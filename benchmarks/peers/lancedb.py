@@ -25,7 +25,7 @@ class Peer(SearchPeer):
     traps = (
         "nobody knows which refine_factor to set: swept",
         "the cache of the index has 6 GiB unless told otherwise: set to the budget",
-        "reads fill the page cache: pages beyond the budget are dropped after each query",
+        "reads fill the page cache: pages beyond the budget are given back after each query",
         "a query from Python costs about 2 ms of its own; a batch is run as one query after another inside",
         "product quantisation takes most of the build: k-means over 256 samples a centroid",
     )

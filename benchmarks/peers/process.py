@@ -14,18 +14,15 @@ from typing import Any
 
 import memhier
 from memhier.benchmarks.peers.base import SearchPeer
+from memhier.benchmarks.peers.child import run_child
 
 __all__ = [
-    "ONE_THREAD", "PeerError", "default_environments", "find_python", "group_python", "install_group", "install_peer",
-    "last_words", "peer_version", "run_job",
+    "PeerError", "default_environments", "find_python", "group_python", "install_group", "install_peer", "peer_version",
+    "run_job",
 ]  # fmt: skip
 
-# One thread for every pool that a peer may start: figures are per core.
-ONE_THREAD = (
-    "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS", "TOKIO_WORKER_THREADS",
-    "LANCE_CPU_THREADS", "NUMEXPR_NUM_THREADS",
-)  # fmt: skip
 _TAIL = 400
+_WORKER = "memhier.benchmarks.peers.worker"
 # What the peer's own name is where it is imported, if that is not the name of its distribution.
 _IMPORTED = {"faiss-cpu": "faiss", "scalable-vs": "svs"}
 
@@ -52,7 +49,7 @@ def find_python(peer: SearchPeer, environments: Path) -> Path:
         return own
     if find_spec(_IMPORTED.get(peer.package, peer.package)) is not None:
         return Path(sys.executable)
-    raise PeerError(f"{peer.package} is not installed: memhier bench install search, or pip install {_words(peer)}")
+    raise PeerError(f"{peer.package} is not installed: {_way(peer)}")
 
 
 def install_peer(peer: SearchPeer, environments: Path) -> Path:
@@ -84,7 +81,8 @@ def install_group(group: str, requirements: Sequence[str], environments: Path) -
 
 def _make_environment(place: Path) -> Path:
     python = place / "bin" / "python"
-    if not python.exists():
+    # pip comes last: without it the making of this one was cut short.
+    if not (place / "bin" / "pip").exists():
         try:
             venv.create(place, with_pip=True)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -100,10 +98,21 @@ def _pip(python: Path, arguments: Sequence[str]) -> None:
 
 
 def peer_version(peer: SearchPeer, python: Path) -> str:
-    """Return the version of the peer's distribution."""
+    """Return the version of the peer's distribution.
+
+    Raises
+    ------
+    PeerError
+        When the interpreter does not run or does not have it, as after an installation that was cut short.
+    """
     code = f"from importlib.metadata import version; print(version({peer.package!r}))"
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    try:
+        done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise PeerError(f"{python} does not run: {error}: {_way(peer)}") from error
+    if done.returncode:
+        raise PeerError(f"{python} has no {peer.package}: {_way(peer)}")
+    return done.stdout.strip()
 
 
 def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -120,33 +129,19 @@ def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, An
         (place / "memhier").symlink_to(Path(memhier.__file__).parent, target_is_directory=True)
         out = place / "out.json"
         (place / "job.json").write_text(json.dumps(job | {"out": str(out)}))
-        environment = os.environ | dict.fromkeys(ONE_THREAD, "1")
-        if python != Path(sys.executable):
-            environment["PYTHONPATH"] = scratch
-        command = [str(python), "-m", "memhier.benchmarks.peers.worker", str(place / "job.json")]
-        with (place / "words").open("w+") as words:
-            try:
-                done = subprocess.run(
-                    command, stdout=words, stderr=words, env=environment, timeout=timeout_s, check=False
-                )
-            except subprocess.TimeoutExpired as error:
-                raise PeerError(f"{job['peer']}: {job['action']} took longer than {timeout_s:,.0f} s") from error
-            if done.returncode == 0 and out.exists():
-                result: dict[str, Any] = json.loads(out.read_text())
-                return result
-            words.seek(0)
-            said = last_words(words.read())
-        raise PeerError(f"{job['peer']}: {job['action']} ended with {done.returncode}: {said or 'no words'}")
+        shared = {} if python == Path(sys.executable) else {"PYTHONPATH": scratch}
+        try:
+            ended = run_child(python, _WORKER, [str(place / "job.json")], timeout_s, shared)
+        except OSError as error:
+            raise PeerError(f"{job['peer']}: {python} does not run: {error}") from error
+        if ended.status is None:
+            raise PeerError(f"{job['peer']}: {job['action']} took longer than {timeout_s:,.0f} s")
+        if ended.status or not out.exists():
+            raise PeerError(f"{job['peer']}: {job['action']} {ended.why}")
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
 
 
-def last_words(text: str) -> str:
-    """Return the end of what a process said, without the frames of a traceback before it."""
-    lines = [line.strip() for line in text.splitlines() if line.strip(" ^~")]
-    frames = [number for number, line in enumerate(lines) if line.startswith("File ")]
-    # A frame is its place and, in most cases, its line of source.
-    start = min(frames[-1] + 2, len(lines) - 1) if frames else max(0, len(lines) - 3)
-    return "\n".join(lines[start:])[-_TAIL:]
-
-
-def _words(peer: SearchPeer) -> str:
-    return " ".join(f"'{requirement}'" for requirement in peer.install)
+def _way(peer: SearchPeer) -> str:
+    requirements = " ".join(f"'{requirement}'" for requirement in peer.install)
+    return f"memhier bench install search, or pip install {requirements}"

@@ -22,8 +22,8 @@ class Peer(SearchPeer):
     batch = True
     traps = (
         "its i8 type expects data in the unit range and is lossy: never used",
-        "a mapped index has no cap of its own: pages beyond the budget are dropped after each query",
-        "vectors and graph are mapped in one file: a hop faults in up to 128 KiB of read-ahead",
+        "a mapped index has no cap of its own: pages beyond the budget are given back after each query",
+        "a hop faults in what the device is set to read ahead, 128 KiB to 8 MiB: swept with that and without",
         "without a value for threads it uses all cores",
     )
     build_parameters: ClassVar[dict[str, Any]] = {"connectivity": 16, "expansion_add": 128}

@@ -64,10 +64,13 @@ def search(job: dict[str, Any]) -> dict[str, Any]:
     opened = Usage.now() - opening
     rows, found = [], {}
     for number, effort in enumerate(job["efforts"]):
+        if "read_ahead" in effort:
+            cache.read_ahead(bool(effort["read_ahead"]))
         row, ids = _single(peer, queries, k, effort, cache, dram, baseline)
         # Within one call nothing keeps the page cache to the budget, so that only peers without it are asked.
         if peer.batch and peer.io in ("direct", "none"):
-            row |= _batch(peer, queries, k, effort, cache)
+            more, found[f"{number}-batch"] = _batch(peer, queries, k, effort, cache)
+            row |= more
         row |= {"effort": effort, "private_bytes": memory_now() - baseline}
         rows.append(row)
         found[str(number)] = ids
@@ -87,13 +90,15 @@ def _single(
     before = Usage.now()
     for row in range(len(queries)):
         started = time.perf_counter()
-        ids[row] = peer.search(queries[row : row + 1], k, effort)[0]
+        answer = peer.search(queries[row : row + 1], k, effort)[0]
         seconds[row] = time.perf_counter() - started
+        # Fewer answers than were asked for are answers that count for nothing.
+        ids[row, : len(answer)] = answer
         if keep:
             cpu = time.process_time()
             cached = max(cached, resident := cache.resident_bytes())
-            if resident > max(0, dram - (memory_now() - baseline)):
-                cache.drop()
+            if resident > (allowed := max(0, dram - (memory_now() - baseline))):
+                cache.shrink(allowed)
                 drops += 1
             kept_s += time.process_time() - cpu
     used = Usage.now() - before
@@ -110,17 +115,20 @@ def _single(
     }, ids
 
 
-def _batch(peer: SearchPeer, queries: Matrix, k: int, effort: Effort, cache: PageCache) -> dict[str, Any]:
+def _batch(
+    peer: SearchPeer, queries: Matrix, k: int, effort: Effort, cache: PageCache
+) -> tuple[dict[str, Any], Matrix]:
+    """Ask all queries in one call."""
     cache.drop()
     before = Usage.now()
-    peer.search(queries, k, effort)
+    ids = peer.search(queries, k, effort)
     used = Usage.now() - before
     count = len(queries)
     return {
         "batch_cpu_ms": 1e3 * used.cpu_s / count,
         "batch_wall_ms": 1e3 * used.wall_s / count,
         "batch_pages": used.read_bytes / 4096 / count,
-    }
+    }, ids
 
 
 def _as_stored(peer: SearchPeer, vectors: Matrix) -> Matrix:

@@ -27,7 +27,7 @@ class Peer(SearchPeer):
         "the graph is built by optimize(), not by insert()",
         "query() returns documents at a cost; query_internal_ids() on a collection opened read-only does not",
         "maps its files by default: enable_mmap=False; its reads still fill the page cache, so pages beyond the "
-        "budget are dropped after each query",
+        "budget are given back after each query",
         "takes no limit on its memory under 101 MB, and keeps nodes it has read up to that: shown as over the budget",
         "threads follow the machine unless init() is told",
     )

@@ -51,7 +51,7 @@ def test_a_run_measures_reports_what_is_missing_and_resumes(tmp_path: Path) -> N
     load = workload(FAISS, PeerEntry("broken", "faiss_lists", build={"lists_per_sqrt_n": "x"}),
                     PeerEntry("missing", "diskann"))  # fmt: skip
     rows = run_small(tmp_path, load)
-    kinds = {row["task"]: row["kind"] for row in rows if row["kind"] not in ("machine", "state")}
+    kinds = {row["task"]: row["kind"] for row in rows if row["kind"] not in ("machine", "state", "data")}
     assert kinds == {
         "small/quick/faiss/build": "build",
         "small/quick/broken/build": "failed",
@@ -70,7 +70,7 @@ def test_a_run_measures_reports_what_is_missing_and_resumes(tmp_path: Path) -> N
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == lines + 5
     changed = run_small(tmp_path, workload(replace(FAISS, efforts=({"nprobe": 2},))))
     points = curve(search_peers(changed, "small", "quick")["faiss"])
-    assert [point.effort for point in points] == [{"nprobe": 2}]
+    assert [point.effort for point in points] == [{"nprobe": 2, "read_ahead": ahead} for ahead in (1, 0)]
 
 
 def test_a_run_cut_short_goes_on(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def search_row(peer: str, turn: int, points: list[tuple[float, float]], **fixed:
         for n, (recall, cpu) in enumerate(points)
     ]  # fmt: skip
     return {"task": f"w/quick/{peer}/search/{turn}", "kind": "search", "workload": "w", "size": "quick", "peer": peer,
-            "round": turn, "rows": made, "held_bytes": 0, "io": "direct"}  # fmt: skip
+            "round": turn, "rows": made, "held_bytes": 0, "io": "direct", "settings": ""}  # fmt: skip
 
 
 def test_figures_at_a_recall() -> None:
@@ -378,18 +378,6 @@ def test_a_script_that_declares_no_figures_failed(tmp_path: Path, monkeypatch: p
     row = run_small(tmp_path, load)[-1]
     assert (row["kind"], row["stage"]) == ("failed", "figures")
     assert "figures" in row["why"]
-
-
-def test_results_keep_the_latest_row_of_a_task(tmp_path: Path) -> None:
-    results = Results(tmp_path / "r.jsonl")
-    results.add("a", kind="failed", why="x")
-    assert not results.is_done("a")
-    results.add("a", kind="build")
-    assert Results(tmp_path / "r.jsonl").is_done("a")
-    assert read_rows(tmp_path / "r.jsonl") == [{"task": "a", "kind": "build"}]
-    (tmp_path / "r.jsonl").write_text('half\n{"task": "a", "kind": "build"}\n')
-    with pytest.raises(ValueError, match="line 1"):
-        read_rows(tmp_path / "r.jsonl")
 
 
 def test_the_papers_wait_for_their_systems() -> None:

@@ -20,7 +20,7 @@ POINT = {
 }  # fmt: skip
 ROW = {
     "task": "w/quick/p/search/0", "kind": "search", "workload": "w", "size": "quick", "peer": "p", "round": 0,
-    "held_bytes": 5,
+    "held_bytes": 5, "settings": "",
     "rows": [POINT | {"effort": {"e": 1}}, POINT | {"effort": {"e": 2}, "recall": 0.97, "pages": 20.0}],
 }  # fmt: skip
 RECORD = Record(
