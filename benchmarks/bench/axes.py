@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["COLOURS", "Frame", "Scale", "linear_scale", "log_scale", "recall_scale"]
+__all__ = ["COLOURS", "Frame", "Scale", "fitted", "linear_scale", "log_scale", "recall_scale"]
 
 COLOURS = ("#0b6e4f", "#c1121f", "#1d4ed8", "#b45309", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569")
 _WIDTH, _HEIGHT = 640, 380
@@ -61,6 +61,13 @@ def linear_scale(values: Iterable[float]) -> Scale:
     return Scale(lambda value: (value - marks[0]) / (marks[-1] - marks[0]), marks)
 
 
+def fitted(name: str, letters: int) -> str:
+    """Return the inside of an SVG text of so many letters; a longer name appears whole under the pointer."""
+    if len(name) <= letters:
+        return escape(name)
+    return f"<title>{escape(name)}</title>{escape(name[: letters - 1])}…"
+
+
 class Frame:
     """A plot in the making: the axes, then what is put on them, then the names beside it."""
 
@@ -76,7 +83,8 @@ class Frame:
         self._mark_axes(x_title, y_title)
         for number, name in enumerate(names):
             place = f'x="{self._right + 8:.1f}" y="{_TOP + 14 + 15 * number}"'
-            self._parts.append(f'<text {place} fill="{self.colour(number)}" font-size="12">{escape(name)}</text>')
+            words = fitted(name, int((_LEGEND - 20) / _LETTER))
+            self._parts.append(f'<text {place} fill="{self.colour(number)}" font-size="12">{words}</text>')
 
     @staticmethod
     def colour(number: int) -> str:

@@ -16,7 +16,7 @@ from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Results, Row, hold_alone, read_rows
 from memhier.benchmarks.bench.runner import Plan
 from memhier.benchmarks.bench.runner import run as run_plan
-from memhier.benchmarks.bench.tables import disturbed, tables
+from memhier.benchmarks.bench.tables import tables, warnings_of
 from memhier.benchmarks.bench.workload import GROUPS, Workload, load_workloads
 from memhier.benchmarks.datasets import use_data_folder
 from memhier.benchmarks.peers import PEERS
@@ -123,7 +123,7 @@ def run(
 
 def _run(plan: Plan, results: Results) -> bool:
     """Run the plan with its progress on the terminal; return whether it came to its end."""
-    console = Console(stderr=True)
+    console = Console(stderr=True, log_path=False)
     with console.status("starting") as status:
 
         def say(words: str) -> None:
@@ -253,4 +253,5 @@ def _show(rows: list[Row]) -> None:
             console.print(row["words"], highlight=False, markup=False)
     for table in tables(rows):
         console.print(table)
-    console.print(disturbed(rows))
+    for words in warnings_of(rows):
+        console.print(words)

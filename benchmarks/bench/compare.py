@@ -8,7 +8,7 @@ from rich.table import Table
 from memhier.benchmarks.bench.figures import Figure
 from memhier.benchmarks.bench.results import Row
 from memhier.benchmarks.bench.summary import CLOCK, METRICS, TARGETS, at_recall, curve, script_records, search_peers
-from memhier.benchmarks.bench.tables import number, search_sizes
+from memhier.benchmarks.bench.tables import machines_of, number, search_sizes
 from memhier.benchmarks.machine import is_loaded
 
 __all__ = ["Change", "Verdict", "change_cells", "changes", "compare_rows"]
@@ -62,6 +62,8 @@ def compare_rows(old: list[Row], new: list[Row]) -> tuple[Table, int]:
     table = Table("where", "metric", "old", "new", "", title=f"{len(found)} figures in both, {len(cells)} changed")
     for line in cells:
         table.add_row(*line)
+    if len(machines_of([*old, *new])) > 1:
+        table.caption = "They were measured on different machines or kernels: a change may be theirs."
     return table, sum(change.verdict == "worse" for change in found)
 
 

@@ -9,11 +9,11 @@ from memhier.benchmarks.bench.tables import (
     FIGURE_TITLES,
     builds_of,
     command_of,
-    disturbed,
     figure_cells,
     problem_rows,
     search_cells,
     search_sizes,
+    warnings_of,
 )  # fmt: skip
 
 __all__ = ["markdown"]
@@ -43,7 +43,7 @@ def _lines(rows: list[Row]) -> Iterator[str]:
     if problems:
         yield "### Not measured\n"
         yield _table(("workload", "peer", "what", "why"), problems)
-    yield disturbed(rows)
+    yield from (f"{words}\n" for words in warnings_of(rows))
 
 
 def _table(titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

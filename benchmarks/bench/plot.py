@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 from html import escape
 
-from memhier.benchmarks.bench.axes import COLOURS, Frame, Scale, linear_scale, log_scale, recall_scale
+from memhier.benchmarks.bench.axes import COLOURS, Frame, Scale, fitted, linear_scale, log_scale, recall_scale
 from memhier.benchmarks.bench.figures import Bars, Curves
 from memhier.benchmarks.bench.tables import number
 
 __all__ = ["Line", "bars_plot", "curves_plot", "line_plot"]
 
 _BAR, _BAR_GAP, _BAR_WIDTH, _LETTER = 20, 8, 720, 6.8
+# Letters of a bar's name: half of the plot is left for the bars.
+_NAME = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ def bars_plot(bars: Bars) -> str:
     """Return an SVG of bars below each other, their spread as a line over their end."""
     if not bars.bars:
         return f"<p>No bars for {escape(bars.title)}.</p>"
-    left = 12 + _LETTER * max(len(bar.name) for bar in bars.bars)
+    letters = min(_NAME, max(len(bar.name) for bar in bars.bars))
+    left = 12 + _LETTER * letters
     width = _BAR_WIDTH - left - 110
     scale = linear_scale([value for bar in bars.bars for value in (bar.least, bar.greatest)])
     start = left + scale.share(0) * width
@@ -67,7 +70,8 @@ def bars_plot(bars: Bars) -> str:
         middle = top + _BAR / 2
         shown = f"{number(bar.value)} ({number(bar.least)} to {number(bar.greatest)})"
         parts.append(
-            f'<text x="{left - 6:.1f}" y="{middle + 4}" text-anchor="end" font-size="12">{escape(bar.name)}</text>'
+            f'<text x="{left - 6:.1f}" y="{middle + 4}" text-anchor="end" font-size="12">'
+            f"{fitted(bar.name, letters)}</text>"
             f'<rect x="{min(start, end):.1f}" y="{top}" width="{max(abs(end - start), 1):.1f}" height="{_BAR}" '
             f'fill="{COLOURS[index % len(COLOURS)]}"><title>{escape(f"{bar.name}: {shown} {bars.unit}")}</title></rect>'
             f'<line x1="{least:.1f}" x2="{most:.1f}" y1="{middle}" y2="{middle}" stroke="#111" stroke-width="2"/>'

@@ -14,12 +14,12 @@ from memhier.benchmarks.bench.tables import (
     FIGURE_TITLES,
     builds_of,
     command_of,
-    disturbed,
     figure_cells,
     number,
     problem_rows,
     search_cells,
     search_sizes,
+    warnings_of,
 )
 
 __all__ = ["write_report"]
@@ -87,11 +87,7 @@ def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> st
 def _machines(rows: list[Row]) -> str:
     machines = [row for row in rows if row["kind"] == "machine"]
     parts = []
-    words = disturbed(rows)
-    if words:
-        parts.append(f'<p class="warn">{escape(words)}</p>')
-    if len({(machine.get("processor"), machine.get("cores"), machine.get("kernel")) for machine in machines}) > 1:
-        parts.append('<p class="warn">These results are of several machines or kernels; below stands the last.</p>')
+    parts += [f'<p class="warn">{escape(words)}</p>' for words in warnings_of(rows)]
     for machine in machines[-1:]:
         device = machine["device"]
         named = {key: value for key, value in machine.items() if key not in ("task", "kind", "device")}

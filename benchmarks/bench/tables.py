@@ -10,14 +10,16 @@ from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve,
 from memhier.benchmarks.machine import is_loaded
 
 __all__ = [
-    "BUILD_TITLES", "FIGURE_TITLES", "builds_of", "command_of", "disturbed", "figure_cells", "number", "problem_rows",
-    "search_cells", "search_sizes", "tables",
+    "BUILD_TITLES", "FIGURE_TITLES", "builds_of", "command_of", "figure_cells", "machines_of", "number", "problem_rows",
+    "search_cells", "search_sizes", "tables", "warnings_of",
 ]  # fmt: skip
 
 BUILD_TITLES = (
     "peer", "version", "build CPU s", "build peak MiB", "files / raw", "DRAM B/vector: budget", "held by parameters",
     "found private", "most files in cache",
 )  # fmt: skip
+# File systems that keep everything in DRAM.
+_IN_DRAM = ("tmpfs", "ramfs")
 FIGURE_TITLES = ("figure", "median", "least", "greatest", "unit", "better", "")
 
 
@@ -106,12 +108,23 @@ def command_of(workload: str, size: str) -> str:
     return f"memhier bench run {workload} --suite {size}"
 
 
-def disturbed(rows: list[Row]) -> str:
-    """Return a sentence on what others disturbed, or nothing."""
+def warnings_of(rows: list[Row]) -> list[str]:
+    """Return a sentence for each reason to read the figures with care."""
+    out = []
     during = dict.fromkeys(str(row.get("workload", "the probe of the device")) for row in rows if is_loaded(row))
-    if not during:
-        return ""
-    return f"Others used this machine during {', '.join(during)}: trust CPU seconds and reads, not the clock."
+    if during:
+        out.append(f"Others used this machine during {', '.join(during)}: trust CPU seconds and reads, not the clock.")
+    if len(machines_of(rows)) > 1:
+        out.append("These results are of several machines or kernels.")
+    if any(row["device"].get("file_system") in _IN_DRAM for row in rows if row["kind"] == "machine"):
+        out.append("The folder given as --work lies in DRAM: nothing was read from a device.")
+    return out
+
+
+def machines_of(rows: list[Row]) -> set[tuple[str, ...]]:
+    """Return processor, cores and kernel of every machine that rows were measured on."""
+    found = [row for row in rows if row["kind"] == "machine"]
+    return {tuple(str(row.get(key, "")) for key in ("processor", "cores", "kernel")) for row in found}
 
 
 def problem_rows(rows: list[Row]) -> list[list[str]]:

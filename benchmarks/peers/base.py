@@ -4,6 +4,7 @@ Adapters run in the peer's own virtual environment, so this package imports noth
 its peer before :meth:`SearchPeer.load` is called.
 """
 
+import math
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Effort", "Matrix", "SearchPeer", "row_blocks", "write_bin"]
+__all__ = ["Effort", "Matrix", "SearchPeer", "list_count", "row_blocks", "sub_quantisers", "write_bin"]
 
 Matrix: TypeAlias = npt.NDArray[Any]
 Effort: TypeAlias = dict[str, int | float]
@@ -66,7 +67,7 @@ class SearchPeer(ABC):
 
     @abstractmethod
     def search(self, queries: Matrix, k: int, effort: Effort) -> Matrix:
-        """Return ids ``[q, k]`` of the neighbours of `queries` ``[q, d]``; one query where there is no batch."""
+        """Return ids ``[q, k]``, or fewer, of the neighbours of `queries` ``[q, d]``; one query without a batch."""
 
     @abstractmethod
     def held_bytes(self) -> int:
@@ -76,6 +77,16 @@ class SearchPeer(ABC):
 def row_blocks(vectors: Matrix, rows: int = 65_536) -> list[Matrix]:
     """Return views of consecutive rows, so that a map can be read without being held."""
     return [vectors[start : start + rows] for start in range(0, len(vectors), rows)]
+
+
+def list_count(count: int, lists_per_sqrt_n: float) -> int:
+    """Return the number of inverted lists for `count` vectors: with fewer than 39 a list, k-means has too few."""
+    return max(1, min(count // 39, round(lists_per_sqrt_n * math.sqrt(count))))
+
+
+def sub_quantisers(d: int, most: int) -> int:
+    """Return the largest number of sub-quantisers, not over `most`, that divides the dimension."""
+    return max(number for number in range(1, min(d, most) + 1) if d % number == 0)
 
 
 def write_bin(vectors: Matrix, path: Path) -> None:

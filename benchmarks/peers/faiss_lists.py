@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, row_blocks
+from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, list_count, row_blocks
 
 __all__ = ["Peer"]
 
@@ -39,7 +39,7 @@ class Peer(SearchPeer):
     def build(self, vectors: Matrix, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
         """Train on a sample, write each block's lists to a file, and merge the files into one."""
         faiss, (count, d) = self._faiss, vectors.shape
-        lists = max(1, min(count // 39, round(parameters["lists_per_sqrt_n"] * count**0.5)))
+        lists = list_count(count, parameters["lists_per_sqrt_n"])
         kind = "SQ8" if vectors.dtype == np.uint8 else "Flat"
         index = faiss.index_factory(d, f"IVF{lists},{kind}")
         if kind == "SQ8":

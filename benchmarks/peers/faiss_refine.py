@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, row_blocks
+from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, list_count, row_blocks, sub_quantisers
 
 __all__ = ["Peer"]
 
@@ -39,8 +39,10 @@ class Peer(SearchPeer):
     def build(self, vectors: Matrix, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
         """Build in DRAM, which this index does not do without, and save."""
         count, d = vectors.shape
-        lists = max(1, min(count // 39, round(parameters["lists_per_sqrt_n"] * count**0.5)))
-        index = self._faiss.index_factory(d, f"IVF{lists},PQ{_books(d, 2 * parameters['code_bytes'])}x4fs,RFlat")
+        lists = list_count(count, parameters["lists_per_sqrt_n"])
+        index = self._faiss.index_factory(
+            d, f"IVF{lists},PQ{sub_quantisers(d, 2 * parameters['code_bytes'])}x4fs,RFlat"
+        )
         taken = np.random.default_rng(0).choice(count, min(count, max(64 * lists, 65_536)), replace=False)
         index.train(np.asarray(vectors[np.sort(taken)], np.float32))
         for block in row_blocks(vectors):
@@ -62,8 +64,3 @@ class Peer(SearchPeer):
     def held_bytes(self) -> int:
         """Return the centroids; codes are mapped, and charged as they are found in the page cache."""
         return self._bytes
-
-
-def _books(d: int, most: int) -> int:
-    """Return the largest number of sub-quantisers that divides the dimension."""
-    return max(books for books in range(1, min(d, most) + 1) if d % books == 0)

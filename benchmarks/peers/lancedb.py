@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, row_blocks
+from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, row_blocks, sub_quantisers
 
 __all__ = ["Peer"]
 
@@ -44,7 +44,7 @@ class Peer(SearchPeer):
         table = self._library.connect(str(folder)).create_table("vectors", data=self._batches(vectors), schema=schema)
         lists = max(1, round(count / parameters["rows_per_list"]))
         if parameters["index"] == "IVF_PQ":
-            books = max(n for n in range(1, min(d, parameters["code_bytes"]) + 1) if d % n == 0)
+            books = sub_quantisers(d, parameters["code_bytes"])
             config = self._config.IvfPq(distance_type="l2", num_partitions=lists, num_sub_vectors=books)
         else:
             bits = max(1, parameters["code_bytes"] * 8 // d)
@@ -71,10 +71,7 @@ class Peer(SearchPeer):
         """Probe `nprobes` lists and re-rank `refine_factor` x k candidates."""
         query = self._table.search(queries[0]).with_row_id(True).select(["_distance"]).limit(k)
         found = query.nprobes(int(effort["nprobes"])).refine_factor(int(effort["refine_factor"])).to_arrow()
-        ids = np.full((1, k), -1, np.int64)
-        rows = _row_numbers(found["_rowid"].to_numpy())
-        ids[0, : len(rows)] = rows
-        return ids
+        return _row_numbers(found["_rowid"].to_numpy())[None]
 
     def held_bytes(self) -> int:
         """Return 0: its caches do not say what they hold; the resident set does."""

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer
+from memhier.benchmarks.peers.base import Effort, Matrix, SearchPeer, list_count
 
 __all__ = ["Peer"]
 
@@ -38,7 +38,7 @@ class Peer(SearchPeer):
     def build(self, vectors: Matrix, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
         """Cluster with one thread, encode, and save."""
         count, d = vectors.shape
-        lists = max(1, min(count // 39, round(parameters["lists_per_sqrt_n"] * count**0.5)))
+        lists = list_count(count, parameters["lists_per_sqrt_n"])
         whole = np.ascontiguousarray(vectors, np.float32)
         exact = self._library.FinalAssignmentMode.Exact
         clusters = self._library.RaBitQKMeans(d, lists, num_threads=1, final_assignment=exact)

@@ -54,8 +54,6 @@ class Peer(SearchPeer):
         self._index.expansion_search = max(int(effort["expansion"]), k)
         found = self._index.search(np.asarray(queries, np.float32), k, threads=1).keys
         ids: Matrix = np.asarray(found).astype(np.int64).reshape(len(queries), -1)
-        if ids.shape[1] < k:
-            ids = np.pad(ids, ((0, 0), (0, k - ids.shape[1])), constant_values=-1)
         return ids
 
     def held_bytes(self) -> int:

@@ -83,17 +83,16 @@ def _single(
     peer: SearchPeer, queries: Matrix, k: int, effort: Effort, cache: PageCache, dram: int, baseline: int
 ) -> tuple[dict[str, Any], Matrix]:
     """Ask one query at a time; what keeping the page cache within the budget costs is not the peer's."""
-    ids = np.full((len(queries), k), -1, np.int64)
+    ids = np.empty((len(queries), k), np.int64)
     seconds = np.empty(len(queries))
     cache.drop()
     keep, drops, cached, kept_s = peer.io in ("buffered", "mapped"), 0, 0, 0.0
     before = Usage.now()
     for row in range(len(queries)):
         started = time.perf_counter()
-        answer = peer.search(queries[row : row + 1], k, effort)[0]
+        answer = peer.search(queries[row : row + 1], k, effort)
         seconds[row] = time.perf_counter() - started
-        # Fewer answers than were asked for are answers that count for nothing.
-        ids[row, : len(answer)] = answer
+        ids[row : row + 1] = _whole(answer, k)
         if keep:
             cpu = time.process_time()
             cached = max(cached, resident := cache.resident_bytes())
@@ -128,7 +127,12 @@ def _batch(
         "batch_cpu_ms": 1e3 * used.cpu_s / count,
         "batch_wall_ms": 1e3 * used.wall_s / count,
         "batch_pages": used.read_bytes / 4096 / count,
-    }, ids
+    }, _whole(ids, k)
+
+
+def _whole(ids: Matrix, k: int) -> Matrix:
+    """Return ids ``[q, k]``: fewer answers than were asked for leave answers that count for nothing."""
+    return np.pad(np.asarray(ids, np.int64), ((0, 0), (0, k - ids.shape[1])), constant_values=-1)
 
 
 def _as_stored(peer: SearchPeer, vectors: Matrix) -> Matrix:

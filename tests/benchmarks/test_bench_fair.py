@@ -10,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from memhier.benchmarks.bench.compare import compare_rows
 from memhier.benchmarks.bench.markdown import markdown
 from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Row
 from memhier.benchmarks.bench.summary import at_recall, curve, search_peers
-from memhier.benchmarks.bench.tables import disturbed
+from memhier.benchmarks.bench.tables import warnings_of
 from memhier.benchmarks.machine import Neighbours
 from memhier.benchmarks.peers.account import PageCache, Usage
 
@@ -114,20 +115,24 @@ def test_neighbours_are_seen_and_own_work_is_not() -> None:
 
 def test_who_was_disturbed_is_told(tmp_path: Path) -> None:
     calm, loud = search_row(), search_row(1) | {"workload": "loud", "others": 1.5}
-    assert disturbed([calm | {"others": 0.1}]) == ""
+    assert warnings_of([calm | {"others": 0.1}]) == []
     machine = {"task": "machine/1", "kind": "machine", "load": 9.0, "others": 0.0, "device": {}}
-    assert disturbed([machine, loud]).startswith("Others used this machine during loud: ")
+    assert warnings_of([machine, loud])[0].startswith("Others used this machine during loud: ")
     for text in (write_report([calm, loud], "today"), markdown([calm, loud])):
         assert "during loud: trust CPU seconds" in text
 
 
-def test_a_machine_that_changed_between_two_runs_is_told() -> None:
+def test_other_machines_and_folders_in_dram_are_told() -> None:
     rows: list[Row] = [
         {"task": f"machine/{n}", "kind": "machine", "load": 0.0, "device": {}, "processor": "p", "cores": cores}
         for n, cores in enumerate((2, 2, 4))
     ]
     assert "several machines" not in write_report(rows[:2], "today")
     assert "several machines" in write_report(rows, "today")
+    assert compare_rows(rows[:1], rows[1:2])[0].caption is None
+    assert "different machines" in str(compare_rows(rows[:1], rows[2:])[0].caption)
+    assert "lies in DRAM" not in markdown(rows)
+    assert "lies in DRAM" in markdown([rows[0] | {"device": {"file_system": "tmpfs"}}])
 
 
 def test_markdown_has_every_figure_under_its_command() -> None:

@@ -25,8 +25,8 @@ ROW = {
 }  # fmt: skip
 RECORD = Record(
     [Figure.of("f", [1, 2], "ms", "less")],
-    [Curves("misses", "rows", "ratio", [Series("lru", [(1.0, 0.9), (1000.0, 0.1)])], log_x=True)],
-    [Bars("accuracy", "%", [Bar.of("one", [3, 4]), Bar.of("two", 5)])],
+    [Curves("misses", "rows", "ratio", [Series("lru " * 40, [(1.0, 0.9), (1000.0, 0.1)])], log_x=True)],
+    [Bars("accuracy", "%", [Bar.of("ünë " * 40, [3, 4]), Bar.of("two", 5)])],
 )
 SCRIPT = {
     "task": "s/quick", "kind": "script", "workload": "s", "size": "quick", "settings": "", "words": "said",
@@ -37,12 +37,20 @@ SCRIPT = {
 @pytest.mark.skipif(BROWSER is None, reason="no chromium to open the report with")
 def test_plots_are_drawn_without_a_network(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
-    # What the browser laid out goes into the page itself, for dumping.
-    script = (
-        "<script>document.title = [...document.querySelectorAll('circle,svg rect:not([fill=none])')]"
-        ".filter(c => c.getBoundingClientRect().width > 0).length + ' drawn'</script>"
-    )
-    page.write_text(write_report([ROW, SCRIPT], "today").replace("</body>", f"{script}</body>"))
+    # What the browser laid out goes into the page itself, for dumping: what is drawn, within its plot, and what is
+    # written beyond it; and whatever the page asked for, had it or not.
+    script = """<script>
+    const within = e => {
+        const [a, b] = [e, e.closest('svg')].map(each => each.getBoundingClientRect());
+        const across = a.left >= b.left - 1 && a.right <= b.right + 1;
+        return a.width > 0 && across && a.top >= b.top - 1 && a.bottom <= b.bottom + 1;
+    };
+    const all = of => [...document.querySelectorAll(of)];
+    document.title = all('circle,svg rect:not([fill=none])').filter(within).length + ' drawn, '
+        + all('svg text').filter(e => !within(e)).length + ' astray, '
+        + performance.getEntriesByType('resource').length + ' asked for';
+    </script>"""
+    page.write_text(write_report([ROW, SCRIPT], "today").replace("</body>", f"{script}</body>"), encoding="utf-8")
     assert BROWSER is not None
     command = [
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
@@ -50,5 +58,5 @@ def test_plots_are_drawn_without_a_network(tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
     # Two efforts in each of four plots, two points of a curve, two bars.
-    assert "<title>12 drawn</title>" in done.stdout
+    assert "<title>12 drawn, 0 astray, 0 asked for</title>" in done.stdout
     assert re.findall(r"CONSOLE.*", done.stderr) == []
