@@ -37,8 +37,8 @@ class PythonCore:
         return 0 if self._bytes is None else int(self._bytes.nbytes)
 
     def preview(
-        self, hidden: Floats, k: int, limit: int, bounds: bool, per_norm: float, per_logit: float, inverse: float,
-        variance: float, values: Floats, indices: Ints, proven: Any, partition: Any,
+        self, hidden: Floats, k: int, limit: int, coarse: int, survivors: int, bounds: bool, per_norm: float,
+        per_logit: float, inverse: float, variance: float, values: Floats, indices: Ints, proven: Any, partition: Any,
         interval: bool, tally: Any,
     ) -> int:  # fmt: skip
         """See the compiled core."""
@@ -49,6 +49,7 @@ class PythonCore:
         for number, state in enumerate(hidden):
             estimates, margins, variances = self._estimate(state, variance)
             keys = estimates + margins if bounds else estimates
+            keys = self._after_coarse(keys, state, coarse, survivors)
             order = np.argsort(-keys, kind="stable")
             chosen, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
             logits = self._logits(state, chosen)
@@ -79,8 +80,8 @@ class PythonCore:
         return -1
 
     def candidates(
-        self, hidden: Floats, coordinates: bool, limit: int, bounds: bool, rows: Ints, keys: Floats, left: Floats,
-        sums: Any, inverse: float, variance: float,
+        self, hidden: Floats, coordinates: bool, limit: int, coarse: int, survivors: int, bounds: bool, rows: Ints,
+        keys: Floats, left: Floats, sums: Any, inverse: float, variance: float,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_not_finite(hidden)
@@ -89,6 +90,7 @@ class PythonCore:
         for number, state in enumerate(hidden):
             estimates, margins, variances = self._estimate(state, variance, coordinates)
             key = estimates + margins if bounds else estimates
+            key = self._after_coarse(key, state, coarse, survivors, coordinates)
             order = np.argsort(-key, kind="stable")
             chosen = order[:limit]
             rows[number], keys[number] = -1, -np.inf
@@ -142,7 +144,9 @@ class PythonCore:
                 tally[number] = looked
         return -1
 
-    def _estimate(self, state: Floats, variance: float, coordinates: bool = False) -> tuple[Doubles, Doubles, Doubles]:
+    def _estimate(
+        self, state: Floats, variance: float, coordinates: bool = False, coarse: int | None = None
+    ) -> tuple[Doubles, Doubles, Doubles]:
         """Return estimates of all logits, the margins to their bounds, and half their variances."""
         assert self._bytes is not None
         assert self._numbers is not None
@@ -157,11 +161,23 @@ class PythonCore:
         rounded = float(np.linalg.norm(z[:width] - step * bytes_))
         offsets, scales, beyond, lost, coded = self._numbers
         # Whole numbers below 2**24 up to a width of 1,024: single precision adds them exactly.
-        dots = self._bytes.astype(np.float32) @ bytes_.astype(np.float32)
+        dots = self._bytes[:, :coarse].astype(np.float32) @ bytes_[:coarse].astype(np.float32)
         estimates = offsets + shift + scales * (step * dots.astype(np.float64))
         terms = np.abs(offsets) + abs(shift) + (coded + lost) * inside
         margins = beyond * outside + lost * inside + coded * rounded + _ROUNDING * terms
         return estimates, margins, 0.5 * variance * np.square(beyond * outside)
+
+    def _after_coarse(
+        self, keys: Doubles, state: Floats, width: int, survivors: int, coordinates: bool = False
+    ) -> Doubles:
+        """Return keys in which only the best by their first `width` directions are left, if any are asked for."""
+        if width == 0 or survivors >= len(keys):
+            return keys
+        coarse, _, _ = self._estimate(state, 0.0, coordinates, width)
+        left = np.full_like(keys, -np.inf)
+        best = np.argsort(-coarse, kind="stable")[:survivors]
+        left[best] = keys[best]
+        return left
 
     def _logits(self, state: Floats, rows: Ints) -> Doubles:
         weight, kind, bias, _ = self._exact

@@ -4,7 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from memhier.ann.decoder.calibrate import HeldOut, calibrate_preview, calibrate_screen, calibrate_walk, split
+from memhier.ann.decoder.calibrate import (
+    HeldOut,
+    calibrate_coarse,
+    calibrate_far,
+    calibrate_preview,
+    calibrate_screen,
+    calibrate_walk,
+    split,
+)
 from memhier.ann.decoder.codes import RowCodes, encode
 from memhier.ann.decoder.engine import Codes, Engine
 from memhier.ann.decoder.graph import Graph, build_links, learn_seeds, relink
@@ -81,9 +89,11 @@ def _add_graph(
 ) -> tuple[Codes, Settings]:
     """Return codes with a graph over them, and what walks and seeds alone need for the precision."""
     rows = RowCodes.of(codes.blocks, layer.shape[0])
-    engine = Engine(codes, layer)
+    engine = Engine(replace(codes, rows=rows), layer)
+    settings = calibrate_coarse(engine, held, settings, min(settings.reached["preview"], max(settings.asked, _SAFE)))
     most = min(layer.shape[0], SEEDS_PER_K * held.k)
-    largest = engine.preview(learned, most, settings.scaled(settings.preview_limit, most)).indices
+    limit = settings.scaled(settings.preview_limit, most)
+    largest = engine.preview(learned, most, limit, settings.coarse(most)).indices
     seeds = learn_seeds(codes.projection(learned)[:, : rows.width], largest, seed)
     graph = Graph(build_links(rows, progress), seeds.centres, seeds.halves, seeds.starts, seeds.rows)
     codes = replace(codes, rows=rows, graph=graph)
@@ -91,6 +101,7 @@ def _add_graph(
     _, away = engine.walk(learned, 1, 1, 0, 1)
     settings = settings.with_(radius=float(np.quantile(away, _INSIDE)))
     settings = calibrate_walk(engine, held, settings, settings.asked)
+    settings = calibrate_far(layer, engine, held, settings, seed)
     return codes, calibrate_screen(engine, held, settings, settings.asked)
 
 

@@ -10,14 +10,32 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.engine import Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer
-from memhier.ann.decoder.settings import Settings
+from memhier.ann.decoder.settings import ALL_DIRECTIONS, Coarse, Settings
 
-__all__ = ["LIMITS", "HeldOut", "calibrate_preview", "calibrate_screen", "calibrate_walk", "measure_choices", "split"]
+__all__ = [
+    "LIMITS",
+    "HeldOut",
+    "calibrate_coarse",
+    "calibrate_preview",
+    "calibrate_screen",
+    "calibrate_walk",
+    "measure_choices",
+    "split",
+]
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
 _EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_LEADING = (8, 16, 24, 32, 48, 64)
+_SURVIVORS = (256, 512, 1024, 2048, 4096)
+_NUMBERS = 8  # bytes of a row's offset and scale
+_SURVIVOR = 3000  # bytes that could be scanned in the time that a survivor takes
+_WORTH = 0.6  # of the cost of all directions, at most
+_COARSE_HELD = 256  # contexts that it is measured with
+FAR_PROBES = 32
+_FAR_EF, _FAR_LIMIT, _FAR_HELD = 384, 128, 192
+_CHEAP_SCAN = 16 << 20  # bytes: a scan of as many takes as long as a long walk
 _ROUNDS = 15
 _FIRST_ROUNDS = 3
 _HOPELESS = 1.5
@@ -46,13 +64,13 @@ class HeldOut:
 
     @classmethod
     def of(cls, layer: OutputLayer, hidden: Floats, k: int) -> "HeldOut":
-        """Compute the full product for the contexts."""
+        """Compute the full product for the contexts, in one pass over the layer."""
         wanted = min(k, layer.shape[0])
-        kth = [
-            np.partition(layer.logits(hidden[i : i + 64]), -wanted, axis=1)[:, -wanted]
-            for i in range(0, len(hidden), 64)
-        ]
-        return cls(hidden, np.concatenate(kth) if kth else np.empty(0, np.float32), wanted)
+        best = np.full((len(hidden), wanted), -np.inf, np.float32)
+        for start, rows in layer.blocks():
+            logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
+            best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
+        return cls(hidden, best.min(1, initial=np.inf), wanted)
 
     def precision(self, values: Floats) -> float:
         """Return the mean share of the k largest that was found."""
@@ -79,6 +97,42 @@ def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precisi
     return settings.with_(reached=settings.reached | {"preview": reached})
 
 
+def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings in which the preview scans leading directions first, where that costs less and loses nothing.
+
+    The survivors that reach the precision are taken twice: contexts of another domain come less near.
+    """
+    words, width = len(engine.codes.norms), engine.codes.blocks.width
+    whole, best = words * (width + _NUMBERS), (float("inf"), ALL_DIRECTIONS)
+    states, kth = held.hidden[:_COARSE_HELD], held.kth[:_COARSE_HELD]
+    few = HeldOut(states, kth, held.k)
+
+    def reaches(coarse: Coarse) -> bool:
+        found = engine.preview(states, held.k, settings.preview_limit, coarse)
+        return few.precision(found.values) >= precision
+
+    for leading in (each for each in _LEADING if each < width):
+        affordable = [
+            each
+            for each in _SURVIVORS
+            if each >= settings.preview_limit and _coarse_cost(words, leading, each) < min(best[0], _WORTH * whole)
+        ]
+        # From many to few, so that a width that cannot do it costs one trial.
+        enough = None
+        for survivors in reversed(affordable):
+            if not reaches(Coarse(leading, survivors)):
+                break
+            enough = survivors
+        if enough is not None:
+            best = min(best, (_coarse_cost(words, leading, enough), Coarse(leading, 2 * enough)))
+    return settings.with_(coarse_width=best[1].width, survivors=best[1].survivors)
+
+
+def _coarse_cost(words: int, leading: int, survivors: int) -> float:
+    """Return bytes read, or what takes as long."""
+    return words * (leading + _NUMBERS) + 2 * survivors * _SURVIVOR
+
+
 def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the shortest list that reaches the precision, then the fewest candidates that keep it."""
     reached, ef, probes = 0.0, _EFS[-1], settings.probes
@@ -93,6 +147,25 @@ def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision:
             settings, reached = settings.with_(graph_limit=limit), fewer
             break
     return settings.with_(reached=settings.reached | {"graph": reached})
+
+
+def calibrate_far(layer: OutputLayer, engine: Engine, held: HeldOut, settings: Settings, seed: int) -> Settings:
+    """Return settings with a walk for contexts that are far from all seen, where it beats a scan and is as precise.
+
+    It has a long list, and costs the same whatever the vocabulary. Far contexts are made: what sets two contexts apart
+    from the mean, added up, has twice the variance and the directions of real ones. Where the walk loses its way there,
+    the preview answers.
+    """
+    coarse, words, width = settings.coarse(held.k), len(engine.codes.norms), engine.codes.blocks.width
+    if words * ((coarse.width or width) + _NUMBERS) < _CHEAP_SCAN:
+        return settings
+    ef, limit = max(_FAR_EF, 4 * settings.graph_ef), max(_FAR_LIMIT, settings.preview_limit, 4 * held.k)
+    order = np.random.default_rng(seed).permutation(len(held.hidden))
+    pairs = held.hidden[order] + held.hidden[np.roll(order, 1)] - held.hidden.mean(0)
+    far = HeldOut.of(layer, pairs[:_FAR_HELD], held.k)
+    reached = far.precision(engine.walk(far.hidden, held.k, FAR_PROBES, ef, min(ef, limit))[0].values)
+    settings = settings.with_(reached=settings.reached | {"far": reached})
+    return settings.with_(far_ef=ef, far_limit=min(ef, limit)) if reached >= settings.precision else settings
 
 
 def calibrate_screen(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:

@@ -11,7 +11,6 @@ from memhier.ann.decoder.projection import Coordinates, Projection, row_coordina
 
 __all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode", "pack_blocks"]
 
-BLOCK_ROWS = 16
 CHUNK_ROWS = 256
 _PADDING = -1e30  # the offset of what pads: below every logit, and finite, so that bounds stay numbers
 _UP = 1 + 1e-6  # keeps norms above once they are single precision
@@ -26,7 +25,7 @@ class BlockCodes:
     Attributes
     ----------
     codes
-        uint8 ``[padded / 16, width / 4, 16, 4]``: signed bytes with 128 added.
+        uint8 ``[padded / 256, width / 4, 256, 4]``: signed bytes with 128 added.
     numbers
         float32 ``[5, padded]``: the logit at the mean context; what a byte is worth; and upper bounds of the norms of a
         row's coordinates beyond the width, of what rounding took from them, and of them as coded.
@@ -103,8 +102,8 @@ def encode(layer: OutputLayer, projection: Projection, width: int) -> BlockCodes
 
 
 def pack_blocks(codes: Bytes) -> Bytes:
-    """Return codes ``[padded, width]`` as ``[padded / 16, width / 4, 16, 4]``."""
-    blocks = codes.reshape(-1, BLOCK_ROWS, codes.shape[1] // 4, 4).transpose(0, 2, 1, 3)
+    """Return codes ``[padded, width]`` as ``[padded / 256, width / 4, 256, 4]``."""
+    blocks = codes.reshape(-1, CHUNK_ROWS, codes.shape[1] // 4, 4).transpose(0, 2, 1, 3)
     return np.ascontiguousarray(blocks)
 
 

@@ -13,10 +13,12 @@ from memhier.ann.decoder.core import new_core
 from memhier.ann.decoder.graph import Graph
 from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection
+from memhier.ann.decoder.settings import ALL_DIRECTIONS, Coarse
 from memhier.ann.decoder.tail import close_sums
 
 __all__ = ["Codes", "Engine", "ExactRows", "best_of"]
 
+_LOGITS_MOST = 1 << 23  # that a full product holds at a time
 _BIAS_ROUNDING = 2.0**-23  # of the logit: what adding the bias in single precision may lose
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -111,16 +113,16 @@ class Engine:
         held = self.codes.memory_bytes + int(self._core.workspace_bytes)
         return held if isinstance(self.layer, OutputLayer) else held + self.layer.memory_bytes
 
-    def preview(self, hidden: Floats, k: int, limit: int) -> TopK:
-        """Scan all codes, rank the `limit` best exactly."""
+    def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
+        """Scan all codes, or the leading directions of all and all of those that survive; rank the best exactly."""
         if not self.in_dram:
-            rows, _, _, _ = self._candidates(hidden, limit, bounds=False)
+            rows, _, _, _ = self._candidates(hidden, limit, bounds=False, coarse=coarse)
             return self._rank(hidden, rows, k)
         values, indices = _room(len(hidden), k)
-        self._check(
-            self._core.preview(hidden, k, limit, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None),
-            hidden,
+        bad = self._core.preview(
+            hidden, k, limit, *coarse, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None
         )
+        self._check(bad, hidden)
         return TopK(values, indices)
 
     def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
@@ -129,25 +131,11 @@ class Engine:
             return self._certify_stored(hidden, k, limit)
         values, indices = _room(len(hidden), k)
         proven = np.empty(len(hidden), np.uint8)
-        self._check(
-            self._core.preview(
-                hidden,
-                k,
-                limit,
-                True,
-                self._per_norm,
-                self._per_logit,
-                1.0,
-                0.0,
-                values,
-                indices,
-                proven,
-                None,
-                False,
-                None,
-            ),
-            hidden,
-        )
+        bad = self._core.preview(
+            hidden, k, limit, *ALL_DIRECTIONS, True, self._per_norm, self._per_logit, 1.0, 0.0, values, indices, proven,
+            None, False, None,
+        )  # fmt: skip
+        self._check(bad, hidden)
         return TopK(values, indices, proven.view(np.bool_))
 
     def partition(
@@ -167,8 +155,8 @@ class Engine:
         found = np.empty((len(hidden), 3))
         values, indices = _room(len(hidden), k)
         bad = self._core.preview(
-            hidden, k, limit, False, self._per_norm, _BIAS_ROUNDING, inverse, self._variance, values, indices, None,
-            found, interval, None,
+            hidden, k, limit, *ALL_DIRECTIONS, False, self._per_norm, _BIAS_ROUNDING, inverse, self._variance, values,
+            indices, None, found, interval, None,
         )  # fmt: skip
         self._check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
@@ -188,7 +176,13 @@ class Engine:
         return (TopK(values, indices) if self.in_dram else self._rank(hidden, indices, k)), away
 
     def full(self, hidden: Floats, k: int) -> TopK:
-        """The full product, and a selection from it."""
+        """The full product, and a selection from it; of so many states at a time that their logits stay few."""
+        block = max(1, _LOGITS_MOST // self._words)
+        if len(hidden) > block:
+            found = [self.full(hidden[start : start + block], k) for start in range(0, len(hidden), block)]
+            return TopK(
+                np.concatenate([each.values for each in found]), np.concatenate([each.indices for each in found])
+            )
         logits = self.all_logits(hidden)
         chosen = np.argpartition(-logits, min(k, self._words - 1), axis=1)[:, :k] if k < self._words else None
         rows = np.broadcast_to(np.arange(self._words), logits.shape) if chosen is None else chosen
@@ -215,15 +209,22 @@ class Engine:
         return logits
 
     def _candidates(
-        self, hidden: Floats, limit: int, *, bounds: bool, partition: bool = False, inverse: float = 1.0
+        self,
+        hidden: Floats,
+        limit: int,
+        *,
+        bounds: bool,
+        coarse: Coarse = ALL_DIRECTIONS,
+        partition: bool = False,
+        inverse: float = 1.0,
     ) -> tuple[Ints, Floats, Floats, npt.NDArray[np.float64]]:
         rows, keys, left = _candidate_room(len(hidden), limit)
         sums = np.empty((len(hidden), 4))
         wanted = sums if partition else None
-        self._check(
-            self._core.candidates(hidden, False, limit, bounds, rows, keys, left, wanted, inverse, self._variance),
-            hidden,
+        bad = self._core.candidates(
+            hidden, False, limit, *coarse, bounds, rows, keys, left, wanted, inverse, self._variance
         )
+        self._check(bad, hidden)
         return rows, keys, left, sums
 
     def _rank(self, hidden: Floats, rows: Ints, k: int) -> TopK:

@@ -16,7 +16,6 @@ from tqdm import tqdm
 from memhier.ann._threads import one_thread
 from memhier.ann.decoder.codes import CHUNK_ROWS, RowCodes, pack_blocks
 from memhier.ann.decoder.core import new_core, prune_links
-from memhier.ann.decoder.transform import transform_rows
 
 __all__ = ["NO_ROW", "Graph", "Seeds", "build_links", "learn_seeds", "relink"]
 
@@ -25,7 +24,9 @@ DEGREE = 16
 _NEAR = 64  # candidates for the links of a row
 _REVERSE = 32  # rows that link to it, likewise
 _SCAN_ROWS = 100_000  # up to which all rows are compared with all
+_LEADING = 64  # directions that lists of like rows are made by
 _BLOCK = 1024
+_MANY = 1 << 16  # rows that are transformed at a time
 _CONTEXTS_PER_GROUP = 50
 _GROUPS_MOST = 128
 
@@ -106,14 +107,12 @@ def build_links(codes: RowCodes, progress: bool = False) -> Words:
     """Return the links of all rows, uint32 ``[V, 16]``."""
     rows = _transformed(codes)
     links = np.empty((len(rows), DEGREE), np.uint32)
-    numbers = np.arange(len(rows))
+    numbers, near = np.arange(len(rows)), _Near(rows)
     for start in tqdm(range(0, len(rows), _BLOCK), "links", disable=not progress, unit_scale=_BLOCK):
         some = numbers[start : start + _BLOCK]
-        if start == 0:
-            near = _Near(rows)
         links[start : start + _BLOCK] = prune_links(rows, some, near.of(some), DEGREE)
-    both = np.concatenate([links_as_rows(links), _reverse(links)], 1)
-    return prune_links(rows, numbers, both, DEGREE)
+    del near
+    return _with_reverse(links, rows, numbers)
 
 
 def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
@@ -126,8 +125,18 @@ def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
         again[some] = prune_links(rows, some, near.of(some), DEGREE)
     touched = np.unique(links_as_rows(again[changed]))
     touched = touched[touched >= 0]
-    both = np.concatenate([links_as_rows(again), _reverse(again)], 1)[touched]
-    again[touched] = prune_links(rows, touched, both, DEGREE)
+    again[touched] = _with_reverse(again, rows, touched)
+    return again
+
+
+def _with_reverse(links: Words, rows: Floats, numbers: Ints) -> Words:
+    """Return links of rows, pruned again together with the rows that link to them."""
+    back = _reverse(links)
+    again = np.empty((len(numbers), DEGREE), np.uint32)
+    for start in range(0, len(numbers), _BLOCK):
+        some = numbers[start : start + _BLOCK]
+        both = np.concatenate([links_as_rows(links[some]), back[some]], 1)
+        again[start : start + _BLOCK] = prune_links(rows, some, both, DEGREE)
     return again
 
 
@@ -147,21 +156,26 @@ class _Near:
             return
         self._scan = None
         lists = int(4 * len(rows) ** 0.5)
-        self._index = faiss.index_factory(rows.shape[1], f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+        # The leading directions, and what the transform added.
+        self._parts = np.r_[0 : min(_LEADING, rows.shape[1] - 2), -2, -1]
+        self._index = faiss.index_factory(len(self._parts), f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
         self._index.cp.niter = 8  # lists of like rows need not be the best there are
-        self._index.train(rows[:: max(1, len(rows) // (40 * lists))])
-        self._index.add(rows)
+        with one_thread():
+            self._index.train(rows[:: max(1, len(rows) // (40 * lists)), self._parts])
+            for start in range(0, len(rows), _MANY):
+                self._index.add(rows[start : start + _MANY, self._parts])
         self._index.nprobe = 8
 
     def of(self, numbers: Ints) -> Ints:
         """Return int64 ``[n, 65]``, the rows themselves among them."""
         if self._scan is None:
-            return np.asarray(self._index.search(self._rows[numbers], self._count)[1])
+            with one_thread():
+                return np.asarray(self._index.search(self._rows[numbers][:, self._parts], self._count)[1])
         states = np.zeros((len(numbers), self._width), np.float32)
         states[:, : self._rows.shape[1]] = self._rows[numbers]
         found = np.empty((len(numbers), self._count), np.int64)
         keys, left = np.empty((*found.shape, 2), np.float32), np.empty(len(numbers), np.float32)
-        self._scan.candidates(states, True, self._count, False, found, keys, left, None, 1.0, 0.0)
+        self._scan.candidates(states, True, self._count, 0, 0, False, found, keys, left, None, 1.0, 0.0)
         return found
 
     def _make_scan(self, rows: Floats) -> Any:
@@ -180,21 +194,32 @@ class _Near:
 
 
 def _transformed(codes: RowCodes) -> Floats:
-    rows = (codes.codes.astype(np.float32) - 128) * codes.numbers[1][:, None]
+    """Return what the codes stand for after FGD's transform, float32 ``[V, width + 2]``; made in blocks."""
+    words, width = codes.codes.shape
+    rows = np.empty((words, width + 2), np.float32)
+    squares = np.empty(words)
     # A constant in all biases changes no order; taken out, it does not crowd out the directions.
-    return transform_rows(rows, codes.numbers[0] - codes.numbers[0].mean())
+    rows[:, width] = codes.numbers[0] - codes.numbers[0].mean()
+    for start in range(0, words, _MANY):
+        block = rows[start : start + _MANY]
+        np.subtract(codes.codes[start : start + _MANY], np.float32(128), out=block[:, :width])
+        block[:, :width] *= codes.numbers[1, start : start + _MANY, None]
+        squares[start : start + _MANY] = np.square(block[:, :-1], dtype=np.float64).sum(1)
+    rows[:, -1] = np.sqrt(np.maximum(0, squares.max() - squares))
+    return rows
 
 
-def _reverse(links: Words) -> Ints:
-    """Return int64 ``[V, 32]``: rows that link to each, -1 where there are fewer."""
+def _reverse(links: Words) -> npt.NDArray[np.int32]:
+    """Return int32 ``[V, 32]``: rows that link to each, -1 where there are fewer."""
     words, degree = links.shape
-    targets = links_as_rows(links).reshape(-1)
-    sources = np.repeat(np.arange(words), degree)[targets >= 0]
-    targets = targets[targets >= 0]
+    targets = links.reshape(-1)
+    sources = np.repeat(np.arange(words, dtype=np.int32), degree)[targets != NO_ROW]
+    targets = targets[targets != NO_ROW]
     order = np.argsort(targets, kind="stable")
     targets, sources = targets[order], sources[order]
-    place = np.arange(len(targets)) - np.searchsorted(targets, targets)
-    back = np.full((words, _REVERSE), -1, np.int64)
+    starts = np.searchsorted(targets, np.arange(words, dtype=np.uint32))
+    back = np.full((words, _REVERSE), -1, np.int32)
+    place = np.arange(len(targets)) - starts[targets]
     fits = place < _REVERSE
     back[targets[fits], place[fits]] = sources[fits]
     return back

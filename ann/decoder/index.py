@@ -12,7 +12,7 @@ import numpy.typing as npt
 from memhier._arguments import check_int
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.build import build_codes, encode_again
-from memhier.ann.decoder.calibrate import measure_choices
+from memhier.ann.decoder.calibrate import FAR_PROBES, measure_choices
 from memhier.ann.decoder.engine import Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
 from memhier.ann.decoder.settings import METHODS, WAYS, Method, Settings
@@ -73,7 +73,8 @@ class LogitIndex:
         ----------
         weight
             ``[V, D]``: float32 or float16, or uint16 that holds bfloat16 with ``dtype="bfloat16"``. Shared where it is
-            contiguous, not copied: do not change it afterwards.
+            contiguous, not copied: do not change it afterwards. One that is larger than DRAM may be a
+            ``numpy.memmap``: it is read in blocks.
         bias
             ``[V]``; zero when not given.
         contexts
@@ -90,7 +91,8 @@ class LogitIndex:
             Leading directions of the preview's codes; found by measuring when not given.
         dram, path
             What the index may hold in DRAM, the layer's rows included, and a new directory for it. Rows that do not fit
-            are read from there; the caller may then let go of its own.
+            are read from there; the caller may then let go of its own. The build itself takes more: besides the layer
+            about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
         full
             What computes the full product and selects from it, where the caller has something faster to be measured.
         seed
@@ -124,6 +126,8 @@ class LogitIndex:
         if dram is None or path is None:
             return index
         index.save(path)
+        # What is opened takes the room of what was built.
+        del index, codes, layer
         return cls.open(path, dram=dram)
 
     def choose(self, hidden: Floats, *, full: Callable[[Floats], object] | None = None, seed: int = 0) -> None:
@@ -131,9 +135,8 @@ class LogitIndex:
 
         Parameters
         ----------
-        dram, path
-            What the index may hold in DRAM, the layer's rows included, and a new directory for it. Rows that do not fit
-            are read from there; the caller may then let go of its own.
+        hidden
+            Real hidden states ``[n, D]``.
         full
             What computes the full product and selects from it, where the caller has something faster.
         """
@@ -334,20 +337,31 @@ class LogitIndex:
             return engine.full(states, k)
         if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k:
             return self._walked(states, k, way)
-        return engine.preview(states, k, min(self.shape[0], settings.scaled(settings.preview_limit, k)))
+        return self._previewed(states, k)
 
     def _walked(self, states: Floats, k: int, way: str) -> TopK:
-        """A walk, or seeds alone; a context that is far from all that was seen goes to the preview."""
+        """A walk, or seeds alone; for a context that is far from all that was seen a longer walk, or the preview."""
         settings, engine = self._settings, self._engine
         if way == "graph":
             found, away = engine.walk(states, k, settings.probes, settings.graph_ef, settings.graph_limit)
         else:
             found, away = engine.walk(states, k, settings.screen_probes, 0, settings.screen_limit)
-        far = np.flatnonzero((away > settings.radius) | (found.indices[:, -1] < 0))
-        if len(far):
-            again = engine.preview(states[far], k, settings.preview_limit)
+        far = np.flatnonzero(away > settings.radius)
+        if len(far) and settings.far_ef:
+            again, _ = engine.walk(states[far], k, FAR_PROBES, settings.far_ef, settings.far_limit)
             found.values[far], found.indices[far] = again.values, again.indices
+        short = found.indices[:, -1] < 0
+        if not settings.far_ef:
+            short[far] = True
+        if short.any():
+            again = self._previewed(states[short], k)
+            found.values[short], found.indices[short] = again.values, again.indices
         return found
+
+    def _previewed(self, states: Floats, k: int) -> TopK:
+        settings, words = self._settings, self.shape[0]
+        limit = min(words, settings.scaled(settings.preview_limit, k))
+        return self._engine.preview(states, k, limit, settings.coarse(k))
 
     def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
         limit = min(self.shape[0], max(_CERTIFY_LIMIT, self._settings.scaled(self._settings.preview_limit, k)))

@@ -1,14 +1,24 @@
 """What a build learned about a layer: how much effort each way takes, and which is fastest for each size of batch."""
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-__all__ = ["METHODS", "WAYS", "Method", "Settings"]
+__all__ = ["ALL_DIRECTIONS", "METHODS", "WAYS", "Coarse", "Method", "Settings"]
 
 Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
 METHODS = ("auto", "graph", "preview", "screen", "full")
 WAYS = METHODS[1:]
 _MARGIN = 4  # measured: a domain that calibration did not see has up to three times the errors
+
+
+class Coarse(NamedTuple):
+    """A scan of the leading `width` directions of all rows, whose `survivors` are estimated again by all."""
+
+    width: int
+    survivors: int
+
+
+ALL_DIRECTIONS = Coarse(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,12 +33,18 @@ class Settings:
         Declared: the mean share of the k largest that an answer has, on contexts like those of the build.
     preview_limit
         Candidates that the preview ranks exactly.
+    coarse_width, survivors
+        Leading directions that the preview scans of all rows, and rows of which it then looks at all directions. Zero
+        where it scans all directions of all rows.
     graph_ef, graph_limit, probes
         The list of the walk, candidates that it ranks exactly, and groups of contexts whose seeds it starts from.
     screen_probes, screen_limit
         Of screening: groups, and candidates ranked exactly.
     radius
-        Squared distance from the nearest group's centre beyond which screening knows nothing of a context.
+        Squared distance from the nearest group's centre beyond which a context counts as far: neither seeds nor the
+        effort measured on others are trusted.
+    far_ef, far_limit
+        Of the walk that answers far contexts; zero where the preview does.
     reached
         By way, the precision on contexts that were held out.
     choices
@@ -38,12 +54,16 @@ class Settings:
     k: int = 10
     precision: float = 0.99
     preview_limit: int = 64
+    coarse_width: int = 0
+    survivors: int = 0
     graph_ef: int = 64
     graph_limit: int = 32
     probes: int = 4
     screen_probes: int = 2
     screen_limit: int = 32
     radius: float = float("inf")
+    far_ef: int = 0
+    far_limit: int = 0
     reached: dict[str, float] = field(default_factory=dict)
     choices: tuple[tuple[int, str], ...] = ((1, "preview"),)
 
@@ -71,6 +91,10 @@ class Settings:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
+
+    def coarse(self, k: int) -> Coarse:
+        """Return the first pass of the preview for `k` largest."""
+        return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

@@ -22,7 +22,7 @@ from memhier.store import Store, Verify
 __all__ = ["KIND", "StoredRows", "open_index", "save_index"]
 
 KIND = "decoder"
-VERSION = 1
+VERSION = 2
 _BLOCK_BYTES = 32 << 20
 _PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}
 

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memhier.ann.decoder.fgd import FGD
 from memhier.ann.decoder.transform import transform_contexts, transform_rows
 from memhier.benchmarks.decode.clock import Floats, Ints, Way
+from memhier.benchmarks.decode.kept import kept_index
 from memhier.benchmarks.decode.layers import TrainedLayer
 
 __all__ = ["approximations", "full_products", "graphs_of_faiss"]
@@ -46,14 +46,17 @@ def approximations(layer: TrainedLayer) -> Iterator[Way]:
     """Yield SVD-softmax, adaptive softmax and inverted lists."""
     yield from _svd_softmax(layer)
     yield _adaptive_softmax(layer)
-    started = time.perf_counter()
     rows = transform_rows(layer.weight, layer.bias)
     lists = len(rows) // 16
-    index = faiss.index_factory(rows.shape[1], f"IVF{lists},Flat")
-    index.cp.niter = 5
-    index.train(rows[:: max(1, len(rows) // 25_000)])
-    index.add(rows)
-    seconds = time.perf_counter() - started
+
+    def build() -> Any:
+        index = faiss.index_factory(rows.shape[1], f"IVF{lists},Flat")
+        index.cp.niter = 5
+        index.train(rows[:: max(1, len(rows) // 25_000)])
+        index.add(rows)
+        return index
+
+    index, seconds = kept_index(layer, f"IVF{lists},Flat on the transform, niter 5", build)
 
     def search(states: Floats, probes: int) -> Ints:
         parameters = faiss.SearchParametersIVF(nprobe=probes)
@@ -61,44 +64,49 @@ def approximations(layer: TrainedLayer) -> Iterator[Way]:
         return found
 
     for probes in (16, 64, 256):
-        yield Way(
-            "IVF on the transform", f"{probes} of {lists} lists",
-            partial(search, probes=probes),
-            rows.nbytes, seconds,
-        )  # fmt: skip
+        answer = partial(search, probes=probes)
+        yield Way("IVF on the transform", f"{probes} of {lists} lists", answer, rows.nbytes, seconds)
 
 
 def graphs_of_faiss(layer: TrainedLayer, construction: int) -> Iterator[Way]:
     """Yield FGD as published, and the same graph over plain inner products."""
-    started = time.perf_counter()
-    fgd = FGD(layer.weight, layer.bias, m=16, ef_construction=construction)
-    seconds = time.perf_counter() - started
+    yield from _graph_of_faiss(
+        layer,
+        construction,
+        "FGD as published",
+        transform_rows(layer.weight, layer.bias),
+        faiss.METRIC_L2,
+        (50, 200, 400),
+    )
+    plain = np.concatenate([layer.weight, layer.bias[:, None]], 1)
+    yield from _graph_of_faiss(
+        layer, construction, "HNSW, plain inner product", plain, faiss.METRIC_INNER_PRODUCT, (200, 800)
+    )
 
-    def walk(states: Floats, ef: int) -> Ints:
-        return fgd.topk(states, K, ef_search=ef).indices
 
-    for ef in (50, 200, 400):
-        yield Way(
-            "FGD as published", f"efSearch {ef}",
-            partial(walk, ef=ef), fgd.memory_bytes, seconds,
-        )  # fmt: skip
-    started = time.perf_counter()
-    plain = faiss.IndexHNSWFlat(layer.weight.shape[1] + 1, 16, faiss.METRIC_INNER_PRODUCT)
-    plain.hnsw.efConstruction = construction
-    plain.add(np.concatenate([layer.weight, layer.bias[:, None]], 1))
-    seconds = time.perf_counter() - started
+def _graph_of_faiss(
+    layer: TrainedLayer, construction: int, family: str, rows: Floats, metric: int, efs: tuple[int, ...]
+) -> Iterator[Way]:
+    def build() -> Any:
+        index = faiss.IndexHNSWFlat(rows.shape[1], 16, metric)
+        index.hnsw.efConstruction = construction
+        index.add(rows)
+        return index
+
+    index, seconds = kept_index(
+        layer, f"HNSW16, metric {metric}, {rows.shape[1]}, efConstruction {construction}", build
+    )
 
     def search(states: Floats, ef: int) -> Ints:
-        ones = np.ones((len(states), 1), np.float32)
+        # What a context becomes: (h, 1, 0) after the transform, (h, 1) before an inner product.
+        contexts = transform_contexts(states)[:, : rows.shape[1]]
         parameters = faiss.SearchParametersHNSW(efSearch=ef)
-        found: Ints = plain.search(np.concatenate([states, ones], 1), K, params=parameters)[1]
+        found: Ints = index.search(np.ascontiguousarray(contexts), K, params=parameters)[1]
         return found
 
-    for ef in (200, 800):
-        yield Way(
-            "HNSW, plain inner product", f"efSearch {ef}", partial(search, ef=ef),
-            fgd.memory_bytes, seconds,
-        )  # fmt: skip
+    for ef in efs:
+        held = rows.nbytes + 4 * index.hnsw.neighbors.size()
+        yield Way(family, f"efSearch {ef}", partial(search, ef=ef), held, seconds)
 
 
 def _svd_softmax(layer: TrainedLayer) -> Iterator[Way]:

@@ -21,6 +21,7 @@ from memhier.ann.decoder import LogitIndex
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.datasets import data_folder
 from memhier.benchmarks.decode.layers import load_domains
+from memhier.benchmarks.peers.account import PeakMemory, memory_now
 
 __all__ = ["main"]
 
@@ -31,16 +32,17 @@ _BLOCK = 50_000
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
-def make_pairs(words: int, before: int) -> tuple[Floats, Floats]:
-    """Return the rows and biases of all pairs of the most frequent words."""
+def make_pairs(words: int, before: int, file: Path) -> tuple[Floats, Floats]:
+    """Return the rows, in a file, and biases of all pairs of the most frequent words."""
     layer = load_domains(("wikitext",), ("wikitext",))
-    rows = np.empty((words * before, 1024), np.float32)
+    rows = np.lib.format.open_memmap(file, "w+", np.float32, (words * before, 1024))
     later, earlier = layer.weight[:words], _SHARE * layer.weight[:before]
     step = max(1, _BLOCK // before)
     for start in range(0, words, step):
         block = later[start : start + step]
         rows[start * before : (start + len(block)) * before, :512] = np.repeat(block, before, axis=0)
         rows[start * before : (start + len(block)) * before, 512:] = np.tile(earlier, (len(block), 1))
+    rows.flush()
     bias = (layer.bias[:words, None] + _SHARE * layer.bias[None, :before]).reshape(-1)
     return rows, np.ascontiguousarray(bias)
 
@@ -93,26 +95,33 @@ def main(folder: Path | None, words: int, before: int, rank: int, queries: int, 
     kth = truth_of(words, before, asked)
     count = words * before
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        weight, bias = make_pairs(words, before)
+        weight, bias = make_pairs(words, before, Path(scratch) / "weight.npy")
         dram = count * 4096 // 10
-        started = time.perf_counter()
-        index = LogitIndex.build(
-            weight, bias, contexts=learned, k=K, method="graph", rank=rank, dram=dram, path=Path(scratch) / "index"
-        )
-        build_s = time.perf_counter() - started
+        started, base = time.perf_counter(), memory_now()
+        with PeakMemory() as peak:
+            index = LogitIndex.build(
+                weight, bias, contexts=learned, k=K, method="graph", rank=rank, dram=dram, path=Path(scratch) / "index"
+            )
+        build_s, built = time.perf_counter() - started, peak.private_bytes - base
         del weight
         rows = {method: ask_all(index, asked, kth, method) for method in ("graph", "preview")}
-        held = index.memory_bytes
+        held, settings = index.memory_bytes, index.settings
         index.close()
     console = Console(width=130)
     console.print(
-        f"{count:,} rows x 1,024; {held / 2**20:.0f} MiB in DRAM of {dram / 2**20:.0f}; built in {build_s:.0f} s"
+        f"{count:,} rows x 1,024; {held / 2**20:.0f} MiB in DRAM of {dram / 2**20:.0f}; "
+        f"built in {build_s:.0f} s with {built / 2**20:.0f} MiB"
     )
+    console.print(settings)
     for method, row in rows.items():
         console.print(method, {name: value for name, value in row.items() if name != "ms"})
-    figures = [Figure.of("DRAM held, of the rows", held / (count * 4096), "share", "less")]
+    figures = [
+        Figure.of("DRAM held, of the rows", held / (count * 4096), "share", "less"),
+        Figure.of("DRAM at build, of the rows", built / (count * 4096), "share", "less"),
+    ]
     for method, row in rows.items():
         figures.append(Figure.of(f"a token, {method}, batch 1", row["median_ms"], "ms", "less", clock=True))
+        figures.append(Figure.of(f"95th percentile, {method}, batch 1", row["p95_ms"], "ms", "less", clock=True))
         figures.append(Figure.of(f"P@10, {method}", row["precision"], "share", "more"))
     bars = Bars(
         "a token from rows on SSD, batch 1", "ms", [Bar.of(name, row["median_ms"]) for name, row in rows.items()]

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.decoder import FGD, LogitIndex
+from memhier.ann.decoder import FGD, LogitIndex, calibrate
 from memhier.ann.decoder import core as core_module
 from memhier.ann.decoder.codes import RowCodes
 from memhier.ann.decoder.core import prune_links
 from memhier.ann.decoder.graph import NO_ROW, build_links, learn_seeds, relink
+from memhier.ann.decoder.settings import Coarse
 from memhier.ann.decoder.transform import transform_contexts, transform_rows
 
 
@@ -97,11 +98,71 @@ def test_walks_reach_their_declared_precision(method):
     assert precision(found.indices, weight, bias, hidden[2000:2100]) > 0.98
 
 
-def test_contexts_unlike_any_seen_go_to_the_preview():
+@pytest.mark.parametrize("method", ["graph", "screen"])
+def test_contexts_unlike_any_seen_go_to_the_preview(method):
     weight, bias, hidden = make_model()
-    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="screen")
+    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method=method)
     strange = np.random.default_rng(5).normal(size=(100, 48)).astype(np.float32) * 3
     np.testing.assert_array_equal(index.topk(strange).indices, index.topk(strange, method="preview").indices)
+
+
+def test_contexts_unlike_any_seen_are_walked_to_further_where_a_scan_costs_more(monkeypatch):
+    weight, bias, hidden = make_model(1500, 24)
+    monkeypatch.setattr(calibrate, "_CHEAP_SCAN", 0)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
+    assert index.settings.far_ef > index.settings.graph_ef
+    strange = np.random.default_rng(5).normal(size=(100, 24)).astype(np.float32)
+    tried = []
+    monkeypatch.setattr(index._engine, "preview", lambda *_: tried.append(1))
+    assert precision(index.topk(strange).indices, weight, bias, strange) > 0.99
+    assert not tried
+    # Trusted as if they had been seen before, such contexts come out worse.
+    index._settings = index.settings.with_(radius=float("inf"))
+    assert precision(index.topk(strange).indices, weight, bias, strange) < 0.98
+
+
+def test_a_walk_that_loses_its_way_far_out_is_not_taken(monkeypatch):
+    weight, bias, hidden = make_model(1500, 24)
+    monkeypatch.setattr(calibrate, "_CHEAP_SCAN", 0)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=10, method="graph")
+    engine, held = index._engine, calibrate.HeldOut.of(index.layer, hidden[600:800], 10)
+    assert calibrate.calibrate_far(index.layer, engine, held, index.settings, 0).far_ef > 0
+    monkeypatch.setattr(calibrate, "_FAR_EF", 10)
+    short = calibrate.calibrate_far(index.layer, engine, held, index.settings.with_(graph_ef=2, far_ef=0), 0)
+    assert short.reached["far"] < short.precision
+    assert short.far_ef == 0
+
+
+def test_a_coarse_scan_keeps_the_best_of_its_survivors(core):
+    weight, bias, hidden = make_model(900, 24)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=5, method="graph", rank=24)
+    engine, states = index._engine, hidden[600:607]
+    whole = engine.preview(states, 5, 20)
+    for leading, survivors in ((4, 900), (8, 2000), (24, 20)):
+        found = engine.preview(states, 5, 20, Coarse(leading, survivors))
+        np.testing.assert_array_equal(found.indices, whole.indices)
+    z, codes = engine.codes.projection(states), engine.codes.rows
+    signed = (codes.codes[:, :8].astype(np.float64) - 128) * codes.numbers[1][:, None]
+    for state, coordinates, found in zip(states, z, engine.preview(states, 5, 20, Coarse(8, 20)).indices, strict=True):
+        best = np.argsort(-(signed @ coordinates[:8] + codes.numbers[0]))
+        logits = weight @ state + bias
+        assert len(set(found.tolist()) - set(best[:24].tolist())) == 0
+        likely = best[:16]
+        missed = set(likely[logits[likely] > logits[found].min() + 1e-4].tolist()) - set(found.tolist())
+        assert not missed, "rows that lead by their first directions were lost"
+
+
+def test_a_coarse_scan_is_refused_what_it_cannot_do():
+    if core_module.backend.core is None:
+        pytest.skip("needs the compiled core")
+    weight, bias, hidden = make_model(300, 24)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="graph", rank=24)
+    for coarse in (Coarse(6, 50), Coarse(28, 50), Coarse(8, 10)):
+        with pytest.raises(ValueError, match="coarse"):
+            index._engine.preview(hidden[:1], 5, 20, coarse)
+    without = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview", rank=24)
+    with pytest.raises(ValueError, match="coarse: needs codes"):
+        without._engine.preview(hidden[:1], 5, 20, Coarse(8, 50))
 
 
 def test_both_cores_walk_the_same_way(monkeypatch, tmp_path):

@@ -14,20 +14,21 @@ namespace memhier {
 namespace {
 
 using Dots = std::int32_t (*)[kChunkRows];
+constexpr std::size_t kLanes = 16;
 
-// Plain products of a chunk: for a compiler to vectorise over the 16 rows of a block.
+// Plain products of a chunk's first `width` directions: for a compiler to vectorise over the rows.
 MEMHIER_CLONES
 void dot_chunk_plain(const std::uint8_t* codes, std::size_t width, const std::int8_t* query, std::int32_t* dots) {
-  for (std::size_t block = 0; block < kChunkRows / kBlockRows; ++block, codes += kBlockRows * width) {
-    std::int32_t sums[kBlockRows] = {};
+  for (std::size_t first = 0; first < kChunkRows; first += kLanes) {
+    std::int32_t sums[kLanes] = {};
     for (std::size_t t = 0; t < width; t += 4) {
-      const std::uint8_t* four = codes + t * kBlockRows;
+      const std::uint8_t* four = codes + t * kChunkRows + 4 * first;
 #pragma omp simd
-      for (std::size_t row = 0; row < kBlockRows; ++row)
+      for (std::size_t row = 0; row < kLanes; ++row)
         sums[row] += four[4 * row] * query[t] + four[4 * row + 1] * query[t + 1] + four[4 * row + 2] * query[t + 2] +
                      four[4 * row + 3] * query[t + 3];
     }
-    std::memcpy(dots + block * kBlockRows, sums, sizeof sums);
+    std::memcpy(dots + first, sums, sizeof sums);
   }
 }
 
@@ -36,12 +37,12 @@ const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supp
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #define MEMHIER_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
 
-// `blocks` blocks against `count` queries: as many sums as stay in registers, so that codes are loaded once.
-template <std::size_t blocks, std::size_t count>
+// `vectors` times 16 rows against `count` queries: as many sums as stay in registers, so that codes are loaded once.
+template <std::size_t vectors, std::size_t count>
 MEMHIER_VNNI void dot_chunk_vnni(const std::uint8_t* codes, std::size_t width, const std::int8_t* const* queries,
                                  Dots dots) {
-  for (std::size_t block = 0; block < kChunkRows / kBlockRows; block += blocks, codes += blocks * kBlockRows * width) {
-    __m512i sums[blocks][count];
+  for (std::size_t first = 0; first < kChunkRows; first += vectors * kLanes) {
+    __m512i sums[vectors][count];
     for (auto& row : sums)
       for (auto& sum : row) sum = _mm512_setzero_si512();
     for (std::size_t t = 0; t < width; t += 4) {
@@ -51,14 +52,13 @@ MEMHIER_VNNI void dot_chunk_vnni(const std::uint8_t* codes, std::size_t width, c
         std::memcpy(&four, queries[q] + t, 4);
         query[q] = _mm512_set1_epi32(four);
       }
-      for (std::size_t b = 0; b < blocks; ++b) {
-        const __m512i code = _mm512_loadu_si512(codes + b * kBlockRows * width + t * kBlockRows);
-        for (std::size_t q = 0; q < count; ++q) sums[b][q] = _mm512_dpbusd_epi32(sums[b][q], code, query[q]);
+      for (std::size_t v = 0; v < vectors; ++v) {
+        const __m512i code = _mm512_loadu_si512(codes + t * kChunkRows + 4 * (first + v * kLanes));
+        for (std::size_t q = 0; q < count; ++q) sums[v][q] = _mm512_dpbusd_epi32(sums[v][q], code, query[q]);
       }
     }
-    for (std::size_t b = 0; b < blocks; ++b)
-      for (std::size_t q = 0; q < count; ++q)
-        _mm512_store_si512(dots[q] + (block + b) * kBlockRows, sums[b][q]);
+    for (std::size_t v = 0; v < vectors; ++v)
+      for (std::size_t q = 0; q < count; ++q) _mm512_store_si512(dots[q] + first + v * kLanes, sums[v][q]);
   }
 }
 
@@ -79,8 +79,8 @@ void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const Cod
 #if defined(__x86_64__)
   if (kHasVnni) {
     switch (queries.size()) {
-      case 1: return dot_chunk_vnni<4, 1>(codes, width, bytes, dots);
-      case 2: return dot_chunk_vnni<4, 2>(codes, width, bytes, dots);
+      case 1: return dot_chunk_vnni<16, 1>(codes, width, bytes, dots);
+      case 2: return dot_chunk_vnni<8, 2>(codes, width, bytes, dots);
       case 3: return dot_chunk_vnni<4, 3>(codes, width, bytes, dots);
       default: return dot_chunk_vnni<4, 4>(codes, width, bytes, dots);
     }
@@ -190,17 +190,17 @@ void add_chunk(ExpSums& sums, const float* estimates, const float* margins, cons
 
 }  // namespace
 
-void BlockScan::run(const BlockCodes& rows, std::span<const CodedQuery* const> queries, std::span<Largest> largest,
-                    std::span<ExpSums> sums, const ScanOptions& options) {
+void BlockScan::run(const BlockCodes& rows, std::size_t width, std::span<const CodedQuery* const> queries,
+                    std::span<Largest> largest, std::span<ExpSums> sums, const ScanOptions& options) {
   Spread spreads[kQueries];
   std::int32_t excess[kQueries];
   for (std::size_t q = 0; q < queries.size(); ++q) {
-    spreads[q] = queries[q]->spread(rows.width);
-    excess[q] = queries[q]->excess(rows.width);
+    spreads[q] = queries[q]->spread(width);
+    excess[q] = queries[q]->excess(width);
   }
   std::uint16_t at[kChunkRows];
   for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
-    dot_chunk(rows.codes + first * rows.width, rows.width, queries, dots_);
+    dot_chunk(rows.codes + first * rows.width, width, queries, dots_);
     for (std::size_t q = 0; q < queries.size(); ++q) {
       const float shift = queries[q]->shift();
       estimate_chunk(dots_[q], rows.numbers.offsets + first, rows.numbers.scales + first, queries[q]->step(), excess[q],

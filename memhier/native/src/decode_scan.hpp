@@ -13,7 +13,6 @@
 
 namespace memhier {
 
-constexpr std::size_t kBlockRows = 16;
 constexpr std::size_t kChunkRows = 256;
 
 // What estimates and bounds at one width of codes need of the rows; all padded to a multiple of kChunkRows.
@@ -26,7 +25,8 @@ struct RowNumbers {
   const float* coded;
 };
 
-// Codes of 16 rows lie together, four directions of each after the other: [rows / 16, width / 4, 16, 4].
+// Codes of 256 rows lie together, four directions of each after the other, [rows / 256, width / 4, 256, 4], so that the
+// leading directions of them can be read without the others.
 struct BlockCodes {
   const std::uint8_t* codes;
   std::size_t padded_rows, width;  // width: a multiple of 4
@@ -56,13 +56,13 @@ inline float margin_of(const RowNumbers& rows, std::uint32_t row, const Spread& 
          kRounding * terms;
 }
 
-// Estimates of all rows for up to four queries at once.
+// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of them.
 class BlockScan {
  public:
   static constexpr std::size_t kQueries = 4;
 
-  void run(const BlockCodes& rows, std::span<const CodedQuery* const> queries, std::span<Largest> largest,
-           std::span<ExpSums> sums, const ScanOptions& options);
+  void run(const BlockCodes& rows, std::size_t width, std::span<const CodedQuery* const> queries,
+           std::span<Largest> largest, std::span<ExpSums> sums, const ScanOptions& options);
 
  private:
   alignas(64) std::int32_t dots_[kQueries][kChunkRows];

@@ -13,6 +13,8 @@
 #include "decode_exact.hpp"
 #include "decode_query.hpp"
 #include "decode_scan.hpp"
+#include "decode_sums.hpp"
+#include "decode_survivors.hpp"
 #include "decode_walk.hpp"
 #include "module.hpp"
 
@@ -34,22 +36,21 @@ struct Workspace {
   Walker walker;
   std::vector<Candidate> candidates;
   std::vector<Scored> scored;
-  std::vector<std::uint32_t> rows;
-  std::vector<std::int32_t> dots;
+  Survivors survivors;
 };
 
 bool is_finite(const float* values, std::size_t count) {
   return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
 }
 
-// log(exp(a) + exp(b))
-double log_of_sum(double a, double b) {
-  const double larger = std::max(a, b);
-  return std::isinf(larger) ? larger : larger + std::log1p(std::exp(std::min(a, b) - larger));
-}
+// A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero.
+struct Coarse {
+  std::size_t width, survivors;
+};
 
 struct PreviewCall {
   std::size_t k, limit;
+  Coarse coarse;
   bool bounds;
   Rounding rounding;
   float inverse, variance;
@@ -66,11 +67,12 @@ class DecoderCore {
  public:
   DecoderCore(nb::tuple projection, nb::object blocks, nb::object codes, nb::object graph, nb::object exact);
 
-  std::int64_t preview(nb::handle hidden, std::size_t k, std::size_t limit, bool bounds, float per_norm, float per_logit,
-                       float inverse, float variance, nb::handle values, nb::handle indices, nb::handle proven, nb::handle partition,
-                       bool interval, nb::handle tally);
-  std::int64_t candidates(nb::handle hidden, bool coordinates, std::size_t limit, bool bounds, nb::handle rows,
-                          nb::handle keys, nb::handle left, nb::handle sums, float inverse, float variance);
+  std::int64_t preview(nb::handle hidden, std::size_t k, std::size_t limit, std::size_t coarse, std::size_t survivors,
+                       bool bounds, float per_norm, float per_logit, float inverse, float variance, nb::handle values,
+                       nb::handle indices, nb::handle proven, nb::handle partition, bool interval, nb::handle tally);
+  std::int64_t candidates(nb::handle hidden, bool coordinates, std::size_t limit, std::size_t coarse,
+                          std::size_t survivors, bool bounds, nb::handle rows, nb::handle keys, nb::handle left,
+                          nb::handle sums, float inverse, float variance);
   std::int64_t walk(nb::handle hidden, std::size_t probes, std::size_t ef, std::size_t limit, std::size_t k,
                     nb::handle values, nb::handle indices, nb::handle distances, nb::handle tally);
   std::size_t workspace_bytes();
@@ -98,11 +100,12 @@ class DecoderCore {
   }
   std::unique_ptr<Workspace> take();
   void give(std::unique_ptr<Workspace> space);
-  void scan(Workspace& space, const float* hidden, std::size_t count, std::size_t limit, const ScanOptions& options,
-            bool coordinates);
+  Coarse check_coarse(std::size_t width, std::size_t survivors, std::size_t limit, bool all_needed) const;
+  void scan(Workspace& space, const float* hidden, std::size_t count, std::size_t limit, const Coarse& coarse,
+            const ScanOptions& options, bool coordinates);
+  std::vector<Candidate>& candidates_of(Workspace& space, std::size_t slot, std::size_t limit, const Coarse& coarse);
   void answer(Workspace& space, std::size_t slot, const float* hidden, const PreviewCall& call, std::size_t query);
   void report(const std::vector<Scored>& scored, std::size_t k, float* values, std::int64_t* indices) const;
-  void close_sums(const Workspace& space, std::size_t slot, const PreviewCall& call, double* partition) const;
   void take_blocks(nb::tuple fields);
   void take_codes(nb::tuple fields);
   void take_graph(nb::tuple fields);
@@ -214,15 +217,23 @@ std::size_t DecoderCore::workspace_bytes() {
   std::size_t sum = 0;
   for (const auto& space : spaces_) {
     sum += sizeof(Workspace) + space->walker.bytes() + space->candidates.capacity() * sizeof(Candidate) +
-           space->scored.capacity() * sizeof(Scored);
+           space->scored.capacity() * sizeof(Scored) + space->survivors.bytes();
     for (const auto& largest : space->largest) sum += largest.bytes();
   }
   return sum;
 }
 
+Coarse DecoderCore::check_coarse(std::size_t width, std::size_t survivors, std::size_t limit, bool all_needed) const {
+  if (width == 0) return {0, 0};
+  require(!all_needed, "coarse: not with bounds, nor with a partition function");
+  require(width % 4 == 0 && width <= blocks_->width && survivors >= limit, "coarse: a multiple of 4, within the width; survivors >= limit");
+  require(codes_.has_value() && codes_->width == blocks_->width, "coarse: needs codes of the same width by row");
+  return {width, std::min(survivors, rows_)};
+}
+
 // Projects and scans up to four hidden states.
 void DecoderCore::scan(Workspace& space, const float* hidden, std::size_t count, std::size_t limit,
-                       const ScanOptions& options, bool coordinates) {
+                       const Coarse& coarse, const ScanOptions& options, bool coordinates) {
   const CodedQuery* queries[BlockScan::kQueries];
   const std::size_t stride = coordinates ? blocks_->width : projection_.dimension;
   for (std::size_t q = 0; q < count; ++q) {
@@ -232,10 +243,19 @@ void DecoderCore::scan(Workspace& space, const float* hidden, std::size_t count,
     else
       query.assign(projection_, hidden + q * stride, blocks_->width, options.bounds || options.partition);
     queries[q] = &query;
-    space.largest[q].start(limit);
+    space.largest[q].start(std::max(limit, coarse.survivors));
     space.sums[q] = ExpSums{};
   }
-  space.scan.run(*blocks_, {queries, count}, {space.largest, count}, {space.sums, count}, options);
+  const std::size_t width = coarse.width > 0 ? coarse.width : blocks_->width;
+  space.scan.run(*blocks_, width, {queries, count}, {space.largest, count}, {space.sums, count}, options);
+}
+
+// What a scan found for a query; after a coarse one, the best of its survivors by all directions.
+std::vector<Candidate>& DecoderCore::candidates_of(Workspace& space, std::size_t slot, std::size_t limit,
+                                                   const Coarse& coarse) {
+  std::vector<Candidate>& found = space.largest[slot].finish();
+  if (coarse.width > 0) space.survivors.refine(*codes_, space.queries[slot], found, limit);
+  return found;
 }
 
 void DecoderCore::report(const std::vector<Scored>& scored, std::size_t k, float* values, std::int64_t* indices) const {
@@ -245,59 +265,16 @@ void DecoderCore::report(const std::vector<Scored>& scored, std::size_t k, float
   }
 }
 
-// The sums of exp over all rows, with what was computed exactly in place of its estimate.
-void DecoderCore::close_sums(const Workspace& space, std::size_t slot, const PreviewCall& call,
-                             double* partition) const {
-  // A hundred times what is lost in a term or in adding up a chunk.
-  constexpr double kSlack = 1e-5;
-  const ExpSums& sums = space.sums[slot];
-  const Spread spread = space.queries[slot].spread(blocks_->width);
-  const RowNumbers& numbers = blocks_->numbers;
-  const double inverse = call.inverse, beyond = inverse * spread.outside;
-  const double half = 0.5 * call.variance * beyond * beyond;
-  double reference = -1e300;  // of what is exact
-  for (const Scored& scored : space.scored) reference = std::max(reference, inverse * scored.logit);
-  double exact[3] = {0, 0, 0}, replaced[3] = {0, 0, 0};
-  for (const Scored& scored : space.scored) {
-    const double error = error_of(*exact_, call.rounding, scored);
-    const double logit = scored.logit, estimate = scored.estimate;
-    const double margin = margin_of(numbers, scored.row, spread, space.queries[slot].shift());
-    const double outside = numbers.outside[scored.row];
-    const double before[3] = {std::min(inverse * estimate + half * outside * outside, sums.reference + 80), inverse * (estimate - margin),
-                              inverse * (estimate + margin)};
-    const double after[3] = {inverse * logit, inverse * (logit - error), inverse * (logit + error)};
-    for (std::size_t i = 0; i < 3; ++i) {
-      replaced[i] += std::exp(before[i] - sums.reference);
-      exact[i] += std::exp(after[i] - reference);
-    }
-  }
-  const double tiny = static_cast<double>(rows_) * 2e-35;  // terms that were taken for zero
-  double tail[3] = {sums.sums[0] - replaced[0], sums.sums[1] * (1 - kSlack) - replaced[1] * (1 + kSlack),
-                    sums.sums[2] * (1 + kSlack) - replaced[2] * (1 - kSlack) + tiny};
-  if (!std::isfinite(tail[2])) tail[2] = kInfinity;  // nothing is known where bounds are too far for exp
-  for (std::size_t i = 0; i < 3; ++i) {
-    const double head = reference + std::log(exact[i]);
-    const bool more = space.scored.size() < rows_ && tail[i] > 0;
-    partition[i] = more ? log_of_sum(head, sums.reference + std::log(tail[i])) : head;
-  }
-  if (call.interval) {
-    partition[0] = std::clamp(partition[0], partition[1], partition[2]);
-  } else {
-    partition[1] = -kInfinity;
-    partition[2] = kInfinity;
-  }
-}
-
 void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden, const PreviewCall& call,
                          std::size_t query) {
-  std::vector<Candidate>& candidates = space.largest[slot].finish();
+  std::vector<Candidate>& candidates = candidates_of(space, slot, call.limit, call.coarse);
   const float cut = space.largest[slot].threshold();
   const float norm = std::sqrt(dot_floats(hidden, hidden, projection_.dimension));
   const Rounding rounding{call.rounding.per_norm * norm, call.rounding.per_logit};
-  PreviewCall scaled = call;
-  scaled.rounding = rounding;
   const float left = rank_candidates(*exact_, hidden, candidates, call.k, call.bounds, rounding, space.scored);
-  if (call.partition != nullptr) close_sums(space, slot, scaled, call.partition + 3 * query);
+  if (call.partition != nullptr)
+    close_sums({*blocks_, *exact_, rounding, rows_}, space.queries[slot], space.sums[slot], space.scored,
+               {false, true, call.interval, call.inverse, call.variance}, call.partition + 3 * query);
   std::sort(space.scored.begin(), space.scored.end());
   report(space.scored, call.k, call.values + query * call.k, call.indices + query * call.k);
   if (call.proven != nullptr)
@@ -306,9 +283,10 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
 }
 
 // Returns the number of the first hidden state that is not finite, before anything is written; -1 for none.
-std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t limit, bool bounds, float per_norm,
-                                  float per_logit, float inverse, float variance, nb::handle values, nb::handle indices,
-                                  nb::handle proven, nb::handle partition, bool interval, nb::handle tally) {
+std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t limit, std::size_t coarse,
+                                  std::size_t survivors, bool bounds, float per_norm, float per_logit, float inverse,
+                                  float variance, nb::handle values, nb::handle indices, nb::handle proven,
+                                  nb::handle partition, bool interval, nb::handle tally) {
   require(blocks_.has_value() && exact_.has_value(), "preview: needs blocks and exact rows");
   const Buffer states(hidden, Buffer::Access::read);
   require(states.axes() == 2 && states.shape(1) == projection_.dimension, "hidden: float32 [n, d]");
@@ -324,7 +302,8 @@ std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t 
   require(parts.empty() || parts.count<double>() == 3 * count, "partition: float64 [n, 3]");
   require(counts.empty() || counts.count<std::int64_t>() == count, "tally: int64 [n]");
   const auto* state = states.as<const float>();
-  const PreviewCall call{k, std::min(limit, rows_), bounds, {per_norm, per_logit}, inverse, variance, value.as<float>(),
+  const PreviewCall call{k, std::min(limit, rows_), check_coarse(coarse, survivors, limit, bounds || !parts.empty()),
+                         bounds, {per_norm, per_logit}, inverse, variance, value.as<float>(),
                          index.as<std::int64_t>(), proof.empty() ? nullptr : proof.as<std::uint8_t>(),
                          parts.empty() ? nullptr : parts.as<double>(), interval,
                          counts.empty() ? nullptr : counts.as<std::int64_t>()};
@@ -334,16 +313,17 @@ std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t 
   Lease space(*this);
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    scan(*space, state + first * dimension, some, call.limit, {bounds, call.partition != nullptr, interval, inverse, variance}, false);
+    scan(*space, state + first * dimension, some, call.limit, call.coarse,
+         {bounds, call.partition != nullptr, interval, inverse, variance}, false);
     for (std::size_t q = 0; q < some; ++q) answer(*space, q, state + (first + q) * dimension, call, first + q);
   }
   return -1;
 }
 
 // The candidates alone, by descending key, -1 where there are fewer; sums [n, 4]: of exp, and what they are relative to.
-std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::size_t limit, bool bounds,
-                                     nb::handle rows, nb::handle keys, nb::handle left, nb::handle sums,
-                                     float inverse, float variance) {
+std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::size_t limit, std::size_t coarse,
+                                     std::size_t survivors, bool bounds, nb::handle rows, nb::handle keys,
+                                     nb::handle left, nb::handle sums, float inverse, float variance) {
   require(blocks_.has_value(), "candidates: needs blocks");
   const Buffer states(hidden, Buffer::Access::read);
   const std::size_t width = coordinates ? blocks_->width : projection_.dimension;
@@ -356,6 +336,7 @@ std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::s
           "candidates: array shapes do not fit together");
   require(sum.empty() || sum.count<double>() == 4 * count, "sums: float64 [n, 4]");
   require((!bounds && sum.empty()) || projection_.turned >= projection_.dimension, "bounds need all directions");
+  const Coarse leading = check_coarse(coarse, survivors, limit, bounds || !sum.empty());
   const auto* state = states.as<const float>();
   auto* out_rows = row.as<std::int64_t>();
   auto* out_keys = key.as<float>();
@@ -366,9 +347,10 @@ std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::s
   Workspace& space = *lease;
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
-    scan(space, state + first * width, some, std::min(limit, rows_), {bounds, !sum.empty(), !sum.empty(), inverse, variance}, coordinates);
+    scan(space, state + first * width, some, std::min(limit, rows_), leading,
+         {bounds, !sum.empty(), !sum.empty(), inverse, variance}, coordinates);
     for (std::size_t q = 0; q < some; ++q) {
-      std::vector<Candidate>& found = space.largest[q].finish();
+      std::vector<Candidate>& found = candidates_of(space, q, std::min(limit, rows_), leading);
       std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) { return b < a; });
       const std::size_t at = first + q;
       for (std::size_t i = 0; i < limit; ++i) {
@@ -434,12 +416,12 @@ void register_decoder(nb::module_& m) {
   nb::class_<DecoderCore>(m, "DecoderCore")
       .def(nb::init<nb::tuple, nb::object, nb::object, nb::object, nb::object>(), nb::arg("projection"),
            nb::arg("blocks").none(), nb::arg("codes").none(), nb::arg("graph").none(), nb::arg("exact").none())
-      .def("preview", &DecoderCore::preview, nb::arg("hidden"), nb::arg("k"), nb::arg("limit"), nb::arg("bounds"),
-           nb::arg("per_norm"), nb::arg("per_logit"), nb::arg("inverse"), nb::arg("variance"), nb::arg("values"), nb::arg("indices"),
+      .def("preview", &DecoderCore::preview, nb::arg("hidden"), nb::arg("k"), nb::arg("limit"), nb::arg("coarse"),
+           nb::arg("survivors"), nb::arg("bounds"), nb::arg("per_norm"), nb::arg("per_logit"), nb::arg("inverse"), nb::arg("variance"), nb::arg("values"), nb::arg("indices"),
            nb::arg("proven").none(), nb::arg("partition").none(), nb::arg("interval"),
            nb::arg("tally").none())
       .def("candidates", &DecoderCore::candidates, nb::arg("hidden"), nb::arg("coordinates"), nb::arg("limit"),
-           nb::arg("bounds"), nb::arg("rows"), nb::arg("keys"), nb::arg("left"), nb::arg("sums").none(),
+           nb::arg("coarse"), nb::arg("survivors"), nb::arg("bounds"), nb::arg("rows"), nb::arg("keys"), nb::arg("left"), nb::arg("sums").none(),
            nb::arg("inverse"), nb::arg("variance"))
       .def("walk", &DecoderCore::walk, nb::arg("hidden"), nb::arg("probes"), nb::arg("ef"), nb::arg("limit"),
            nb::arg("k"), nb::arg("values"), nb::arg("indices"), nb::arg("distances").none(), nb::arg("tally").none())

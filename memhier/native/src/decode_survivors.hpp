@@ -1,0 +1,28 @@
+// What a scan of the leading directions left: estimated again by all of them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "decode_exact.hpp"
+#include "decode_query.hpp"
+#include "decode_walk.hpp"
+
+namespace memhier {
+
+class Survivors {
+ public:
+  // Leaves the `limit` best candidates by the codes of all directions.
+  void refine(const RowCodes& codes, const CodedQuery& query, std::vector<Candidate>& found, std::size_t limit);
+
+  std::size_t bytes() const {
+    return rows_.capacity() * sizeof(std::uint32_t) + dots_.capacity() * sizeof(std::int32_t);
+  }
+
+ private:
+  std::vector<std::uint32_t> rows_;
+  std::vector<std::int32_t> dots_;
+};
+
+}  // namespace memhier
