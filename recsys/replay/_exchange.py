@@ -182,7 +182,9 @@ def _install(parts: Parts, swap: Swap, index: Ints) -> None:
     for position, newer in swap.late.items():
         for name, values in newer.items():
             swap.columns[name][swap.positions == position] = values
-    columns: Columns = {name: values[index] for name, values in swap.columns.items()}
+    # Nearly always all of it, which then needs no copy of its own.
+    whole = len(index) == len(swap.slots)
+    columns = swap.columns if whole else {name: values[index] for name, values in swap.columns.items()}
     parts.memory.write(slots, columns, members.labels[positions].astype(np.int64), members.ids[positions])
     residents.show(slots, positions)
     parts.carousel.swapped += len(slots)

@@ -40,14 +40,15 @@ class MemoryTier:
         self.schema = schema
         self.slab = slab
         self._columns = _columns(schema)
-        self._writable: Columns = {}
+        self._bounds: dict[str, slice] = {}  # of each column in the slab, in bytes
         # A column of opaque items of the size of a value, and it as what it is.
         self._items: dict[str, NDArray[Any]] = {}
         self.views: Columns = {}
         flat = slab.rows.reshape(-1)
         start = 0
         for name, column in self._columns.items():
-            part = flat[start : start + column.bytes * slab.slots]
+            self._bounds[name] = slice(start, start + column.bytes * slab.slots)
+            part = flat[self._bounds[name]]
             self.views[name] = part.view(column.dtype).reshape(slab.slots, *column.shape)
             self._items[name] = part.view(np.dtype((np.void, column.bytes)))
             start += _aligned(column.bytes * slab.slots)
@@ -96,12 +97,9 @@ class MemoryTier:
             values |= {_LABEL: labels, _ID: ids}
         with self.slab.writing(slots) as rows:
             flat = rows.reshape(-1)
-            start = 0
-            for name, column in self._columns.items():
-                if name in values:
-                    part = flat[start : start + column.bytes * self.slab.slots]
-                    part.view(column.dtype).reshape(self.slab.slots, *column.shape)[slots] = values[name]
-                start += _aligned(column.bytes * self.slab.slots)
+            for name, array in values.items():
+                view = self.views[name]
+                flat[self._bounds[name]].view(view.dtype).reshape(view.shape)[slots] = array
 
     def clear(self, slots: Ints) -> None:
         """Overwrite samples with zeros."""
