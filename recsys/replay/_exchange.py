@@ -107,13 +107,16 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
 def _incoming(parts: Parts, slots: Ints, groups: Ints, random: np.random.Generator) -> tuple[Ints, Ints]:
     """Return which of the slots get which positions: all of them, where their groups have enough."""
     assert parts.policy is not None
+    of_groups: dict[int, list[int]] = {}
+    for index, group in enumerate(groups.tolist()):
+        of_groups.setdefault(group, []).append(index)
     entering = np.full(len(slots), -1, np.int64)
-    for group in dict.fromkeys(groups.tolist()):
-        of_group = np.flatnonzero(groups == group)
+    for group, of_group in of_groups.items():
         pool = Pool(parts.tiers.members, parts.tiers.residents, group)
         drawn = parts.policy.incoming(pool, min(len(of_group), len(pool)), random)
         entering[of_group[: len(drawn)]] = drawn
-    return slots[entering >= 0], entering[entering >= 0]
+    there = entering >= 0
+    return slots[there], entering[there]
 
 
 def _refills(parts: Parts, random: np.random.Generator) -> tuple[Ints, Ints]:

@@ -45,12 +45,9 @@ class RecordFormat:
         fixed = not self._varying and None not in widths
         # Bytes of every record; None where they differ.
         self.row_bytes: int | None = sum(width or 0 for width in widths) if fixed else None
+        # Whether a record is the bytes of one field.
+        self.is_plain = len(self._codecs) == 1 and all(isinstance(codec, PlainCodec) for codec in self._codecs.values())
         self.longest = 4 * len(self._codecs) + 2 * schema.sample_bytes + 4096
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a record is the bytes of one field."""
-        return len(self._codecs) == 1 and all(isinstance(codec, PlainCodec) for codec in self._codecs.values())
 
     def in_place(self, out: Columns) -> NDArray[np.uint8] | None:
         """Return the field of plain records as rows to be filled; None for any other records."""

@@ -1,6 +1,7 @@
 """What a sample consists of: named fields of any dtype and shape."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -196,7 +197,7 @@ def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
     """Return a C-contiguous array ``[n, ...]`` as bytes, uint8 ``[n, bytes]``, in place."""
-    size = int(np.prod(array.shape[1:], dtype=np.int64))
+    size = math.prod(array.shape[1:])
     return array.reshape(len(array), size).view(np.uint8)
 
 

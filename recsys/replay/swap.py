@@ -68,10 +68,10 @@ class Pool:
         self._slots = members.slots
         there = members.groups.get(group)
         self.positions: Ints = np.empty(0, np.int64) if there is None else there.positions
-        self._inside = residents.of_group.get(group, 0)
+        self._size = len(self.positions) - residents.of_group.get(group, 0)
 
     def __len__(self) -> int:
-        return len(self.positions) - self._inside
+        return self._size
 
     def outside(self, positions: Ints) -> NDArray[np.bool_]:
         """Return which positions are not in memory."""
@@ -85,18 +85,21 @@ class Pool:
 
     def draw(self, count: int, random: np.random.Generator) -> Ints:
         """Return so many positions drawn at random, or all where there are fewer, in random order."""
-        count = min(count, len(self))
-        if 8 * len(self) < len(self.positions) or count > len(self) // 2:
+        count = min(count, self._size)
+        every = len(self.positions)
+        if 8 * self._size < every or count > self._size // 2:
             return random.permutation(self.positions[self.outside(self.positions)])[:count]
         # A few at a time, and so with Python's own numbers: arrays cost more than what they hold.
         drawn: dict[int, None] = {}
-        while True:
-            for rank in (random.random(2 * (count - len(drawn)) + 4) * len(self.positions)).astype(np.int64).tolist():
-                position = self.positions.item(rank)
-                if self._slots.item(position) < 0:
+        position_at, slot_at = self.positions.item, self._slots.item
+        while len(drawn) < count:
+            for number in random.random(2 * (count - len(drawn)) + 4).tolist():
+                position = position_at(int(number * every))
+                if slot_at(position) < 0:
                     drawn[position] = None
-                if len(drawn) == count:
-                    return np.fromiter(drawn, np.int64, count)
+                    if len(drawn) == count:
+                        break
+        return np.fromiter(drawn, np.int64, count)
 
 
 class SwapPolicy(Protocol):
