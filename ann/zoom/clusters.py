@@ -5,6 +5,7 @@ clusters into its share of lists, which costs ``2 * s * sqrt(lists) * d``. The l
 (Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest.
 """
 
+import heapq
 from typing import TypeAlias
 
 import faiss
@@ -17,6 +18,7 @@ _FLAT_LISTS = 512
 _EXACT_ASSIGN = 2048
 _GROUPS_VISITED = 6
 _ROUNDS = 10
+_DIVIDED = 8  # one list in as many comes from dividing the longest
 _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
 
@@ -42,32 +44,56 @@ def train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
     seed
         Fixes every random choice.
     """
-    if lists <= _FLAT_LISTS:
-        return _even_kmeans(sample, lists, seed)
+    if lists >= len(sample):
+        return _kmeans(sample, lists, seed)
+    first = lists - lists // _DIVIDED
+    if first <= _FLAT_LISTS:
+        centroids = _kmeans(sample, first, seed)
+        clusters = _members(_nearest(sample, centroids), len(centroids))
+    else:
+        centroids, clusters = _two_levels(sample, first, seed)
+    return _divide_longest(sample, centroids, clusters, lists, seed)
+
+
+def _two_levels(sample: Floats, lists: int, seed: int) -> tuple[Floats, list[Ints]]:
+    """Return k-means centroids and the rows of the sample that each has."""
     coarse = _kmeans(sample, int(lists**0.5), seed)
-    member = _nearest(sample, coarse)
-    shares = _apportion(np.bincount(member, minlength=len(coarse)), lists)
-    return np.concatenate(
-        [_even_kmeans(sample[member == c], int(share), seed + c) for c, share in enumerate(shares) if share]
-    )
+    groups = _members(_nearest(sample, coarse), len(coarse))
+    shares = _apportion(np.array([len(rows) for rows in groups]), lists)
+    centroids, clusters = [], []
+    for number, (rows, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
+        if share:
+            fine = _kmeans(sample[rows], share, seed + number)
+            centroids.append(fine)
+            clusters += [rows[each] for each in _members(_nearest(sample[rows], fine), share)]
+    return np.concatenate(centroids), clusters
 
 
-def _even_kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
-    """Return k-means centroids, one in sixteen of which went into dividing the longest lists."""
-    if clusters >= len(sample):
-        return _kmeans(sample, clusters, seed)
-    centroids = _kmeans(sample, clusters - clusters // 16, seed)
-    while len(centroids) < clusters:
-        member = _nearest(sample, centroids)
-        sizes = np.bincount(member, minlength=len(centroids))
-        # Half of what is left at a time, so that a list that stays long is divided again.
-        longest = np.argsort(-sizes, kind="stable")[: -(-(clusters - len(centroids)) // 2)]
-        longest = longest[sizes[longest] >= 2]
-        if not len(longest):
-            break
-        halves = [_kmeans(sample[member == each], 2, seed + int(each)) for each in longest]
-        centroids = np.concatenate([np.delete(centroids, longest, axis=0), *halves])
-    return centroids[np.arange(clusters) % len(centroids)]
+def _divide_longest(sample: Floats, centroids: Floats, clusters: list[Ints], lists: int, seed: int) -> Floats:
+    """Return `lists` centroids: the longest cluster, whose rows `clusters` has, becomes two, over and over."""
+    kept = list(centroids)
+    longest = [(-len(rows), number) for number, rows in enumerate(clusters) if len(rows) > 1]
+    heapq.heapify(longest)
+    while longest and len(kept) < lists:
+        _, number = heapq.heappop(longest)
+        rows = clusters[number]
+        halves = _kmeans(sample[rows], 2, seed + number)
+        near = _nearest(sample[rows], halves)
+        clusters[number] = rows[near == 0]
+        clusters.append(rows[near == 1])
+        kept[number] = halves[0]
+        kept.append(halves[1])
+        for each in (number, len(kept) - 1):
+            # Copies of one vector stay together, however often they are divided.
+            if 1 < len(clusters[each]) < len(rows):
+                heapq.heappush(longest, (-len(clusters[each]), each))
+    return np.stack(kept)[np.arange(lists) % len(kept)]
+
+
+def _members(numbers: Ints, count: int) -> list[Ints]:
+    """Return the rows of each number below `count`, ascending."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(numbers, minlength=count))[:-1])
 
 
 def _nearest(sample: Floats, centroids: Floats) -> Ints:

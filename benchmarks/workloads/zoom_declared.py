@@ -5,7 +5,6 @@ that are not there are passed over; the others come from a seed. Queries are hel
 k-th neighbour count, so that ties do.
 """
 
-import json
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -21,12 +20,12 @@ from rich.table import Table
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.space import Metric
+from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.generators import mixed
-from memhier.benchmarks.machine import describe_machine
 
-__all__ = ["SETS", "Kept", "main", "make_set", "measure_declared"]
+__all__ = ["SETS", "Kept", "main", "make_set", "measure_declared", "record"]
 
 K = 10
 _ROOM = 4 << 20  # bytes of DRAM for buffers, beside a share of the vectors
@@ -190,8 +189,20 @@ def main(
         raise click.ClickException("nothing was measured")
     Console().print(_table(results))
     if out is not None:
-        described = {"machine": describe_machine(), "results": [asdict(result) for result in results]}
-        out.write_text(json.dumps(described, indent=2) + "\n")
+        record(results).write(out, results=[asdict(result) for result in results])
+
+
+def record(results: Sequence[Kept]) -> Record:
+    """Return what can be held against another run: of every set and recall, over seeds, what was found and read."""
+    figures = []
+    for data, declared in dict.fromkeys((each.data, each.declared) for each in results):
+        of_all = [each for each in results if (each.data, each.declared) == (data, declared)]
+        at = f"{data}, {declared:g} declared"
+        figures += [
+            Figure.of(f"recall@10, {at}", [each.recall for each in of_all], "share", "neither"),
+            Figure.of(f"pages, {at}", [each.pages for each in of_all], "4 KiB reads a query", "less"),
+        ]
+    return Record(figures)
 
 
 def _table(results: Sequence[Kept]) -> Table:

@@ -4,9 +4,9 @@
 price, uniform and independent of the vectors. Recall is against exact search among the vectors that the filter leaves.
 """
 
-import json
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -17,11 +17,12 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.ann import ZoomIndex
+from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import SEARCH_SETS, load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.machine import describe_machine
 
-__all__ = ["Filtered", "main", "measure"]
+__all__ = ["Filtered", "main", "measure", "record"]
 
 K = 10
 SHARES = (1.0, 0.5, 0.05, 0.005)
@@ -78,11 +79,12 @@ def measure(name: str, dram_share: float, declared: float, folder: Path, queries
 @click.option("--share", default=0.5, show_default=True, help="DRAM, of the raw vectors.")
 @click.option("--recall", default=0.95, show_default=True, help="Declared.")
 @click.option("--queries", default=1000, show_default=True)
-@click.option("--json", "path", type=click.Path(dir_okay=False), help="Write the rows there as well.")
-def main(data: str, share: float, recall: float, queries: int, path: str | None) -> None:
+@click.option("--dir", "place", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+def main(data: str, share: float, recall: float, queries: int, place: Path | None, out: Path | None) -> None:
     """Print the table."""
     faiss.omp_set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         rows = measure(data, share, recall, Path(folder), queries)
     table = Table(title=f"{data}, recall {recall} declared; {describe_machine()}", title_style="")
     for heading in ("vectors left", "recall@10", "codes scanned", "pages read", "CPU ms"):
@@ -91,8 +93,22 @@ def main(data: str, share: float, recall: float, queries: int, path: str | None)
         cells = f"{row.share:.1%}", f"{row.recall:.4f}", f"{row.scanned:,.0f}", f"{row.pages:.1f}", f"{row.cpu_ms:.3f}"
         table.add_row(*cells)
     Console().print(table)
-    if path:
-        Path(path).write_text(json.dumps([asdict(row) for row in rows]))
+    if out is not None:
+        record(data, rows).write(out, results=[asdict(row) for row in rows])
+
+
+def record(data: str, rows: Sequence[Filtered]) -> Record:
+    """Return what can be held against another run."""
+    figures = []
+    for row in rows:
+        at = f"{data}, {row.share:.1%} left"
+        figures += [
+            Figure.of(f"recall@10, {at}", row.recall, "share", "neither"),
+            Figure.of(f"codes, {at}", row.scanned, "compared a query", "less"),
+            Figure.of(f"pages, {at}", row.pages, "4 KiB reads a query", "less"),
+            Figure.of(f"CPU, {at}", row.cpu_ms, "ms a query", "less"),
+        ]
+    return Record(figures)
 
 
 if __name__ == "__main__":

@@ -5,10 +5,9 @@ old, in ten steps with a commit each, then compacts. Recall is measured after ea
 and building an index of the same vectors.
 """
 
-import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,12 +19,12 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.ann import ZoomIndex
+from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.generators import mixed
-from memhier.benchmarks.machine import describe_machine
 
-__all__ = ["Lived", "main", "measure"]
+__all__ = ["Lived", "main", "measure", "record"]
 
 K = 10
 STEPS = 10
@@ -138,17 +137,20 @@ def _real(name: str) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic], 
 @click.command()
 @click.option("--count", default=100_000, show_default=True, help="Vectors of the generated set.")
 @click.option("--data", "names", multiple=True, default=("sift-imagenet200k",), show_default=True)
+@click.option("--made-only", is_flag=True, help="Only the generated set.")
 @click.option("--share", default=0.4, show_default=True, help="DRAM as a share of the raw vectors.")
 @click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
-def main(count: int, names: tuple[str, ...], share: float, folder: Path | None, out: Path | None) -> None:
+def main(
+    count: int, names: tuple[str, ...], made_only: bool, share: float, folder: Path | None, out: Path | None
+) -> None:
     """Measure an index whose vectors are replaced."""
     faiss.omp_set_num_threads(1)
     rows: list[Lived] = []
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         if count:
             rows += measure("mixed", *_generated(count), share, Path(scratch))
-        for name in names:
+        for name in () if made_only else names:
             try:
                 rows += measure(name, *_real(name), share, Path(scratch))
             except FileNotFoundError as error:
@@ -160,7 +162,22 @@ def main(count: int, names: tuple[str, ...], share: float, folder: Path | None, 
         table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in asdict(row).values()))
     Console(width=160).print(table)
     if out is not None:
-        out.write_text(json.dumps({"machine": describe_machine(), "results": [asdict(row) for row in rows]}, indent=2))
+        record(rows).write(out, results=[asdict(row) for row in rows])
+
+
+def record(rows: Sequence[Lived]) -> Record:
+    """Return what can be held against another run."""
+    figures = []
+    for row in rows:
+        at = f"{row.data}, {row.moment}"
+        figures += [
+            Figure.of(f"recall@10, {at}", row.recall, "share", "more"),
+            Figure.of(f"pages, {at}", row.pages, "4 KiB reads a query", "less"),
+            Figure.of(f"longest list, {at}", row.longest, "times the mean", "less"),
+            Figure.of(f"time, {at}", row.seconds, "s", "less", clock=True),
+            Figure.of(f"DRAM, {at}", row.memory_bytes, "bytes", "less"),
+        ]
+    return Record(figures)
 
 
 if __name__ == "__main__":

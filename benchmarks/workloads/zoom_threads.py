@@ -9,7 +9,7 @@ import resource
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -18,11 +18,12 @@ import numpy as np
 from rich.console import Console
 
 from memhier.ann import ZoomIndex
+from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.generators import mixed
 from memhier.benchmarks.machine import describe_machine
 from memhier.reader import PAGE_BYTES, Reader
 
-__all__ = ["Busy", "main", "measure"]
+__all__ = ["Busy", "main", "measure", "record"]
 
 _BATCH = 32
 
@@ -122,10 +123,14 @@ def _private_bytes() -> int:
 @click.option("--dram", default=48 << 20, show_default=True, help="Bytes.")
 @click.option("--threads", default=8, show_default=True)
 @click.option("--seconds", default=10.0, show_default=True)
-def main(vectors: int, dimension: int, dram: int, threads: int, seconds: float) -> None:
+@click.option("--dir", "place", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
+@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+def main(
+    vectors: int, dimension: int, dram: int, threads: int, seconds: float, place: Path | None, out: Path | None
+) -> None:
     """Print what was measured."""
     faiss.omp_set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir=".") as folder:
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         busy = measure(Path(folder), vectors, dimension, dram, threads, seconds)
     console = Console()
     console.print(f"{threads} threads, {vectors:,} x {dimension} float32; {describe_machine()}")
@@ -134,6 +139,22 @@ def main(vectors: int, dimension: int, dram: int, threads: int, seconds: float) 
     console.print(f"{part:.2f} of the {busy.device_pages_per_s:,.0f} pages/s of the device")
     console.print(f"DRAM: budget {busy.budget_bytes / 2**20:.1f} MiB, counted {busy.counted_bytes / 2**20:.1f}, "
                   f"the process grew by {busy.private_bytes / 2**20:.1f}")  # fmt: skip
+    if out is not None:
+        record(busy).write(out, results=asdict(busy))
+
+
+def record(busy: Busy) -> Record:
+    """Return what can be held against another run."""
+    part = busy.pages_per_s / busy.device_pages_per_s
+    return Record(
+        [
+            Figure.of("queries", busy.queries_per_s, "a second", "more", clock=True),
+            Figure.of("pages", busy.pages_per_s, "4 KiB reads a second", "more", clock=True),
+            Figure.of("of the device's pages", part, "share", "more", clock=True),
+            Figure.of("counted DRAM", busy.counted_bytes / busy.budget_bytes, "of the budget", "less"),
+            Figure.of("private memory", busy.private_bytes / busy.budget_bytes, "of the budget", "less"),
+        ]
+    )
 
 
 if __name__ == "__main__":
