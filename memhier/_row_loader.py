@@ -31,6 +31,8 @@ Initial = Callable[[Ints], Any]
 
 
 _NONE = np.empty(0, np.int64)
+# First rows are made so many bytes at a time: whoever makes them may need several times as much for a while.
+_INITIAL_BYTES = 2**19
 
 
 class Job:
@@ -69,11 +71,12 @@ class RowLoader:
         self._queue = queue
         self._codec = codec
         self._initial = initial
+        elements = int(np.prod(slab.shape, dtype=np.int64))
+        self._initial_rows_at_once = max(1, _INITIAL_BYTES // max(1, slab.dtype.itemsize * elements))
         self.states = np.zeros(slab.slots, np.uint8)
         # Whether the key in a slot has a row in the log, or will have once its changes are written.
         self._stored = np.zeros(slab.slots, np.bool_)
         self._written = len(log)  # keys that have a row in the log, or will have
-        elements = int(np.prod(slab.shape, dtype=np.int64))
         self._encoded = np.empty((staged, codec.encoded_bytes(slab.dtype, elements)), np.uint8)
         # Rows that are stored as they are need no second buffer.
         self._decoded = None if codec.lossless else np.empty((staged, elements), slab.dtype)
@@ -258,8 +261,9 @@ class RowLoader:
 
     def _first_rows(self, keys: Ints, slots: Ints) -> None:
         """Fill slots with what rows are before they are first written."""
-        for start in range(0, len(keys), len(self._encoded)):
-            part = slice(start, start + len(self._encoded))
+        step = self._initial_rows_at_once
+        for start in range(0, len(keys), step):
+            part = slice(start, start + step)
             self._slab.scatter(slots[part], self._initial_rows(keys[part]))
             self._mark(slots[part], READY)
         self._counts["first_touches"] += len(keys)

@@ -49,6 +49,7 @@ class TieredParts:
         key_space: int | None,
         batch: int | None,
         reader: Reader | None,
+        aside: float,
     ) -> None:
         check_policy(policy)
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
@@ -67,7 +68,9 @@ class TieredParts:
                 reader = self._own_reader = opened.enter_context(Reader())
                 fixed_bytes += reader.planned_bytes
             self.reader = reader
-            needs = Needs(layout, encoded_bytes, cold.lossless, key_space, batch, policy_bytes(policy), fixed_bytes)
+            needs = Needs(
+                layout, encoded_bytes, cold.lossless, key_space, batch, policy_bytes(policy), fixed_bytes, aside
+            )
             sizes = Sizes(needs, dram)
             capacity = sizes.solve(policy)
             self.batch = sizes.batch

@@ -68,6 +68,8 @@ class Needs:
         The policy's bytes per row, at most.
     fixed_bytes
         What does not depend on the capacity: `log_bytes`, the buffers of the reader.
+    aside
+        The share of the budget that is left to the caller.
     """
 
     layout: Layout
@@ -77,8 +79,11 @@ class Needs:
     batch: int | None
     policy_bytes: float
     fixed_bytes: int
+    aside: float = 0.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.aside < 1:
+            raise ValueError(f"aside={self.aside!r}: expected a share of the budget, 0 or more and below 1")
         batch = self.batch
         if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1):
             raise ValueError(f"batch={batch!r}: expected a positive number of keys, or None")
@@ -132,6 +137,7 @@ class Sizes:
             + self.queued * _APPEND_ROW_BYTES
             + self.outgoing * outgoing_bytes
             + needs.fixed_bytes
+            + int(self._dram * needs.aside)
         )
 
     def enough(self, capacity: int) -> int:

@@ -79,6 +79,8 @@ class Tiered:
         Most keys in one call, for which working memory is set aside; by default what a sixteenth of the budget allows.
     reader
         Does the reads and stays the caller's, who counts its memory. By default the tier has its own.
+    aside
+        The share of `dram` that the tier leaves alone, for what the caller holds beside it.
 
     Raises
     ------
@@ -118,10 +120,11 @@ class Tiered:
         key_space: int | None = None,
         batch: int | None = None,
         reader: Reader | None = None,
+        aside: float = 0.0,
     ) -> None:
         layout = Layout.checked(1, dtype, shape)
         parts = TieredParts(
-            store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader
+            store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside
         )
         self._parts = parts
         self._calls = Calls(parts)

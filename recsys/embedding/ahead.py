@@ -26,6 +26,8 @@ __all__ = ["Ahead", "Epoch", "Limits"]
 _RAMP_START, _RAMP_STEP = 8, 4
 # Batches read but not announced, for when the loader is slow now and then.
 _SLACK = 4
+# What the planner holds of a key that is announced: its use, and where it is not resident its entry.
+_PLANNED_BYTES = 12 + 80
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,7 @@ class Limits:
     window
         Most batches known beyond the one being fetched.
     window_bytes
-        Most bytes of those; None for no limit.
+        Most bytes of all that wait, as far as the batch that is next allows; None for no limit.
     prefetch
         Batches fetched ahead of the one that is being trained on.
     grows
@@ -92,6 +94,7 @@ class Ahead:
         self._window: deque[_Waiting] = deque()
         self._fetched = self._announced = 0
         self._announced_bytes = 0  # of those that were not fetched
+        self._waiting_bytes = 0  # of all that were not handed out
         self._handed_out = 0
         self._granted = 0  # so many batches of the epoch may be fetched
         self._blocked = False  # there was no room for the next one
@@ -118,7 +121,7 @@ class Ahead:
                 "window": self._known / max(1, self._handed_out + self._fetched),
                 "wait_s": self._wait_s,
                 "loader_s": self._loader_s,
-                "bytes": sum(waiting.bytes for waiting in self._window),
+                "bytes": self._waiting_bytes,
             }
 
     def next(self) -> Any:
@@ -133,6 +136,7 @@ class Ahead:
         self._module.tables.lend(waiting.rows)
         with self._changed:
             self._window.popleft()
+            self._waiting_bytes -= waiting.bytes
             self._fetched -= 1
             self._announced -= 1
             self._handed_out += 1
@@ -156,7 +160,7 @@ class Ahead:
             if waiting.ticket is not None:
                 waiting.ticket.release()
         self._window.clear()
-        self._fetched = 0
+        self._fetched = self._waiting_bytes = 0
         planner = self._module.tables.planner_if_open
         if planner is not None and announced:
             planner.withdraw()
@@ -232,7 +236,7 @@ class Ahead:
             return False
         limit = self._limits.window_bytes
         ahead = len(self._window) - self._announced
-        return ahead < _SLACK and (limit is None or self._announced_bytes < limit or not ahead)
+        return ahead < _SLACK and (limit is None or self._waiting_bytes < limit or not self._window)
 
     def _lacks_batches(self) -> bool:
         """Announce what the next batch should know of; return whether more has to be read for that."""
@@ -251,8 +255,11 @@ class Ahead:
         ramp = _RAMP_START + _RAMP_STEP * (self._handed_out + self._fetched)
         if known >= min(limits.window, ramp):
             return False
-        if limits.window_bytes is not None and self._announced_bytes >= limits.window_bytes:
-            return False
+        if limits.window_bytes is not None:
+            # Those that are fetched meanwhile, and the one that is trained on, take about as much each as the next.
+            others = (limits.prefetch + 1) * self._window[self._fetched].bytes
+            if self._announced_bytes + others >= limits.window_bytes:
+                return False
         return not (limits.grows and self._is_known())
 
     def _is_known(self) -> bool:
@@ -280,9 +287,11 @@ class Ahead:
                 self._error = error
                 self._changed.notify_all()
             return
-        size = _bytes_of(batch) + 2 * rows.keys.nbytes + rows.inverse.nbytes + rows.order.nbytes
+        held = _bytes_of((batch, ids, rows.keys, rows.inverse, rows.order))
+        size = held + _PLANNED_BYTES * len(rows.keys)
         with self._changed:
             self._window.append(_Waiting(batch, ids, rows, size))
+            self._waiting_bytes += size
 
     def _fetch(self) -> None:
         """Fetch the rows of the first batch that has none, if there is room."""

@@ -71,6 +71,4 @@ def _keys(loader: Iterable[Any], ids: Callable[[Any], Any], parser: FeatureParse
         some = [bag.indices.numpy() for bag in bags]
         for table, wanted in enumerate(some):
             parser.check_ids(table, wanted)
-        yield distinct_rows(np.concatenate(some), np.cumsum([len(wanted) for wanted in some]), bases, like_torch=False)[
-            0
-        ]
+        yield distinct_rows(np.concatenate(some), np.cumsum([len(wanted) for wanted in some]), bases, in_order=False)[0]

@@ -171,7 +171,7 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
     with rows.loan.changing() as slab:
         update_rows(
             rule, slab, rows.loan.slots, parts, numbers, rows.inverse, rows.order, layout.sources(stride),
-            layout.scales, gradient,
+            layout.scales, gradient, tables.scratch,
         )  # fmt: skip
         steps[:] = [count + 1 for count in steps]
 

@@ -4,6 +4,7 @@ Without the compiled core distinct rows come from numpy, and `fused` does the re
 """
 
 import functools
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -14,12 +15,14 @@ from memhier import backend
 __all__ = ["distinct_rows", "is_compiled", "pool_rows", "update_rows"]
 
 Ints = NDArray[np.int64]
+Places = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 # The rules with a root for each weight: Adagrad, Adam.
 _ROOT_EACH = (1, 3)
 # From so many ids on torch sorts with several threads where it may, and equal ids come in another order.
 _TORCH_SORTS_ALONE = 32768
+_IDS_MAX = 2**31
 
 
 def is_compiled() -> bool:
@@ -28,8 +31,8 @@ def is_compiled() -> bool:
 
 
 def distinct_rows(
-    ids: Ints, ends: Ints, bases: Ints, *, like_torch: bool = True
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+    ids: Ints, ends: Ints, bases: Ints, *, in_order: bool = True
+) -> tuple[Ints, Ints, Ints, Places, Places]:
     """Return keys, starts, ends, inverse and order of the ids of all tables, as `Rows` has them.
 
     Parameters
@@ -40,30 +43,37 @@ def distinct_rows(
         int64 [tables]: where the ids of each table end.
     bases
         int64 [tables or more]: what is added to a table's ids to make keys.
-    like_torch
-        Whether the order of equal ids has to be torch's own. Where nobody adds gradients up by it, it need not.
+    in_order
+        Whether somebody adds gradients up in torch's order. Otherwise the order is left out: it is empty.
     """
+    if len(ids) >= _IDS_MAX:
+        raise ValueError(f"ids: {len(ids)} in one step, expected fewer than {_IDS_MAX}")
     longest = int(np.diff(ends, prepend=0).max(initial=0))
-    if backend.core is None or (like_torch and (longest >= _TORCH_SORTS_ALONE or not _sorts_like_torch())):
-        return _distinct_rows_by_torch(ids, ends, bases)
-    keys, inverse, order = (np.empty(len(ids), np.int64) for _ in range(3))
+    if backend.core is None or (in_order and (longest >= _TORCH_SORTS_ALONE or not _sorts_like_torch())):
+        return _distinct_rows_by_torch(ids, ends, bases, in_order)
+    keys, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
+    order = np.empty(len(ids) if in_order else 0, np.int32)
     starts = np.empty(len(ends) + 1, np.int64)
-    count = backend.core.embedding_distinct(ids, ends, bases, like_torch, keys, starts, inverse, order)
+    count = backend.core.embedding_distinct(ids, ends, bases, in_order, keys, starts, inverse, order)
     return keys[:count].copy(), starts, ends, inverse, order
 
 
-def _distinct_rows_by_torch(ids: Ints, ends: Ints, bases: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    keys, starts, inverse, order = [], [0], [], []
+def _distinct_rows_by_torch(
+    ids: Ints, ends: Ints, bases: Ints, in_order: bool
+) -> tuple[Ints, Ints, Ints, Places, Places]:
+    keys, starts = [], [0]
+    inverse, order = np.empty(len(ids), np.int32), np.empty(len(ids) if in_order else 0, np.int32)
     begin = 0
     for end, base in zip(ends.tolist(), bases.tolist(), strict=False):
         mine = ids[begin:end]
         distinct, places = np.unique(mine, return_inverse=True)
         keys.append(distinct + base)
-        inverse.append(places.reshape(-1) + starts[-1])
-        order.append(torch.sort(torch.from_numpy(mine))[1].numpy() + begin)
+        inverse[begin:end] = places.reshape(-1) + starts[-1]
+        if in_order:
+            order[begin:end] = torch.sort(torch.from_numpy(mine))[1].numpy() + begin
         starts.append(starts[-1] + len(distinct))
         begin = end
-    return np.concatenate(keys), np.array(starts), ends, np.concatenate(inverse), np.concatenate(order)
+    return np.concatenate(keys), np.array(starts), ends, inverse, order
 
 
 @functools.cache
@@ -72,14 +82,16 @@ def _sorts_like_torch() -> bool:
     rng = np.random.default_rng(0)
     for count, distinct in ((17, 3), (100, 7), (5000, 50), (5000, 4000)):
         ids, ends, bases = rng.integers(0, distinct, count), np.array([count]), np.zeros(1, np.int64)
-        keys, inverse, order = (np.empty(count, np.int64) for _ in range(3))
+        keys, inverse, order = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int32)
         backend.core.embedding_distinct(ids, ends, bases, True, keys, np.empty(2, np.int64), inverse, order)  # type: ignore[union-attr]
         if not np.array_equal(order, torch.sort(torch.from_numpy(ids))[1].numpy()):
             return False
     return True
 
 
-def pool_rows(slab: Floats, slots: Ints, inverse: Ints, begins: Ints, targets: Ints, tables: Ints, out: Floats) -> None:
+def pool_rows(
+    slab: Floats, slots: Ints, inverse: Places, begins: Ints, targets: Ints, tables: Ints, out: Floats
+) -> None:
     """Fill `out` with the sums of bags.
 
     Parameters
@@ -89,7 +101,7 @@ def pool_rows(slab: Floats, slots: Ints, inverse: Ints, begins: Ints, targets: I
     slots
         int64 [u]: where each of a step's keys lies.
     inverse
-        int64 [n]: for every id, which key it is.
+        int32 [n]: for every id, which key it is.
     begins, targets
         int64 [bags + 1] and [bags]: where the ids of each bag begin, and where in `out` its sum goes.
     tables
@@ -107,11 +119,12 @@ def update_rows(
     slots: Ints,
     tables: Ints,
     numbers: Floats,
-    inverse: Ints,
-    order: Ints,
+    inverse: Places,
+    order: Places,
     sources: Ints,
     scales: Floats | None,
     gradient: Floats,
+    scratch: Callable[[int], Floats],
 ) -> None:
     """Apply gradients to rows where they lie.
 
@@ -124,17 +137,19 @@ def update_rows(
     tables
         int64 [tables, 5]: first id, end of ids, first key, end of keys, weights of a row.
     order
-        int64 [n]: each table's ids, sorted.
+        int32 [n]: each table's ids, sorted; empty for rule 0.
     sources, scales
         int64 [n] and float32 [n]: where in `gradient` the gradient of each id's bag begins, and what it is multiplied
         by; None for 1.
     gradient
         float32.
+    scratch
+        Gives so many floats to work with.
     """
     assert backend.core is not None
     weights = 0 if rule == 0 else int(((tables[:, 3] - tables[:, 2]) * tables[:, 4]).sum())
-    steps = np.empty(weights, np.float32)
-    roots = np.empty(weights if rule in _ROOT_EACH else min(weights, len(slots)), np.float32)
+    work = scratch(weights + (weights if rule in _ROOT_EACH else min(weights, len(slots))))
+    steps, roots = work[:weights], work[weights:]
     backend.core.embedding_update(
         rule, slab, slots, tables, numbers, inverse, order, sources, scales, gradient, steps, roots
     )

@@ -20,8 +20,6 @@ from memhier.recsys.embedding.module import TableModule
 __all__ = ["Lookahead", "lookahead"]
 
 _WINDOW_MAX = 2**20
-# The window may take this share of the tables' DRAM, on top of it.
-_WINDOW_SHARE = 0.25
 
 
 def lookahead(
@@ -49,8 +47,9 @@ def lookahead(
         a tuple of several.
     window
         Batches known beyond those being fetched. ``"auto"`` grows it until every row in DRAM is known to be needed
-        again, or what waits here takes a quarter of the tables' DRAM (on top of it). None reads to the loader's end.
-        0 knows nothing and fetches nothing ahead.
+        again, or what waits here takes the sixteenth of the tables' DRAM that is set aside for it. A number of batches,
+        or None for all to the loader's end, is kept to whatever they take, beyond the budget if need be. 0 knows
+        nothing and fetches nothing ahead.
     prefetch
         Batches whose rows are fetched ahead, as far as DRAM has room.
 
@@ -176,9 +175,8 @@ class Lookahead:
             self._epoch.close()
 
     def _limits(self) -> Limits:
-        share = int(_WINDOW_SHARE * self._module.tables.memory_bytes)
         if self._window == "auto":
-            return Limits(_WINDOW_MAX, share, self._prefetch, grows=True)
+            return Limits(_WINDOW_MAX, self._module.tables.window_bytes, self._prefetch, grows=True)
         return Limits(_WINDOW_MAX if self._window is None else self._window, None, self._prefetch, grows=False)
 
 

@@ -23,7 +23,7 @@ from memhier.errors import FormatError
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
 from memhier.recsys.embedding.fused import apply_sparse
-from memhier.recsys.embedding.kernels import distinct_rows
+from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Floats, Ints, Rows, Tables, TableSpec
@@ -74,7 +74,7 @@ class _Exchange:
 
     ids: list[Ints]
     keys: Ints
-    inverse: Ints
+    inverse: Places
     ends: Ints
     order: Ints
     sent: list[int]
@@ -200,7 +200,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         ends = np.cumsum([len(some) for some in ids])
         for table, some in enumerate(ids):
             self._parser.check_ids(table, some)
-        keys, _, _, inverse, _ = distinct_rows(flat, ends, self._bases, like_torch=False)
+        keys, _, _, inverse, _ = distinct_rows(flat, ends, self._bases, in_order=False)
         owners = keys % self._ranks
         order = np.argsort(owners, kind="stable")
         sent = np.bincount(owners, minlength=self._ranks)
@@ -268,7 +268,7 @@ class _Look(torch.autograd.Function):
         columns, kept = [], []
         begin = 0
         for bag, end in zip(bags, exchange.ends.tolist(), strict=True):
-            bag.indices = torch.from_numpy(exchange.inverse[begin:end])
+            bag.indices = torch.from_numpy(exchange.inverse[begin:end].astype(np.int64))
             begin = end
             output, *others = torch.ops.aten._embedding_bag(
                 weights, bag.indices, bag.offsets, False, bag.mode, True, bag.weights, bag.last, bag.padding

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from memhier._loans import Loan
 from memhier._tickets import Ticket
+from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, FormatError
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
-from memhier.recsys.embedding.kernels import distinct_rows
+from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import TableRecord
 from memhier.store import Store
@@ -30,6 +31,9 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 _NAME = "embedding"
+# This share of the budget is not the tier's: half of it is for the batches that lookahead knows, and half for what a
+# step works with.
+_ASIDE = 1 / 8
 _NONE = np.empty(0, np.int64)
 
 
@@ -74,9 +78,9 @@ class Rows:
     ends
         int64 [tables]: where the ids of each table end.
     inverse
-        int64 [n]: for every id, which of `keys` it is.
+        int32 [n]: for every id, which of `keys` it is.
     order
-        int64 [n]: the places of each table's ids, sorted as torch sorts them.
+        int32 [n]: the places of each table's ids, sorted as torch sorts them; empty where nobody asks for that.
     loan
         Where they lie; None once they have gone back, or where they were only read.
     """
@@ -84,8 +88,8 @@ class Rows:
     keys: Ints
     starts: Ints
     ends: Ints
-    inverse: Ints
-    order: Ints
+    inverse: Places
+    order: Places
     loan: Loan | None = None
 
     def of_table(self, table: int) -> slice:
@@ -95,7 +99,8 @@ class Rows:
     def places(self, table: int) -> Ints:
         """Return, for every id of a table, which of the table's rows it is."""
         begin = int(self.ends[table - 1]) if table else 0
-        places: Ints = self.inverse[begin : int(self.ends[table])] - self.starts[table]
+        places: Ints = self.inverse[begin : int(self.ends[table])].astype(np.int64)
+        places -= self.starts[table]
         return places
 
     def share(self) -> "Rows":
@@ -174,12 +179,15 @@ class Tables:
                 codec=codec,
                 key_space=total,
                 batch=step_rows,
+                aside=_ASIDE,
             )
         except BaseException:
             store.close()
             raise
+        self.window_bytes = int(_ASIDE / 2 * parse_bytes(dram))  # what batches known ahead may take
         self._store = store
         self._open = True
+        self._scratch = np.empty(0, np.float32)
 
     @property
     def capacity(self) -> int:
@@ -194,7 +202,7 @@ class Tables:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self._tier.memory_bytes
+        return self._tier.memory_bytes + self._scratch.nbytes
 
     @property
     def planner(self) -> Belady | None:
@@ -235,7 +243,7 @@ class Tables:
             self.check_ids(table, wanted)
         flat = np.concatenate(some, dtype=np.int64)
         ends = np.cumsum([len(wanted) for wanted in some])
-        return Rows(*distinct_rows(flat, ends, self.bases, like_torch=self._adds_up))
+        return Rows(*distinct_rows(flat, ends, self.bases, in_order=self._adds_up))
 
     def lend(self, rows: Rows) -> None:
         """Make the rows of a step resident, and keep them so until they are released."""
@@ -283,6 +291,12 @@ class Tables:
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
             self._tier.scatter(ids[part] + self.bases[table], rows[part])
+
+    def scratch(self, count: int) -> Floats:
+        """Return so many floats to work with inside of a change of rows, until the next call."""
+        if len(self._scratch) < count:
+            self._scratch = np.empty(count + count // 8, np.float32)
+        return self._scratch[:count]
 
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""

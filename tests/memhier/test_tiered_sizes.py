@@ -113,3 +113,20 @@ def test_values_of_a_checkpoint_are_counted(tmp_path: Path) -> None:
         before = tier.memory_bytes
         tier.checkpoint({"step": bytes(10_000)})
         assert tier.memory_bytes - before >= 10_000
+
+
+def test_a_share_of_the_budget_may_be_left_to_the_caller(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rows": 1000, "key_space": 1000}
+    with Tiered(tmp_path / "a", "t", np.float32, 2**12, dram="16MiB", **options) as whole:
+        capacity = whole.capacity
+    with Tiered(tmp_path / "b", "t", np.float32, 2**12, dram="16MiB", aside=0.25, **options) as most:
+        assert 0 < most.capacity < capacity
+        assert most.memory_bytes <= 12 * 2**20
+    with pytest.raises(BudgetError) as caught:
+        Tiered(tmp_path / "c", "t", np.float32, 2**12, dram="1MiB", aside=0.25, **options)
+    found = re.search(r"dram=(\d+) would be enough", str(caught.value))
+    assert found is not None
+    Tiered(tmp_path / "c", "t", np.float32, 2**12, dram=int(found[1]), aside=0.25, **options).close()
+    for wrong in (-0.1, 1.0):
+        with pytest.raises(ValueError, match="aside"):
+            Tiered(tmp_path / "d", "t", np.float32, dram="16MiB", aside=wrong, **options)

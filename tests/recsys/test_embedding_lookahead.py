@@ -237,3 +237,23 @@ def test_a_collection_looks_ahead_for_all_its_tables(tmp_path: Path) -> None:
                 tables(batch).values().sin().sum().backward()
             found.append([tables.weights(np.arange(count), table) for table, count in enumerate((50, 90))])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+def test_what_waits_stays_within_its_part_of_the_budget(tmp_path: Path) -> None:
+    """Batches of half a MiB, in 4 MiB of the 64: those being fetched or trained on take three places."""
+    loader = [(batch, torch.zeros(2**17)) for batch in batches(40)]
+    with make(tmp_path) as bag:
+        assert bag.tables.window_bytes == 4 * 2**20
+        ahead = lookahead(loader, bag, ids=lambda batch: batch[0])
+        most = 0.0
+        for ids, _ in ahead:
+            bag(ids).sum().backward()
+            most = max(most, ahead.stats()["bytes"])
+        # One more may have been read when the others were under the limit.
+        assert 2**21 <= most <= bag.tables.window_bytes + 2**20
+        assert 2 < ahead.stats()["window"] < 7
+
+
+def test_the_room_for_batches_is_part_of_the_budget(tmp_path: Path) -> None:
+    with EmbeddingBag(10**7, 8, dram="64MiB", path=tmp_path, touched=10**5) as bag:
+        assert bag.memory_bytes <= 56 * 2**20

@@ -47,15 +47,17 @@ void sort_like_torch(std::vector<Occurrence>& items) {
 }
 
 // Of each table's ids, one table after the other: the distinct ones, rising, plus the table's base (keys); where those
-// of each table begin (starts); which of the keys each id is (inverse); the ids' places in sorted order (order).
+// of each table begin (starts); which of the keys each id is (inverse); the ids' places in sorted order (order, which
+// may be empty).
 std::size_t distinct(nb::handle ids, nb::handle ends, nb::handle bases, bool like_torch, nb::handle keys,
                      nb::handle starts, nb::handle inverse, nb::handle order) {
   const Buffer all(ids, Access::read), tables(ends, Access::read), base(bases, Access::read);
   const Buffer out(keys, Access::write), begins(starts, Access::write), places(inverse, Access::write);
   const Buffer sorted(order, Access::write);
   const std::size_t count = all.count<std::int64_t>(), groups = tables.count<std::int64_t>();
-  out.require(out.bytes() == all.bytes() && places.bytes() == all.bytes() && sorted.bytes() == all.bytes(),
-              "keys, inverse, order: as long as ids");
+  out.require(out.bytes() == all.bytes() && places.count<std::int32_t>() == count &&
+                  (sorted.bytes() == 0 || sorted.count<std::int32_t>() == count) && count < (std::size_t{1} << 31),
+              "keys, inverse, order: as long as ids, which are below 2^31");
   begins.require(begins.count<std::int64_t>() == groups + 1 && base.count<std::int64_t>() >= groups, "starts, bases");
   nb::gil_scoped_release released;
   std::vector<Occurrence> items, spare;
@@ -73,8 +75,8 @@ std::size_t distinct(nb::handle ids, nb::handle ends, nb::handle bases, bool lik
     for (std::size_t i = 0; i < items.size(); ++i) {
       if (i == 0 || items[i].id != items[i - 1].id)
         out.as<std::int64_t>()[found++] = items[i].id + base.as<const std::int64_t>()[table];
-      places.as<std::int64_t>()[items[i].at] = static_cast<std::int64_t>(found - 1);
-      sorted.as<std::int64_t>()[from + i] = items[i].at;
+      places.as<std::int32_t>()[items[i].at] = static_cast<std::int32_t>(found - 1);
+      if (sorted.bytes() != 0) sorted.as<std::int32_t>()[from + i] = static_cast<std::int32_t>(items[i].at);
     }
     assert(found >= first);
     from = to;
@@ -98,7 +100,7 @@ struct Pooling {
   const float* slab;
   std::size_t width;
   const std::int64_t* slots;     // of keys
-  const std::int64_t* inverse;   // of ids
+  const std::int32_t* inverse;   // of ids
   const std::int64_t* begins;    // of bags, and the last one's end
   const std::int64_t* targets;   // of bags, in floats
   std::size_t dim;
@@ -141,7 +143,7 @@ void pool(nb::handle slab, nb::handle slots, nb::handle inverse, nb::handle begi
     const Pooling pooling{rows.as<const float>(),
                           rows.shape(1),
                           of_keys.as<const std::int64_t>(),
-                          of_ids.as<const std::int64_t>(),
+                          of_ids.as<const std::int32_t>(),
                           bags.as<const std::int64_t>(),
                           goals.as<const std::int64_t>(),
                           static_cast<std::size_t>(table[2]),
@@ -158,8 +160,8 @@ struct Update {
   float* slab;
   std::size_t width;
   const std::int64_t* slots;    // of keys
-  const std::int64_t* inverse;  // of ids
-  const std::int64_t* order;    // ids, sorted
+  const std::int32_t* inverse;  // of ids
+  const std::int32_t* order;    // ids, sorted
   const std::int64_t* sources;  // of ids, in floats of `gradient`
   const float* scales;          // of ids; null for 1
   const float* gradient;
@@ -183,7 +185,7 @@ void apply_sgd(const Update& u, std::size_t from, std::size_t to) {
 
 // Adds up the gradients of the row that the ids from `at` on share, in sorted order; returns where the next row's begin.
 MEMHIER_INLINE std::size_t add_up(const Update& u, std::size_t at, std::size_t to, float* sum) {
-  const std::int64_t key = u.inverse[u.order[at]];
+  const std::int32_t key = u.inverse[u.order[at]];
   bool first = true;
   for (; at < to && u.inverse[u.order[at]] == key; ++at) {
     const float* g = u.gradient + u.sources[u.order[at]];
@@ -332,13 +334,14 @@ void update(int rule, nb::handle slab, nb::handle slots, nb::handle tables, nb::
   const Buffer of_ids(inverse, Access::read), sorted(order, Access::read), origins(sources, Access::read);
   const Buffer factors = Buffer::optional(scales, Access::read), gradients(gradient, Access::read);
   const Buffer moves(steps, Access::write), squares(roots, Access::write);
-  of_ids.require(sorted.bytes() == of_ids.bytes() && origins.bytes() == of_ids.bytes() &&
-                     (factors.empty() || factors.count<float>() == of_ids.count<std::int64_t>()),
+  const std::size_t ids = of_ids.count<std::int32_t>();
+  of_ids.require((sorted.bytes() == of_ids.bytes() || rule == sgd) && origins.count<std::int64_t>() == ids &&
+                     (factors.empty() || factors.count<float>() == ids),
                  "inverse, order, sources, scales: one for each id");
   std::size_t needed = 0, needed_roots = 0;
   for (std::size_t at = 0; at < all.size(); ++at) {
     const auto* t = all.table(at);
-    of_ids.require(static_cast<std::size_t>(t[1]) <= of_ids.count<std::int64_t>(), "tables: ids that are there");
+    of_ids.require(static_cast<std::size_t>(t[1]) <= ids, "tables: ids that are there");
     needed += static_cast<std::size_t>((t[3] - t[2]) * t[4]);
     needed_roots += static_cast<std::size_t>((t[3] - t[2]) * (all.per_row() ? 1 : t[4]));
   }
@@ -348,8 +351,8 @@ void update(int rule, nb::handle slab, nb::handle slots, nb::handle tables, nb::
   float *step = moves.as<float>(), *root = squares.as<float>();
   for (std::size_t at = 0; at < all.size(); ++at) {
     Update u = all.of(at);
-    u.inverse = of_ids.as<const std::int64_t>();
-    u.order = sorted.as<const std::int64_t>();
+    u.inverse = of_ids.as<const std::int32_t>();
+    u.order = sorted.as<const std::int32_t>();
     u.sources = origins.as<const std::int64_t>();
     u.scales = factors.empty() ? nullptr : factors.as<const float>();
     u.gradient = gradients.as<const float>();
