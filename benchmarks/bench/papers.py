@@ -98,13 +98,17 @@ def _search_lines(rows: list[Row]) -> list[str]:
 
 def _vq(rows: list[Row], rounds: list[Row], workload: str, size: str, peer: str) -> float | None:
     """Return vectors that a KB of DRAM holds, all that the peer was found to hold counted, times queries a second."""
-    at = at_recall(curve(rounds), _TARGET, "qps_core")
     build = [
         row
         for row in rows
         if (row["kind"], row.get("workload"), row.get("size"), row.get("peer")) == ("build", workload, size, peer)
     ]
-    held = max((point["private_bytes"] + point["cached_bytes"] for row in rounds for point in row["rows"]), default=0)
-    if at is None or not build or held <= 0:
-        return None
-    return 1024 * float(build[-1]["vectors"]) / held * at[0]
+    found = []
+    # A map read with read-ahead holds more than one without: queries are held against the memory that they took.
+    for ahead in {point["effort"].get("read_ahead") for row in rounds for point in row["rows"]}:
+        some = [row | {"rows": [p for p in row["rows"] if p["effort"].get("read_ahead") == ahead]} for row in rounds]
+        held = max(point["private_bytes"] + point["cached_bytes"] for row in some for point in row["rows"])
+        at = at_recall(curve(some), _TARGET, "qps_core")
+        if at is not None and build and held > 0:
+            found.append(1024 * float(build[-1]["vectors"]) / held * at[0])
+    return max(found, default=None)

@@ -20,7 +20,7 @@ __all__ = ["PageCache", "PeakMemory", "Usage", "cap_memory", "memory_now"]
 _SAMPLE_S = 0.02
 _MADV_NORMAL, _MADV_RANDOM, _MADV_DONTNEED = 0, 1, 4
 _CACHESTAT = 451
-_PIECE = 32 * 1024
+_PIECE = 128 * 1024
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _LIBC.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
