@@ -140,7 +140,7 @@ def _verify(parts: Parts) -> None:
     named = {info.path.name for info in store.segments().values()}
     left = sorted(file.name for file in (store.path / "segments").iterdir() if file.name not in named)
     if left:
-        raise CorruptionError(f"{store.path}: {left[0]} is still there, because somebody has the buffer open to read")
+        raise CorruptionError(f"{store.path}: {left[0]} is still there: it could not be removed, or somebody reads it")
 
 
 def resize(parts: Parts, slots: int | None, limit: int | None) -> None:

@@ -80,7 +80,12 @@ class StorageTier:
             if RecordFormat(schema, [name], codecs).row_bytes is None:
                 raise ValueError(f"codec[{name!r}]={codecs[name]!r}: a mutable field needs one of fixed width")
         RecordFormat(schema, list(schema.fields), codecs)
-        return cls(Store.create(path, KIND, files=files), schema, codecs, compact_below)
+        store = Store.create(path, KIND, files=files)
+        try:
+            return cls(store, schema, codecs, compact_below)
+        except BaseException:
+            store.close()
+            raise
 
     @staticmethod
     def open_store(path: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> tuple[Store, Any]:

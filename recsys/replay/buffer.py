@@ -118,9 +118,13 @@ class CarouselBuffer(Guarded):
         limit = storage_limit(storage, schema, codecs)
         compact_below = COMPACT_BELOW if limit is not None else 0.0
         tier = StorageTier.create(path, schema, codecs, compact_below, files)
-        super().__init__(Parts(Settings(schema, codecs, seed, delay, same_class), tier, slots, limit, kept, policy))
-        with self._writing():
+        try:
+            super().__init__(Parts(Settings(schema, codecs, seed, delay, same_class), tier, slots, limit, kept, policy))
             commit(self._parts, {})
+        except BaseException:
+            # Else the store stays locked for as long as the error is looked at.
+            tier.close()
+            raise
 
     @classmethod
     def open(
@@ -164,7 +168,11 @@ class CarouselBuffer(Guarded):
             store.close()
             raise
         buffer = cls.__new__(cls)
-        parts = Parts(settings, tier, meta["slots"], meta["tiers"]["limit"], kept, policy)
+        try:
+            parts = Parts(settings, tier, meta["slots"], meta["tiers"]["limit"], kept, policy)
+        except BaseException:
+            tier.close()
+            raise
         Guarded.__init__(buffer, parts)
         try:
             restore(parts, meta)
