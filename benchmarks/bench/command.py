@@ -62,14 +62,14 @@ def bench() -> None:
 @_environments
 def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
     """Show workloads and peers, a line each; or of NAMES, which are either, everything: parameters, peers, traps."""
-    console, environments, workloads = Console(highlight=False), envs or default_environments(), load_workloads()
+    console, environments, workloads = _console(), envs or default_environments(), load_workloads()
     known = [*(workload.name for workload in workloads), *PEERS]
     for name in names:
         if name not in known:
             raise click.ClickException(f"there is no workload or peer {name!r}: expected one of {', '.join(known)}")
     if not names and not verbose:
         for line in ("Workloads", *workload_lines(workloads), "", "Peers of search", *peer_lines(environments)):
-            console.print(line, no_wrap=True, overflow="ellipsis", markup=False)
+            console.print(line, no_wrap=True, overflow="ellipsis")
         console.print("\nmemhier bench list NAME tells the rest; memhier bench install GROUP gets peers.")
         return
     asked = names or known
@@ -123,7 +123,7 @@ def run(
 
 def _run(plan: Plan, results: Results) -> bool:
     """Run the plan with its progress on the terminal; return whether it came to its end."""
-    console = Console(stderr=True, log_path=False)
+    console = _console(stderr=True)
     with console.status("starting") as status:
 
         def say(words: str) -> None:
@@ -143,7 +143,7 @@ def _run(plan: Plan, results: Results) -> bool:
 def compare(old: Path, new: Path) -> None:
     """Hold the results NEW against OLD, and flag what changed beyond noise; exits with 1 on a regression."""
     table, regressions = compare_rows(_read(old), _read(new))
-    Console().print(table)
+    _console().print(table)
     if regressions:
         raise SystemExit(1)
 
@@ -167,7 +167,7 @@ def _write(rows: list[Row], out: Path, old: list[Row] | None = None) -> None:
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     # Whatever a program printed, the page says that it is UTF-8.
     out.write_text(write_report(rows, when, old), encoding="utf-8", errors="backslashreplace")
-    Console(stderr=True).print(f"Report: {out}", highlight=False, soft_wrap=True)
+    _console(stderr=True).print(f"Report: {out}", soft_wrap=True)
 
 
 @bench.command()
@@ -183,13 +183,13 @@ def install(group: str, only: tuple[str, ...], envs: Path | None) -> None:
     failed = []
     for name in only or [name for name in PEERS if name != "memhier"]:
         peer = make_peer(name)
-        with Console(stderr=True).status(f"installing {peer.package}"):
+        with _console(stderr=True).status(f"installing {peer.package}"):
             try:
                 python = install_peer(peer, envs or default_environments())
-                Console().print(f"{name}: {peer.package} {peer_version(peer, python)}")
+                _console().print(f"{name}: {peer.package} {peer_version(peer, python)}")
             except PeerError as error:
                 failed.append(name)
-                Console().print(f"{name}: {error}")
+                _console().print(f"{name}: {error}")
     if failed:
         raise click.ClickException(f"not installed: {', '.join(failed)}")
 
@@ -200,18 +200,18 @@ def _install_for_scripts(group: str, environments: Path) -> None:
     if not requirements:
         raise click.ClickException(f"the workloads of {group} ask for no other packages")
     try:
-        with Console(stderr=True).status(f"installing {', '.join(requirements)}"):
+        with _console(stderr=True).status(f"installing {', '.join(requirements)}"):
             python = install_group(group, requirements, environments)
     except PeerError as error:
         raise click.ClickException(str(error)) from error
-    Console().print(f"{group}: {', '.join(requirements)} for {python}", highlight=False, soft_wrap=True)
+    _console().print(f"{group}: {', '.join(requirements)} for {python}", soft_wrap=True)
 
 
 @bench.command()
 @click.argument("results", type=_FILE, required=False)
 def papers(results: Path | None) -> None:
     """Print each paper's headline beside what RESULTS hold, with the differences of scale."""
-    Console().print(papers_table([] if results is None else _read(results)))
+    _console().print(papers_table([] if results is None else _read(results)))
 
 
 def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ...]) -> list[Workload]:
@@ -238,6 +238,14 @@ def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ..
     return [load for load in chosen if not only or peers[load.name] & set(only)]
 
 
+def _console(least_width: int = 0, *, stderr: bool = False) -> Console:
+    """Return a terminal that prints brackets and colons as they are: what a peer said may hold them."""
+    console = Console(stderr=stderr, log_path=False, markup=False, emoji=False, highlight=False)
+    if console.width < least_width:
+        console.width = least_width
+    return console
+
+
 def _read(path: Path) -> list[Row]:
     try:
         return read_rows(path)
@@ -246,11 +254,11 @@ def _read(path: Path) -> list[Row]:
 
 
 def _show(rows: list[Row]) -> None:
-    console = Console(width=max(_WIDTH, Console().width))
+    console = _console(_WIDTH)
     for row in rows:
         if row["kind"] == "script":
             console.rule(row["workload"])
-            console.print(row["words"], highlight=False, markup=False)
+            console.print(row["words"])
     for table in tables(rows):
         console.print(table)
     for words in warnings_of(rows):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.padding import Padding
+from rich.text import Text
 
 from memhier.benchmarks.bench.workload import Workload
 from memhier.benchmarks.peers import PEERS
@@ -40,9 +41,9 @@ def peer_lines(environments: Path) -> Iterator[str]:
         yield f"{name:{max(map(len, PEERS))}}  {version:17}  reads {_READS[peer.io]}"
 
 
-def describe_workload(workload: Workload) -> Iterator[str | Padding]:
+def describe_workload(workload: Workload) -> Iterator[Text | Padding]:
     """Yield what a workload is, its parameters at both sizes, and its peers with what is set for them alone."""
-    yield f"[bold]{workload.name}[/bold] ({workload.group}, {workload.function})"
+    yield Text(workload.name, "bold") + Text(f" ({workload.group}, {workload.function})", "not bold")
     yield _under(workload.about)
     for size in ("quick", "full"):
         yield _under(f"{size}: {_words(workload.at(size))}")
@@ -51,14 +52,14 @@ def describe_workload(workload: Workload) -> Iterator[str | Padding]:
         yield _under(f"peer {peer.name}: {peer.adapter}" + (f", {own}" if own else ""))
 
 
-def describe_peer(name: str, environments: Path) -> Iterator[str | Padding]:
+def describe_peer(name: str, environments: Path) -> Iterator[Text | Padding]:
     """Yield an adapter's version or how to install it, its parameters, and its traps."""
     peer = make_peer(name)
     try:
         version = _version(peer, environments)
     except PeerError as error:
         version = str(error)
-    yield f"[bold]{name}[/bold]: {version}"
+    yield Text(name, "bold") + Text(f": {version}", "not bold")
     yield _under(f"reads {_READS[peer.io]}")
     yield _under(f"build: {_words(peer.build_parameters) or 'as it comes'}")
     yield _under(f"efforts: {_words(peer.efforts[0])} to {_words(peer.efforts[-1])}, {len(peer.efforts)} of them")
@@ -75,5 +76,4 @@ def _words(parameters: dict[str, Any]) -> str:
 
 
 def _under(text: str) -> Padding:
-    # Text, not markup: a parameter may hold brackets.
-    return Padding(text.replace("[", "\\["), (0, 0, 0, 2))
+    return Padding(text, (0, 0, 0, 2))

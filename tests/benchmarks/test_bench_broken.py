@@ -73,7 +73,7 @@ class Index:
 
     def knn_query(self, queries, k, num_threads):
         if how == "search":
-            raise RuntimeError("lost my way")
+            raise RuntimeError("lost my way [/b] :x:")
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         apart = ((queries[:, None] - self.rows[None]) ** 2).sum(2)
@@ -136,7 +136,7 @@ def recalls(rows: list[Row]) -> dict[str, list[float]]:
         ("import", "build", "hnswlib: build ended with 1: ImportError: no such symbol: toy_new"),
         ("build", "build", "hnswlib: build ended with 1: ValueError: cannot build: <b>ü</b>"),
         ("words", "build", "hnswlib: build ended with 3: caf� �"),
-        ("search", "search", "hnswlib: search ended with 1: RuntimeError: lost my way"),
+        ("search", "search", "hnswlib: search ended with 1: RuntimeError: lost my way [/b] :x:"),
         ("kill", "search", "hnswlib: search was killed by SIGKILL: no words"),
     ],
 )
@@ -398,6 +398,7 @@ def test_a_report_is_utf8_whatever_the_terminal_is(tmp_path: Path) -> None:
 def test_an_interrupted_run_writes_its_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(plan: runner.Plan, results: Results, say: Any) -> None:
         results.add("w/quick/state", kind="state", state="planned", workload="w", size="quick")
+        results.add("w/quick/p/build", kind="failed", workload="w", size="quick", peer="p", why="lost [/b] :x:")
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
@@ -407,6 +408,7 @@ def test_an_interrupted_run_writes_its_report(tmp_path: Path, monkeypatch: pytes
     told = CliRunner().invoke(command.bench, ["run", "search-mixed", *place])
     assert told.exit_code == 1
     assert "interrupted: the same command goes on" in told.output
+    assert "lost [/b] :x:" in told.output  # as it was said, not as markup
     assert "interrupted (quick)" in out.read_text(encoding="utf-8")
 
 
