@@ -4,12 +4,26 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from memhier.errors import ClosedError
 from memhier.recsys.replay._parts import Parts
 
-__all__ = ["Guarded"]
+__all__ = ["Guarded", "closing_on_error"]
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+@contextmanager
+def closing_on_error(part: _Closable) -> Iterator[None]:
+    """Close what an error leaves unfinished; else its store stays locked for as long as the error is looked at."""
+    try:
+        yield
+    except BaseException:
+        part.close()
+        raise
 
 
 class Guarded:

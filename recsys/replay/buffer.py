@@ -13,7 +13,7 @@ from memhier._arrays import as_ints
 from memhier.files import Files
 from memhier.recsys.replay._exchange import as_update, as_used, end_step
 from memhier.recsys.replay._forget import Where, forget, resize
-from memhier.recsys.replay._guarded import Guarded
+from memhier.recsys.replay._guarded import Guarded, closing_on_error
 from memhier.recsys.replay._hold import hold
 from memhier.recsys.replay._intake import as_labels, distinct, refresh, take_in
 from memhier.recsys.replay._parts import COMPACT_BELOW, Parts, Settings, memory_slots, stats, storage_limit
@@ -118,13 +118,9 @@ class CarouselBuffer(Guarded):
         limit = storage_limit(storage, schema, codecs)
         compact_below = COMPACT_BELOW if limit is not None else 0.0
         tier = StorageTier.create(path, schema, codecs, compact_below, files)
-        try:
+        with closing_on_error(tier):
             super().__init__(Parts(Settings(schema, codecs, seed, delay, same_class), tier, slots, limit, kept, policy))
             commit(self._parts, {})
-        except BaseException:
-            # Else the store stays locked for as long as the error is looked at.
-            tier.close()
-            raise
 
     @classmethod
     def open(
@@ -158,29 +154,20 @@ class CarouselBuffer(Guarded):
             When somebody has it open.
         """
         store, meta = StorageTier.open_store(path, writable=True, files=files)
-        try:
+        with closing_on_error(store):
             settings = settings_of(meta, Path(path), schema)
             policy = policy_of(meta["swap"], swap)
             kept = admit or admission(meta["admit"])
             compact_below = COMPACT_BELOW if meta["tiers"]["limit"] is not None else 0.0
             tier = StorageTier(store, settings.schema, settings.codecs, compact_below)
-        except BaseException:
-            store.close()
-            raise
         buffer = cls.__new__(cls)
-        try:
+        with closing_on_error(tier):
             parts = Parts(settings, tier, meta["slots"], meta["tiers"]["limit"], kept, policy)
-        except BaseException:
-            tier.close()
-            raise
         Guarded.__init__(buffer, parts)
-        try:
+        with closing_on_error(buffer):
             restore(parts, meta)
             if memory is not None:
                 buffer.resize(memory=memory)
-        except BaseException:
-            buffer.close()
-            raise
         return buffer
 
     @property
