@@ -24,6 +24,7 @@ TARGET = 0.99  # what a search reaches when it is not told
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
+_WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
 _LISTS_LOSS = 0.6  # of the loss allowed, for lists that are not scanned; the rest is for bounds
 _EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
@@ -54,6 +55,8 @@ class Calibration:
         By k, the highest recall measured, with the greatest effort.
     vectors, changes
         How many there were then, and how many were added or removed since.
+    tuned
+        Whether the queries were the user's, which cannot be had again.
     """
 
     queries: int
@@ -61,6 +64,12 @@ class Calibration:
     reached: dict[int, float]
     vectors: int = 0
     changes: int = 0
+    tuned: bool = False
+
+    @property
+    def worn(self) -> bool:
+        """Whether so much has changed since that the index had better be made anew, and nothing is lost by it."""
+        return not self.tuned and self.changes > _WORN * self.vectors
 
     def changed(self, count: int) -> Self:
         """Return it after `count` vectors were added or removed."""
@@ -102,7 +111,7 @@ class Calibration:
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         efforts = {k: [(recall, asdict(effort)) for recall, effort in of_k] for k, of_k in self.efforts.items()}
-        about = {"queries": self.queries, "vectors": self.vectors, "changes": self.changes}
+        about = {name: getattr(self, name) for name in ("queries", "vectors", "changes", "tuned")}
         return about | {"efforts": efforts, "reached": self.reached}
 
     @classmethod
@@ -112,7 +121,7 @@ class Calibration:
             int(k): [(recall, Effort(**effort)) for recall, effort in of_k] for k, of_k in values["efforts"].items()
         }
         reached = {int(k): recall for k, recall in values["reached"].items()}
-        return cls(values["queries"], efforts, reached, values["vectors"], values["changes"])
+        return cls(values["queries"], efforts, reached, values["vectors"], values["changes"], values["tuned"])
 
 
 def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth) -> Calibration:

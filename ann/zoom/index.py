@@ -257,21 +257,26 @@ class ZoomIndex(SearchedIndex):
         with writer.lock:
             self._state = writer.update(self._state, names, matrix, attributes)
 
-    def commit(self) -> None:
-        """Make everything that was added and removed durable, all of it or nothing."""
+    def commit(self, compact: bool | None = None) -> None:
+        """Make everything that was added and removed durable, all of it or nothing.
+
+        Parameters
+        ----------
+        compact
+            Whether to :meth:`compact` as well. None does once additions and removals exceed three tenths of the vectors
+            that the index was made for, so that recall stays that of a build; not after :meth:`tune`, which it undoes.
+        """
         writer = self._check_writable()
         with writer.lock:
-            self._state = writer.commit(self._state)
+            wanted = self._state.calibration.worn if compact is None else compact
+            self._state = writer.compact(self._state) if wanted else writer.commit(self._state)
 
     def compact(self) -> None:
         """Commit, and make the index anew: without what was removed, with lists, codes and calibration as built now.
 
-        Searches go on meanwhile. Takes the time, the DRAM and the disk space of a build of the same vectors. Worth it
-        when a good part of the vectors was replaced; commits alone drop what was removed once it is half of a part.
+        Searches go on meanwhile. Takes the time, DRAM and disk space of a build of the same vectors.
         """
-        writer = self._check_writable()
-        with writer.lock:
-            self._state = writer.compact(self._state)
+        self.commit(compact=True)
 
     def tune(self, queries: npt.ArrayLike) -> None:
         """Calibrate recall for queries like these, and hold the pages they ask for most in DRAM where that pays.

@@ -29,7 +29,7 @@ def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) 
     """Return the snapshot calibrated for `queries` ``[q, d]``, with hot pages in at most `spare` bytes of DRAM."""
     cold = replace(state, hot=HotPages.none())
     chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:QUERIES])
-    calibration = measure(cold, reader, queries[chosen], 0)
+    calibration = replace(measure(cold, reader, queries[chosen], 0), tuned=True)
     cold = replace(cold, calibration=calibration)
     pages = _choose_pages(cold, reader, queries, (spare + state.hot.memory_bytes) // _ENTRY_BYTES)
     return replace(cold, hot=load_hot(reader, pages))

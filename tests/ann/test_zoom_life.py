@@ -211,17 +211,51 @@ def test_a_commit_drops_what_was_removed_once_it_is_half_of_a_part(tmp_path):
     path = tmp_path / "index"
     with ZoomIndex.build(path, make(3000), dram="4MiB") as index:
         index.remove(np.arange(1400))
-        index.commit()
+        index.commit(compact=False)
         assert [len(part) for part in index._state.parts] == [3000]
         before = index.stats()["file_bytes"]
         index.remove(np.arange(1400, 1600))
-        index.commit()
+        index.commit(compact=False)
         assert [len(part) for part in index._state.parts] == [1400]
         assert index.stats()["file_bytes"] < 0.7 * before
         radii = index._state.preview.radii
     with ZoomIndex.open(path) as index:
         assert contents(index)[0] == list(range(1600, 3000))
         np.testing.assert_array_equal(index._state.preview.radii, radii)
+
+
+def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path):
+    """Replacing half of the vectors by others, far away, leaves recall and lists as a build would make them."""
+    first, second = make(3000), make(1500, seed=1, shift=6.0)
+    queries = np.concatenate([make(300, seed=2), make(300, seed=3, shift=6.0)])
+    left = np.concatenate([first[1500:], second])
+    true = np.sort(np.square(queries[:, None] - left).sum(axis=2), axis=1)[:, 9]
+    found = {}
+    for compact in (None, False):
+        with ZoomIndex.build(tmp_path / str(compact), first, dram="4MiB", grow_to=5000) as index:
+            for old, new in zip(np.array_split(np.arange(1500), 5), np.array_split(second, 5), strict=True):
+                index.update(old, new)  # two changes for each
+                index.commit(compact=compact)
+            distances = index.search(queries, 10, recall=0.95).distances
+            found[compact] = float((distances <= true[:, None] * (1 + 1e-5)).mean())
+            lengths = np.diff(index._state.parts[0].arrays.starts)
+            assert (lengths.max() < 4 * lengths.mean()) == (compact is None)
+    assert found[None] > 0.94
+    assert found[None] > found[False]
+
+
+def test_a_commit_keeps_what_was_tuned(tmp_path):
+    with ZoomIndex.build(tmp_path / "index", make(1000), dram="4MiB", grow_to=2000) as index:
+        index.tune(make(100, seed=5))
+        tuned = index._state.calibration.efforts
+        index.add(make(900, seed=4))
+        index.commit()
+        assert index._state.calibration.efforts == tuned
+    with ZoomIndex.open(tmp_path / "index", writable=True) as index:
+        assert index._state.calibration.tuned
+        index.compact()
+        assert not index._state.calibration.tuned
+        assert index._state.calibration.changes == 0
 
 
 def test_an_index_without_vectors_is_filled_again(tmp_path, small_sizes):
