@@ -240,8 +240,8 @@ def record(found: dict[int, Any]) -> Record:
 @click.option("--sides", default="32,224", show_default=True, help="Of the images.")
 @click.option("--stored", default=8000, show_default=True, help="Samples in storage; a quarter of them at 224.")
 @click.option("--memory", default=500, show_default=True)
-@click.option("--rounds", default=15, show_default=True)
-@click.option("--steps", default=8, show_default=True, help="In a block.")
+@click.option("--rounds", default=11, show_default=True)
+@click.option("--steps", default=6, show_default=True, help="In a block.")
 @click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
 def main(folder: Path | None, sides: str, stored: int, memory: int, rounds: int, steps: int, out: Path | None) -> None:
     """Measure how much longer training steps take with swaps."""

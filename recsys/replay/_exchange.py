@@ -27,6 +27,9 @@ _REFILLS = 256  # vacant slots that one step fills
 def as_used(parts: Parts, batch: Any) -> tuple[Ints, Ints]:
     """Return the slots and ids of a batch, or say what is wrong with it."""
     if isinstance(batch, Batch):
+        if len(batch) and int(batch.slots.max()) >= parts.tiers.residents.slots:
+            raise ValueError(f"batch: was drawn when memory had more than its {parts.tiers.residents.slots} slots; "
+                             "draw another after resize")  # fmt: skip
         return batch.slots, batch.ids
     slots = as_ints("batch", batch)
     if slots.ndim != 1:

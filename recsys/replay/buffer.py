@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from memhier._arguments import check_int
 from memhier._arrays import as_ints
+from memhier._read_arguments import as_int
 from memhier.files import Files
 from memhier.recsys.replay._exchange import as_update, as_used, end_step
 from memhier.recsys.replay._forget import Where, forget, resize
@@ -257,7 +258,7 @@ class CarouselBuffer(Guarded):
             self._check_open()
         parts = self._parts
         residents = parts.tiers.residents
-        n = min(n, residents.count)
+        n = min(as_int("n", n), residents.count)
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
         if out is None:

@@ -122,6 +122,8 @@ def test_a_buffer_that_is_empty_or_small(tmp_path: Path) -> None:
         assert buffer.stats()["swapped"] > 0
         with pytest.raises(ValueError, match="n=-1"):
             buffer.sample(-1)
+        with pytest.raises(TypeError, match=r"n=1\.0: expected an int"):
+            buffer.sample(1.0)  # type: ignore[arg-type]
 
 
 def test_out_is_filled_in_place(tmp_path: Path) -> None:
@@ -170,13 +172,21 @@ def test_memory_grows_and_shrinks(tmp_path: Path) -> None:
         for _ in range(3):
             buffer.feedback(buffer.sample(4))
         assert len(buffer) == buffer.capacity == 50
+        stale = buffer.sample(40)
         buffer.resize(memory=7)
         assert len(buffer) == 7
+        step = buffer.step
+        with pytest.raises(ValueError, match=r"batch: was drawn when memory had more than its 7 slots"):
+            buffer.feedback(stale)
+        assert buffer.step == step
         buffer.checkpoint()
     with CarouselBuffer.open(tmp_path / "b", memory=9) as buffer:
         assert buffer.capacity == 9
         buffer.resize(storage=12)
         assert buffer.stats()["storage_samples"] == 12
+        for _ in range(2):  # samples of memory may be among those that storage has dropped
+            buffer.feedback(buffer.sample(4))
+        assert len(buffer) == 9
         buffer.add(images(np.arange(30)), labels=np.zeros(30, np.int64))
         with pytest.raises(ValueError, match="the others are gone"):
             buffer.resize(storage=20)
