@@ -258,21 +258,34 @@ class Tiered:
             self._residents.served()
             return ticket
 
-    def lend(self, keys: Any) -> Loan:
+    def lend(self, keys: Any, *, again: bool = False) -> Loan:
         """Make rows resident, as :meth:`gather` does, and lend them where they lie, to be read and changed in place.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape.
+        again
+            The rows are lent or pinned already, and this is no further access of them.
 
         Raises
         ------
         BudgetError, OSError, CorruptionError, ClosedError
             As in :meth:`gather`.
+        ValueError
+            With `again`, for a row that is neither lent nor pinned.
         """
         with self._calls.call():
             index = self._as_keys(keys)
             unique, inverse, slots = self._residents.map.unique_find(index)
-            self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
+            if again:
+                self._check_pinned(unique, slots)
+            else:
+                self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
             self._loader.ensure(unique, slots)
             self._residents.pins.pin(slots)
-            self._residents.pins.gathered(slots)
+            if not again:
+                self._residents.pins.gathered(slots)
             self._residents.served()
             changing, give_back = partial(self._change, unique, slots), partial(self._give_back, slots)
             return Loan(slots[inverse], self._slab.rows, changing, self._calls.check_open, give_back)
@@ -307,10 +320,7 @@ class Tiered:
             if not alive:
                 return
             unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
-            pinned = slots >= 0
-            pinned[pinned] = self._residents.pins.is_pinned(slots[pinned])
-            if not pinned.all():
-                raise ValueError(f"keys: {int(unique[~pinned][0])} is not pinned")
+            self._check_pinned(unique, slots)
             self._residents.pins.unpin(slots)
 
     def flush(self) -> None:
@@ -420,6 +430,12 @@ class Tiered:
         with self._calls.giving_back() as alive:
             if alive:
                 self._residents.pins.unpin(slots)
+
+    def _check_pinned(self, keys: Ints, slots: Ints) -> None:
+        pinned = slots >= 0
+        pinned[pinned] = self._residents.pins.is_pinned(slots[pinned])
+        if not pinned.all():
+            raise ValueError(f"keys: {int(keys[~pinned][0])} is not pinned")
 
     def _not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
         """Return the keys that no ticket holds: the others were accessed when they were prefetched."""

@@ -154,14 +154,15 @@ def as_bags(
         For arguments that torch would not take either.
     """
     if not isinstance(input, Tensor) or input.dtype not in (torch.int32, torch.int64):
-        raise TypeError(
-            f"input: expected a tensor of int32 or int64, got {getattr(input, 'dtype', type(input).__name__)}"
-        )
+        what = input.dtype if isinstance(input, Tensor) else type(input)
+        raise TypeError(f"input: expected a tensor of int32 or int64, got {what}")
     if input.device.type != "cpu":
         raise ValueError(f"input: expected a tensor on the CPU, got one on {input.device}")
     if per_sample_weights is not None:
         if mode != "sum":
             raise ValueError(f"per_sample_weights: expected only with mode='sum', this is mode={mode!r}")
+        if per_sample_weights.dtype != torch.float32:
+            raise TypeError(f"per_sample_weights: expected float32, as the rows are, got {per_sample_weights.dtype}")
         if per_sample_weights.shape != input.shape:
             raise ValueError(
                 f"per_sample_weights: expected shape {list(input.shape)}, got {list(per_sample_weights.shape)}"

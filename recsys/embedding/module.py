@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memhier._arrays import as_ints
+from memhier._segments import PAGE_BYTES
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
@@ -54,7 +56,8 @@ class TableModule(nn.Module):
 
     Its rows are no parameters, so no optimizer and no DDP sees them. By default a backward pass applies its gradients;
     with ``update="step"`` they wait for ``module.optimizer.step()``, so that several backward passes add up and
-    gradients can be scaled; the rows concerned stay in DRAM until then.
+    gradients can be scaled; the rows concerned stay in DRAM until then. That is also the way for a model that looks up
+    several times in one forward pass: by default each of these look-ups is an update of its own.
     """
 
     def __init__(self, tables: Tables, update: Update) -> None:
@@ -81,24 +84,30 @@ class TableModule(nn.Module):
         return max(self.tables.record.steps, default=0)
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: see :meth:`memhier.tiered.Tiered.stats`."""
-        return self.tables.stats()
+        """Return plain numbers: see :meth:`memhier.tiered.Tiered.stats`.
+
+        ``rows_per_page`` besides: how many of the rows that were needed came with each page of 4 KiB that was read, on
+        average; 0 before the first read.
+        """
+        found = self.tables.stats()
+        pages = found["read_bytes"] / PAGE_BYTES
+        return found | {"rows_per_page": found["refetches"] / pages if pages else 0.0}
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return what rows hold before they are first trained, float32 [n, dim]: to make the same table in memory."""
         spec = self.tables.specs[table]
-        ids = np.asarray(rows, np.int64)
+        ids = as_ints("rows", rows)
         self.tables.check_ids(table, ids)
         return torch.from_numpy(initial_weights(spec.initial, self.tables.seed, table, ids, spec.dim, spec.rows))
 
     def weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return rows as they are now, float32 [n, dim], a copy."""
-        found = self.tables.read(table, np.asarray(rows, np.int64))
+        found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., : self.tables.specs[table].dim]))
 
     def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
         """Return the optimizer's state of rows, float32 [n, width], a copy."""
-        found = self.tables.read(table, np.asarray(rows, np.int64))
+        found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., self.tables.specs[table].dim :]))
 
     def scale_gradients(self, factor: float) -> None:
@@ -202,6 +211,12 @@ class TableModule(nn.Module):
         self._drop_pending()
         self.tables.close()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            f"{type(self).__name__}: has files and threads, so it cannot be copied or pickled: save its state_dict() "
+            "after a checkpoint(), and open the folder with resume=True"
+        )
+
     def __enter__(self) -> Self:
         return self
 
@@ -258,7 +273,7 @@ class TableModule(nn.Module):
     def _apply_pending(self) -> None:
         for rows, gradients in self._merged():
             if rows.loan is None:
-                self.tables.lend(rows)
+                self.tables.lend_again(rows)
             apply_sparse(self.tables, rows, gradients, self.optimizer.param_groups[0])
             rows.release()
         self._drop_pending()

@@ -245,6 +245,10 @@ class Tables:
         ends = np.cumsum([len(wanted) for wanted in some])
         return Rows(*distinct_rows(flat, ends, self.bases, in_order=self._adds_up))
 
+    def lend_again(self, rows: Rows) -> None:
+        """Keep rows resident that other steps hold already."""
+        rows.loan = self._tier.lend(rows.keys, again=True)
+
     def lend(self, rows: Rows) -> None:
         """Make the rows of a step resident, and keep them so until they are released."""
         try:

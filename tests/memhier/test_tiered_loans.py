@@ -142,6 +142,26 @@ def test_a_loan_takes_the_rows_of_a_ticket(make: Make) -> None:
     ticket.release()
 
 
+def test_rows_lent_again_are_no_further_access(make: Make) -> None:
+    policy = Belady(6)
+    tier = make(policy=policy)
+    for batch in ([1, 2, 3], [3, 4], [5]):
+        policy.announce(np.array(batch))
+    first = tier.lend([1, 2, 3])
+    ticket = tier.prefetch([3, 4])
+    accesses = tier.stats()["accesses"]
+    again = tier.lend([3, 1], again=True)
+    assert tier.stats()["accesses"] == accesses
+    assert len(ticket) == 2  # its rows wait for the batch that it is for
+    first.release()
+    with pytest.raises(ValueError, match="2 is not pinned"):
+        tier.lend([1, 2], again=True)
+    second = tier.lend([3, 4])
+    third = tier.lend([5])
+    for loan in (again, second, third):
+        loan.release()
+
+
 def test_an_error_in_a_change_leaves_the_rows_usable(make: Make) -> None:
     tier = make(slots=4)
     loan = tier.lend([5])

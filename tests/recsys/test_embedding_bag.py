@@ -1,6 +1,8 @@
 """EmbeddingBag against torch.nn.EmbeddingBag in memory: outputs, gradients, rows and state by their bits."""
 
+import copy
 import hashlib
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from memhier.policies import Belady
+from memhier.policies import LRU, Belady
 from memhier.recsys.embedding import SGD, Adagrad, Adam, EmbeddingBag, RowWiseAdagrad, RowWiseAdam
 
 torch.set_num_threads(1)
@@ -216,3 +218,34 @@ def test_unfit_input_is_refused(tmp_path: Path, ids: Tensor, offsets: Tensor | N
         with pytest.raises(kind, match=words):
             mine(ids, offsets)
         mine(torch.tensor([1]), torch.tensor([0])).sum().backward()
+
+
+def test_a_module_is_neither_copied_nor_pickled(tmp_path: Path) -> None:
+    with EmbeddingBag(10, 2, dram="32MiB", path=tmp_path) as bag:
+        for attempt in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"state_dict.*resume=True"):
+                attempt(nn.Sequential(bag))
+        bag(torch.tensor([[1, 2]])).sum().backward()
+
+
+def test_unfit_arguments_are_named(tmp_path: Path) -> None:
+    ids = torch.tensor([[1, 2]])
+    with EmbeddingBag(10, 2, mode="sum", dram="32MiB", path=tmp_path) as bag:
+        with pytest.raises(TypeError, match="rows: expected integers"):
+            bag.weights([1.5])
+        with pytest.raises(TypeError, match=r"input: expected a tensor.*numpy"):
+            bag(ids.numpy())
+        with pytest.raises(TypeError, match="per_sample_weights: expected float32"):
+            bag(ids, None, torch.ones(1, 2, dtype=torch.float64))
+        assert bag.stats()["accesses"] == 0
+
+
+def test_rows_that_leave_together_are_read_together(tmp_path: Path) -> None:
+    """Sixteen rows of 256 bytes to a page: what left in one go comes back by the page."""
+    with EmbeddingBag(512, 64, mode="sum", dram="32MiB", path=tmp_path, policy=LRU(128)) as bag:
+        assert bag.stats()["rows_per_page"] == 0
+        for start in (0, 128, 256, 0, 128):
+            bag(torch.arange(start, start + 128)[None]).sum().backward()
+            bag.checkpoint()  # so that rows come from the log, not from the queue
+        assert bag.stats()["refetches"] == 256
+        assert 8 < bag.stats()["rows_per_page"] <= 16

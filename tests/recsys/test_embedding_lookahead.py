@@ -257,3 +257,23 @@ def test_what_waits_stays_within_its_part_of_the_budget(tmp_path: Path) -> None:
 def test_the_room_for_batches_is_part_of_the_budget(tmp_path: Path) -> None:
     with EmbeddingBag(10**7, 8, dram="64MiB", path=tmp_path, touched=10**5) as bag:
         assert bag.memory_bytes <= 56 * 2**20
+
+
+def test_gradients_add_up_over_batches_known_ahead(tmp_path: Path) -> None:
+    loader = batches(24)
+    found = []
+    for number, window in enumerate((0, 3, None)):
+        with make(tmp_path / str(number), slots=150, update="step") as bag:
+            for count, batch in enumerate(lookahead(loader, bag, ids=lambda batch: batch, window=window), 1):
+                bag(batch).sin().sum().backward()
+                if count % 3 == 0:
+                    bag.optimizer.step()
+            found.append(bag.weights(np.arange(ROWS)))
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    with make(tmp_path / "plain", slots=ROWS, update="step") as bag:
+        for count, batch in enumerate(loader, 1):
+            bag(batch).sin().sum().backward()
+            if count % 3 == 0:
+                bag.optimizer.step()
+        assert torch.equal(bag.weights(np.arange(ROWS)), found[0])
