@@ -92,6 +92,20 @@ class Residents:
         self.resume()
         slots[missing] = self.map.find(keys[missing])
 
+    def not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
+        """Return the keys that no ticket holds: the others were accessed when they were prefetched."""
+        ahead = slots >= 0
+        ahead[ahead] = self.pins.is_ahead(slots[ahead])
+        accessed: Ints = keys[~ahead[inverse]] if ahead.any() else keys.reshape(-1)
+        return accessed
+
+    def check_pinned(self, keys: Ints, slots: Ints) -> None:
+        """Raise ValueError for a key that is not pinned."""
+        pinned = slots >= 0
+        pinned[pinned] = self.pins.is_pinned(slots[pinned])
+        if not pinned.all():
+            raise ValueError(f"keys: {int(keys[~pinned][0])} is not pinned")
+
     def served(self) -> None:
         """Note that the call is over whose keys were admitted last."""
         self._asked = _NONE

@@ -188,7 +188,7 @@ class Tiered:
             unique, inverse, slots = self._residents.map.unique_find(index)
             if not keep:
                 return np.take(self._loader.copies(unique, slots), inverse, axis=0, out=out)
-            self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
+            self._residents.admit(unique, slots, self._residents.not_ahead(index, inverse, slots))
             self._loader.ensure(unique, slots)
             rows = self._slab.gather(slots[inverse], out)
             self._residents.pins.gathered(slots)
@@ -270,21 +270,19 @@ class Tiered:
 
         Raises
         ------
-        BudgetError, OSError, CorruptionError, ClosedError
-            As in :meth:`gather`.
-        ValueError
-            With `again`, for a row that is neither lent nor pinned.
+        BudgetError, OSError, CorruptionError, ClosedError, ValueError
+            As in :meth:`gather`; ValueError with `again`, for a row that is neither lent nor pinned.
         """
         with self._calls.call():
             index = self._as_keys(keys)
             unique, inverse, slots = self._residents.map.unique_find(index)
             if again:
-                self._check_pinned(unique, slots)
+                self._residents.check_pinned(unique, slots)
+                self._residents.pins.pin(slots)
             else:
-                self._residents.admit(unique, slots, self._not_ahead(index, inverse, slots))
-            self._loader.ensure(unique, slots)
-            self._residents.pins.pin(slots)
-            if not again:
+                self._residents.admit(unique, slots, self._residents.not_ahead(index, inverse, slots))
+                self._loader.ensure(unique, slots)
+                self._residents.pins.pin(slots)
                 self._residents.pins.gathered(slots)
             self._residents.served()
             changing, give_back = partial(self._change, unique, slots), partial(self._give_back, slots)
@@ -317,11 +315,10 @@ class Tiered:
             When one is not pinned. Nothing has changed then.
         """
         with self._calls.giving_back() as alive:
-            if not alive:
-                return
-            unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
-            self._check_pinned(unique, slots)
-            self._residents.pins.unpin(slots)
+            if alive:
+                unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
+                self._residents.check_pinned(unique, slots)
+                self._residents.pins.unpin(slots)
 
     def flush(self) -> None:
         """Write all changed rows to the log, and wait until it has them; :meth:`checkpoint` makes them durable.
@@ -430,19 +427,6 @@ class Tiered:
         with self._calls.giving_back() as alive:
             if alive:
                 self._residents.pins.unpin(slots)
-
-    def _check_pinned(self, keys: Ints, slots: Ints) -> None:
-        pinned = slots >= 0
-        pinned[pinned] = self._residents.pins.is_pinned(slots[pinned])
-        if not pinned.all():
-            raise ValueError(f"keys: {int(keys[~pinned][0])} is not pinned")
-
-    def _not_ahead(self, keys: Ints, inverse: Ints, slots: Ints) -> Ints:
-        """Return the keys that no ticket holds: the others were accessed when they were prefetched."""
-        ahead = slots >= 0
-        ahead[ahead] = self._residents.pins.is_ahead(slots[ahead])
-        accessed: Ints = keys[~ahead[inverse]] if ahead.any() else keys.reshape(-1)
-        return accessed
 
     def _as_keys(self, keys: Any) -> Ints:
         index = as_ints("keys", keys)
