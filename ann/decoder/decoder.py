@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.layer import check_finite, check_hidden
 from memhier.ann.decoder.sampling import nucleus
 from memhier.ann.decoder.settings import Method
 
@@ -103,6 +104,14 @@ class TopKSoftmax(nn.Module):
         )  # fmt: skip
         return cls(index, None, None, output) if index.layer is None else cls(index, weight, bias, output)
 
+    def extra_repr(self) -> str:
+        """Say what the decoder is of, for ``print(model)``."""
+        words, dimension = self.index.shape
+        k, precision = self.index.settings.k, self.index.settings.precision
+        return (
+            f"{dimension} -> {words}, k={k}, precision={precision}, way={self.index.way(1)!r}, output={self.output!r}"
+        )
+
     def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
         """Return the k largest logits of each hidden state and their words.
 
@@ -121,6 +130,7 @@ class TopKSoftmax(nn.Module):
         states, wanted = _states(hidden), self.index.settings.k if k is None else k
         shape = (*hidden.shape[:-1], wanted)
         if self._weight is not None and self.index.way(len(states)) == "full" and 0 < wanted <= self.index.shape[0]:
+            check_finite(check_hidden("hidden", states, self.index.shape[1]))
             values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
             return values.float().reshape(shape), indices.reshape(shape)
         found = self.index.topk(states, wanted)
@@ -280,6 +290,8 @@ def _states(hidden: Tensor) -> npt.NDArray[np.float32]:
     """Return hidden states as rows of float32, without a copy where they are that."""
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
         raise TypeError(f"hidden: expected a tensor of floats, got {getattr(hidden, 'dtype', type(hidden).__name__)}")
+    if not hidden.ndim:
+        raise ValueError("hidden: expected shape [..., D], got a single number")
     if hidden.device.type != "cpu":
         raise ValueError(f"hidden lies on {hidden.device}; expected the CPU")
     states: npt.NDArray[np.float32] = hidden.detach().reshape(-1, hidden.shape[-1]).float().numpy()

@@ -1,7 +1,7 @@
 """The ways to the largest logits, over one set of codes: what the core does in one call, and rows that lie on SSD."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ from memhier.ann.decoder.answers import Partition, TopK
 from memhier.ann.decoder.codes import BlockCodes, RowCodes
 from memhier.ann.decoder.core import new_core
 from memhier.ann.decoder.graph import Graph
-from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats
+from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats, check_finite
 from memhier.ann.decoder.projection import Projection
 from memhier.ann.decoder.settings import ALL_DIRECTIONS, Coarse
 from memhier.ann.decoder.tail import close_sums
@@ -107,6 +107,16 @@ class Engine:
         # Of a logit per squared norm, were what lies outside the width spread evenly over its directions.
         self._variance = 1 / max(1, dimension - blocks.width)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: nothing in it changes."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Codes, OutputLayer]]:
+        """Take codes and layer along; the core is made again from them."""
+        if not isinstance(self.layer, OutputLayer):
+            raise TypeError("an index whose rows lie on SSD cannot be pickled: open its directory where it is needed")
+        return type(self), (self.codes, self.layer)
+
     @property
     def memory_bytes(self) -> int:
         """DRAM held besides a layer that the caller owns, in bytes."""
@@ -190,8 +200,7 @@ class Engine:
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``."""
-        bad = np.flatnonzero(~np.isfinite(hidden).all(1))
-        self._check(int(bad[0]) if len(bad) else -1, hidden)
+        check_finite(hidden)
         return self.layer.logits(hidden) if isinstance(self.layer, OutputLayer) else self.layer.all_logits(hidden)
 
     def close(self) -> None:
@@ -204,7 +213,7 @@ class Engine:
         layer = self.layer
         if not isinstance(layer, OutputLayer):
             return layer.logits(hidden, rows)
-        weight = as_floats(layer.weight[rows.reshape(-1)], layer.dtype).reshape(*rows.shape, -1)
+        weight = as_floats(layer.weight[rows.reshape(-1)], layer.dtype).reshape(*rows.shape, layer.shape[1])
         logits: Floats = np.einsum("ncd,nd->nc", weight, hidden) + layer.bias[rows]
         return logits
 
@@ -261,9 +270,7 @@ class Engine:
 
     def _check(self, bad: int, hidden: Floats) -> None:
         if bad >= 0:
-            row = hidden[bad]
-            at = int(np.flatnonzero(~np.isfinite(row))[0])
-            raise ValueError(f"hidden[{bad}, {at}]={row[at]}: expected finite numbers; the model itself went wrong")
+            check_finite(hidden[: bad + 1])
 
 
 def _room(count: int, k: int) -> tuple[Floats, Ints]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from memhier.ann.decoder.decoder import TopKSoftmax
 from memhier.ann.decoder.settings import Method
 
-__all__ = ["AcceleratedHead", "accelerate", "undo"]
+__all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -35,20 +35,15 @@ class AcceleratedHead(nn.Module):
         Whether the likeliest word is proven, and computed by the layer itself where it is not.
     """
 
+    head: nn.Linear
+
     def __init__(self, head: nn.Linear, decoder: TopKSoftmax, certify: bool = False) -> None:
         super().__init__()
-        self.head, self.decoder, self.certify = head, decoder, certify
+        # Its parameters are registered under the layer's own names, so that a state dict stays what it was.
+        self.__dict__["head"] = head
+        self.weight, self.bias = head.weight, head.bias
+        self.decoder, self.certify = decoder, certify
         self.calls = self.rows = self.completed = 0
-
-    @property
-    def weight(self) -> Tensor:
-        """The layer's own, for tied embeddings."""
-        return self.head.weight
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The layer's own."""
-        return self.head.bias
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., V]``."""
@@ -104,7 +99,8 @@ def accelerate(
         As for :meth:`LogitIndex.build`.
     certify
         Prove the likeliest word of every step, and compute those that cannot be proven in full: greedy decoding then
-        equals the model's own.
+        equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a
+        word; :func:`rescore` gives those of the texts that were found to the last digits.
     seed
         Of prompts and of what the model writes.
 
@@ -145,6 +141,48 @@ def undo(model: Model) -> Model:
         raise ValueError("model: not accelerated, so there is nothing to undo")
     _settable(model).set_output_embeddings(head.head)
     return model
+
+
+@torch.no_grad()
+def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: int | None = None) -> Tensor:
+    """Return log-probabilities of texts that a model wrote, by its output layer itself, in one pass over them.
+
+    Beam search by an accelerated model ranks texts by log Z estimated; these are the scores that the model itself
+    gives them. Divided by ``length ** length_penalty`` they are the `sequences_scores` of transformers.
+
+    Parameters
+    ----------
+    model
+        Accelerated or not.
+    sequences
+        int64 ``[n, t]``, as ``generate`` returned them, without padding on the left.
+    start
+        Words of the prompt, at least 1; they do not count.
+    eos_token_id
+        Words after the first of these do not count either.
+
+    Returns
+    -------
+    torch.Tensor
+        float64 ``[n]``.
+    """
+    if sequences.ndim != 2 or not 1 <= start < sequences.shape[1]:
+        raise ValueError(
+            f"start={start}: expected 1 to {sequences.shape[-1] - 1}, for sequences {list(sequences.shape)}"
+        )
+    replacement = _output_layer(model)
+    head = replacement.head if isinstance(replacement, AcceleratedHead) else replacement
+    written = sequences[:, start:]
+    _settable(model).set_output_embeddings(head)
+    try:
+        logits: Tensor = _settable(model)(sequences[:, :-1]).logits[:, start - 1 :].double()
+    finally:
+        _settable(model).set_output_embeddings(replacement)
+    found = logits.log_softmax(-1).gather(-1, written[..., None])[..., 0]
+    if eos_token_id is not None:
+        ended = (written == eos_token_id).long()
+        found = found.masked_fill((ended.cumsum(1) - ended) > 0, 0.0)
+    return found.sum(1)
 
 
 def _settable(model: nn.Module) -> Any:

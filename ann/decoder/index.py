@@ -116,6 +116,7 @@ class LogitIndex:
             raise ValueError(f"precision={precision!r}: expected above 0, at most 1")
         if method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
+        check_int("seed", seed, 0, 2**32 - 1)
         if rank is not None:
             check_int("rank", rank, 1, dimension, "directions")
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
@@ -218,6 +219,8 @@ class LogitIndex:
         wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
         if certify:
             return self._certified(states, wanted, complete)
+        if method is not None and method not in METHODS:
+            raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         way = method if method is not None and method != "auto" else self.way(len(states))
         return self._by(way, states, wanted)
 
@@ -284,13 +287,14 @@ class LogitIndex:
         """Take over a layer that was trained on, of the same shape; return how many of its rows had changed.
 
         All rows are coded again, which takes seconds. What contexts taught stays: directions and effort. The bounds are
-        those of the new rows.
+        those of the new rows. An index whose rows lie on SSD answers from the given layer, in DRAM, from then on.
         """
         layer = check_layer(weight, bias, dtype)
         if layer.shape != self.shape:
             raise ValueError(f"weight: expected shape {list(self.shape)} as the index has, got {list(layer.shape)}")
         codes, changed = encode_again(self._engine.codes, layer)
-        self._engine, self.digest = Engine(codes, layer), layer.digest()
+        before, self._engine, self.digest = self._engine, Engine(codes, layer), layer.digest()
+        before.close()
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:

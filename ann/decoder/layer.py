@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from memhier.kernels import distances
 
-__all__ = ["DTYPES", "ROUNDING", "OutputLayer", "as_floats", "check_hidden", "check_layer"]
+__all__ = ["DTYPES", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
 # Half of the last place, relative: what rounding a logit to the layer's dtype may change.
@@ -18,6 +18,7 @@ ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 _BLOCK_BYTES = 32 << 20
 _ROWS_MOST = 2**31 - 1
+_LARGEST = 1e15  # of the weights: norms and their products stay far within single precision
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
@@ -96,7 +97,8 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
     """
     rows = np.asarray(weight)
     if dtype is None and rows.dtype == np.float64:
-        rows = rows.astype(np.float32)
+        with np.errstate(over="ignore"):  # infinity is refused below
+            rows = rows.astype(np.float32)
     name = dtype if dtype is not None else str(rows.dtype)
     carrier = np.uint16 if name == "bfloat16" else np.dtype(name) if name in DTYPES else None
     if carrier is None or rows.dtype != carrier:
@@ -113,10 +115,22 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
         if not np.isfinite(block).all():
             row = start + int(np.flatnonzero(~np.isfinite(block).all(1))[0])
             raise ValueError(f"weight[{row}] holds NaN or infinity: expected finite numbers")
+        if float(np.abs(block).max()) > _LARGEST:
+            row = start + int(np.flatnonzero((np.abs(block) > _LARGEST).any(1))[0])
+            raise ValueError(f"weight[{row}] holds a number beyond {_LARGEST:g}, whose square would overflow")
     if not np.isfinite(numbers).all():
         row = int(np.flatnonzero(~np.isfinite(numbers))[0])
         raise ValueError(f"bias[{row}]={numbers[row]}: expected finite numbers; to rule a word out, mask its logit")
     return layer
+
+
+def check_finite(hidden: Floats) -> None:
+    """Refuse hidden states of which one holds NaN or infinity, naming its place."""
+    bad = np.flatnonzero(~np.isfinite(hidden).all(1))
+    if len(bad):
+        at = int(np.flatnonzero(~np.isfinite(hidden[bad[0]]))[0])
+        number = hidden[bad[0], at]
+        raise ValueError(f"hidden[{bad[0]}, {at}]={number}: expected finite numbers; the model itself went wrong")
 
 
 def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:

@@ -36,7 +36,11 @@ def nucleus(
     count = min(words, _FIRST)
     while True:
         found = index.topk(states, count)
-        shares = np.exp(found.values.astype(np.float64) / temperature - log_z)
+        logits = found.values.astype(np.float64) / temperature
+        if count == words:
+            # Nothing is left to be estimated. So it ends where a low temperature makes the estimate useless.
+            log_z = np.logaddexp.reduce(logits, axis=1)[:, None]
+        shares = np.exp(logits - log_z)
         if count == words or bool((shares.sum(1) >= top_p).all()):
             return found.indices, _cut(shares, top_p)
         count = min(words, 4 * count)

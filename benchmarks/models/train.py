@@ -62,7 +62,8 @@ def train(model: Any, tokens: Ints, words: int, steps: int, seed: int = 0) -> li
     invariants: Any = torch.sparse.check_sparse_tensor_invariants
     invariants.disable()
     rng = np.random.default_rng(seed)
-    counts = np.bincount(tokens, minlength=words).astype(np.float64) ** 0.75
+    # Words that only occur elsewhere count as seen once.
+    counts = np.maximum(1, np.bincount(tokens, minlength=words)).astype(np.float64) ** 0.75
     shares = counts / counts.sum()
     correction = torch.from_numpy(np.log(shares * _SAMPLED)).float()
     head = model.head if isinstance(model, LstmModel) else model.lm_head

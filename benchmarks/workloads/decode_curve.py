@@ -2,7 +2,7 @@
 
 ``python -m memhier.benchmarks.workloads.decode_curve`` prints the tables; ``--json`` writes them. One thread; medians
 of interleaved rounds; the layer has 50,000 words, 512 dimensions and contexts of two domains. Besides a batch of one:
-batches of 8 and 64, and contexts of a domain that calibration did not see.
+batches of up to 256, and contexts of a domain that calibration did not see. Indexes of faiss are kept for the next run.
 """
 
 import time
@@ -16,9 +16,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from memhier.ann.decoder import LogitIndex
+from memhier.ann.decoder import LogitIndex, TopKSoftmax
 from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
-from memhier.benchmarks.decode.clock import Floats, Ints, Way, measure, precision
+from memhier.benchmarks.decode.clock import Ints, Way, measure, precision
 from memhier.benchmarks.decode.layers import TrainedLayer, load_domains
 from memhier.benchmarks.decode.peers import approximations, full_products, graphs_of_faiss
 
@@ -26,6 +26,7 @@ __all__ = ["main"]
 
 DOMAINS = ("wikitext", "books")
 K = 10
+_FEW_WORDS = 1000
 
 
 def ways_of_memhier(layer: TrainedLayer, precisions: tuple[float, ...]) -> list[Way]:
@@ -59,23 +60,25 @@ def truth_of(layer: TrainedLayer) -> Ints:
     return np.concatenate(found)
 
 
-def batches_of(layer: TrainedLayer, rounds: int) -> list[dict[str, Any]]:
+def batches_of(layer: TrainedLayer, rounds: int, batches: tuple[int, ...]) -> list[dict[str, Any]]:
     """Measure the full products and what ``method="auto"`` takes, by size of batch."""
-    full = list(full_products(layer))
-    weight, bias = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
-
-    def product(states: Floats) -> object:
-        return torch.topk(torch.nn.functional.linear(torch.from_numpy(states), weight, bias), K)
-
-    index = LogitIndex.build(layer.weight, layer.bias, contexts=layer.learned, k=K, full=product)
-    auto = Way("auto", "", lambda states: index.topk(states).indices)
+    full = list(full_products(layer))[:2]
+    head = torch.nn.Linear(*layer.weight.shape[::-1])
+    head.weight.data, head.bias.data = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
+    decoder = TopKSoftmax.from_linear(head, k=K, contexts=torch.from_numpy(layer.learned))
+    auto = Way("auto", "", lambda states: decoder.topk(torch.from_numpy(states))[1].numpy())
     rows = []
-    for batch in (1, 8, 64):
-        taken = measure([*full[:2], auto], layer.asked, batch, rounds)
-        fp32, bf16, ours = (float(np.median(taken[way.name])) for way in (*full[:2], auto))
-        row = {"batch": batch, "fp32_ms": fp32, "bf16_ms": bf16, "auto_ms": ours, "way": index.way(batch)}
-        rows.append(row | {"over_fp32": fp32 / ours, "over_bf16": bf16 / ours})
+    for batch in batches:
+        taken = measure([*full, auto], layer.asked, batch, rounds)
+        fp32, bf16, ours = (float(np.median(taken[way.name])) for way in (*full, auto))
+        row = {"words": len(layer.weight), "batch": batch, "fp32_ms": fp32, "bf16_ms": bf16, "auto_ms": ours}
+        rows.append(row | {"way": decoder.index.way(batch), "over_fp32": fp32 / ours, "over_bf16": bf16 / ours})
     return rows
+
+
+def first_words(layer: TrainedLayer, words: int) -> TrainedLayer:
+    """Return the layer of its most frequent words alone."""
+    return TrainedLayer(layer.weight[:words], layer.bias[:words], layer.learned, layer.asked)
 
 
 def unseen_domains(rounds: int, words: int | None) -> list[dict[str, Any]]:
@@ -119,7 +122,7 @@ def record_of(
         )
     for row in batches:
         for base in ("fp32", "bf16"):
-            name = f"auto over {base}, batch {row['batch']}"
+            name = f"auto over {base}, {row['words']:,} words, batch {row['batch']}"
             figures.append(Figure.of(name, row[f"over_{base}"], "times", "more", clock=True))
     figures += [
         Figure.of(
@@ -169,7 +172,10 @@ def main(words: int | None, rounds: int, peers: bool, construction: int, out: Pa
         }
         for way in ways
     ]  # fmt: skip
-    batches, unseen = batches_of(layer, rounds // 6), unseen_domains(rounds // 2, words)
+    batches = batches_of(layer, max(5, rounds // 12), (1, 8, 64, 256))
+    # Where the layer is small, the full product takes over at some size of batch.
+    batches += batches_of(first_words(layer, _FEW_WORDS), max(15, rounds // 6), (1, 2, 4, 8, 16, 32, 64, 128, 256))
+    unseen = unseen_domains(rounds // 2, words)
     console = Console(width=130)
     console.print(table_of("batch 1", rows))
     console.print(table_of("batches, method auto", batches))

@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
-from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, undo  # noqa: E402
+from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
 
 WORDS = 400
 
@@ -140,3 +140,32 @@ def test_errors_name_what_is_wrong(model):
     accelerate(model, k=10, method="preview")
     with pytest.raises(ValueError, match="accelerated already"):
         accelerate(model)
+
+
+def test_beams_rescored_have_the_models_own_scores(model):
+    options = {"num_beams": 4, "do_sample": False, "return_dict_in_generate": True, "output_scores": True}
+    right = generate(model, **options)
+    accelerate(model, k=100, method="preview")
+    found = generate(model, **options)
+    torch.testing.assert_close(found.sequences, right.sequences)
+    head = model.get_output_embeddings()
+    scores = rescore(model, found.sequences, 6)
+    assert model.get_output_embeddings() is head
+    torch.testing.assert_close(scores / 20, right.sequences_scores.double(), rtol=0, atol=1e-5)
+    text = found.sequences[:1].clone()
+    text[0, 6:] = torch.tensor([1, 2, 3, 4, 399] + [399] * 5 + [0] * 10)
+    torch.testing.assert_close(rescore(model, text, 6, eos_token_id=399), rescore(model, text[:, :11], 6))
+    with pytest.raises(ValueError, match="start=26: expected 1 to 25"):
+        rescore(model, found.sequences, 26)
+
+
+def test_a_state_dict_stays_what_it_was(model):
+    right = model.state_dict()
+    accelerate(model, k=10, method="preview")
+    found = model.state_dict()
+    assert list(found) == list(right)
+    assert all(found[name].data_ptr() == right[name].data_ptr() for name in right)
+    again = copy.deepcopy(model)
+    torch.testing.assert_close(generate(again, do_sample=False), generate(model, do_sample=False))
+    assert again.get_output_embeddings().weight is again.transformer.wte.weight
+    assert again.get_output_embeddings().head.weight is again.transformer.wte.weight

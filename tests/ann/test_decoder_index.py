@@ -337,3 +337,28 @@ def test_auto_takes_a_way_for_every_batch():
     for batch in (1, 3, 8, 97):
         assert index.way(batch) in ("full", "preview", "graph", "screen")
         assert index.topk(hidden[:batch]).indices.shape == (batch, 5)
+
+
+def test_numbers_that_do_not_fit_are_named():
+    weight, _, hidden = make_layer(300, 12)
+    with pytest.raises(ValueError, match=r"weight\[0\] holds NaN or infinity"):
+        LogitIndex.build(weight.astype(np.float64) * 1e300)
+    large = weight.copy()
+    large[7, 3] = 1e16
+    with pytest.raises(ValueError, match=r"weight\[7\] holds a number beyond 1e\+15"):
+        LogitIndex.build(large)
+    with pytest.raises(ValueError, match="seed=-1"):
+        LogitIndex.build(weight, seed=-1)
+    index = LogitIndex.build(weight, contexts=hidden, method="preview")
+    with pytest.raises(ValueError, match="method='other': expected one of auto, graph"):
+        index.topk(hidden[:1], method="other")
+
+
+def test_the_full_product_of_many_states_is_made_in_parts(monkeypatch):
+    weight, bias, hidden = make_layer(500, 16)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="full")
+    right = index.topk(hidden[:100])
+    monkeypatch.setattr(engine_module, "_LOGITS_MOST", 1600)
+    parts = index.topk(hidden[:100])
+    np.testing.assert_array_equal(parts.indices, right.indices)
+    assert_largest(parts, exact(weight, bias, hidden[:100]), 5)

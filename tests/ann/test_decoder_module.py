@@ -1,5 +1,8 @@
 """TopKSoftmax in the place of an output layer: values, shapes, sampling, types, tied weights, errors."""
 
+import copy
+import io
+
 import numpy as np
 import pytest
 
@@ -165,3 +168,55 @@ def test_errors_name_what_is_wrong(built):
         decoder.topk(bad)
     with pytest.raises(ValueError, match="output='other'"):
         TopKSoftmax(decoder.index, None, None, "other")
+
+
+@pytest.mark.parametrize("method", ["full", "preview", "graph"])
+def test_a_hidden_state_that_is_not_finite_is_refused_by_every_way(method):
+    head, hidden = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden, method=method)
+    bad = hidden[:3].clone()
+    bad[2, 7] = torch.inf
+    for ask in (decoder.topk, decoder.certified_topk, decoder.sample, decoder):
+        with pytest.raises(ValueError, match=r"hidden\[2, 7\]=inf"):
+            ask(bad)
+    with pytest.raises(ValueError, match="got a single number"):
+        decoder.topk(torch.tensor(1.0))
+
+
+def test_nothing_asked_is_answered_with_nothing(built):
+    _, hidden, decoder = built
+    none = hidden[:0]
+    assert decoder.certified_topk(none)[2].shape == (0,)
+    assert decoder.log_prob(none, torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    assert decoder(none).shape == (0, 600)
+    for options in ({}, {"top_k": 3}, {"top_p": 0.5}):
+        assert decoder.sample(none, **options).shape == (0,)
+
+
+def test_copies_answer_alike_and_are_refreshed_alone(built):
+    _, hidden, _ = built
+    head, learned = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=10, contexts=learned[:300], method="graph")
+    right = decoder.topk(hidden)
+    buffer = io.BytesIO()
+    torch.save(decoder, buffer)
+    buffer.seek(0)
+    pickled, copied = torch.load(buffer, weights_only=False), copy.deepcopy(decoder)
+    for other in (pickled, copied):
+        torch.testing.assert_close(other.topk(hidden), right)
+    changed = copy.deepcopy(head)
+    changed.weight.data[:300] *= 2
+    copied.refresh(changed)
+    assert (copied.topk(hidden)[1] == torch.topk(changed(hidden), 10).indices).float().mean() > 0.95
+    torch.testing.assert_close(decoder.topk(hidden), right)
+
+
+def test_a_cold_nucleus_is_the_likeliest_word(built):
+    _, hidden, decoder = built
+    for temperature in (1e-3, 1e-6):
+        drawn = decoder.sample(hidden[:9], top_p=0.9, temperature=temperature)
+        torch.testing.assert_close(drawn, decoder.topk(hidden[:9], 1)[1][:, 0])
+
+
+def test_it_says_what_it_is_of(built):
+    assert "24 -> 600, k=10, precision=0.99, way='preview'" in repr(built[2])

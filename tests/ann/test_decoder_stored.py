@@ -1,5 +1,9 @@
 """A layer whose rows lie on SSD answers as one in DRAM does, within its budget and with one submission a call."""
 
+import copy
+import os
+import pickle
+
 import numpy as np
 import pytest
 
@@ -111,3 +115,32 @@ def test_a_page_that_changed_is_noticed_when_it_is_read(tmp_path):
     file.write_bytes(data)
     with pytest.raises(CorruptionError):
         index.topk(hidden[:1])
+
+
+def test_copies_children_and_what_cannot_be_copied(tmp_path):
+    weight, bias, hidden = make_layer()
+    index = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview", dram=DRAM, path=tmp_path / "a")
+    right = index.topk(hidden[:5]).indices
+    np.testing.assert_array_equal(copy.deepcopy(index).topk(hidden[:5]).indices, right)
+    with pytest.raises(TypeError, match="rows lie on SSD cannot be pickled"):
+        pickle.dumps(index)
+    child = os.fork()
+    if not child:
+        os._exit(int((index.topk(hidden[:5]).indices != right).any()))
+    assert os.waitpid(child, 0)[1] == 0
+    np.testing.assert_array_equal(index.topk(hidden[:5]).indices, right)
+    # Refreshed, it answers from the layer it was given, and lets go of its files.
+    assert index.refresh(weight * 2, bias) == WORDS
+    assert index.layer is not None
+    index.close()
+    assert (index.topk(hidden[:5], certify=True, complete=True).values > 0).any()
+
+
+def test_a_memory_map_is_indexed_as_an_array_is(tmp_path):
+    weight, bias, hidden = make_layer()
+    np.save(tmp_path / "weight.npy", weight)
+    mapped = np.load(tmp_path / "weight.npy", mmap_mode="r")
+    index = LogitIndex.build(mapped, bias, contexts=hidden[:800], k=5, method="graph", dram=DRAM, path=tmp_path / "a")
+    right = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="graph")
+    np.testing.assert_array_equal(index.topk(hidden[800:900]).indices, right.topk(hidden[800:900]).indices)
+    assert index.digest == right.digest
