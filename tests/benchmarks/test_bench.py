@@ -400,9 +400,19 @@ def test_the_papers_wait_for_their_systems() -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     invoke = CliRunner().invoke
-    listed = invoke(command.bench, ["list", "--envs", str(tmp_path)], catch_exceptions=False)
+    place = ["--envs", str(tmp_path)]
+    listed = invoke(command.bench, ["list", *place], env={"COLUMNS": "80"}, catch_exceptions=False)
     assert listed.exit_code == 0
-    assert "tiers-planner" in listed.output
+    assert max(map(len, listed.output.splitlines())) <= 80
+    for name in (*PEERS, *(load.name for load in load_workloads())):
+        assert any(line.startswith(f"{name} ") for line in listed.output.splitlines())
+    told = invoke(command.bench, ["list", "diskann", "search-sift", *place], catch_exceptions=False).output
+    assert "no counter of reads" in told
+    assert "dram_share 0.8" in told
+    assert "tiers-planner" not in told
+    told = invoke(command.bench, ["list", "--verbose", *place], catch_exceptions=False).output
+    assert "no counter of reads" in told
+    assert "module planner" in told
     assert "there is no workload 'x'" in invoke(command.bench, ["run", "x"]).output
     assert "no workload is of this group" in invoke(command.bench, ["run", "--group", "x"]).output
     assert "tiers ask for no other packages" in invoke(command.bench, ["install", "tiers"]).output
