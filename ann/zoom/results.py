@@ -47,17 +47,17 @@ class SearchResult:
 
 def search_stats(found: Found, tally: Ints) -> dict[str, Any]:
     """Return what was done, in plain numbers; see :class:`SearchResult`."""
-    scanned, ranked = found.scanned.sum(axis=0).tolist(), found.ranked
-    early = ranked[:, 4] >= STOPS.index("max_reads")  # or the deadline
-    stats = {"queries": len(found.ids), "probed": scanned[0], "scanned": scanned[1], "cut_short": scanned[2]}
-    stats |= {"candidates": int(found.admitted.sum()), "ranked": int(ranked[:, 0].sum())}
-    stats |= dict(zip(("reads", "pages", "bytes"), tally.tolist(), strict=True))
-    stats |= {"page_requests": int(ranked[:, 1].sum()), "hot_pages": int(ranked[:, 2].sum())}
-    return stats | {
-        "rounds": int(ranked[:, 3].max(initial=0)),
-        "stopped_early": int(early.sum()),
-        "stopped": STOPS[int(ranked[0, 4])] if len(ranked) else "all_read",
-    }
+    probed, scanned, cut_short = found.scanned.sum(axis=0).tolist()
+    ranked, requests, hot, _, _ = found.ranked.sum(axis=0).tolist()
+    rounds, stops = found.ranked[:, 3].tolist(), found.ranked[:, 4].tolist()
+    reads, pages, read = tally.tolist()
+    early = STOPS.index("max_reads")  # or the deadline
+    return {
+        "queries": len(found.ids), "probed": probed, "scanned": scanned, "cut_short": cut_short,
+        "candidates": sum(found.admitted.tolist()), "ranked": ranked, "reads": reads, "pages": pages, "bytes": read,
+        "page_requests": requests, "hot_pages": hot, "rounds": max(rounds, default=0),
+        "stopped_early": sum(stop >= early for stop in stops), "stopped": STOPS[stops[0]] if stops else "all_read",
+    }  # fmt: skip
 
 
 def range_result(found: Sequence[Within], seen: Sightings | None, tally: Ints, calibrated: bool) -> RangeResult:
