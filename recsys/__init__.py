@@ -33,6 +33,7 @@ if TYPE_CHECKING:
         read_criteo_parquet,
         read_lightgcn,
         read_movielens,
+        reshard,
         save_trace,
         to_embedding_bag,
     )
@@ -68,6 +69,7 @@ __all__ = [
     "read_criteo_parquet",
     "read_lightgcn",
     "read_movielens",
+    "reshard",
     "save_trace",
     "to_embedding_bag",
 ]

@@ -23,6 +23,7 @@ from memhier.recsys.embedding.readers import (
     read_lightgcn,
     read_movielens,
 )
+from memhier.recsys.embedding.reshard import reshard
 from memhier.recsys.embedding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
@@ -54,6 +55,7 @@ __all__ = [
     "read_criteo_parquet",
     "read_lightgcn",
     "read_movielens",
+    "reshard",
     "save_trace",
     "to_embedding_bag",
 ]

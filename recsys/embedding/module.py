@@ -18,11 +18,13 @@ from memhier.recsys.embedding.initial import initial_weights
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Rows, Tables
 
-__all__ = ["FusedOptimizer", "TableModule", "Update"]
+__all__ = ["EXTRA", "FusedOptimizer", "TableModule", "Update"]
 
 Update = Literal["backward", "step"]
 
-_EXTRA = "recsys/extra"
+EXTRA = "recsys/extra"
+"""Where a checkpoint has the hyperparameters, and what the caller gave it."""
+
 _BLOCK = 4096
 
 
@@ -166,7 +168,7 @@ class TableModule(nn.Module):
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
-        return {_EXTRA: json.dumps({"hyperparameters": group, "extra": dict(extra or {})}).encode()}
+        return {EXTRA: json.dumps({"hyperparameters": group, "extra": dict(extra or {})}).encode()}
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -304,7 +306,7 @@ class TableModule(nn.Module):
         return [(rows, found)]
 
     def _last_values(self) -> dict[str, Any]:
-        found = self.tables.value(_EXTRA)
+        found = self.tables.value(EXTRA)
         values: dict[str, Any] = {} if found is None else json.loads(found)
         return values
 

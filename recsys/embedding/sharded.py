@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
@@ -28,10 +29,10 @@ from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Floats, Ints, Rows, Tables, TableSpec
 
-__all__ = ["ShardedEmbeddingBagCollection"]
+__all__ = ["Shard", "ShardedEmbeddingBagCollection"]
 
 
-class _Shard(Tables):
+class Shard(Tables):
     """The rows of one rank, under the numbers they have there: key // ranks."""
 
     def __init__(self, whole: Sequence[TableSpec], rank: int, ranks: int, optimizer: SparseOptimizer, **options: Any):
@@ -42,10 +43,23 @@ class _Shard(Tables):
         name = f"shard {rank} of {ranks}: " + ", ".join(f"{spec.name} {spec.rows} {spec.initial}" for spec in whole)
         super().__init__([TableSpec(name, rows, whole[0].dim)], optimizer, **options)
 
+    def everywhere(self, numbers: Ints) -> Ints:
+        """Return the keys that rows have in the whole."""
+        return numbers * self._ranks + self._rank
+
+    def has(self, keys: Ints) -> NDArray[np.bool_]:
+        """Return which keys of the whole are this rank's."""
+        mine: NDArray[np.bool_] = keys % self._ranks == self._rank
+        return mine
+
+    def numbers(self, keys: Ints) -> Ints:
+        """Return the numbers that keys of the whole have here."""
+        return keys // self._ranks
+
     def _first_rows(self, keys: Ints) -> Floats:
         dim = self.specs[0].dim
         rows = np.full((len(keys), self.widths[0]), self.optimizer.first_state(), np.float32)
-        everywhere = keys * self._ranks + self._rank
+        everywhere = self.everywhere(keys)
         table_of = np.searchsorted(self._whole_bases, everywhere, side="right") - 1
         for table in np.unique(table_of).tolist():
             spec, mine = self._whole[table], table_of == table
@@ -106,7 +120,7 @@ class ShardedEmbeddingBagCollection(TableModule):
     ValueError
         For tables of several widths.
     FormatError
-        When the shards are at checkpoints of different steps.
+        When the shards are at checkpoints of different steps, or of another number of ranks: see :func:`reshard`.
     """
 
     def __init__(
@@ -130,7 +144,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         folder.parent.mkdir(parents=True, exist_ok=True)
         rule = SGD() if optimizer is None else optimizer
         super().__init__(
-            _Shard(parser.specs, self._rank, self._ranks, rule, dram=dram, path=folder, **options), "backward"
+            Shard(parser.specs, self._rank, self._ranks, rule, dram=dram, path=folder, **options), "backward"
         )
         self._parser = parser
         self._bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])

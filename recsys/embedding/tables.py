@@ -5,7 +5,7 @@ reads, updates and evicts once, however many tables it needs.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -295,6 +295,14 @@ class Tables:
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
             self._tier.scatter(ids[part] + self.bases[table], rows[part])
+
+    def replace(self, keys: Ints, rows: Floats) -> None:
+        """Replace rows with their state, float32 [n, width of the widest]."""
+        self._tier.scatter(keys, rows)
+
+    def stored(self) -> Iterator[Ints]:
+        """Yield the keys whose rows are on SSD, in blocks; nothing may be written meanwhile."""
+        yield from self._tier._parts.log.keys()
 
     def scratch(self, count: int) -> Floats:
         """Return so many floats to work with inside of a change of rows, until the next call."""

@@ -3,21 +3,30 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import distributed as dist
 
-from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig, ShardedEmbeddingBagCollection
+from memhier.errors import FormatError
+from memhier.recsys import (
+    Adam,
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    ShardedEmbeddingBagCollection,
+    reshard,
+)
 
 SCRIPT = Path(__file__).with_name("train_in_ranks.py")
 
 
-def run(folder: Path, ranks: int, rule: str, window: int) -> str:
-    folder.mkdir()
+def run(folder: Path, ranks: int, rule: str, window: int, first: int = 0, last: int = 20) -> str:
+    folder.mkdir(exist_ok=True)
+    numbers = [str(number) for number in (window, first, last)]
     commands = [
-        [sys.executable, str(SCRIPT), str(folder), str(ranks), str(rank), rule, str(window)] for rank in range(ranks)
+        [sys.executable, str(SCRIPT), str(folder), str(ranks), str(rank), rule, *numbers] for rank in range(ranks)
     ]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     outputs = [process.communicate(timeout=100)[0] for process in processes]
@@ -34,6 +43,53 @@ def test_ranks_give_the_bits_of_one(tmp_path: Path, rule: str) -> None:
 @pytest.mark.slow
 def test_three_ranks_without_looking_ahead(tmp_path: Path) -> None:
     assert run(tmp_path / "three", 3, "adam", 0) == run(tmp_path / "one", 1, "adam", 2)
+
+
+CONFIGS = [
+    EmbeddingBagConfig(name="a", num_embeddings=300, embedding_dim=4),
+    EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=4, pooling="mean"),
+]
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", 1, "adam", 0)
+    moved = tmp_path / "moved"
+    run(moved, 1, "adam", 0, 0, 8)
+    assert reshard(moved / "tables-1", moved / "tables-2", CONFIGS, 2, optimizer=Adam(lr=0.01), dram="64MiB") > 100
+    run(moved, 2, "adam", 2, 8, 13)
+    reshard(moved / "tables-2", moved / "tables-3", CONFIGS, 3, optimizer=Adam(lr=0.01), dram="64MiB")
+    assert run(moved, 3, "adam", 0, 13, 20) == alone
+
+
+def test_shards_are_divided_anew_with_all_that_they_hold(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"optimizer": Adam(lr=0.01), "dram": "64MiB", "seed": 5}
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        with ShardedEmbeddingBagCollection(CONFIGS, path=tmp_path / "1", **options) as tables:
+            for seed in range(4):
+                ids = torch.from_numpy(np.random.default_rng(seed).integers(0, 41, (9, 2)))
+                tables(ids).values().sin().sum().backward()
+            tables.checkpoint({"at": 4})
+            rows = np.arange(41)
+            expected = [tables.weights(rows, table) for table in range(2)]
+            state = tables.optimizer_state(rows)
+        touched = reshard(tmp_path / "1", tmp_path / "3", CONFIGS, 3, **options)
+        assert sorted(place.name for place in (tmp_path / "3").iterdir()) == ["shard-0", "shard-1", "shard-2"]
+        assert reshard(tmp_path / "3", tmp_path / "back", CONFIGS, 1, **options) == touched
+        with ShardedEmbeddingBagCollection(CONFIGS, path=tmp_path / "back", resume=True, **options) as tables:
+            assert (tables.steps, tables.extra) == (4, {"at": 4})
+            assert all(torch.equal(tables.weights(rows, table), expected[table]) for table in range(2))
+            assert torch.equal(tables.optimizer_state(rows), state)
+        with pytest.raises(FileExistsError, match="is there already"):
+            reshard(tmp_path / "1", tmp_path / "3", CONFIGS, 2, **options)
+        with pytest.raises(FormatError):
+            reshard(tmp_path / "1", tmp_path / "4", CONFIGS[:1], 2, **options)
+        assert not (tmp_path / "4").exists()
+        with pytest.raises(FileNotFoundError, match="shard-0"):
+            reshard(tmp_path, tmp_path / "5", CONFIGS, 2, **options)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_one_rank_is_a_collection(tmp_path: Path) -> None:

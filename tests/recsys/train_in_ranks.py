@@ -1,6 +1,7 @@
 """Trains a sharded collection on the ranks of a gloo group, and prints the hash of its tables from rank 0.
 
-``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW``; the batch of the whole is divided among the ranks.
+``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW FIRST LAST``; the batches of the whole from FIRST to before
+LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0.
 """
 
 import hashlib
@@ -21,17 +22,18 @@ CONFIGS = [
 ]
 
 
-def main(folder: Path, ranks: int, rank: int, rule: str, window: int) -> None:
+def main(folder: Path, ranks: int, rank: int, rule: str, window: int, first: int, last: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{ranks}", rank=rank, world_size=ranks)
     rng = np.random.default_rng(0)
     whole = [torch.from_numpy((np.array([300, 41]) * rng.random((24, 2)) ** 2).astype(np.int64)) for _ in range(20)]
-    mine = [batch.chunk(ranks)[rank] for batch in whole]
+    mine = [batch.chunk(ranks)[rank] for batch in whole[first:last]]
     scale = torch.linspace(-1, 1, 24).exp().chunk(ranks)[rank][:, None]
     optimizer = Descent(lr=0.1) if rule == "sgd" else Adam(lr=0.01)
     with ShardedEmbeddingBagCollection(
-        CONFIGS, optimizer=optimizer, dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False
-    ) as tables:
+        CONFIGS, optimizer=optimizer, dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False,
+        resume=first > 0,
+    ) as tables:  # fmt: skip
         for batch in lookahead(mine, tables, ids=lambda batch: batch, window=window) if window else mine:
             # Each sample counts differently, so that the order in which repeats add up shows.
             (tables(batch).values().sin() * scale).sum().backward()
@@ -47,4 +49,4 @@ def main(folder: Path, ranks: int, rank: int, rule: str, window: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:8]))
