@@ -85,7 +85,7 @@ def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
 @click.option("--suite", "size", type=click.Choice(["quick", "full"]), default="quick", show_default=True,
               help="Every workload has both sizes.")  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only workloads of this group.")
-@click.option("--peer", "only", multiple=True, help="Only these peers or adapters.")
+@click.option("--peer", "only", multiple=True, help="Only these peers or adapters, and the workloads that have them.")
 @click.option("--results", "results_path", type=_NEW_FILE,
               default=Path("bench.jsonl"), show_default=True,
               help="Rows of results; what is there already is not run again.")  # fmt: skip
@@ -109,7 +109,7 @@ def run(
     try:
         place.mkdir(parents=True, exist_ok=True)
         # Two runs would disturb each other's figures, and write into each other's files.
-        with hold_alone(results_path, "--results"), hold_alone(place / "lock", "the folder of"):
+        with hold_alone(results_path, "--results:"), hold_alone(place / "lock", "--work:"):
             results = Results(results_path)
             whole = _run(plan, results)
             _show(results.rows())
