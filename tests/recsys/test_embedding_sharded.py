@@ -23,11 +23,13 @@ SCRIPT = Path(__file__).with_name("train_in_ranks.py")
 
 
 def run(folder: Path, ranks: int, rule: str, window: int, first: int = 0, last: int = 20) -> str:
+    return start(SCRIPT, folder, ranks, rule, window, first, last)
+
+
+def start(script: Path, folder: Path, ranks: int, *arguments: Any) -> str:
+    """Run a script once for each rank; return the hash that the first one prints."""
     folder.mkdir(exist_ok=True)
-    numbers = [str(number) for number in (window, first, last)]
-    commands = [
-        [sys.executable, str(SCRIPT), str(folder), str(ranks), str(rank), rule, *numbers] for rank in range(ranks)
-    ]
+    commands = [[sys.executable, str(script), *map(str, (folder, ranks, rank, *arguments))] for rank in range(ranks)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     outputs = [process.communicate(timeout=100)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
@@ -43,6 +45,11 @@ def test_ranks_give_the_bits_of_one(tmp_path: Path, rule: str) -> None:
 @pytest.mark.slow
 def test_three_ranks_without_looking_ahead(tmp_path: Path) -> None:
     assert run(tmp_path / "three", 3, "adam", 0) == run(tmp_path / "one", 1, "adam", 2)
+
+
+def test_the_dense_part_under_ddp(tmp_path: Path) -> None:
+    script = SCRIPT.with_name("train_with_ddp.py")
+    assert start(script, tmp_path, 2) == start(script, tmp_path, 1)
 
 
 CONFIGS = [
