@@ -233,22 +233,42 @@ def grouped(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, 
     return found
 
 
+def gains(rows: list[dict[str, Any]], base: str, name: str) -> dict[tuple[str, str], list[float]]:
+    """Return by how many points ways with storage are better than `base`, seed by seed."""
+    groups, found = grouped(rows), {}
+    for (method, way), group in groups.items():
+        alone = {row["seed"]: row[name] for row in groups.get((method, base), [])}
+        if way in ("random swaps", "gate") and alone:
+            found[method, way] = [100 * (row[name] - alone[row["seed"]]) for row in group if row["seed"] in alone]
+    return found
+
+
+def comparisons(rows: list[dict[str, Any]]) -> list[str]:
+    """Return a line for each way with storage: the same seeds with it and without, and beside everything in DRAM."""
+    lines = []
+    for base in ("memory only", "all in DRAM"):
+        ends, ways = gains(rows, base, "final"), gains(rows, base, "incremental")
+        for method, way in ends:
+            end, on_the_way = ends[method, way], ways[method, way]
+            lines.append(
+                f"{method}, {way} against {base}: {np.mean(end):+.1f} points at the end ({min(end):+.1f} to "
+                f"{max(end):+.1f}), {np.mean(on_the_way):+.1f} on the way, {len(end)} seeds"
+            )
+    return lines
+
+
 def record(rows: list[dict[str, Any]], data: str, memory: int) -> Record:
     """Return accuracies as figures and bars."""
     figures: list[Figure] = []
     bars: list[Bar] = []
-    groups = grouped(rows)
-    for (method, way), group in groups.items():
+    for (method, way), group in grouped(rows).items():
         for name, what in (("final", "accuracy at the end"), ("incremental", "accuracy on the way")):
             values = [100 * row[name] for row in group]
             figures.append(Figure.of(f"{data}, {memory}: {method}, {way}, {what}", values, "%", "more"))
         bars.append(Bar.of(f"{method}, {way}", [100 * row["final"] for row in group]))
-    for (method, way), group in groups.items():
-        alone = {row["seed"]: row for row in groups.get((method, "memory only"), [])}
-        if way in ("random swaps", "gate") and alone:
-            gains = [100 * (row["final"] - alone[row["seed"]]["final"]) for row in group]
-            name = f"{data}, {memory}: {method}, {way}, gain at the end"
-            figures.append(Figure.of(name, gains, "points", "more", paper="CarM"))
+    for (method, way), values in gains(rows, "memory only", "final").items():
+        name = f"{data}, {memory}: {method}, {way}, gain at the end"
+        figures.append(Figure.of(name, values, "points", "more", paper="CarM"))
     return Record(
         figures, bars=[Bars(f"Accuracy after the last task: {data}, {memory} in memory", "%", bars)],
         scale="small models on one thread; CarM: ResNet-18 and -32 on a GPU",
@@ -277,6 +297,8 @@ def main(
     setting = Setting(data, memory, epochs, samples)
     rows = measure(setting, methods.split(","), ways.split(","), seeds, folder, kept, console)
     console.print(show(rows, data, memory))
+    for line in comparisons(rows):
+        console.print(line)
     if out is not None:
         record(rows, data, memory).write(out, rows=rows)
 
