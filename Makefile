@@ -74,11 +74,13 @@ sanitize: sanitize-address sanitize-thread  ## memhier's tests on a core built w
 
 # Assertions are on (no NDEBUG). Python and numpy leak by design, so leaks are not looked for.
 sanitize-address: FLAGS = -fsanitize=address,undefined -fno-sanitize-recover=all
+sanitize-address: DECODER = $(foreach name,graph index stored threads,tests/ann/test_decoder_$(name).py)
 sanitize-address: RUNTIMES = libasan.so libubsan.so libstdc++.so.6
 sanitize-address: RUN = ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 
 # GCC 12's TSan clashes with much address randomisation, at build time as well; forked readers must survive in the child.
 sanitize-thread: FLAGS = -fsanitize=thread
+sanitize-thread: DECODER = tests/ann/test_decoder_threads.py
 sanitize-thread: RUNTIMES = libtsan.so libstdc++.so.6
 sanitize-thread: RUN = TSAN_OPTIONS="exitcode=66 die_after_fork=0" setarch -R
 
@@ -90,7 +92,7 @@ sanitize-address sanitize-thread: build
 	cp memhier/native/memhier_native/__init__.py build/$@/site/memhier_native/
 	env MEMHIER_NATIVE=1 PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/$@/site:$(CURDIR):$(SITE)" \
 	    LD_PRELOAD="$(subst $(space),:,$(foreach name,$(RUNTIMES),$(call runtime,$(name))))" \
-	    $(RUN) $(BASE) -m pytest -q -p no:cacheprovider -o timeout=600 tests/memhier tests/ann/test_zoom_scan.py \
+	    $(RUN) $(BASE) -m pytest -q -p no:cacheprovider -o timeout=600 tests/memhier tests/ann/test_zoom_scan.py $(DECODER) \
 	    --ignore=tests/memhier/test_budget_holds.py  # a sanitizer's own memory is beyond any budget
 
 clean:  ## remove build products (not .venv)

@@ -16,15 +16,20 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _WORD = re.compile(r"[A-Za-z_]\w*|\d+|[^\w\s]")
 
 
-def read_sources(words: int, seed: int = 0) -> Ints:
+def read_sources(words: int, seed: int = 0, folders: tuple[Path, ...] = ()) -> Ints:
     """Return sources as numbers of words, the most frequent first: as many files, in random order, as have `words`.
+
+    Parameters
+    ----------
+    folders
+        Where to look, in place of this Python's own modules and those installed.
 
     Raises
     ------
     ValueError
-        When all sources of this Python have fewer.
+        When all sources there have fewer.
     """
-    paths = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib")]
+    paths = folders or tuple(Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib"))
     files = sorted({file for path in paths for file in path.rglob("*.py")})
     counts: Counter[str] = Counter()
     texts: list[list[str]] = []

@@ -1,7 +1,5 @@
 """LogitIndex against the full product: every way, odd sizes, certificates, log Z, files, faults."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -312,22 +310,6 @@ def test_a_layer_that_was_trained_on_is_stale_until_refreshed():
     assert_largest(index.topk(hidden[300:], certify=True, complete=True), exact(tuned, bias, hidden[300:]), 5)
     with pytest.raises(ValueError, match=r"expected shape \[1000, 24\]"):
         index.refresh(tuned[:500], bias[:500])
-
-
-def test_calls_from_several_threads_answer_alike():
-    weight, bias, hidden = make_layer(3000, 32)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="graph")
-    right = [
-        index.topk(hidden[at : at + 4], method=way).indices for at in range(300, 396, 4) for way in ("graph", "preview")
-    ]
-    with ThreadPoolExecutor(4) as pool:
-        calls = [
-            pool.submit(index.topk, hidden[at : at + 4], method=way)
-            for at in range(300, 396, 4)
-            for way in ("graph", "preview")
-        ]
-        for call, indices in zip(calls, right, strict=True):
-            np.testing.assert_array_equal(call.result().indices, indices)
 
 
 def test_auto_takes_a_way_for_every_batch():

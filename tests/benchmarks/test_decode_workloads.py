@@ -2,6 +2,7 @@
 
 from itertools import product
 
+import faiss
 import numpy as np
 import pytest
 
@@ -9,7 +10,10 @@ torch = pytest.importorskip("torch")
 
 from memhier.benchmarks.decode.beams import beam_search  # noqa: E402
 from memhier.benchmarks.decode.clock import Way, measure, precision  # noqa: E402
+from memhier.benchmarks.decode.kept import kept_index  # noqa: E402
+from memhier.benchmarks.decode.layers import TrainedLayer  # noqa: E402
 from memhier.benchmarks.decode.ptb import Lstm  # noqa: E402
+from memhier.benchmarks.models.code import read_sources  # noqa: E402
 from memhier.benchmarks.models.train import LstmModel, train  # noqa: E402
 
 
@@ -72,3 +76,38 @@ def test_training_learns_what_follows():
     model = LstmModel(50, 16)
     losses = train(model, tokens, 50, steps=60)
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
+
+
+def test_sources_are_numbered_by_frequency(tmp_path):
+    for number in range(9):
+        (tmp_path / f"{number}.py").write_text(f"a = b{number}(a, 1)\nb{number} = c{number % 3}\n" * (number + 1))
+    tokens = read_sources(12, folders=(tmp_path,))
+    np.testing.assert_array_equal(tokens, read_sources(12, folders=(tmp_path,)))
+    counts = np.bincount(tokens)
+    assert len(counts) == 12
+    assert (np.diff(counts) <= 0).all()
+    assert not np.array_equal(tokens, read_sources(12, seed=1, folders=(tmp_path,)))
+    with pytest.raises(ValueError, match="9 files of Python sources have 18 words: expected at least 20"):
+        read_sources(20, folders=(tmp_path,))
+
+
+def test_an_index_is_built_once_for_a_layer(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    rows = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    layer = TrainedLayer(rows, rows[:, 0].copy(), rows, rows)
+    built = []
+
+    def build():
+        built.append(1)
+        index = faiss.IndexFlatL2(4)
+        index.add(rows)
+        return index
+
+    first, seconds = kept_index(layer, "flat", build)
+    again, kept_seconds = kept_index(layer, "flat", build)
+    assert len(built) == 1
+    assert seconds == kept_seconds
+    np.testing.assert_array_equal(first.search(rows, 3)[1], again.search(rows, 3)[1])
+    kept_index(layer, "flat, otherwise", build)
+    kept_index(TrainedLayer(rows + 1, layer.bias, rows, rows), "flat", build)
+    assert len(built) == 3
