@@ -10,7 +10,7 @@ from memhier._arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Normal
-from memhier.recsys.embedding.module import TableModule, Update
+from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
 
@@ -111,6 +111,7 @@ class EmbeddingBag(TableModule):
         self.padding_idx = padding_idx
         self.include_last_offset = include_last_offset
 
+    @not_compiled
     def forward(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Tensor:
         """Return pooled rows, float32 [bags, embedding_dim]; arguments as in torch.
 

@@ -14,7 +14,7 @@ from memhier.policies import Policy
 from memhier.recsys.embedding.bag import as_bags
 from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Uniform
-from memhier.recsys.embedding.module import TableModule, Update
+from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Tables, TableSpec, check_ids
 
@@ -125,6 +125,7 @@ class EmbeddingBagCollection(TableModule):
         )  # fmt: skip
         self._parser = parser
 
+    @not_compiled
     def forward(self, features: Any) -> Pooled:
         """Return pooled rows of every feature.
 

@@ -1,14 +1,15 @@
 """What a module of tables has in common: when gradients are applied, checkpoints, state_dict."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from types import TracebackType
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 
 from memhier._arrays import as_ints
 from memhier._segments import PAGE_BYTES
@@ -18,14 +19,23 @@ from memhier.recsys.embedding.initial import initial_weights
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Rows, Tables
 
-__all__ = ["EXTRA", "FusedOptimizer", "TableModule", "Update"]
+__all__ = ["EXTRA", "FusedOptimizer", "TableModule", "Update", "not_compiled"]
 
 Update = Literal["backward", "step"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 EXTRA = "recsys/extra"
 """Where a checkpoint has the hyperparameters, and what the caller gave it."""
 
 _BLOCK = 4096
+
+
+def not_compiled(forward: Callable[P, T]) -> Callable[P, T]:
+    """Let `torch.compile` call a method as it is, and compile what is around: rows come and go behind its back."""
+    # The public name would load the whole compiler at import.
+    disabled: Callable[P, T] = _disable_dynamo(forward)
+    return disabled
 
 
 class FusedOptimizer(torch.optim.Optimizer):

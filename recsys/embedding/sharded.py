@@ -25,7 +25,7 @@ from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
 from memhier.recsys.embedding.fused import apply_sparse
 from memhier.recsys.embedding.kernels import Places, distinct_rows
-from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.module import TableModule, not_compiled
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.tables import Floats, Ints, Rows, Tables, TableSpec
 
@@ -154,6 +154,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._known: deque[_Exchange] = deque()
         self._check_steps()
 
+    @not_compiled
     def forward(self, features: Any) -> Pooled:
         """Return pooled rows of every feature of this rank's batch; see :class:`EmbeddingBagCollection`."""
         bags = self._parser.bags_of(features)

@@ -249,3 +249,17 @@ def test_rows_that_leave_together_are_read_together(tmp_path: Path) -> None:
             bag.checkpoint()  # so that rows come from the log, not from the queue
         assert bag.stats()["refetches"] == 256
         assert 8 < bag.stats()["rows_per_page"] <= 16
+
+
+def test_a_compiled_model_leaves_the_tables_as_they_are(tmp_path: Path) -> None:
+    ids = torch.tensor([[1, 2], [2, 3]])
+    found = []
+    for name in ("plain", "compiled"):
+        torch.manual_seed(0)
+        with EmbeddingBag(10, 2, mode="sum", dram="32MiB", path=tmp_path / name) as bag:
+            model = nn.Sequential(bag, nn.Linear(2, 1))
+            run = torch.compile(model, backend="eager") if name == "compiled" else model
+            for _ in range(3):
+                run(ids).square().sum().backward()
+            found.append(bag.weights(np.arange(10)))
+    assert torch.equal(*found)
