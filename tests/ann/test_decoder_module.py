@@ -100,7 +100,7 @@ def frequencies(drawn, words):
 @pytest.mark.parametrize("temperature", [1.0, 2.0])
 def test_samples_follow_the_layer(built, options, temperature):
     head, hidden, decoder = built
-    state = hidden[3:4].repeat(8_000, 1)
+    state = hidden[3:4].repeat(4_000, 1)
     drawn = decoder.sample(state, **options, temperature=temperature, generator=torch.Generator().manual_seed(1))
     logits = (head(hidden[3:4])[0] / temperature).double()
     if "top_k" in options:
@@ -110,7 +110,7 @@ def test_samples_follow_the_layer(built, options, temperature):
         ordered, order = shares.sort(descending=True)
         shares[order[ordered.cumsum(0) - ordered >= options["top_p"]]] = 0
         shares /= shares.sum()
-    assert np.abs(frequencies(drawn, 600) - shares.detach().numpy()).max() < 0.025
+    assert np.abs(frequencies(drawn, 600) - shares.detach().numpy()).max() < 0.035
     if options:
         assert shares[drawn].min() > 0
 
