@@ -92,8 +92,8 @@ sanitize-address sanitize-thread: build
 	cp memhier/native/memhier_native/__init__.py build/$@/site/memhier_native/
 	env MEMHIER_NATIVE=1 PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/build/$@/site:$(CURDIR):$(SITE)" \
 	    LD_PRELOAD="$(subst $(space),:,$(foreach name,$(RUNTIMES),$(call runtime,$(name))))" \
-	    $(RUN) $(BASE) -m pytest -q -p no:cacheprovider -o timeout=600 tests/memhier tests/ann/test_zoom_scan.py $(DECODER) \
-	    --ignore=tests/memhier/test_budget_holds.py  # a sanitizer's own memory is beyond any budget
+	    $(RUN) $(BASE) -m pytest -q -p no:cacheprovider -o timeout=600 tests/memhier tests/ann/test_zoom_scan.py \
+	    tests/ann/test_code_scan.py $(DECODER) --ignore=tests/memhier/test_budget_holds.py  # a sanitizer's own memory is beyond any budget
 
 clean:  ## remove build products (not .venv)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
