@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.decoder import LogitIndex
+from memhier.ann.decoder import LogitIndex, calibrate
 from memhier.ann.decoder import engine as engine_module
 from memhier.ann.decoder.layer import as_floats
 from memhier.ann.decoder.tail import margins
@@ -344,3 +344,15 @@ def test_the_full_product_of_many_states_is_made_in_parts(monkeypatch):
     parts = index.topk(hidden[:100])
     np.testing.assert_array_equal(parts.indices, right.indices)
     assert_largest(parts, exact(weight, bias, hidden[:100]), 5)
+
+
+@pytest.mark.parametrize(("share", "chosen"), [(0.5, "preview"), (0.95, "full"), (1.4, "full"), (5.0, "full")])
+def test_the_full_product_is_left_only_for_what_is_clearly_faster(monkeypatch, share, chosen):
+    clock = [0.0]
+    monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
+
+    def takes(seconds):
+        return lambda states: clock.__setitem__(0, clock[0] + seconds * len(states))
+
+    ways = {"preview": takes(share), "full": takes(1.0)}
+    assert calibrate.measure_choices(ways, np.zeros((9, 2), np.float32), 0) == ((1, chosen),)
