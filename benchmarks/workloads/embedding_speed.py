@@ -303,6 +303,7 @@ def measure(
                 # A store that takes seconds a step need not take many.
                 few = some if number and not isinstance(way, Stored) else some[: max(1, steps // 4)]
                 few = some if isinstance(way, Memhier) else few
+                os.sync()  # what the way before wrote is no burden of this one
                 spent[name].append(run_round(way, few, net, optimizer))
         stats = {name: way.tables.stats() for name, way in ways.items() if isinstance(way, Memhier)}
         for way in ways.values():
