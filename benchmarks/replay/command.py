@@ -75,19 +75,24 @@ def check(context: click.Context, path: str) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--memory", is_flag=True, help="Only what memory held.")
 def export(path: str, out: Path, memory: bool) -> None:
-    """Write the samples of the buffer at PATH as one .npy file a field into the new folder OUT."""
+    """Write the samples of the buffer at PATH as one .npy file a field into the new folder OUT.
+
+    Their labels and ids lie beside them, as buffer.labels and buffer.ids where a field has that name.
+    """
     with plain_errors(), StoredSamples(path) as stored:
         positions = np.sort(stored.in_memory) if memory else np.arange(len(stored))
         out.mkdir()
         columns = {name: (column.dtype, column.shape) for name, column in stored.schema.columns.items()}
-        columns |= {"labels": (np.dtype(np.int64), ()), "ids": (np.dtype(np.int64), ())}
+        # No name of a field has a dot.
+        labels, ids = (f"buffer.{name}" if name in columns else name for name in ("labels", "ids"))
+        columns |= {labels: (np.dtype(np.int64), ()), ids: (np.dtype(np.int64), ())}
         files = {
             name: np.lib.format.open_memmap(out / f"{name}.npy", "w+", dtype, (len(positions), *shape))
             for name, (dtype, shape) in columns.items()
         }  # fmt: skip
         for start in tqdm(range(0, len(positions), _BLOCK), unit="block", leave=False):
             batch = stored.read(positions[start : start + _BLOCK])
-            everything = batch.data | {"labels": batch.labels, "ids": batch.ids}
+            everything = batch.data | {labels: batch.labels, ids: batch.ids}
             for name, file in files.items():
                 file[start : start + len(batch)] = everything[name]
         for file in files.values():

@@ -90,16 +90,10 @@ class Carousel:
         swap.read = self._thread.submit(self._read, swap)
 
     def due(self, step: int) -> Swap | None:
-        """Return the oldest swap, its samples read, if it was decided by a step; None when there is none.
-
-        Raises
-        ------
-        OSError, CorruptionError
-            When it could not be read. It is no longer under way.
-        """
+        """Return the oldest swap, read or failed to be, if it was decided by a step; None when there is none."""
         if not self.under_way or self.under_way[0].step > step:
             return None
-        swap = self.under_way.popleft()
+        swap = self.under_way[0]
         assert swap.read is not None
         if not swap.read.done():
             start = time.perf_counter()
@@ -108,7 +102,8 @@ class Carousel:
                 swap.read.exception()
             finally:
                 self.stall_s += time.perf_counter() - start
-        return swap
+        # Not before: whoever interrupts the wait finds the swap still under way.
+        return self.under_way.popleft()
 
     def settle(self) -> None:
         """Wait until everything under way was read; a failure is told when it is due."""

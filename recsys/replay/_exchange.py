@@ -183,8 +183,11 @@ def _still_planned(parts: Parts, swap: Swap) -> NDArray[np.bool_]:
 def _install(parts: Parts, swap: Swap, index: Ints) -> None:
     residents, members = parts.tiers.residents, parts.tiers.members
     slots, positions = swap.slots[index], swap.positions[index]
-    stale = slots[residents.refreshed[slots]]
+    elsewhere = residents.shown_elsewhere(slots, positions)
+    stale = np.concatenate([slots, elsewhere])
+    stale = stale[residents.refreshed[stale]]
     parts.write_back(residents.visible[stale], stale, [swap])
+    parts.empty(elsewhere)
     for position, newer in swap.late.items():
         for name, values in newer.items():
             swap.columns[name][swap.positions == position] = values

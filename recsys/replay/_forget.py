@@ -28,6 +28,7 @@ def forget(parts: Parts, where: Where) -> dict[str, int]:
     """Remove samples, commit, and make sure that their bytes are gone."""
     members = parts.tiers.members
     doomed = np.flatnonzero(_selected(parts, where))
+    _check_movers(parts, doomed)
     shown = [parts.tiers.residents.slot_shown(position) for position in doomed.tolist()]
     _uncount(parts, doomed)
     remove(parts, doomed)
@@ -65,9 +66,10 @@ def _uncount(parts: Parts, doomed: Ints) -> None:
     what it holds.
     """
     tiers, members = parts.tiers, parts.tiers.members
-    if len(doomed) and tiers.limit is not None and tiers.seen > members.size:
-        # A reservoir with room to spare would keep every sample to come, and no longer be a uniform sample.
-        tiers.limit = max(1, members.size - len(doomed))
+    if 0 < len(doomed) < members.size and tiers.limit is not None and tiers.seen > members.size:
+        # A reservoir with room to spare would keep every sample to come, and no longer be a uniform sample. One that
+        # has forgotten everything is as it was in the beginning.
+        tiers.limit = members.size - len(doomed)
     for label in np.unique(members.labels[doomed]).tolist():
         gone = int(np.count_nonzero(members.labels[doomed] == label))
         there = int(np.count_nonzero(members.labels == label))
@@ -76,6 +78,38 @@ def _uncount(parts: Parts, doomed: Ints) -> None:
         tiers.seen -= lost
         tiers.seen_of[label] = seen - lost
     tiers.seen = max(tiers.seen, members.size - len(doomed))
+
+
+def _movers(parts: Parts, doomed: Ints) -> Ints:
+    """Return the positions whose samples take the places of those that go."""
+    size = parts.tiers.members.size
+    return np.setdiff1d(np.arange(size - len(doomed), size), doomed)
+
+
+def _check_movers(parts: Parts, doomed: Ints) -> None:
+    """Make sure, before anything changes, that what has to move can be read."""
+    movers = _movers(parts, doomed)
+    failure: CorruptionError | None = None
+    damaged: list[int] = []
+    for start in range(0, len(movers), _MOVED):
+        some = movers[start : start + _MOVED]
+        try:
+            parts.storage.raw(some)
+        except CorruptionError as error:
+            failure = failure or error
+            damaged += [int(position) for position in some if not _is_readable(parts, position)]
+    if failure is not None:
+        ids = parts.tiers.members.ids[damaged].tolist()
+        failure.add_note(f"nothing has changed; the damaged samples of ids {ids} would have to move: forget them first")
+        raise failure
+
+
+def _is_readable(parts: Parts, position: np.int64) -> bool:
+    try:
+        parts.storage.raw(np.array([position]))
+    except CorruptionError:
+        return False
+    return True
 
 
 def remove(parts: Parts, doomed: Ints) -> None:
@@ -93,8 +127,7 @@ def remove(parts: Parts, doomed: Ints) -> None:
             swap.positions[swap.positions == position] = -1
             swap.late.pop(position, None)
     size = members.size - len(doomed)
-    holes = doomed[doomed < size]
-    movers = np.setdiff1d(np.arange(size, members.size), doomed)
+    holes, movers = doomed[doomed < size], _movers(parts, doomed)
     for start in range(0, len(holes), _MOVED):
         _move(parts, holes[start : start + _MOVED], movers[start : start + _MOVED])
     parts.storage.delete(np.arange(size, members.size))
@@ -112,9 +145,7 @@ def _blank(columns: dict[str, NDArray[Any]], which: NDArray[np.bool_]) -> None:
 def _move(parts: Parts, positions: Ints, old: Ints) -> None:
     """Let samples have other positions, whose samples are gone."""
     members, residents = parts.tiers.members, parts.tiers.residents
-    columns = parts.settings.schema.empty(len(old))
-    parts.storage.read(old, columns)
-    parts.storage.append(positions, columns)
+    parts.storage.put_raw(positions, parts.storage.raw(old))
     for position, mover in zip(positions.tolist(), old.tolist(), strict=True):
         label, id = int(members.labels[mover]), int(members.ids[mover])
         members.replace(position, label, id)
@@ -154,7 +185,9 @@ def resize(parts: Parts, slots: int | None, limit: int | None) -> None:
             )
         if limit < tiers.members.size:
             random = stream(parts.settings.seed, Purpose.RESIZE, tiers.arrivals)
-            remove(parts, np.sort(random.permutation(tiers.members.size)[limit:]))
+            doomed = np.sort(random.permutation(tiers.members.size)[limit:])
+            _check_movers(parts, doomed)
+            remove(parts, doomed)
         tiers.limit = limit
     if slots is not None and slots != tiers.residents.slots:
         _resize_memory(parts, slots)

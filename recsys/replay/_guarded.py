@@ -27,7 +27,7 @@ def closing_on_error(part: _Closable) -> Iterator[None]:
 
 
 class Guarded:
-    """A buffer that is open, or closed, or was closed for changes by a write that failed."""
+    """A buffer that is open, or closed, or was closed for changes by one that failed."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -57,15 +57,18 @@ class Guarded:
             raise ClosedError(f"the buffer belongs to process {self._pid}, which forked this one; use buffer.reader()")
         if writing and self._failure is not None:
             raise ClosedError(
-                f"a write failed ({self._failure}); what came since the last checkpoint is not on SSD: open it again"
+                f"a change failed ({self._failure!r}); what came since the last checkpoint is not on SSD: open it again"
             ) from self._failure
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Take no more changes once the logs have failed: they are not in step with what is in memory any more."""
+    def _writing(self, *breaking: type[BaseException]) -> Iterator[None]:
+        """Take no more changes once the logs have failed: they are not in step with what is in memory any more.
+
+        Neither are they after an error of a kind that is `breaking`, which may have come anywhere in between.
+        """
         try:
             yield
         except BaseException as error:
-            if any(log.failed for log in self._parts.storage.logs):
+            if isinstance(error, breaking) or any(log.failed for log in self._parts.storage.logs):
                 self._failure = error
             raise

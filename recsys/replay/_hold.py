@@ -30,10 +30,14 @@ def hold(parts: Parts, ids: Ints) -> int:
     if not slots:
         return 0
     where, what = np.concatenate(slots), np.concatenate(positions)
+    # What is wanted may be leaving another slot, with values that storage has to get before they are read.
+    elsewhere = residents.shown_elsewhere(where, what)
+    stale = np.concatenate([where, elsewhere])
+    stale = stale[residents.refreshed[stale]]
+    parts.write_back(residents.visible[stale], stale)
     columns = parts.settings.schema.empty(len(what))
     parts.storage.read(what, columns)
-    stale = where[residents.refreshed[where]]
-    parts.write_back(residents.visible[stale], stale)
+    parts.empty(elsewhere)
     residents.plan_swaps(where, what)
     parts.memory.write(where, columns, members.labels[what].astype(np.int64), members.ids[what])
     residents.show(where, what)

@@ -178,7 +178,8 @@ class Members:
 
     def changed(self) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
         """Yield the rows of the index that changed since the last call, with their keys, and forget that they did."""
-        keys = np.flatnonzero(self._dirty)
+        # Rows past the last are those of samples that have gone.
+        keys = np.flatnonzero(self._dirty[: self.index_rows(self.size)])
         self._dirty[:] = False
         for start in range(0, len(keys), 1024):
             some = keys[start : start + 1024]

@@ -4,6 +4,7 @@ The rows of the slab are cut up anew: first the first column of every slot, then
 gather per field into contiguous arrays. The generation of a slot counts for what it has of every column.
 """
 
+import time
 from typing import Any, Self
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["MemoryTier"]
 
 _ALIGN = 64
 _ATTEMPTS = 10_000
+_SPINS = 100  # attempts without a pause between them
 _LABEL, _ID = ".label", ".id"
 _OWN = {_LABEL: Column(np.dtype(np.int64), ()), _ID: Column(np.dtype(np.int64), ())}
 
@@ -81,7 +83,10 @@ class MemoryTier:
 
     def read_shared(self, slots: Ints, out: Batch) -> None:
         """Copy samples out of memory that another process changes meanwhile: each is whole, as of some moment."""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
+            if attempt >= _SPINS:
+                # A writer that was not let run, or writes very much, is no dead one.
+                time.sleep(0.001)
             before = self.slab.generations(slots)
             _fence()
             self.read(slots, out)

@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 # Of a storage tier with a limit, in which samples replace each other: it takes little more than its samples over this.
 COMPACT_BELOW = 0.7
-_SLOT_BYTES = 8 * 5 + 1 + 8  # what residents and the list of vacant slots hold of each
+_SLOT_BYTES = 8 * 5 + 1  # what residents hold of each
 
 
 @dataclass
@@ -84,6 +84,13 @@ class Parts:
         for index, position in enumerate(positions.tolist()):
             one = {name: values[index : index + 1] for name, values in columns.items()}
             self.arrive_late(position, one, arriving)
+
+    def empty(self, slots: Ints) -> None:
+        """Show nothing in slots any more, and overwrite what was there."""
+        if len(slots):
+            self.memory.clear(slots)
+            for slot in slots.tolist():
+                self.tiers.residents.hide(slot)
 
     def arrive_late(self, position: int, columns: Columns, arriving: Sequence[Swap] = ()) -> None:
         """Let a swap that is bringing a position bring these values of it."""

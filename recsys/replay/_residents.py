@@ -117,6 +117,16 @@ class Residents:
         slot = int(self.members.slots[position])
         return slot if slot >= 0 and self.visible[slot] == position else self._leaving.get(position, -1)
 
+    def shown_elsewhere(self, slots: Ints, positions: Ints) -> Ints:
+        """Return the slots besides these that still show what is about to be shown in these.
+
+        A slot keeps what is leaving it where the swap that was to replace it brings nothing after all.
+        """
+        if not self._leaving:
+            return np.empty(0, np.int64)
+        leaving = {self._leaving.get(position, -1) for position in positions.tolist()}
+        return np.array(sorted(leaving - {-1, *slots.tolist()}), np.int64)
+
     def renamed(self, position: int, old: int) -> None:
         """Say that the sample at position `old` has moved to another."""
         planned, shown = int(self.members.slots[old]), self.slot_shown(old)

@@ -1,6 +1,7 @@
 """What a checkpoint keeps besides the samples, and how a buffer comes back from it."""
 
 import json
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,19 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.errors import FormatError
+from memhier.errors import CorruptionError, FormatError
 from memhier.recsys.replay._parts import Parts, Settings
 from memhier.recsys.replay._storage import META
 from memhier.recsys.replay.ratio import FixedRatio, SteeredRatio
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.swap import SwapPolicy, swap_class
+from memhier.store import Store
 
-__all__ = ["USER", "commit", "policy_of", "restore", "settings_of", "show"]
+__all__ = ["USER", "commit", "policy_of", "restore", "settings_of", "slots_of"]
 
 VERSION = 1
 SLOTS = "replay/slots"
 USER = "user/"
 _READ = 1024
+_PIECE = 16 * 2**20  # bytes of a value of the catalog, at most
 
 Ints = NDArray[np.int64]
 
@@ -60,7 +63,37 @@ def state_values(parts: Parts) -> dict[str, bytes]:
         "count": residents.count,
     }  # fmt: skip
     arrays = np.stack([residents.planned, residents.visible, residents.swapped, residents.order])
-    return {META: json.dumps(meta).encode(), SLOTS: arrays.astype("<i8").tobytes()}
+    return {META: json.dumps(meta).encode(), **_slot_values(parts.storage.store, arrays.astype("<i8").tobytes())}
+
+
+def _slot_values(store: Store, value: bytes) -> dict[str, bytes]:
+    """Return the slots as values of the catalog, none too large; what more there was of them is left empty."""
+    pieces = {_slot_key(number): value[start : start + _PIECE] for number, start in
+              enumerate(range(0, len(value), _PIECE))}  # fmt: skip
+    while store.get(key := _slot_key(len(pieces))):
+        pieces[key] = b""
+    return pieces
+
+
+def _slot_key(number: int) -> str:
+    return SLOTS if number == 0 else f"{SLOTS}/{number}"
+
+
+def slots_of(store: Store, slots: int) -> Ints:
+    """Return what a checkpoint says of so many slots, int64 [4, slots]: planned, visible, swapped and order.
+
+    Raises
+    ------
+    FormatError
+        When it describes another number.
+    """
+    pieces: list[bytes] = []
+    while piece := store.get(_slot_key(len(pieces))):
+        pieces.append(piece)
+    arrays = np.frombuffer(b"".join(pieces), "<i8").reshape(4, -1)
+    if arrays.shape[1] != slots:
+        raise FormatError(f"{store.path}: the store describes {arrays.shape[1]} slots, expected {slots}")
+    return arrays
 
 
 def settings_of(meta: dict[str, Any], path: Path, schema: Any) -> Settings:
@@ -83,21 +116,34 @@ def settings_of(meta: dict[str, Any], path: Path, schema: Any) -> Settings:
 
 def restore(parts: Parts, meta: dict[str, Any]) -> None:
     """Bring a new buffer to the state of a checkpoint; what was under way is read again."""
+    if parts.admission.by_class and not meta["by_class"] and (
+        meta["tiers"]["arrivals"] or meta["same_class"] is False
+    ):  # fmt: skip
+        raise ValueError(f"admit={parts.admission.name!r}: is about classes, which this buffer does not keep")
     parts.tiers.members.by_class = meta["by_class"]
     parts.storage.read_index(parts.tiers.members, meta["size"])
-    value = parts.storage.store.get(SLOTS)
-    arrays = np.frombuffer(value or b"", "<i8").reshape(4, -1)
-    if arrays.shape[1] != meta["slots"]:
-        raise FormatError(f"the store describes {arrays.shape[1]} slots, expected {meta['slots']}")
-    planned, visible, swapped, order = arrays
+    planned, visible, swapped, order = slots_of(parts.storage.store, meta["slots"])
     parts.tiers.residents.restore(planned, visible, swapped, order, meta["count"])
     parts.tiers.restore(meta["tiers"])
     parts.step, parts.draws.position = meta["step"], meta["draws"]
-    if parts.policy is not None:
+    # The state of another policy says nothing to this one.
+    if parts.policy is not None and meta["swap"] is not None and meta["swap"][0] == parts.policy.name:
         parts.policy.restore(meta["policy"])
     used = np.flatnonzero(visible >= 0)
+    damaged: list[int] = []
     for start in range(0, len(used), _READ):
-        show(parts, used[start : start + _READ], visible[used[start : start + _READ]])
+        some = used[start : start + _READ]
+        try:
+            show(parts, some, visible[some])
+        except CorruptionError:
+            damaged += _show_readable(parts, some, visible[some])
+    if damaged:
+        parts.errors += len(damaged)
+        warnings.warn(
+            f"{parts.storage.store.path}: the samples of ids {damaged} are damaged and have left memory; "
+            f"forget({{'id': {damaged}}}) removes them",
+            RuntimeWarning, stacklevel=3,
+        )  # fmt: skip
     for step, slots, positions in meta["under_way"]:
         parts.carousel.issue(step, np.array(slots, np.int64), np.array(positions, np.int64))
 
@@ -108,6 +154,20 @@ def show(parts: Parts, slots: Ints, positions: Ints) -> None:
     parts.storage.read(positions, columns)
     members = parts.tiers.members
     parts.memory.write(slots, columns, members.labels[positions].astype(np.int64), members.ids[positions])
+
+
+def _show_readable(parts: Parts, slots: Ints, positions: Ints) -> list[int]:
+    """Read what can be read into its slots, empty the others, and return the ids that they held."""
+    residents, damaged = parts.tiers.residents, list[int]()
+    for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
+        try:
+            show(parts, np.array([slot]), np.array([position]))
+        except CorruptionError:
+            damaged.append(int(parts.tiers.members.ids[position]))
+            residents.hide(slot)
+            if residents.planned[slot] == position:
+                parts.tiers.vacate(slot)
+    return damaged
 
 
 def _policy_spec(policy: SwapPolicy | None) -> Any:

@@ -108,7 +108,11 @@ class StorageTier:
     @property
     def logs(self) -> list[RowLog | Samples]:
         """All logs."""
-        return [self.samples, self._index, *([] if self._side is None else [self._side])]
+        return [self.samples, self._index, *self._sample_logs[1:]]
+
+    @property
+    def _sample_logs(self) -> list[RowLog | Samples]:
+        return [self.samples] if self._side is None else [self.samples, self._side]
 
     @property
     def memory_bytes(self) -> int:
@@ -157,6 +161,34 @@ class StorageTier:
         if format.row_bytes and not format.is_plain:
             format.unpack_rows(rows, out)
 
+    def raw(self, positions: Ints) -> list[Any]:
+        """Return samples as they are stored, for `put_raw`: what a lossy codec packed must not be packed again.
+
+        Raises
+        ------
+        CorruptionError
+            When a sample is damaged.
+        """
+        stored: list[Any] = []
+        for log in self._sample_logs:
+            if isinstance(log, Samples):
+                records: Any = log.get(positions)
+                found = np.array([record is not None for record in records], np.bool_)
+            else:
+                records, found = log.read(positions)
+            if not found.all():
+                raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
+            stored.append(records)
+        return stored
+
+    def put_raw(self, positions: Ints, stored: list[Any]) -> None:
+        """Set samples to what `raw` returned of others."""
+        for log, records in zip(self._sample_logs, stored, strict=True):
+            if isinstance(log, Samples):
+                log.put(positions, records)
+            else:
+                log.append(positions, records)
+
     def round_trip(self, columns: Columns) -> Columns:
         """Return samples as they come back from storage."""
         return self._side_format.round_trip(self.format.round_trip(columns))
@@ -172,9 +204,8 @@ class StorageTier:
 
     def delete(self, positions: Ints) -> None:
         """Remove samples."""
-        for log in self.logs:
-            if log is not self._index:
-                log.delete(positions)
+        for log in self._sample_logs:
+            log.delete(positions)
 
     def drop_index_rows(self, start: int, stop: int) -> None:
         """Remove rows of the index."""

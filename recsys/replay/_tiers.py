@@ -1,6 +1,5 @@
 """What both tiers hold, as positions and slots: the state that admission and swapping decide on."""
 
-import heapq
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ Ints = NDArray[np.int64]
 
 DRAWS = 4
 """Random numbers set aside for each sample that comes."""
+_LOOK = 256  # slots looked at together for a vacant one
 
 
 class Decisions:
@@ -64,12 +64,12 @@ class Tiers:
         self.seen_of: dict[int, int] = {}
         self.oldest = 0  # the position that a ring replaces next
         self._uniforms = Uniforms(seed, Purpose.ADMIT)
-        self._vacant: list[int] = list(range(slots))  # a heap, which may hold slots that were taken since
+        self._first_vacant = 0  # no slot before it is vacant
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        return self.members.memory_bytes + self.residents.memory_bytes + 8 * len(self._vacant)
+        return self.members.memory_bytes + self.residents.memory_bytes
 
     def draws(self, labels: Ints) -> NDArray[np.float64]:
         """Count samples as seen and return the random numbers that are theirs, [n, DRAWS]."""
@@ -129,15 +129,14 @@ class Tiers:
     def vacate(self, slot: int) -> None:
         """Plan nothing for a slot."""
         self.residents.plan(slot, -1)
-        heapq.heappush(self._vacant, slot)
-        if len(self._vacant) > 2 * self.residents.slots:
-            self.recount_vacant()
+        self._first_vacant = min(self._first_vacant, slot)
 
     def first_vacant(self) -> int:
         """Return the first slot for which nothing is planned; there must be one."""
-        while self.residents.planned[self._vacant[0]] >= 0:
-            heapq.heappop(self._vacant)
-        return self._vacant[0]
+        while not (some := self.residents.planned[self._first_vacant : self._first_vacant + _LOOK] < 0).any():
+            self._first_vacant += _LOOK
+        self._first_vacant += int(some.argmax())
+        return self._first_vacant
 
     def has_vacant(self) -> bool:
         """Whether there is a slot for which nothing is planned."""
@@ -145,7 +144,7 @@ class Tiers:
 
     def recount_vacant(self) -> None:
         """Look for vacant slots anew."""
-        self._vacant = self.residents.vacant().tolist()
+        self._first_vacant = 0
 
     def state(self) -> dict[str, Any]:
         """Return the counters, for JSON."""

@@ -136,6 +136,8 @@ class CarouselBuffer(Guarded):
     ) -> Self:
         """Open a buffer as of its last checkpoint, to go on from there.
 
+        A damaged sample that was in memory leaves it, with a warning that names it.
+
         Parameters
         ----------
         path
@@ -236,7 +238,7 @@ class CarouselBuffer(Guarded):
             raise ValueError(f"ids: expected shape [{count}], got {list(names.shape)}")
         parts.storage.check(columns)
         parts.admission.check(parts.tiers, count)
-        with self._writing():
+        with self._writing(BaseException):
             return take_in(parts, columns, marks, names)
 
     def sample(self, n: int, out: Batch | None = None) -> Batch:
@@ -327,7 +329,7 @@ class CarouselBuffer(Guarded):
             How many came; those of classes with fewer slots than ids wait for swaps like all others.
         """
         self._check_open(writing=True)
-        with self._writing():
+        with self._writing(KeyboardInterrupt):
             return hold(self._parts, as_ints("ids", ids))
 
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
@@ -353,7 +355,7 @@ class CarouselBuffer(Guarded):
         self._check_open(writing=True)
         changes = {f"{USER}{name}": value for name, value in (values or {}).items()}
         self._parts.storage.samples.check_values(changes)
-        with self._writing():
+        with self._writing(KeyboardInterrupt):
             return commit(self._parts, changes)
 
     def value(self, name: str) -> bytes | None:
@@ -363,6 +365,9 @@ class CarouselBuffer(Guarded):
 
     def forget(self, where: Where) -> dict[str, int]:
         """Remove samples from both tiers, and their bytes from SSD; durable when it returns. It is a checkpoint.
+
+        A storage tier that has dropped samples of the stream gets smaller by those that go, as after `resize`: else it
+        would not stay a uniform sample. One that has forgotten everything does not.
 
         Parameters
         ----------
@@ -380,18 +385,19 @@ class CarouselBuffer(Guarded):
         Raises
         ------
         CorruptionError
-            When the bytes could not be removed, because other samples beside them are damaged.
+            When the bytes could not be removed, because other samples beside them are damaged, or somebody reads them.
+            When damaged samples would have to move, which a note names: nothing has changed then.
         """
         self._check_open(writing=True)
-        with self._writing():
+        with self._writing(KeyboardInterrupt):
             return forget(self._parts, where)
 
     def resize(self, *, memory: int | str | None = None, storage: int | str | None = None) -> None:
         """Change the size of the tiers.
 
-        A smaller tier drops samples drawn at random; a larger memory is filled from storage in the next steps. Storage
-        that has dropped samples of the stream already cannot become a larger sample of it. Slots of batches drawn
-        before are out of date.
+        A smaller tier drops samples drawn at random; a larger memory is filled from storage in the next steps, if there
+        is a swap policy. Storage that has dropped samples of the stream already cannot become a larger sample of it.
+        Slots of batches drawn before are out of date.
 
         Parameters
         ----------
@@ -401,7 +407,7 @@ class CarouselBuffer(Guarded):
         self._check_open(writing=True)
         slots = None if memory is None else memory_slots(memory, self.schema)
         limit = None if storage is None else storage_limit(storage, self.schema, self._parts.settings.codecs)
-        with self._writing():
+        with self._writing(KeyboardInterrupt):
             resize(self._parts, slots, limit)
 
     def occupied(self) -> Ints:

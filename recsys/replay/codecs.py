@@ -153,6 +153,11 @@ class ImageCodec:
                 f"[1 or 3, height, width], got {column.dtype}{list(shape)}"
             )
         self._first = not plain and not last
+        try:
+            # Formats have limits of their own: WebP takes 16,383 pixels a side, and not every Pillow has it.
+            self.encode(np.zeros((1, *shape), np.uint8))
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"codec={name!r}: Pillow cannot pack images of shape {list(shape)}: {error}") from error
 
     def check(self, values: NDArray[Any]) -> None:
         return

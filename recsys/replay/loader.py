@@ -2,7 +2,8 @@
 
 Drawing a batch takes microseconds, so the process that trains does it; workers of a `DataLoader` only do what comes
 after, such as augmentation. A batch is copied when it is drawn, and drawn a fixed number of steps ahead: 0, 1 or n
-workers see the same batches.
+workers see the same batches. A run resumed from a checkpoint sees them too where nothing was drawn ahead (`ahead=0`): a
+checkpoint does not keep what was drawn for the steps to come.
 """
 
 from collections.abc import Callable, Iterable, Iterator

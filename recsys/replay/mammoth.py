@@ -28,6 +28,7 @@ class MammothBuffer:
     ----------
     buffer
         Whose fields are ``examples`` and any of ``logits``, ``task_labels`` and ``true_labels``; labels are its labels.
+        Its swap policy has to do without scores.
     device
         Where batches go.
     """
@@ -36,6 +37,11 @@ class MammothBuffer:
         unknown = set(buffer.schema.fields) - set(ATTRIBUTES)
         if unknown or "examples" not in buffer.schema.fields:
             raise ValueError(f"buffer: expected fields 'examples' and of {ATTRIBUTES[2:]}, got {buffer.schema}")
+        if buffer.swap is not None:
+            try:
+                buffer.swap.check_scores(None, 0)
+            except ValueError as error:
+                raise ValueError(f"buffer: Mammoth tells no scores, which {buffer.swap!r} goes by") from error
         self.carousel = buffer
         self.device = device
         self.attributes = list(ATTRIBUTES)

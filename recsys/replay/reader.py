@@ -43,7 +43,8 @@ class MemoryReader:
         Parameters
         ----------
         slots
-            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as zeros.
+            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as what it held last, at first
+            as zeros.
         out
             To fill instead of allocating, of n samples.
 

@@ -207,7 +207,8 @@ class GateSwap(RandomSwap):
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
         array = np.asarray(scores, np.float64) if scores is not None else np.empty(0)
-        return _as_scores(scores, (count, array.shape[-1]), "the logits of each sample, shape [n, classes]")
+        shape = (count, *(max(1, length) for length in array.shape[-1:]))
+        return _as_scores(scores, shape, "the logits of each sample, shape [n, classes]")
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
         assert used.scores is not None

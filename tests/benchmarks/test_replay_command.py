@@ -86,3 +86,17 @@ def test_doctor(place: Path, tmp_path: Path) -> None:
         "nothing is swapped"
         in run("doctor", place, "--ratio", 0, "--batch", 8, "--step-ms", 1, "--seconds", 0.1).output
     )
+
+
+def test_export_of_fields_named_as_what_lies_beside_them(tmp_path: Path) -> None:
+    schema = {"labels": ("float32", 2), "ids": "int16"}
+    with CarouselBuffer(tmp_path / "b", memory=4, schema=schema) as buffer:
+        buffer.add({"labels": np.ones((6, 2), np.float32), "ids": np.arange(6, dtype=np.int16)}, labels=[7] * 6)
+        buffer.checkpoint()
+    done = run("export", tmp_path / "b", tmp_path / "out")
+    assert done.exit_code == 0, done.output
+    found = {file.stem: np.load(file) for file in (tmp_path / "out").iterdir()}
+    assert found["labels"].tolist() == [[1, 1]] * 6
+    assert found["ids"].dtype == np.int16
+    assert found["buffer.labels"].tolist() == [7] * 6
+    assert found["buffer.ids"].tolist() == list(range(6))

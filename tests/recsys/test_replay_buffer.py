@@ -141,7 +141,7 @@ def test_out_is_filled_in_place(tmp_path: Path) -> None:
 def test_bytes_of_memory_are_kept_to(tmp_path: Path) -> None:
     with CarouselBuffer(tmp_path / "b", memory="100KiB", schema=IMAGE) as buffer:
         slots = buffer.capacity
-        assert 0.85 * 100 * 1024 < slots * (192 + 16 + 49) < 100 * 1024
+        assert 0.85 * 100 * 1024 < slots * (192 + 16 + 41) < 100 * 1024
         parts = buffer._parts
         assert parts.memory.slab.memory_bytes + parts.tiers.residents.memory_bytes <= 100 * 1024
 

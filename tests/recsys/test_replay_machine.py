@@ -169,3 +169,23 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
                 waiting[slot] = step
         assert len(waiting) == 6
         assert buffer.stats()["swapped"] > 20
+
+
+@pytest.mark.parametrize("delay", [1, 2, 3])
+def test_what_is_on_its_way_can_be_forgotten(tmp_path: Path, delay: int) -> None:
+    """A slot whose swap comes to nothing keeps what it had, which another swap may be bringing elsewhere."""
+    with CarouselBuffer(tmp_path / "b", memory=6, schema=SCHEMA, swap=RandomSwap(1.0), seed=8, delay=delay) as buffer:
+        parts, logits = buffer._parts, dict[int, float]()
+        buffer.add(samples(np.arange(10)), ids=np.arange(10))
+        for step in range(40):
+            buffer.add(samples(np.array([10 + step])), ids=[10 + step])
+            batch = buffer.sample(2)
+            values = np.stack([batch.ids + step / 256, -batch.ids], axis=1).astype(np.float32)
+            buffer.feedback(batch, update={"logits": values})
+            logits |= {id: id + step / 256 for id in batch.ids.tolist()}
+            is_consistent(buffer, logits)
+            if parts.carousel.under_way:
+                coming = parts.carousel.under_way[0].positions
+                buffer.forget({"id": parts.tiers.members.ids[coming[coming >= 0][:1]]})
+                is_consistent(buffer, logits)
+        assert buffer.stats()["swapped"] > 3

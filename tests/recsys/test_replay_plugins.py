@@ -120,6 +120,15 @@ def test_mammoths_interface(tmp_path: Path) -> None:
     buffer.carousel.close()
 
 
+def test_mammoth_refuses_what_needs_scores(tmp_path: Path) -> None:
+    schema = {"examples": ("float32", 3)}
+    with (
+        CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=GateSwap(0.5)) as buffer,
+        pytest.raises(ValueError, match="GateSwap"),
+    ):
+        MammothBuffer(buffer)
+
+
 @pytest.fixture
 def torchrl() -> Any:
     if importlib.util.find_spec("torchrl") is None:

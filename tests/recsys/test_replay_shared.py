@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +86,19 @@ def test_a_forked_child_may_read_but_not_change(tmp_path: Path) -> None:
         thread.start()
         thread.join()
         assert len(outcome[0]) == 2
+
+
+def test_a_writer_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
+    with filled(tmp_path / "b") as buffer:
+        began = threading.Event()
+
+        def write() -> None:
+            with buffer._parts.memory.slab.writing([3]):
+                began.set()
+                time.sleep(0.7)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        began.wait()
+        assert len(buffer.reader().read([3])) == 1
+        thread.join()

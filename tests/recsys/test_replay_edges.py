@@ -1,0 +1,237 @@
+"""Where a buffer's ways end: interrupted, damaged, emptied, opened otherwise, very large."""
+
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memhier.errors import ClosedError, CorruptionError
+from memhier.recsys.replay import (
+    CarouselBuffer,
+    ClassBalanced,
+    DeckSwap,
+    Field,
+    GateSwap,
+    RandomSwap,
+    StoredSamples,
+)  # fmt: skip
+from memhier.recsys.replay._tiers import Tiers
+
+IMAGE = {"image": ("uint8", (8, 8, 3))}
+A_PAGE = 4096 // 192  # images
+
+
+def images(ids: np.ndarray) -> dict[str, Any]:
+    return {"image": np.repeat(ids.astype(np.uint8), 192).reshape(len(ids), 8, 8, 3)}
+
+
+def filled(place: Path, count: int = 60, **options: Any) -> CarouselBuffer:
+    buffer = CarouselBuffer(place, **{"memory": 20, "schema": IMAGE, "seed": 3, **options})
+    ids = np.arange(count)
+    buffer.add(images(ids), labels=ids % 4)
+    buffer.checkpoint()
+    return buffer
+
+
+def damage(place: Path, page: int) -> None:
+    victim = next(file for file in (place / "segments").iterdir() if file.name.startswith("samples-0."))
+    data = bytearray(victim.read_bytes())
+    data[4096 * page] ^= 1
+    victim.write_bytes(data)
+
+
+# Interrupted.
+
+
+def test_an_interrupted_add_closes_the_buffer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with filled(tmp_path / "b") as buffer:
+        monkeypatch.setattr(buffer._parts.storage, "append", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            buffer.add(images(np.arange(3)), labels=[0, 1, 2])
+        monkeypatch.undo()
+        with pytest.raises(ClosedError, match="open it again"):
+            buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert buffer.stats()["storage_samples"] == 60
+
+
+def test_a_swap_whose_wait_was_interrupted_arrives_later(tmp_path: Path) -> None:
+    class Interrupted:
+        def done(self) -> bool:
+            return False
+
+        def exception(self) -> None:
+            raise KeyboardInterrupt
+
+    with filled(tmp_path / "b", swap=RandomSwap(1.0)) as buffer:
+        buffer.feedback(buffer.sample(5))
+        swap = buffer._parts.carousel.under_way[0]
+        read, swap.read = swap.read, Interrupted()  # type: ignore[assignment]
+        with pytest.raises(KeyboardInterrupt):
+            buffer.feedback([])
+        swap.read = read
+        buffer.feedback([])
+        assert (buffer._parts.tiers.residents.visible[swap.slots] == swap.positions).all()
+
+
+# Damaged.
+
+
+def test_a_buffer_with_damage_in_memory_can_be_opened(tmp_path: Path) -> None:
+    filled(tmp_path / "b", memory=70).close()
+    damage(tmp_path / "b", 1)
+    with pytest.warns(RuntimeWarning, match=rf"ids \[{A_PAGE}, .* are damaged"):
+        buffer = CarouselBuffer.open(tmp_path / "b")
+    with buffer:
+        batch = buffer.sample(70)
+        assert sorted(batch.ids) == [*range(A_PAGE), *range(2 * A_PAGE, 60)]
+        assert batch["image"][:, 0, 0, 0].tolist() == batch.ids.tolist()
+        assert buffer.stats()["errors"] == A_PAGE
+        assert buffer.forget({"id": range(A_PAGE, 2 * A_PAGE)})["samples"] == A_PAGE
+        assert buffer.check() == []
+
+
+def test_what_cannot_be_moved_is_told_before_anything_changes(tmp_path: Path) -> None:
+    last = 9 * A_PAGE
+    with filled(tmp_path / "c", count=200, memory=5) as buffer:
+        damage(tmp_path / "c", 9)
+        before = buffer.stats(), buffer._parts.tiers.state()
+        for change in (lambda: buffer.forget({"id": [0]}), lambda: buffer.resize(storage=195)):
+            with pytest.raises(CorruptionError) as caught:
+                change()
+            assert "nothing has changed; the damaged samples of ids [" in caught.value.__notes__[-1]
+            after = buffer.stats(), buffer._parts.tiers.state()
+            assert after[1] == before[1]
+            assert {name: after[0][name] for name in ("storage_samples", "memory_samples")} == {
+                name: before[0][name] for name in ("storage_samples", "memory_samples")
+            }
+        assert buffer.forget({"id": [0, *range(last, 200)]})["samples"] == 1 + 200 - last
+        assert buffer.check() == []
+
+
+# Emptied.
+
+
+def test_a_buffer_that_has_forgotten_everything_is_as_new(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", storage=30) as buffer:
+        assert buffer.forget(lambda ids, labels: ids >= 0)["samples"] == 30
+        assert buffer.stats()["storage_limit"] == 30
+        buffer.add(images(np.arange(40)), labels=np.arange(40) % 4)
+        assert (buffer.stats()["storage_samples"], len(buffer)) == (30, 20)
+
+
+def test_the_index_shrinks_with_storage(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", count=1000) as buffer:
+        buffer.forget(lambda ids, labels: ids >= 70)
+        assert len(buffer._parts.storage._index) == 2
+
+
+@pytest.mark.parametrize("codec", ["jpeg", "none"])
+def test_what_moves_in_storage_stays_what_it_was(tmp_path: Path, codec: str) -> None:
+    pytest.importorskip("PIL")
+    pictures = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), np.uint8)
+    schema = {"image": ("uint8", (16, 16, 3)), "logits": Field("float32", (3,), mutable=True)}
+    with CarouselBuffer(tmp_path / "b", memory=30, schema=schema, codec={"image": codec, "logits": "int8"}) as buffer:
+        logits = np.random.default_rng(1).normal(size=(30, 3)).astype(np.float32)
+        buffer.add({"image": pictures, "logits": logits})
+        buffer.forget({"id": range(10)})
+        shown, stored = buffer.reader().read(buffer.occupied()), buffer.schema.empty(20)
+        buffer._parts.storage.read(buffer._parts.tiers.residents.visible[shown.slots], stored)
+        for name, values in stored.items():
+            np.testing.assert_array_equal(shown[name], values)
+
+
+# Exemplars.
+
+
+def test_what_is_held_while_it_leaves_is_there_once(tmp_path: Path) -> None:
+    schema = {"x": "int64", "logit": Field("float32", mutable=True)}
+    with CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=RandomSwap(1.0)) as buffer:
+        ids = np.arange(8)
+        buffer.add({"x": ids, "logit": ids.astype(np.float32)})
+        used = buffer.sample(2)
+        buffer.feedback(used, update={"logit": -1 - used.ids.astype(np.float32)})
+        assert buffer.hold(used.ids) == 2
+        for _ in range(2):
+            inside = buffer.sample(4)
+            assert len(set(inside.ids.tolist())) == len(inside)
+            assert set(used.ids.tolist()) <= set(inside.ids.tolist())
+            for id, value in zip(inside.ids.tolist(), inside["logit"].tolist(), strict=True):
+                assert value == (-1 - id if id in used.ids else id)
+            buffer.feedback([])
+        assert len(buffer) == 4
+
+
+# Opened otherwise.
+
+
+@pytest.mark.parametrize("before", [None, RandomSwap, DeckSwap])
+@pytest.mark.parametrize("after", [RandomSwap, DeckSwap])
+def test_it_goes_on_with_another_policy(tmp_path: Path, before: Any, after: Any) -> None:
+    with filled(tmp_path / "b", swap=before and before(0.5)) as buffer:
+        buffer.feedback(buffer.sample(4))
+        buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b", swap=after(1.0)) as buffer:
+        for _ in range(3):
+            buffer.feedback(buffer.sample(4))
+        assert buffer.stats()["swapped"] >= 4
+
+
+def test_classes_that_were_not_kept_cannot_be_balanced(tmp_path: Path) -> None:
+    filled(tmp_path / "b", same_class=False).close()
+    with pytest.raises(ValueError, match="admit='class_balanced'"):
+        CarouselBuffer.open(tmp_path / "b", admit=ClassBalanced())
+    filled(tmp_path / "c").close()
+    with CarouselBuffer.open(tmp_path / "c", admit=ClassBalanced()) as buffer:
+        buffer.add(images(np.arange(8)), labels=np.arange(8) % 4)
+
+
+# Arguments.
+
+
+def test_images_that_cannot_be_packed_are_refused_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("PIL")
+    with pytest.raises(ValueError, match="codec='webp'"):
+        CarouselBuffer(tmp_path / "b", memory=2, schema={"image": ("uint8", (16_384, 2))}, codec={"image": "webp"})
+    assert not (tmp_path / "b").exists()
+
+
+def test_scores_without_a_shape_are_refused(tmp_path: Path) -> None:
+    with filled(tmp_path / "b", swap=GateSwap(1.0)) as buffer:
+        for scores in (1.0, np.zeros((4, 0))):
+            with pytest.raises(ValueError, match="logits"):
+                buffer.feedback(buffer.sample(4), scores=scores)
+        assert buffer.step == 0
+
+
+# Very large.
+
+
+def test_memory_of_many_slots_comes_back(tmp_path: Path) -> None:
+    # What is kept of the slots takes more than a value of the catalog may.
+    with CarouselBuffer(tmp_path / "b", memory=600_000, schema={"x": "int8"}) as buffer:
+        buffer.add({"x": np.arange(50, dtype=np.int8)})
+        buffer.checkpoint()
+    with StoredSamples(tmp_path / "b") as stored:
+        assert sorted(stored.in_memory) == list(range(50))
+    with CarouselBuffer.open(tmp_path / "b", memory=10) as buffer:
+        assert (buffer.capacity, len(buffer)) == (10, 10)
+        buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b", memory=600_000) as buffer:
+        assert len(buffer) == 10
+        buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert (buffer.capacity, len(buffer)) == (600_000, 10)
+
+
+def test_what_is_kept_of_slots_is_counted() -> None:
+    tracemalloc.start()
+    tiers = Tiers(0, 100_000, None, False)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held <= tiers.memory_bytes + 50_000
