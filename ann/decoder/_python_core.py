@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.layer import DTYPES, as_floats
+from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats
 
 __all__ = ["PythonCore"]
 
@@ -33,8 +33,8 @@ class PythonCore:
 
     @property
     def workspace_bytes(self) -> int:
-        """NumPy's temporaries live no longer than a call."""
-        return 0 if self._bytes is None else int(self._bytes.nbytes)
+        """Codes and numbers as they are scanned; NumPy's temporaries live no longer than a call."""
+        return 0 if self._bytes is None or self._numbers is None else int(self._bytes.nbytes + self._numbers.nbytes)
 
     def preview(
         self, hidden: Floats, k: int, limit: int, coarse: int, survivors: int, bounds: bool, per_norm: float,
@@ -42,7 +42,7 @@ class PythonCore:
         interval: bool, tally: Any,
     ) -> int:  # fmt: skip
         """See the compiled core."""
-        bad = _first_not_finite(hidden)
+        bad = _first_bad(hidden)
         if bad >= 0:
             return bad
         norms = self._exact[3]
@@ -84,7 +84,7 @@ class PythonCore:
         keys: Floats, left: Floats, sums: Any, inverse: float, variance: float,
     ) -> int:  # fmt: skip
         """See the compiled core."""
-        bad = _first_not_finite(hidden)
+        bad = _first_bad(hidden, np.inf if coordinates else LARGEST)
         if bad >= 0:
             return bad
         for number, state in enumerate(hidden):
@@ -109,7 +109,7 @@ class PythonCore:
         tally: Any,
     ) -> int:  # fmt: skip
         """See the compiled core."""
-        bad = _first_not_finite(hidden)
+        bad = _first_bad(hidden)
         if bad >= 0:
             return bad
         links, centres, halves, starts, seeds = self._graph
@@ -245,6 +245,6 @@ def _partition(
     return float(np.clip(found[0], found[1], found[2])), found[1], found[2]
 
 
-def _first_not_finite(hidden: Floats) -> int:
-    bad = np.flatnonzero(~np.isfinite(hidden).all(1))
+def _first_bad(hidden: Floats, most: float = LARGEST) -> int:
+    bad = np.flatnonzero(~(np.isfinite(hidden) & (np.abs(hidden) <= most)).all(1))
     return int(bad[0]) if len(bad) else -1

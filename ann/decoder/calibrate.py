@@ -89,7 +89,9 @@ def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
 def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest candidates that reach the precision, or the most there are."""
     reached = 0.0
-    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)] or [held.k]
+    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
+    # As many candidates as are wanted would leave no room for the error of an estimate.
+    limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
     for limit in limits:
         settings = settings.with_(preview_limit=limit)
         reached = held.precision(engine.preview(held.hidden, held.k, limit).values)
@@ -160,7 +162,8 @@ def calibrate_far(layer: OutputLayer, engine: Engine, held: HeldOut, settings: S
     coarse, words, width = settings.coarse(held.k), len(engine.codes.norms), engine.codes.blocks.width
     if words * ((coarse.width or width) + _NUMBERS) < _CHEAP_SCAN:
         return settings
-    ef, limit = max(_FAR_EF, 4 * settings.graph_ef), max(_FAR_LIMIT, settings.preview_limit, 4 * held.k)
+    limit = max(_FAR_LIMIT, settings.preview_limit, 4 * held.k)
+    ef = max(_FAR_EF, 4 * settings.graph_ef, held.k)
     order = np.random.default_rng(seed).permutation(len(held.hidden))
     pairs = held.hidden[order] + held.hidden[np.roll(order, 1)] - held.hidden.mean(0)
     far = HeldOut.of(layer, pairs[:_FAR_HELD], held.k)

@@ -102,7 +102,7 @@ class TopKSoftmax(nn.Module):
             k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
             full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
         )  # fmt: skip
-        return cls(index, None, None, output) if index.layer is None else cls(index, weight, bias, output)
+        return cls(index, weight, bias, output) if path is None else cls._around(index, output)
 
     def extra_repr(self) -> str:
         """Say what the decoder is of, for ``print(model)``."""
@@ -159,7 +159,10 @@ class TopKSoftmax(nn.Module):
         targets
             int64 ``[...]``, of the leading shape of `hidden`. For bounds on the answer see :meth:`LogitIndex.log_prob`.
         """
-        found = self.index.log_prob(_states(hidden), targets.reshape(-1).numpy())
+        states = _states(hidden)
+        if targets.shape != hidden.shape[:-1]:
+            raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
+        found = self.index.log_prob(states, targets.reshape(-1).numpy())
         return torch.from_numpy(found.estimate).reshape(targets.shape)
 
     def sample(
@@ -241,7 +244,11 @@ class TopKSoftmax(nn.Module):
     @classmethod
     def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
         """Open what :meth:`save` wrote; see :meth:`LogitIndex.open`."""
-        index = LogitIndex.open(path, dram=dram)
+        return cls._around(LogitIndex.open(path, dram=dram), output)
+
+    @classmethod
+    def _around(cls, index: LogitIndex, output: str) -> Self:
+        """Return a module over an index that was opened, whose rows, if they lie in DRAM, are its own."""
         layer = index.layer
         weight = bias = None
         if layer is not None:

@@ -1,7 +1,7 @@
 """The ways to the largest logits, over one set of codes: what the core does in one call, and rows that lie on SSD."""
 
-from dataclasses import dataclass
-from typing import Any, Protocol, Self, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,7 @@ _LOGITS_MOST = 1 << 23  # that a full product holds at a time
 _BIAS_ROUNDING = 2.0**-23  # of the logit: what adding the bias in single precision may lose
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Answer = TypeVar("Answer", TopK, Partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,9 @@ class ExactRows(Protocol):
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits ``[n, V]``: a pass over the whole file."""
+
+    def states_at_once(self, candidates: int) -> int:
+        """Return of how many states the candidates' rows are read at a time."""
 
     def stats(self) -> dict[str, Any]:
         """Return what the reader has done."""
@@ -115,13 +119,15 @@ class Engine:
         """Take codes and layer along; the core is made again from them."""
         if not isinstance(self.layer, OutputLayer):
             raise TypeError("an index whose rows lie on SSD cannot be pickled: open its directory where it is needed")
-        return type(self), (self.codes, self.layer)
+        return type(self), (self.codes, replace(self.layer, owned=True))
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held besides a layer that the caller owns, in bytes."""
         held = self.codes.memory_bytes + int(self._core.workspace_bytes)
-        return held if isinstance(self.layer, OutputLayer) else held + self.layer.memory_bytes
+        if isinstance(self.layer, OutputLayer):
+            return held + (self.layer.weight.nbytes + self.layer.bias.nbytes if self.layer.owned else 0)
+        return held + self.layer.memory_bytes
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
         """Scan all codes, or the leading directions of all and all of those that survive; rank the best exactly."""
@@ -217,6 +223,13 @@ class Engine:
         logits: Floats = np.einsum("ncd,nd->nc", weight, hidden) + layer.bias[rows]
         return logits
 
+    def error_of(
+        self, hidden: Floats, rows: Ints, logits: Floats, per_logit: float = _BIAS_ROUNDING
+    ) -> npt.NDArray[np.float64]:
+        """Return what exact logits of ``rows [n, c]`` may be wrong by, zero where there is no row."""
+        norms = np.linalg.norm(hidden.astype(np.float64), axis=1)[:, None] * self.codes.norms[rows]
+        return np.where(rows >= 0, self._per_norm * norms + per_logit * np.abs(np.where(rows >= 0, logits, 0)), 0)
+
     def _candidates(
         self,
         hidden: Floats,
@@ -243,34 +256,47 @@ class Engine:
     def _certify_stored(self, hidden: Floats, k: int, limit: int) -> TopK:
         """One submission for the `limit` highest bounds; proven is what none of the others can reach."""
         assert not isinstance(self.layer, OutputLayer)
+        parts = _parts(hidden, self.layer.states_at_once(limit))
+        if len(parts) > 1:
+            return _joined([self._certify_stored(part, k, limit) for part in parts])
         rows, _, left, _ = self._candidates(hidden, limit, bounds=True)
         logits = self.layer.logits(hidden, rows)
         order = np.lexsort((rows, -logits), axis=1)
         rows, logits = np.take_along_axis(rows, order, 1), np.take_along_axis(logits, order, 1)
-        error = self._error(hidden, rows, logits, self._per_logit)
+        error = self.error_of(hidden, rows, logits, self._per_logit)
         least = logits[:, k - 1] - error[:, k - 1]
         proven = (left < least) & (logits[:, k:] + error[:, k:] < least[:, None]).all(1)
         return TopK(logits[:, :k].copy(), rows[:, :k].copy(), proven)
 
     def _partition_stored(self, hidden: Floats, k: int, limit: int, inverse: float) -> tuple[TopK, Partition]:
         assert not isinstance(self.layer, OutputLayer)
+        parts = _parts(hidden, self.layer.states_at_once(limit))
+        if len(parts) > 1:
+            found = [self._partition_stored(part, k, limit, inverse) for part in parts]
+            return _joined([top for top, _ in found]), _joined([each for _, each in found])
         rows, keys, _, sums = self._candidates(hidden, limit, bounds=False, partition=True, inverse=inverse)
         logits = self.layer.logits(hidden, rows)
-        error = self._error(hidden, rows, logits, _BIAS_ROUNDING)
+        error = self.error_of(hidden, rows, logits)
         codes, estimates = self.codes, keys[:, :, 1]
         z = close_sums(
             codes.projection, codes.blocks, hidden, rows, estimates, logits, error, sums, inverse, self._variance
         )
         return best_of(logits, rows, k), z
 
-    def _error(self, hidden: Floats, rows: Ints, logits: Floats, per_logit: float) -> npt.NDArray[np.float64]:
-        """Return what exact logits ``[n, c]`` may be wrong by, zero where there is no row."""
-        norms = np.linalg.norm(hidden.astype(np.float64), axis=1)[:, None] * self.codes.norms[rows]
-        return np.where(rows >= 0, self._per_norm * norms + per_logit * np.abs(np.where(rows >= 0, logits, 0)), 0)
-
     def _check(self, bad: int, hidden: Floats) -> None:
         if bad >= 0:
             check_finite(hidden[: bad + 1])
+
+
+def _parts(hidden: Floats, step: int) -> list[Floats]:
+    return [hidden[start : start + step] for start in range(0, len(hidden), step)]
+
+
+def _joined(answers: list[Answer]) -> Answer:
+    """Return answers about parts of a batch as one about all of it."""
+    kind = type(answers[0])
+    names = [name for name in kind.__dataclass_fields__ if getattr(answers[0], name) is not None]
+    return kind(**{name: np.concatenate([getattr(each, name) for each in answers]) for name in names})
 
 
 def _room(count: int, k: int) -> tuple[Floats, Ints]:

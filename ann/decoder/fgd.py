@@ -71,8 +71,8 @@ class FGD:
         ef_construction: int = 200,
     ) -> None:
         self._layer = check_layer(weight, bias, dtype)
-        check_int("m", m, 2, 512, "links")
-        check_int("ef_construction", ef_construction, 1, 2**20)
+        m = check_int("m", m, 2, 512, "links")
+        ef_construction = check_int("ef_construction", ef_construction, 1, 2**20)
         rows = transform_rows(as_floats(self._layer.weight, self._layer.dtype), self._layer.bias)
         self._index = faiss.IndexHNSWFlat(rows.shape[1], m)
         self._index.hnsw.efConstruction = ef_construction
@@ -93,7 +93,7 @@ class FGD:
         if not np.isfinite(states).all():
             raise ValueError("hidden holds NaN or infinity: expected finite numbers")
         words = self._layer.shape[0]
-        check_int("k", k, 1, words, "words")
+        k = check_int("k", k, 1, words, "words")
         parameters = faiss.SearchParametersHNSW(efSearch=max(k, check_int("ef_search", ef_search, 1, 2**20)))
         with one_thread():
             _, rows = self._index.search(transform_contexts(states), k, params=parameters)

@@ -65,7 +65,9 @@ class AcceleratedHead(nn.Module):
         found = self.decoder.index.topk(states.float().numpy(), 1, certify=True)
         assert found.proven is not None
         flat = logits.reshape(-1, logits.shape[-1])
-        doubtful = torch.from_numpy(np.flatnonzero(~found.proven))
+        # What is proven may be missing among the largest estimates that `logits` were made from.
+        likeliest = flat.argmax(-1).numpy()
+        doubtful = torch.from_numpy(np.flatnonzero(~found.proven | (likeliest != found.indices[:, 0])))
         if len(doubtful):
             self.completed += len(doubtful)
             flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
@@ -96,7 +98,7 @@ def accelerate(
         int64 ``[n, t]``: text whose hidden states teach the decoder, such as a few thousand words of what will be
         written. When not given, the model writes some itself, from random prompts.
     precision, method
-        As for :meth:`LogitIndex.build`.
+        As for :meth:`LogitIndex.build`. Since log Z needs a scan of all codes, every way but ``"full"`` takes one.
     certify
         Prove the likeliest word of every step, and compute those that cannot be proven in full: greedy decoding then
         equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a
@@ -204,7 +206,7 @@ def _contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) 
     """Return the hidden states that reach the output layer while the model reads a text or writes one."""
     seen: list[Tensor] = []
     hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
-    training = model.training
+    training = [module.training for module in model.modules()]
     model.eval()
     try:
         if input_ids is None:
@@ -214,7 +216,9 @@ def _contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) 
                 model(row[None])
     finally:
         hook.remove()
-        model.train(training)
+        # One by one: parts may be frozen in a mode of their own.
+        for module, mode in zip(model.modules(), training, strict=True):
+            module.training = mode
     states = torch.cat(seen)
     order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))[:_CONTEXTS_MOST]
     return states[order.sort().values].float()

@@ -103,7 +103,8 @@ class LogitIndex:
         TypeError, ValueError
             When layer, contexts or numbers do not fit; the message names the argument.
         BudgetError
-            When `dram` does not hold codes and graph; the message says what would be enough.
+            When `dram` does not hold codes and graph; the message says what would be enough. What was built stays at
+            `path`, for :meth:`open`.
         """
         if (dram is None) != (path is None):
             raise ValueError(f"dram={dram!r}, path={path!r}: expected both, or neither")
@@ -111,14 +112,15 @@ class LogitIndex:
             parse_bytes(dram, "dram")
         layer = check_layer(weight, bias, dtype)
         words, dimension = layer.shape
-        check_int("k", k, 1, words, "words")
+        k = check_int("k", k, 1, words, "words")
         if not 0 < precision <= 1:
             raise ValueError(f"precision={precision!r}: expected above 0, at most 1")
+        precision = float(precision)
         if method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
-        check_int("seed", seed, 0, 2**32 - 1)
+        seed = check_int("seed", seed, 0, 2**32 - 1)
         if rank is not None:
-            check_int("rank", rank, 1, dimension, "directions")
+            rank = check_int("rank", rank, 1, dimension, "directions")
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
         codes, settings, held = build_codes(layer, states, k, precision, method, rank, seed, progress)
         index = cls(Engine(codes, layer), settings, method, layer.digest())
@@ -164,7 +166,7 @@ class LogitIndex:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides the layer itself, which the caller shares, in bytes."""
+        """DRAM held besides a layer that the caller shares, in bytes; one that was opened or copied counts."""
         return self._engine.memory_bytes
 
     def stats(self) -> dict[str, Any]:
@@ -217,10 +219,10 @@ class LogitIndex:
         """
         states = check_hidden("hidden", hidden, self.shape[1])
         wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
-        if certify:
-            return self._certified(states, wanted, complete)
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
+        if certify:
+            return self._certified(states, wanted, complete)
         way = method if method is not None and method != "auto" else self.way(len(states))
         return self._by(way, states, wanted)
 
@@ -273,8 +275,10 @@ class LogitIndex:
                 f"targets: expected 0 to {self.shape[0] - 1}, got {int(names.min())} to {int(names.max())}"
             )
         z = self._full_partition(states) if exact else self.partition(states)
-        logits = self._engine.logits_of(states, names.astype(np.int64)[:, None])[:, 0].astype(np.float64)
-        slack = 1e-5 * np.abs(logits)
+        rows = names.astype(np.int64)[:, None]
+        found = self._engine.logits_of(states, rows)
+        slack = self._engine.error_of(states, rows, found)[:, 0]
+        logits = found[:, 0].astype(np.float64)
         return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
 
     def is_stale(
@@ -309,7 +313,7 @@ class LogitIndex:
         ----------
         dram
             What the index may hold in DRAM. None loads the layer's rows as well; with a budget that does not hold them,
-            they stay on SSD and are read as they are needed, once a call for the whole batch.
+            they stay on SSD and are read as they are needed, once a call for the whole batch, up to 64 MiB at a time.
         verify
             When pages are compared with their checksums; see :meth:`memhier.Store.open`.
 
@@ -329,11 +333,15 @@ class LogitIndex:
         self._engine.close()
 
     def _full_partition(self, states: Floats) -> Partition:
-        blocks = np.array_split(states, max(1, len(states) // _FULL_BLOCK))
-        found = [np.logaddexp.reduce(self._engine.all_logits(block), axis=1, dtype=np.float64) for block in blocks]
-        z = np.concatenate(found)
-        slack = 1e-5 * np.maximum(1, np.abs(z))
-        return Partition(z, z - slack, z + slack)
+        rows, three = np.arange(self.shape[0])[None], np.empty((3, len(states)))
+        for start in range(0, len(states), _FULL_BLOCK):
+            block = states[start : start + _FULL_BLOCK]
+            for number, logits in enumerate(self._engine.all_logits(block)):
+                error = self._engine.error_of(block[number : number + 1], rows, logits[None])[0]
+                three[:, start + number] = [np.logaddexp.reduce(logits + sign * error) for sign in (0, -1, 1)]
+        z, low, high = three
+        slack = 1e-8 * np.maximum(1, np.abs(z))  # of adding up in double precision
+        return Partition(z, low - slack, high + slack)
 
     def _by(self, way: str, states: Floats, k: int) -> TopK:
         settings, engine = self._settings, self._engine
@@ -372,7 +380,8 @@ class LogitIndex:
         found = self._engine.certify(states, k, limit)
         if complete:
             assert found.proven is not None
-            for row in np.flatnonzero(~found.proven):
-                exact = self._engine.full(states[row : row + 1], k)
-                found.values[row], found.indices[row] = exact.values[0], exact.indices[0]
+            doubtful = np.flatnonzero(~found.proven)
+            if len(doubtful):
+                exact = self._engine.full(states[doubtful], k)
+                found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found

@@ -10,22 +10,24 @@ import numpy.typing as npt
 
 from memhier.kernels import distances
 
-__all__ = ["DTYPES", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
+__all__ = ["DTYPES", "LARGEST", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
 # Half of the last place, relative: what rounding a logit to the layer's dtype may change.
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
+# Of weights, biases and hidden states, in size: norms and their products stay far within single precision.
+LARGEST = 1e15
+
 _BLOCK_BYTES = 32 << 20
 _ROWS_MOST = 2**31 - 1
-_LARGEST = 1e15  # of the weights: norms and their products stay far within single precision
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLayer:
-    """Weights in DRAM, shared with whoever gave them.
+    """Weights in DRAM, shared with whoever gave them or held here alone.
 
     Attributes
     ----------
@@ -35,11 +37,14 @@ class OutputLayer:
         One of :data:`DTYPES`.
     bias
         float32 ``[V]``.
+    owned
+        Whether nobody else holds the weights, because they had to be copied or come from a file.
     """
 
     weight: npt.NDArray[Any]
     dtype: str
     bias: Floats
+    owned: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -107,30 +112,38 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
         )
     if rows.ndim != 2 or not 1 <= rows.shape[0] <= _ROWS_MOST or rows.shape[1] < 1:
         raise ValueError(f"weight: expected shape [V, D] with V and D of at least 1, got {list(rows.shape)}")
-    numbers = np.zeros(len(rows), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32)
+    with np.errstate(over="ignore"):
+        numbers = np.zeros(len(rows), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32)
     if numbers.shape != (len(rows),):
         raise ValueError(f"bias: expected shape [{len(rows)}] as weight has rows, got {list(numbers.shape)}")
-    layer = OutputLayer(np.ascontiguousarray(rows), name, numbers)
+    rows = np.ascontiguousarray(rows)
+    owned = not isinstance(weight, np.ndarray) or not np.may_share_memory(rows, weight)
+    layer = OutputLayer(rows, name, numbers, owned)
     for start, block in layer.blocks():
         if not np.isfinite(block).all():
             row = start + int(np.flatnonzero(~np.isfinite(block).all(1))[0])
             raise ValueError(f"weight[{row}] holds NaN or infinity: expected finite numbers")
-        if float(np.abs(block).max()) > _LARGEST:
-            row = start + int(np.flatnonzero((np.abs(block) > _LARGEST).any(1))[0])
-            raise ValueError(f"weight[{row}] holds a number beyond {_LARGEST:g}, whose square would overflow")
-    if not np.isfinite(numbers).all():
-        row = int(np.flatnonzero(~np.isfinite(numbers))[0])
-        raise ValueError(f"bias[{row}]={numbers[row]}: expected finite numbers; to rule a word out, mask its logit")
+        if float(np.abs(block).max()) > LARGEST:
+            row = start + int(np.flatnonzero((np.abs(block) > LARGEST).any(1))[0])
+            raise ValueError(f"weight[{row}] holds a number beyond {LARGEST:g}, whose square would overflow")
+    fits = np.abs(numbers) <= LARGEST
+    if not fits.all():
+        row = int(np.flatnonzero(~fits)[0])
+        raise ValueError(
+            f"bias[{row}]={numbers[row]}: expected finite numbers up to {LARGEST:g}; to rule a word out, mask its logit"
+        )
     return layer
 
 
 def check_finite(hidden: Floats) -> None:
-    """Refuse hidden states of which one holds NaN or infinity, naming its place."""
-    bad = np.flatnonzero(~np.isfinite(hidden).all(1))
+    """Refuse hidden states of which one holds NaN, infinity or a number beyond LARGEST, naming its place."""
+    bad = np.flatnonzero(~(np.abs(hidden) <= LARGEST).all(1))
     if len(bad):
-        at = int(np.flatnonzero(~np.isfinite(hidden[bad[0]]))[0])
+        at = int(np.flatnonzero(~(np.abs(hidden[bad[0]]) <= LARGEST))[0])
         number = hidden[bad[0], at]
-        raise ValueError(f"hidden[{bad[0]}, {at}]={number}: expected finite numbers; the model itself went wrong")
+        raise ValueError(
+            f"hidden[{bad[0]}, {at}]={number}: expected finite numbers up to {LARGEST:g}; the model itself went wrong"
+        )
 
 
 def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
@@ -148,4 +161,5 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
         states = states[None]
     if states.ndim != 2 or states.shape[1] != dimension:
         raise ValueError(f"{name}: expected shape [n, {dimension}] as the layer's rows have, got {list(states.shape)}")
-    return np.ascontiguousarray(states, np.float32)
+    with np.errstate(over="ignore"):  # infinity is refused later
+        return np.ascontiguousarray(states, np.float32)

@@ -24,6 +24,7 @@ __all__ = ["KIND", "StoredRows", "open_index", "save_index"]
 KIND = "decoder"
 VERSION = 2
 _BLOCK_BYTES = 32 << 20
+_CANDIDATE_BYTES = 64 << 20  # of rows that are read at a time
 _PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -49,17 +50,31 @@ class StoredRows:
         self._carrier = np.dtype("<f4" if dtype == "float32" else "<f2" if dtype == "float16" else "<u2")
 
     def logits(self, hidden: Floats, candidates: Ints) -> Floats:
-        """Return the logits of ``candidates [n, c]``, minus infinity for -1: each row is read once, all at a time."""
+        """Return the logits of ``candidates [n, c]``, minus infinity for -1.
+
+        Each row is read once, all at a time; of so many states that their rows may take more than 64 MiB, in parts.
+        """
+        step = self.states_at_once(candidates.shape[1])
+        if len(hidden) > step:
+            parts = [slice(start, start + step) for start in range(0, len(hidden), step)]
+            return np.concatenate([self.logits(hidden[part], candidates[part]) for part in parts])
         present = candidates >= 0
         wanted, places = np.unique(candidates[present], return_inverse=True)
         rows = self._floats(self._rows.read(wanted))
         logits = np.full(candidates.shape, -np.inf, np.float32)
-        query, _ = np.nonzero(present)
         if len(hidden) == 1:
             logits[present] = (rows @ hidden[0])[places] + self.bias[wanted][places]
-        else:
-            logits[present] = np.einsum("cd,cd->c", rows[places], hidden[query]) + self.bias[wanted][places]
+            return logits
+        # State by state: the rows of all, side by side, would be many times what was read.
+        counts = present.sum(1)
+        for state, found, here, end, count in zip(hidden, logits, present, counts.cumsum(), counts, strict=True):
+            which = places[end - count : end]
+            found[here] = rows[which] @ state + self.bias[wanted[which]]
         return logits
+
+    def states_at_once(self, candidates: int) -> int:
+        """Return of how many states the candidates' rows are read at a time."""
+        return max(1, _CANDIDATE_BYTES // max(1, candidates * int(self._rows.row_bytes)))
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits ``[n, V]``: a pass over the whole file."""
@@ -145,9 +160,12 @@ def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, 
         raise BudgetError(f"dram={format_bytes(budget)}: codes, graph and checksums take {format_bytes(least)}")
     if budget is not None and least + weight_bytes > budget:
         return Engine(codes, rows), settings, about["method"], about["digest"]
-    weight = rows._rows.read_range(0, len(rows._rows)).view(rows._carrier)
-    rows.close()
-    return Engine(codes, OutputLayer(weight, about["dtype"], bias)), settings, about["method"], about["digest"]
+    try:
+        weight = rows._rows.read_range(0, len(rows._rows)).view(rows._carrier)
+    finally:
+        rows.close()
+    layer = OutputLayer(weight, about["dtype"], bias, owned=True)
+    return Engine(codes, layer), settings, about["method"], about["digest"]
 
 
 def _arrays(codes: Codes) -> list[tuple[str, str, npt.NDArray[Any]]]:

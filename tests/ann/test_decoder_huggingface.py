@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
+from memhier.ann.decoder import TopKSoftmax  # noqa: E402
 from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
 
 WORDS = 400
@@ -169,3 +170,34 @@ def test_a_state_dict_stays_what_it_was(model):
     torch.testing.assert_close(generate(again, do_sample=False), generate(model, do_sample=False))
     assert again.get_output_embeddings().weight is again.transformer.wte.weight
     assert again.get_output_embeddings().head.weight is again.transformer.wte.weight
+
+
+def test_a_likeliest_word_that_estimates_miss_is_still_the_answer():
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(32, 600)
+    states = torch.zeros(400, 32)
+    states[:, :4] = torch.randn(400, 4, generator=generator)
+    with torch.no_grad():
+        head.weight[:] = 0
+        head.weight[:, :4] = torch.randn(600, 4, generator=generator)
+        head.bias[:] = 0
+        # One row lies where no context went that the codes were made from.
+        head.weight[500, 20], head.bias[500] = 100, -50
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=states[:300], method="preview", rank=4, output="filled")
+    asked = states[300:].clone()
+    asked[::2, 20] = 1
+    with torch.no_grad():
+        right = head(asked).argmax(-1)
+        replacement = AcceleratedHead(head, decoder, certify=True).eval()
+        torch.testing.assert_close(replacement(asked).argmax(-1), right)
+    assert (right == 500).sum() == 50
+    assert decoder.index.topk(asked.numpy(), 1, certify=True).proven.mean() > 0.5
+
+
+def test_modes_of_parts_stay_as_they_were(model):
+    model.train()
+    frozen = model.transformer.h[0].eval()
+    accelerate(model, k=10, method="preview")
+    assert not frozen.training
+    assert model.transformer.h[1].training
+    assert model.training

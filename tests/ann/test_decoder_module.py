@@ -220,3 +220,28 @@ def test_a_cold_nucleus_is_the_likeliest_word(built):
 
 def test_it_says_what_it_is_of(built):
     assert "24 -> 600, k=10, precision=0.99, way='preview'" in repr(built[2])
+
+
+@pytest.mark.parametrize("dram", ["100MB", "3MB"])
+def test_given_a_path_the_layer_is_let_go_of(tmp_path, dram):
+    head, hidden = make_head(4000, 256)
+    right = torch.topk(head(hidden[300:]), 5).indices
+    decoder = TopKSoftmax.from_linear(
+        head, k=5, contexts=hidden[:300], method="preview", dram=dram, path=tmp_path / "decoder"
+    )
+    assert (decoder.index.layer is None) == (dram == "3MB")
+    assert decoder._weight is None or decoder._weight.data_ptr() != head.weight.data_ptr()
+    with torch.no_grad():
+        head.weight.zero_()
+    values, indices, _ = decoder.certified_topk(hidden[300:])
+    torch.testing.assert_close(indices, right)
+    assert (values > 0).all()
+
+
+def test_targets_of_another_shape_are_refused(built):
+    _, hidden, decoder = built
+    states, targets = hidden[:6].reshape(2, 3, 24), torch.arange(6)
+    assert decoder.log_prob(states, targets.reshape(2, 3)).shape == (2, 3)
+    assert decoder.log_prob(hidden[0], targets[0]).shape == ()
+    with pytest.raises(ValueError, match=r"targets: expected shape \[2, 3\], got \[3, 2\]"):
+        decoder.log_prob(states, targets.reshape(3, 2))

@@ -3,11 +3,13 @@
 import copy
 import os
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from memhier.ann.decoder import LogitIndex
+from memhier.ann.decoder import stored as stored_module
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 
 WORDS, DIMENSION = 4000, 256
@@ -146,3 +148,43 @@ def test_a_memory_map_is_indexed_as_an_array_is(tmp_path):
     right = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="graph")
     np.testing.assert_array_equal(index.topk(hidden[800:900]).indices, right.topk(hidden[800:900]).indices)
     assert index.digest == right.digest
+
+
+def test_many_states_are_answered_in_parts_of_bounded_size(pair, monkeypatch):
+    _, stored, queries = pair
+    states = np.concatenate([queries] * 2)
+
+    def ask():
+        z, proof = stored.partition(states), stored.topk(states, 5, certify=True)
+        top, walked = stored.topk(states, method="preview"), stored.topk(states, method="graph")
+        return z.estimate, z.low, z.high, proof.values, proof.proven.astype(int), top.values, walked.values
+
+    whole = ask()
+    monkeypatch.setattr(stored_module, "_CANDIDATE_BYTES", 4 << 20)
+    tracemalloc.start()
+    try:
+        parts = ask()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 << 20, "certificates alone look at 800 MB of rows"
+    for found, right in zip(parts, whole, strict=True):
+        np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+
+
+def test_what_cannot_be_opened_is_let_go_of(tmp_path):
+    weight, bias, hidden = make_layer()
+    LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview").save(tmp_path / "index")
+    file = max((tmp_path / "index" / "segments").iterdir(), key=lambda each: each.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[4096 * 5] ^= 1
+    file.write_bytes(data)
+
+    def held():
+        links = (os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd"))
+        return [link for link in links if str(tmp_path) in link]
+
+    with pytest.raises(CorruptionError) as caught:
+        LogitIndex.open(tmp_path / "index")
+    # The error keeps all frames alive, and so the one file that was being read; the store's own are closed.
+    assert all("weight" in link for link in held()), caught

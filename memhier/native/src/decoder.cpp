@@ -1,6 +1,7 @@
 // The decoder's calls: a batch of hidden states in, the largest logits of each out, all in one crossing.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -39,8 +40,13 @@ struct Workspace {
   Survivors survivors;
 };
 
-bool is_finite(const float* values, std::size_t count) {
-  return std::all_of(values, values + count, [](float value) { return std::isfinite(value); });
+// Hidden states beyond it, as weights, overflow single precision; the Python side refuses the same.
+constexpr float kLargestState = 1e15F;
+constexpr float kLargestCoordinate = std::numeric_limits<float>::max();
+
+// False for NaN, too.
+bool are_within(const float* values, std::size_t count, float most) {
+  return std::all_of(values, values + count, [most](float value) { return std::abs(value) <= most; });
 }
 
 // A scan of the first `width` directions alone, whose `survivors` are estimated again by all; none of it at zero.
@@ -282,7 +288,7 @@ void DecoderCore::answer(Workspace& space, std::size_t slot, const float* hidden
   if (call.tally != nullptr) call.tally[query] = static_cast<std::int64_t>(space.scored.size());
 }
 
-// Returns the number of the first hidden state that is not finite, before anything is written; -1 for none.
+// Returns the number of the first hidden state that is not finite or too large, before it writes; -1 for none.
 std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t limit, std::size_t coarse,
                                   std::size_t survivors, bool bounds, float per_norm, float per_logit, float inverse,
                                   float variance, nb::handle values, nb::handle indices, nb::handle proven,
@@ -309,7 +315,7 @@ std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t 
                          counts.empty() ? nullptr : counts.as<std::int64_t>()};
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
-    if (!is_finite(state + q * dimension, dimension)) return static_cast<std::int64_t>(q);
+    if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
   Lease space(*this);
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
@@ -342,7 +348,8 @@ std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::s
   auto* out_keys = key.as<float>();
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
-    if (!is_finite(state + q * width, width)) return static_cast<std::int64_t>(q);
+    if (!are_within(state + q * width, width, coordinates ? kLargestCoordinate : kLargestState))
+      return static_cast<std::int64_t>(q);
   Lease lease(*this);
   Workspace& space = *lease;
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
@@ -386,7 +393,7 @@ std::int64_t DecoderCore::walk(nb::handle hidden, std::size_t probes, std::size_
   const auto* state = states.as<const float>();
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
-    if (!is_finite(state + q * dimension, dimension)) return static_cast<std::int64_t>(q);
+    if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
   Lease lease(*this);
   Workspace& space = *lease;
   for (std::size_t q = 0; q < count; ++q) {

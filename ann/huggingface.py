@@ -1,0 +1,10 @@
+"""The decoder in a model of transformers; the same as :mod:`memhier.ann.decoder.huggingface`."""
+
+try:
+    from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ImportError("memhier.ann.huggingface needs PyTorch: pip install 'memhier[torch]'") from error
+
+__all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
