@@ -2,8 +2,12 @@
 
 import os
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
 
 from memhier._tiered_parts import TieredParts
 from memhier.errors import ClosedError
@@ -20,6 +24,7 @@ class Calls:
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread whose call is in
         self._failure: BaseException | None = None
+        self._returned: deque[NDArray[np.int64]] = deque()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -37,6 +42,7 @@ class Calls:
         self.check_process()
         with self._alone():
             self.check_open()
+            self._take_back()
             if self._failure is not None:
                 raise ClosedError(f"closed since a checkpoint failed ({self._failure}); reopen it") from self._failure
             self._parts.queue.check()
@@ -54,7 +60,13 @@ class Calls:
             yield False
             return
         with self._alone():
+            if self._parts.alive:
+                self._take_back()
             yield self._parts.alive
+
+    def give_back_next(self, slots: NDArray[np.int64]) -> None:
+        """Unpin slots before the next call does anything, without waiting for one that is under way."""
+        self._returned.append(slots)
 
     def check_process(self) -> None:
         """Raise ClosedError in a forked child, which has none of the threads."""
@@ -79,6 +91,10 @@ class Calls:
             return False
         with self._alone():
             return self._parts.close()
+
+    def _take_back(self) -> None:
+        while self._returned:
+            self._parts.residents.pins.unpin(self._returned.popleft())
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

@@ -424,9 +424,8 @@ class Tiered:
             yield rows
 
     def _give_back(self, slots: Ints) -> None:
-        with self._calls.giving_back() as alive:
-            if alive:
-                self._residents.pins.unpin(slots)
+        # A loan may be let go by the collector of garbage, in the middle of a call or on a thread that one waits for.
+        self._calls.give_back_next(slots)
 
     def _as_keys(self, keys: Any) -> Ints:
         index = as_ints("keys", keys)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -97,6 +97,9 @@ class Ahead:
         self._waiting_bytes = 0  # of all that were not handed out
         self._handed_out = 0
         self._granted = 0  # so many batches of the epoch may be fetched
+        # Where other ranks have to read the same batch at the same time: how many wait here, which is all that decides
+        # whether one is read. What differs among ranks must not, or one would wait for a read that another never makes.
+        self._in_step = 0
         self._blocked = False  # there was no room for the next one
         self._current: Rows | None = None
         self._ended = False  # the loader has
@@ -161,6 +164,7 @@ class Ahead:
                 waiting.ticket.release()
         self._window.clear()
         self._fetched = self._waiting_bytes = 0
+        self._batches = iter(())  # the loader's workers and files go with its iterator
         planner = self._module.tables.planner_if_open
         if planner is not None and announced:
             planner.withdraw()
@@ -216,9 +220,11 @@ class Ahead:
         """Do what is due; False once there is nothing left to do."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._is_over() or self._may_fetch() or self._may_read())
-            if self._closed or self._is_over():
+            # Other ranks may be at a read by now, which ends only when all have made it.
+            closes = self._closed and not (self._in_step and self._may_read())
+            if closes or self._is_over():
                 return False
-            fetches = self._may_fetch()
+            fetches = self._may_fetch() and not self._closed
         if not fetches or self._lacks_batches():
             self._read()
         else:
@@ -234,6 +240,8 @@ class Ahead:
     def _may_read(self) -> bool:
         if self._over:
             return False
+        if self._in_step:
+            return len(self._window) < self._in_step
         limit = self._limits.window_bytes
         ahead = len(self._window) - self._announced
         return ahead < _SLACK and (limit is None or self._waiting_bytes < limit or not self._window)
@@ -272,8 +280,7 @@ class Ahead:
         try:
             batch = next(self._batches)
             self._loader_s += time.perf_counter() - started
-            found = self._ids(batch)
-            ids = self._module._ids_of(*(found if isinstance(found, tuple) else (found,)))
+            ids = self._ids_of(batch)
             rows = self._module.tables.distinct(ids)
             self._module.tables.check_fits(rows)
         except StopIteration:
@@ -289,9 +296,32 @@ class Ahead:
             return
         held = _bytes_of((batch, ids, rows.keys, rows.inverse, rows.order))
         size = held + _PLANNED_BYTES * len(rows.keys)
+        if not self._window and not self._handed_out:
+            self._agree(size)
         with self._changed:
             self._window.append(_Waiting(batch, ids, rows, size))
             self._waiting_bytes += size
+
+    def _ids_of(self, batch: Any) -> list[Ints | None]:
+        try:
+            found = self._ids(batch)
+        except StopIteration as error:
+            # Let through, it would end the epoch as if the loader had.
+            raise RuntimeError("ids: raised StopIteration") from error
+        return self._module._ids_of(*(found if isinstance(found, tuple) else (found,)))
+
+    def _agree(self, size: int) -> None:
+        """Settle with the other ranks, if there are any that read in step, how many batches may wait."""
+        largest = self._module._largest(size)
+        if largest is None:
+            return
+        limits = self._limits
+        most = limits.window + limits.prefetch + 1 + _SLACK
+        if limits.window_bytes is not None:
+            # Later batches take about as much as the first.
+            most = max(limits.prefetch + 2, limits.window_bytes // max(1, largest))
+            self._limits = replace(limits, window=most - limits.prefetch - 1, window_bytes=None)
+        self._in_step = most
 
     def _fetch(self) -> None:
         """Fetch the rows of the first batch that has none, if there is room."""
@@ -316,10 +346,24 @@ class Ahead:
 
 def _bytes_of(batch: Any) -> int:
     """Return about how many bytes a batch takes, where it is made of tensors and arrays."""
-    if isinstance(batch, torch.Tensor | np.ndarray):
-        return int(batch.nbytes)
-    if isinstance(batch, dict):
-        return sum(map(_bytes_of, batch.values()))
-    if isinstance(batch, list | tuple):
-        return sum(map(_bytes_of, batch))
-    return sum(map(_bytes_of, vars(batch).values())) if hasattr(batch, "__dict__") else 0
+    total, waiting, seen = 0, [batch], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, torch.Tensor | np.ndarray):
+            total += int(part.nbytes)
+        elif isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+        else:
+            waiting += getattr(part, "__dict__", {}).values()
+            waiting += [getattr(part, name, None) for kind in type(part).__mro__ for name in _slots(kind)]
+    return total
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    names = vars(kind).get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)

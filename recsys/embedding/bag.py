@@ -90,13 +90,12 @@ class EmbeddingBag(TableModule):
         touched: int | None = None,
         step_rows: int | None = None,
     ) -> None:
-        check_int("num_embeddings", num_embeddings, 1, _ROWS_MAX)
-        check_int("embedding_dim", embedding_dim, 1, 2**20)
+        num_embeddings = check_int("num_embeddings", num_embeddings, 1, _ROWS_MAX)
+        embedding_dim = check_int("embedding_dim", embedding_dim, 1, 2**20)
         if mode not in MODES:
             raise ValueError(f"mode={mode!r}: expected one of {', '.join(map(repr, MODES))}")
         if padding_idx is not None:
-            check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1)
-            padding_idx %= num_embeddings
+            padding_idx = check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1) % num_embeddings
         spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
         super().__init__(
             Tables(
@@ -134,7 +133,8 @@ class EmbeddingBag(TableModule):
         offsets = arguments[1] if len(arguments) > 1 else None
         if offsets is None and isinstance(arguments[0], Tensor) and arguments[0].dim() == 1:
             offsets = torch.zeros(1, dtype=torch.int64)  # where bags begin does not matter to what they need
-        return [as_bags(arguments[0], offsets, None, self.mode)[0].numpy()]
+        # A copy: whoever changes the batch in place looks up other ids than these.
+        return [as_bags(arguments[0], offsets, None, self.mode)[0].numpy().copy()]
 
     def _weight_names(self) -> list[str]:
         return ["weight"]

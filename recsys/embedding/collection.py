@@ -20,6 +20,8 @@ from memhier.recsys.embedding.tables import Ints, Tables, TableSpec, check_ids
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
+_ROWS_MAX = 2**62
+
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagConfig:
@@ -155,7 +157,8 @@ class EmbeddingBagCollection(TableModule):
         return f"{len(self._parser.configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
-        return [bag.indices.numpy() for bag in self._parser.bags_of(*arguments)]
+        # Copies: whoever changes the batch in place looks up other ids than these.
+        return [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
 
 
 class FeatureParser:
@@ -171,7 +174,7 @@ class FeatureParser:
     Raises
     ------
     ValueError
-        For two tables or two features of one name.
+        For two tables or two features of one name, and for more rows than keys can tell apart.
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
@@ -188,6 +191,9 @@ class FeatureParser:
             for config in self.configs
         ]
         self.widths = [config.embedding_dim for config in self.configs for _ in config.feature_names]
+        total = sum(spec.rows for spec in self.specs)
+        if total > _ROWS_MAX:
+            raise ValueError(f"tables: {total} rows in all, expected at most {_ROWS_MAX}")
 
     def check_ids(self, table: int, ids: Ints) -> None:
         """Raise IndexError for a row that a table does not have."""
@@ -273,13 +279,13 @@ def _as_config(table: Any) -> EmbeddingBagConfig:
     pooling = getattr(table.pooling, "value", table.pooling).lower()
     if pooling not in ("sum", "mean"):
         raise ValueError(f"pooling={table.pooling!r}: expected 'sum' or 'mean'")
-    check_int("num_embeddings", table.num_embeddings, 1, 2**62)
-    check_int("embedding_dim", table.embedding_dim, 1, 2**20)
+    rows = check_int("num_embeddings", table.num_embeddings, 1, _ROWS_MAX)
+    dim = check_int("embedding_dim", table.embedding_dim, 1, 2**20)
     initial = getattr(table, "initial", None)
     if not table.name or not isinstance(table.name, str):
         raise ValueError(f"name={table.name!r}: expected text")
     return EmbeddingBagConfig(
-        name=table.name, num_embeddings=table.num_embeddings, embedding_dim=table.embedding_dim,
+        name=table.name, num_embeddings=rows, embedding_dim=dim,
         feature_names=tuple(table.feature_names) or (table.name,), pooling=pooling,
         initial=Uniform() if initial is None else initial,
     )  # fmt: skip

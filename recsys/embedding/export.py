@@ -1,6 +1,7 @@
 """Tables written out as a whole, block by block: DRAM stays bounded however large they are.
 
 Rows that were never trained are written with their first values. A file appears under its name once it is whole.
+Tables that are divided among trainers are written by every rank, each to a path of its own.
 """
 
 import json
@@ -38,7 +39,7 @@ _HEADER = struct.Struct("<Q")
 
 def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> nn.EmbeddingBag:
     """Return a table as torch's module, in memory: for tables that are small enough after all."""
-    spec = module.tables.specs[table]
+    spec = module.specs[table]
     weight = torch.empty(spec.rows, spec.dim)
     for start, rows in _blocks(module, table):
         weight[start : start + len(rows)] = torch.from_numpy(rows)
@@ -47,7 +48,7 @@ def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> 
 
 def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
     """Write a table's weights as a .npy file, float32 [rows, dim]."""
-    spec = module.tables.specs[table]
+    spec = module.specs[table]
     header = {"descr": "<f4", "fortran_order": False, "shape": (spec.rows, spec.dim)}
     with _whole_file(path) as file:
         np.lib.format.write_array_header_1_0(file, header)
@@ -57,10 +58,10 @@ def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
 
 def export_safetensors(module: TableModule, path: Path) -> None:
     """Write the weights of all tables as one .safetensors file, each under its table's name."""
-    shapes = {spec.name: ("F32", (spec.rows, spec.dim), 4 * spec.rows * spec.dim) for spec in module.tables.specs}
+    shapes = {spec.name: ("F32", (spec.rows, spec.dim), 4 * spec.rows * spec.dim) for spec in module.specs}
     with _whole_file(path) as file:
         _write_header(file, shapes, {})
-        for table in range(len(module.tables.specs)):
+        for table in range(len(module.specs)):
             for _, rows in _blocks(module, table):
                 file.write(rows.astype("<f4", copy=False).data)
 
@@ -77,7 +78,7 @@ def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImportError("Parquet needs pyarrow: pip install 'memhier[parquet]'") from error
-    dim = module.tables.specs[table].dim
+    dim = module.specs[table].dim
     schema = arrow.schema([("id", arrow.int64()), ("embedding", arrow.list_(arrow.float32(), dim))])
     with _whole_file(path) as file, parquet.ParquetWriter(file, schema) as writer:
         for start, rows in _blocks(module, table):
@@ -97,7 +98,7 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
     """
     if dtype not in get_args(Quantised):
         raise ValueError(f"dtype={dtype!r}: expected 'int8' or 'fp16'")
-    spec = module.tables.specs[table]
+    spec = module.specs[table]
     cells = spec.rows * spec.dim
     shape: tuple[int, ...] = (spec.rows, spec.dim)
     shapes: dict[str, tuple[str, tuple[int, ...], int]]
@@ -141,12 +142,16 @@ class QuantisedTable:
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
             length = _HEADER.unpack(head)[0] if len(head) == _HEADER.size else 2**40
-            header = json.loads(file.read(length)) if length < 2**20 else {}
+            header = _parsed(file.read(length)) if length < 2**20 else {}
+            size = os.fstat(file.fileno()).st_size
         kind = header.get("__metadata__", {}).get("memhier", "")
         if not kind.startswith("quantised "):
             raise FormatError(f"{os.fspath(path)}: no table that export_quantised wrote")
         types: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
         start = _HEADER.size + length
+        end = start + max(part["data_offsets"][1] for name, part in header.items() if name != "__metadata__")
+        if size < end:
+            raise FormatError(f"{os.fspath(path)}: has {size} bytes, expected {end}")
         self._parts: dict[str, NDArray[Any]] = {
             name: np.memmap(
                 os.fspath(path), types[part["dtype"]], "r", start + part["data_offsets"][0], tuple(part["shape"])
@@ -178,13 +183,20 @@ class QuantisedTable:
         return torch.from_numpy(np.ascontiguousarray(found, np.float32))
 
 
+def _parsed(text: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _blocks(module: TableModule, table: int) -> Iterator[tuple[int, Floats]]:
     """Yield a table's weights in blocks, and the number of each block's first row."""
-    spec, width = module.tables.specs[table], max(module.tables.widths)
+    spec, width = module.specs[table], max(module.tables.widths)
     step = max(1, min(_BLOCK_BYTES // (4 * width), module.tables.call_rows))
     for start in range(0, spec.rows, step):
-        rows = module.tables.read(table, np.arange(start, min(start + step, spec.rows)))
-        yield start, np.ascontiguousarray(rows[:, : spec.dim])
+        yield start, module.weights(np.arange(start, min(start + step, spec.rows)), table).numpy()
 
 
 def _write_header(

@@ -49,7 +49,8 @@ def lookahead(
         Batches known beyond those being fetched. ``"auto"`` grows it until every row in DRAM is known to be needed
         again, or what waits here takes the sixteenth of the tables' DRAM that is set aside for it. A number of batches,
         or None for all to the loader's end, is kept to whatever they take, beyond the budget if need be. 0 knows
-        nothing and fetches nothing ahead.
+        nothing and fetches nothing ahead. Ranks read equally far: ``"auto"`` is then so many batches as the largest of
+        all first ones says.
     prefetch
         Batches whose rows are fetched ahead, as far as DRAM has room.
 
@@ -186,7 +187,8 @@ def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
 
 
 def _generator(loader: Any) -> torch.Generator | None:
-    for holder in (getattr(loader, "sampler", None), loader):
+    batches = getattr(loader, "batch_sampler", None)
+    for holder in (getattr(loader, "sampler", None), getattr(batches, "sampler", None), batches, loader):
         generator = getattr(holder, "generator", None)
         if isinstance(generator, torch.Generator):
             return generator

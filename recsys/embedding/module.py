@@ -17,7 +17,8 @@ from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.tables import Ints, Rows, Tables
+from memhier.recsys.embedding.records import as_json
+from memhier.recsys.embedding.tables import Ints, Rows, Tables, TableSpec
 
 __all__ = ["EXTRA", "FusedOptimizer", "TableModule", "Update", "not_compiled"]
 
@@ -84,6 +85,11 @@ class TableModule(nn.Module):
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         self._restore_hyperparameters()
         self._saved_steps = list(tables.record.steps)  # as of the last checkpoint
+
+    @property
+    def specs(self) -> tuple[TableSpec, ...]:
+        """The tables."""
+        return self.tables.specs
 
     @property
     def memory_bytes(self) -> int:
@@ -178,7 +184,7 @@ class TableModule(nn.Module):
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
-        return {EXTRA: json.dumps({"hyperparameters": group, "extra": dict(extra or {})}).encode()}
+        return {EXTRA: as_json({"hyperparameters": group, "extra": dict(extra or {})})}
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -240,6 +246,10 @@ class TableModule(nn.Module):
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
         """Return the ids of each table in what the module is called with."""
         raise NotImplementedError
+
+    def _largest(self, size: int) -> int | None:
+        """Return the largest of the sizes of all that must read their loaders in step; None for one that need not."""
+        return None
 
     def _pooled(self, ids: list[Ints | None], bags: list[Bags]) -> Tensor:
         """Look up and pool what a step needs; `bags` get their indices here."""

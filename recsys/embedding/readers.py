@@ -119,7 +119,7 @@ def read_criteo_npy(
     _check(rows, CRITEO_IDS, batch)
     parts = [np.load(path, mmap_mode="r") for path in (labels, dense, sparse)]
     count = len(parts[0])
-    if parts[1].shape != (count, CRITEO_NUMBERS) or parts[2].shape != (count, CRITEO_IDS):
+    if parts[0].size != count or parts[1].shape != (count, CRITEO_NUMBERS) or parts[2].shape != (count, CRITEO_IDS):
         shapes = ", ".join(str(list(part.shape)) for part in parts)
         raise FormatError(
             f"{os.fspath(sparse)}: expected [n], [n, {CRITEO_NUMBERS}] and [n, {CRITEO_IDS}], got {shapes}"

@@ -12,7 +12,7 @@ from memhier.store import Store
 if TYPE_CHECKING:
     from memhier.recsys.embedding.tables import TableSpec
 
-__all__ = ["TableRecord"]
+__all__ = ["TableRecord", "as_json"]
 
 _KEY = "recsys/tables"
 
@@ -66,7 +66,18 @@ class TableRecord:
 
     def values(self) -> dict[str, bytes]:
         """Return what the next checkpoint has to say."""
-        return {_KEY: json.dumps({"made": self._made, "steps": self.steps}).encode()}
+        return {_KEY: as_json({"made": self._made, "steps": self.steps})}
+
+
+def as_json(value: Any) -> bytes:
+    """Return a value as JSON, numbers of numpy and torch as Python's."""
+    return json.dumps(value, default=_number).encode()
+
+
+def _number(value: Any) -> Any:
+    if not hasattr(value, "item"):
+        raise TypeError(f"{value!r}: expected what JSON can hold")
+    return value.item()
 
 
 def _described(initial: Any) -> dict[str, Any]:

@@ -8,8 +8,7 @@ they ask for, before their step comes.
 """
 
 import os
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch import distributed as dist
 
+from memhier._arrays import as_ints
 from memhier.errors import FormatError
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
@@ -96,11 +96,19 @@ class _Exchange:
     asked: Ints
 
 
+class _Asked(list["Ints | None"]):
+    """What a batch to come asks of this rank, with the exchange that said so."""
+
+    def __init__(self, exchange: _Exchange) -> None:
+        super().__init__([exchange.asked])
+        self.exchange = exchange
+
+
 class ShardedEmbeddingBagCollection(TableModule):
     """:class:`EmbeddingBagCollection` over the ranks of `torch.distributed`, each with its own folder and budget.
 
     The dense part goes under DDP as ever; this module stays outside. All ranks must make the same calls in the same
-    order. Tables have one width.
+    order, and leave an epoch of `lookahead` at the same batch. Tables have one width.
 
     Parameters
     ----------
@@ -150,8 +158,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])
         self._average = average
         # The thread that looks ahead exchanges ids while the training exchanges rows: each needs a group of its own.
-        self._ahead_group = dist.new_group() if group is None else group
-        self._known: deque[_Exchange] = deque()
+        self._ahead_group = dist.new_group() if group is None else _like(group)
         self._check_steps()
 
     @not_compiled
@@ -163,27 +170,41 @@ class ShardedEmbeddingBagCollection(TableModule):
         trains = torch.is_grad_enabled() and self.training
         rows = self._rows_of([exchange.asked], trains)
         with torch.set_grad_enabled(trains):
-            output: Tensor = _Look.apply(self._anchor, self, rows, exchange, bags)  # type: ignore[no-untyped-call]
+            samples = [bag.weights for bag in bags]
+            output: Tensor = _Look.apply(self._anchor, self, rows, exchange, bags, *samples)  # type: ignore[no-untyped-call]
         if not trains:
             rows.release()
         return Pooled(self._parser.features, self._parser.widths, output)
 
+    @property
+    def specs(self) -> tuple[TableSpec, ...]:
+        """The tables, as they are in the whole."""
+        return tuple(self._parser.specs)
+
     def weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return rows as they are now, float32 [n, dim], from wherever they are; all ranks ask for the same."""
-        keys = np.asarray(rows, np.int64) + self._bases[table]
+        return self._from_everywhere(super().weights, rows, table)
+
+    def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
+        """Return the optimizer's state of rows, float32 [n, width], as :meth:`weights` does."""
+        return self._from_everywhere(super().optimizer_state, rows, table)
+
+    def _from_everywhere(self, read: Callable[[Ints], Tensor], rows: Any, table: int) -> Tensor:
+        ids = as_ints("rows", rows)
+        self._parser.check_ids(table, ids)
+        keys = ids + self._bases[table]
         mine = keys % self._ranks == self._rank
-        found = torch.zeros(len(keys), self.tables.specs[0].dim)
-        if mine.any():
-            found[torch.from_numpy(mine)] = super().weights(keys[mine] // self._ranks)
+        own = read(keys[mine] // self._ranks)
+        found = torch.zeros(*keys.shape, own.shape[-1])
+        found[torch.from_numpy(mine)] = own
         dist.all_reduce(found, group=self._group)
         return found
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return what rows hold before they are first trained, float32 [n, dim]."""
-        spec = self._parser.specs[table]
-        return torch.from_numpy(
-            spec.initial.weights(self.tables.seed, table, np.asarray(rows, np.int64), spec.dim, spec.rows)
-        )
+        spec, ids = self._parser.specs[table], as_ints("rows", rows)
+        self._parser.check_ids(table, ids)
+        return torch.from_numpy(spec.initial.weights(self.tables.seed, table, ids, spec.dim, spec.rows))
 
     def checkpoint(self, extra: Any = None) -> int:
         """Make every rank's rows durable; returns when all are. See :meth:`TableModule.checkpoint`."""
@@ -193,22 +214,24 @@ class ShardedEmbeddingBagCollection(TableModule):
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
         """Exchange the ids of a batch to come; what is asked of this rank are the ids of its tables."""
-        ids = [bag.indices.numpy() for bag in self._parser.bags_of(*arguments)]
-        exchange = self._exchange(ids, self._ahead_group)
-        self._known.append(exchange)
-        return [exchange.asked]
+        ids = [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
+        return _Asked(self._exchange(ids, self._ahead_group))
+
+    def _largest(self, size: int) -> int:
+        """Return the largest of the sizes of all ranks, which read their loaders in step."""
+        found = torch.tensor([size])
+        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._ahead_group)
+        return int(found)
 
     def _weight_names(self) -> list[str]:
         return [f"shard-{self._rank}.weight"]
 
     def _expected(self, ids: list[Ints]) -> _Exchange | None:
         """Return the exchange that was made ahead for this batch."""
-        if self._planned is None or not self._known:
+        asked = None if self._planned is None else self._planned[0]
+        if not isinstance(asked, _Asked) or not all(map(np.array_equal, asked.exchange.ids, ids)):
             return None
-        first = self._known[0]
-        if not all(map(np.array_equal, first.ids, ids)):
-            return None
-        return self._known.popleft() if self.training else first
+        return asked.exchange
 
     def _exchange(self, ids: list[Ints], group: Any) -> _Exchange:
         flat = np.concatenate(ids, dtype=np.int64)
@@ -278,8 +301,11 @@ class _Look(torch.autograd.Function):
         rows: Rows,
         exchange: _Exchange,
         bags: list[Bags],
+        *samples: Tensor | None,
     ) -> Tensor:
         weights = module._fetched(rows, exchange)
+        # Gradients of per-sample weights need the rows that were looked up.
+        ctx.looked_up = weights if any(ctx.needs_input_grad[5:]) else None
         columns, kept = [], []
         begin = 0
         for bag, end in zip(bags, exchange.ends.tolist(), strict=True):
@@ -296,19 +322,32 @@ class _Look(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        places, values = [], []
+        places, values, of_samples = [], [], []
         dim, start = ctx.module.tables.specs[0].dim, 0
-        for bag, kept in zip(ctx.bags, ctx.kept, strict=True):
+        for bag, kept, needed in zip(ctx.bags, ctx.kept, ctx.needs_input_grad[5:], strict=True):
             parts = [gradient[:, start + dim * part : start + dim * (part + 1)] for part in range(bag.features)]
+            of_bags = torch.cat(parts)
             start += dim * bag.features
             sparse = torch.ops.aten._embedding_bag_backward(
-                torch.cat(parts), bag.indices, bag.offsets, *kept, ctx.count, False, bag.mode, True, bag.weights,
-                bag.padding,
-            )  # fmt: skip
+                of_bags, bag.indices, bag.offsets, *kept, ctx.count, False, bag.mode, True, bag.weights, bag.padding
+            )
             places.append(sparse._indices()[0])
             values.append(sparse._values())
+            of_samples.append(
+                torch.ops.aten._embedding_bag_per_sample_weights_backward(
+                    of_bags, ctx.looked_up, bag.indices, bag.offsets, kept[0], bag.mode, bag.padding
+                )
+                if needed
+                else None
+            )
         ctx.module._send_gradients(ctx.rows, ctx.exchange, torch.cat(places), torch.cat(values))
-        return None, None, None, None, None
+        return None, None, None, None, None, *of_samples
+
+
+def _like(group: Any) -> Any:
+    """Return another group of the same ranks."""
+    ranks = dist.get_process_group_ranks(group)
+    return dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
 
 
 def _in_order(places: Tensor, values: Tensor, count: int, optimizer: SparseOptimizer) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._arguments import check_int
 from memhier._loans import Loan
 from memhier._tickets import Ticket
 from memhier.budget import parse_bytes
@@ -157,7 +158,7 @@ class Tables:
     ) -> None:
         self.specs = tuple(specs)
         self.optimizer = optimizer
-        self.seed = seed
+        self.seed = check_int("seed", seed, -(2**63), 2**64 - 1)
         self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
         # Plain descent applies gradients one after the other, as they come: the order of sums is of no account to it.
         self._adds_up = not isinstance(optimizer, SGD)
@@ -166,7 +167,7 @@ class Tables:
         self.path = os.fspath(path)
         store = _open(self.path)
         try:
-            self.record = TableRecord.read(store, self.specs, optimizer, seed, resume)
+            self.record = TableRecord.read(store, self.specs, optimizer, self.seed, resume)
             self._tier = Tiered(
                 store,
                 _NAME,
@@ -251,14 +252,21 @@ class Tables:
 
     def lend(self, rows: Rows) -> None:
         """Make the rows of a step resident, and keep them so until they are released."""
+        needed = len(rows.keys)
+        if needed > self.call_rows:
+            raise BudgetError(
+                f"a step needs {needed} distinct rows at once, but working memory is set aside for "
+                f"step_rows={self.call_rows}; open the tables with step_rows={needed}, which would be enough, or make "
+                "batches smaller"
+            )
         try:
             rows.loan = self._tier.lend(rows.keys)
         except BudgetError as error:
-            raise BudgetError(f"a step needs {len(rows.keys)} distinct rows at once: {error}") from error
+            raise BudgetError(f"a step needs {needed} distinct rows at once: {error}") from error
 
     def check_fits(self, rows: Rows) -> None:
         """Raise BudgetError for a step that will never fit."""
-        if len(rows.keys) > self.capacity:
+        if len(rows.keys) > min(self.capacity, self.call_rows):
             # Says what would be enough.
             self.lend(rows)
 

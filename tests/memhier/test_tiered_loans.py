@@ -1,5 +1,6 @@
 """Rows lent in place, rows passed by, and tables whose keys are known to lie in a range."""
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memhier._loans import Loan
 from memhier._log_index import LogIndex
 from memhier.errors import BudgetError, ClosedError
 from memhier.policies import LRU, Belady
@@ -312,3 +314,25 @@ def test_a_checkpoint_that_fails_beside_calls_ends_them(make: Make, monkeypatch:
         tier.start_checkpoint().result(30)
     with pytest.raises(ClosedError, match="checkpoint failed"):
         tier.gather([1])
+
+
+class Forgotten:
+    """Lets a loan go when the collector of garbage comes."""
+
+    def __init__(self, loan: Loan) -> None:
+        self.loan = loan
+        self.itself = self
+
+    def __del__(self) -> None:
+        self.loan.release()
+
+
+def test_a_loan_may_be_collected_in_the_middle_of_a_call(make: Make) -> None:
+    def collecting(keys: Any) -> Any:
+        gc.collect()
+        return initial(keys)
+
+    tier = make(slots=2, initial=collecting)
+    Forgotten(tier.lend([1]))
+    assert np.array_equal(tier.gather([2]), initial(np.array([2])))
+    tier.gather([3, 4])

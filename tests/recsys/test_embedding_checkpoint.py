@@ -24,11 +24,13 @@ from memhier.recsys import (
     EmbeddingBag,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    Normal,
     QuantisedTable,
     export_npy,
     export_parquet,
     export_quantised,
     export_safetensors,
+    lookahead,
     to_embedding_bag,
 )
 
@@ -258,3 +260,39 @@ def test_cold_rows_may_be_rounded(tmp_path: Path) -> None:
     for codec, allowed in (("fp16", 0.01), ("int8", 0.1)):
         difference = (found[codec] - found["none"]).abs().max()
         assert 0 < difference < allowed
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    def open_bag(**options: Any) -> EmbeddingBag:
+        options |= {"seed": np.int64(3), "initial": Normal(std=np.float32(0.1)), "policy": Belady(64)}  # type: ignore[arg-type]
+        rule = SGD(lr=np.float32(0.1))  # type: ignore[arg-type]
+        return EmbeddingBag(np.int64(ROWS), np.int32(DIM), optimizer=rule, dram="64MiB", path=tmp_path, **options)  # type: ignore[arg-type]
+
+    with open_bag() as bag:
+        train(bag, 2)
+        bag.checkpoint()
+        weights = bag.weights(np.arange(ROWS))
+    with open_bag(resume=True) as bag:
+        assert bag.steps == 2
+        export_npy(bag, tmp_path / "weights.npy")
+        assert np.array_equal(np.load(tmp_path / "weights.npy"), weights.numpy())
+
+
+def test_a_step_beyond_the_working_memory_names_the_argument(tmp_path: Path) -> None:
+    with make(tmp_path, step_rows=10) as bag:
+        for loader in ([torch.arange(20)[None]], lookahead([torch.arange(20)[None]], bag, ids=lambda ids: ids)):
+            with pytest.raises(BudgetError, match=r"a step needs 20 distinct rows.* step_rows=20"):
+                list(map(bag, loader))
+        bag(torch.arange(10)[None]).sum().backward()
+
+
+@pytest.mark.parametrize("content", [bytes(100), b"\x02" + bytes(7) + b"[]", b"short", None])
+def test_what_is_no_quantised_table_is_said_to_be_none(tmp_path: Path, content: bytes | None) -> None:
+    path = tmp_path / "table"
+    if content is None:  # one that was cut short
+        with make(tmp_path / "t") as bag:
+            export_quantised(bag, path)
+        content = path.read_bytes()[:-1]
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="table"):
+        QuantisedTable(path)

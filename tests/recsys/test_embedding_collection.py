@@ -165,3 +165,10 @@ def test_gradients_that_are_part_of_others(tmp_path: Path, place: str, samples: 
             tables.append([mine.weights(np.arange(20), table) for table in range(2)])
     assert torch.equal(tables[0][0], tables[1][0])
     assert torch.equal(tables[0][1], tables[1][1])
+
+
+def test_keys_of_all_tables_are_told_apart(tmp_path: Path) -> None:
+    """Rows that wrap round would share a key with those of another table."""
+    configs = [EmbeddingBagConfig(name=str(at), num_embeddings=2**62, embedding_dim=1) for at in range(5)]
+    with pytest.raises(ValueError, match="rows in all"):
+        EmbeddingBagCollection(configs, dram="64MiB", path=tmp_path, touched=100)

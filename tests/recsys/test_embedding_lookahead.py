@@ -4,19 +4,20 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from torch.utils.data import _utils as torch_workers
 
 from memhier.errors import BudgetError
 from memhier.plan import plan
 from memhier.policies import LRU, Belady
-from memhier.recsys import Adagrad, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
+from memhier.recsys import Adagrad, CTRBatch, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
 
 torch.set_num_threads(1)
 torch.sparse.check_sparse_tensor_invariants.disable()
@@ -244,15 +245,23 @@ def test_a_collection_looks_ahead_for_all_its_tables(tmp_path: Path) -> None:
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
 
 
-def test_what_waits_stays_within_its_part_of_the_budget(tmp_path: Path) -> None:
+class Looped:
+    """A batch that knows itself."""
+
+    def __init__(self, labels: Tensor, dense: Tensor, ids: Tensor) -> None:
+        self.labels, self.dense, self.ids, self.itself = labels, dense, ids, self
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, CTRBatch, Looped])
+def test_what_waits_stays_within_its_part_of_the_budget(tmp_path: Path, kind: Any) -> None:
     """Batches of half a MiB, in 4 MiB of the 64: those being fetched or trained on take three places."""
-    loader = [(batch, torch.zeros(2**17)) for batch in batches(40)]
+    loader = [kind(labels=torch.zeros(2**16), dense=torch.zeros(2**16), ids=batch) for batch in batches(40)]
     with make(tmp_path) as bag:
         assert bag.tables.window_bytes == 4 * 2**20
-        ahead = lookahead(loader, bag, ids=lambda batch: batch[0])
+        ahead = lookahead(loader, bag, ids=lambda batch: batch.ids)
         most = 0.0
-        for ids, _ in ahead:
-            bag(ids).sum().backward()
+        for batch in ahead:
+            bag(batch.ids).sum().backward()
             most = max(most, ahead.stats()["bytes"])
         # One more may have been read when the others were under the limit.
         assert 2**21 <= most <= bag.tables.window_bytes + 2**20
@@ -282,3 +291,54 @@ def test_gradients_add_up_over_batches_known_ahead(tmp_path: Path) -> None:
             if count % 3 == 0:
                 bag.optimizer.step()
         assert torch.equal(bag.weights(np.arange(ROWS)), found[0])
+
+
+def test_an_end_within_ids_is_not_the_loaders(tmp_path: Path) -> None:
+    with make(tmp_path) as bag, pytest.raises(RuntimeError, match="ids: raised StopIteration"):
+        train(bag, lookahead(batches(3), bag, ids=lambda batch: next(iter([]))))
+
+
+def test_ids_that_are_changed_in_place_are_other_ids(tmp_path: Path) -> None:
+    with make(tmp_path) as bag:
+        epoch = iter(lookahead(batches(3), bag, ids=lambda batch: batch))
+        batch = next(epoch)
+        batch.fill_(5)
+        with pytest.raises(RuntimeError, match="other ids"):
+            bag(batch)
+
+
+def test_a_sampler_within_a_sampler_of_batches_is_resumed(tmp_path: Path) -> None:
+    def loader(seed: int) -> DataLoader[Tensor]:
+        order = RandomSampler(Ids(), generator=torch.Generator().manual_seed(seed))
+        return DataLoader(Ids(), batch_sampler=BatchSampler(order, 16, drop_last=False))
+
+    whole = [batch.tolist() for batch in loader(3)]
+    with make(tmp_path) as bag:
+        ahead = lookahead(loader(3), bag, ids=lambda batch: batch)
+        seen = []
+        for batch in ahead:
+            seen.append(batch.tolist())
+            if len(seen) == 7:
+                break
+        again = lookahead(loader(99), bag, ids=lambda batch: batch)
+        again.load_state_dict(ahead.state_dict())
+        seen += [batch.tolist() for batch in again]
+    assert seen == whole
+
+
+def test_an_epoch_that_is_left_lets_the_loader_go(tmp_path: Path) -> None:
+    ended = []
+
+    class Loader:
+        def __iter__(self) -> Iterator[Tensor]:
+            try:
+                yield from batches(60)
+            finally:
+                ended.append(True)
+
+    with make(tmp_path) as bag:
+        ahead = lookahead(Loader(), bag, ids=lambda batch: batch)
+        for _ in ahead:
+            break
+        assert ended == [True]
+        assert ahead.position == 1

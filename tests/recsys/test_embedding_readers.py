@@ -64,6 +64,9 @@ def test_criteo_in_other_shapes(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([part.dense for part in batches]), torch.from_numpy(parts[1]))
     with pytest.raises(FormatError, match="expected"):
         next(read_criteo_npy(paths[0], paths[2], paths[1], ROWS))
+    np.save(tmp_path / "d.npy", np.zeros((5, 2), np.int32))
+    with pytest.raises(FormatError, match="expected"):
+        next(read_criteo_npy(tmp_path / "d.npy", *paths[1:], ROWS))
     arrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
     columns = {"label": [1, 0]} | {f"int_{at}": [2, None] for at in range(13)}
     columns |= {f"cat_{at}": ["68fd1e64", None] for at in range(26)}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from memhier.recsys import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     ShardedEmbeddingBagCollection,
+    lookahead,
     reshard,
+    to_embedding_bag,
 )
 
 SCRIPT = Path(__file__).with_name("train_in_ranks.py")
@@ -40,6 +43,11 @@ def start(script: Path, folder: Path, ranks: int, *arguments: Any) -> str:
 def test_ranks_give_the_bits_of_one(tmp_path: Path, rule: str) -> None:
     alone = run(tmp_path / "one", 1, rule, 0)
     assert run(tmp_path / "two", 2, rule, 3) == alone
+
+
+def test_ranks_read_in_step_however_unlike_their_batches(tmp_path: Path) -> None:
+    alone = run(tmp_path / "one", 1, "sgd", 0)
+    assert run(tmp_path / "two", 2, "sgd", -1) == alone
 
 
 @pytest.mark.slow
@@ -80,14 +88,15 @@ def test_shards_are_divided_anew_with_all_that_they_hold(tmp_path: Path) -> None
             tables.checkpoint({"at": 4})
             rows = np.arange(41)
             expected = [tables.weights(rows, table) for table in range(2)]
-            state = tables.optimizer_state(rows)
+            state = [tables.optimizer_state(rows, table) for table in range(2)]
+            assert not torch.equal(*state)
         touched = reshard(tmp_path / "1", tmp_path / "3", CONFIGS, 3, **options)
         assert sorted(place.name for place in (tmp_path / "3").iterdir()) == ["shard-0", "shard-1", "shard-2"]
         assert reshard(tmp_path / "3", tmp_path / "back", CONFIGS, 1, **options) == touched
         with ShardedEmbeddingBagCollection(CONFIGS, path=tmp_path / "back", resume=True, **options) as tables:
             assert (tables.steps, tables.extra) == (4, {"at": 4})
             assert all(torch.equal(tables.weights(rows, table), expected[table]) for table in range(2))
-            assert torch.equal(tables.optimizer_state(rows), state)
+            assert all(torch.equal(tables.optimizer_state(rows, table), state[table]) for table in range(2))
         with pytest.raises(FileExistsError, match="is there already"):
             reshard(tmp_path / "1", tmp_path / "3", CONFIGS, 2, **options)
         with pytest.raises(FormatError):
@@ -118,13 +127,61 @@ def test_one_rank_is_a_collection(tmp_path: Path) -> None:
                     output.sin().sum().backward()
             for table in range(2):
                 assert torch.equal(sharded.weights(np.arange(50), table), plain.weights(np.arange(50), table))
+                assert torch.equal(to_embedding_bag(sharded, table).weight, plain.weights(np.arange(50), table))
             sharded.eval()
             assert torch.equal(sharded(ids).values(), plain(ids).values())
             with pytest.raises(IndexError, match="table 'a', 0 to 49"):
                 sharded(ids + 50)
+            for read in (sharded.weights, sharded.optimizer_state, sharded.initial_weights):
+                with pytest.raises(IndexError, match="table 'a', 0 to 49"):
+                    read([50])
         with pytest.raises(ValueError, match="one embedding_dim"):
             ShardedEmbeddingBagCollection(
                 [*configs, EmbeddingBagConfig(name="c", num_embeddings=5, embedding_dim=4)], dram="64MiB", path=tmp_path
             )
     finally:
         dist.destroy_process_group()
+
+
+@pytest.fixture
+def one_rank(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_an_epoch_that_was_left_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    batches = [torch.from_numpy(np.random.default_rng(seed).integers(0, 41, (9, 2))) for seed in range(8)]
+    groups = []
+    with ShardedEmbeddingBagCollection(CONFIGS, dram="64MiB", path=tmp_path / "t") as tables:
+        exchange = tables._exchange
+
+        def noted(ids: Any, group: Any) -> Any:
+            groups.append(group)
+            return exchange(ids, group)
+
+        monkeypatch.setattr(tables, "_exchange", noted)
+        for some in (batches, batches[::-1]):
+            for number, batch in enumerate(lookahead(some, tables, ids=lambda batch: batch, window=2)):
+                tables(batch).values().sum().backward()
+                if some is batches and number == 2:
+                    break
+    # Training itself exchanges no ids: all were exchanged ahead, in a group of the thread's own.
+    assert set(groups) == {tables._ahead_group} != {None}
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_weights_of_samples_get_their_gradient(tmp_path: Path) -> None:
+    found = []
+    for kind in (EmbeddingBagCollection, ShardedEmbeddingBagCollection):
+        with kind(CONFIGS[:1], dram="64MiB", path=tmp_path / kind.__name__) as tables:
+            weights = torch.linspace(-1, 1, 5).requires_grad_()
+            pooled = tables({"a": (torch.tensor([1, 2, 1, 7, 9]), torch.tensor([0, 2, 3]), weights)})
+            pooled.values().square().sum().backward()
+            found.append(weights.grad)
+            found.append(tables.weights(np.arange(10)))
+    assert found[0] is not None
+    assert found[2] is not None
+    assert torch.equal(found[0], found[2])
+    assert torch.allclose(found[1], found[3])

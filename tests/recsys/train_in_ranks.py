@@ -1,12 +1,15 @@
 """Trains a sharded collection on the ranks of a gloo group, and prints the hash of its tables from rank 0.
 
 ``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW FIRST LAST``; the batches of the whole from FIRST to before
-LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0.
+LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0. A window below 0 is "auto", for
+batches that take next to nothing on the first rank and 2 MiB more on each one after it.
 """
 
 import hashlib
 import sys
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,17 +27,24 @@ CONFIGS = [
 
 def main(folder: Path, ranks: int, rank: int, rule: str, window: int, first: int, last: int) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-{ranks}", rank=rank, world_size=ranks)
+    meet, patience = f"file://{folder}/meet-{ranks}", timedelta(seconds=40)
+    dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
     rng = np.random.default_rng(0)
     whole = [torch.from_numpy((np.array([300, 41]) * rng.random((24, 2)) ** 2).astype(np.int64)) for _ in range(20)]
-    mine = [batch.chunk(ranks)[rank] for batch in whole[first:last]]
+    beside = torch.zeros(rank << 19 if window < 0 else 0)
+    mine = [(batch.chunk(ranks)[rank], beside.clone()) for batch in whole[first:last]]
     scale = torch.linspace(-1, 1, 24).exp().chunk(ranks)[rank][:, None]
     optimizer = Descent(lr=0.1) if rule == "sgd" else Adam(lr=0.01)
     with ShardedEmbeddingBagCollection(
         CONFIGS, optimizer=optimizer, dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False,
-        resume=first > 0,
+        resume=first > 0, group=dist.new_group() if window else None,
     ) as tables:  # fmt: skip
-        for batch in lookahead(mine, tables, ids=lambda batch: batch, window=window) if window else mine:
+        batches: Any = mine
+        if window:
+            batches = lookahead(mine, tables, ids=lambda batch: batch[0], window=window if window > 0 else "auto")
+            for _ in batches:
+                break  # an epoch that is left while ranks read
+        for batch, _ in batches:
             # Each sample counts differently, so that the order in which repeats add up shows.
             (tables(batch).values().sin() * scale).sum().backward()
         tables.checkpoint()
