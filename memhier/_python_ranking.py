@@ -98,10 +98,13 @@ class _Query:
 
     def hot_page(self, at: int) -> npt.NDArray[np.uint8] | None:
         """Return the page of a candidate where it is held in DRAM."""
-        key, keys = self.page_key(at), self._hot.keys
-        place = int(np.searchsorted(keys, key))
-        known = self._in_one_page(at) and place < len(keys) and keys[place] == key
-        return self._hot.pages[place] if known else None
+        key = self.page_key(at)
+        known = self._in_one_page(at) and self._is_hot(key)
+        return self._hot.pages[int(np.searchsorted(self._hot.keys, key))] if known else None
+
+    def _is_hot(self, key: int) -> bool:
+        place = int(np.searchsorted(self._hot.keys, key))
+        return place < len(self._hot.keys) and int(self._hot.keys[place]) == key
 
     def _kth(self) -> float:
         return self.nearest[-1][0] if len(self.nearest) == self._request.k else np.inf
@@ -110,15 +113,16 @@ class _Query:
         return int(self._request.offsets[at]) % PAGE_BYTES + self._request.row_bytes <= PAGE_BYTES
 
     def _want(self, at: int, pages: set[int]) -> bool:
-        key = self.page_key(at)
-        if key not in pages:
-            offset = int(self._request.offsets[at])
-            count = -(-(offset + self._request.row_bytes) // PAGE_BYTES) - offset // PAGE_BYTES
-            is_hot = self.hot_page(at) is not None
-            if not is_hot and self.tally[1] + count > self._request.max_reads:
-                return False
-            self.tally[2 if is_hot else 1] += count
-            pages.add(key)
+        first = self.page_key(at)
+        last = first + (int(self._request.offsets[at]) % PAGE_BYTES + self._request.row_bytes - 1) // PAGE_BYTES
+        is_hot = self.hot_page(at) is not None
+        # A row that straddles pages is read whole, whatever of it is held. Those between its ends are of no other row.
+        had = {key for key in (first, last) if key in pages and (first == last or not self._is_hot(key))}
+        count = last - first + 1 - len(had)
+        if not is_hot and self.tally[1] + count > self._request.max_reads:
+            return False
+        self.tally[2 if is_hot else 1] += count
+        pages |= {first, last}
         self._taken.add(at)
         self.wanted.append(at)
         return True

@@ -53,9 +53,9 @@ class Transaction:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held by write buffers, checksums and values, in bytes."""
-        values = sum(len(key) + len(value or b"") for key, value in self._values.items())
-        return values + sum(writer.memory_bytes for writer in self._writers.values())
+        """DRAM held by write buffers, checksums and values, in bytes; may be asked for by any thread."""
+        values = sum(len(key) + len(value or b"") for key, value in list(self._values.items()))
+        return values + sum(writer.memory_bytes for writer in list(self._writers.values()))
 
     def check_open(self) -> None:
         """Raise ClosedError when it is over, or in a forked child."""

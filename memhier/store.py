@@ -190,7 +190,8 @@ class Store:
     def memory_bytes(self) -> int:
         """DRAM held: values, checksums (4 bytes per page), and the buffers of an open transaction, in bytes."""
         held = self._contents.memory_bytes + self._catalog.memory_bytes
-        return held + (0 if self._transaction is None else self._transaction.memory_bytes)
+        transaction = self._transaction  # another thread may end it
+        return held + (0 if transaction is None else transaction.memory_bytes)
 
     def get(self, key: str) -> bytes | None:
         """Return a value of the catalog, None where there is none."""

@@ -203,6 +203,18 @@ def test_no_more_pages_are_read_than_allowed(reader: Reader, folder: Path, dimen
     assert (found.distances >= everything.distances).all()
 
 
+@pytest.mark.parametrize("dimension", [97, 375, 384, 1500])
+@pytest.mark.parametrize("most", [1, 2, 7, 2**62])
+def test_pages_are_counted_as_they_are_read(reader: Reader, folder: Path, dimension: int, most: int) -> None:
+    """Rows that straddle pages share the first or the last of theirs with others."""
+    rows = Rows.write(folder, reader, 400, dimension, "float32", 19)
+    request = replace(rows.request(1, "l2", 5, 20, share=1.0), first_round=400, max_reads=most)
+    sums = np.zeros(3, np.int64)
+    found = run(reader, request, 400, tally=sums)
+    assert found.tally[0, 3] <= 1  # or a page may be read twice
+    assert found.tally[0, 1] == sums[1] <= most
+
+
 def test_bounds_that_exclude_are_not_read(reader: Reader, folder: Path) -> None:
     rows = Rows.write(folder, reader, 400, 1024, "float32", 3)  # a page each
     request = rows.request(1, "l2", 5, 4, share=1.0)

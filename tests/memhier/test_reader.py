@@ -307,3 +307,15 @@ def test_a_tally_counts_its_own_call_alone(tmp_path: Path, engine: str) -> None:
         assert [counts[name] for name in ("reads", "pages", "bytes")] == [4, 6, 6 * 4096]
         with pytest.raises(ValueError, match="tally"):
             reader.read(handle, [0], 1, tally=np.zeros(2, np.int64))
+
+
+@pytest.mark.skipif(backend.core is None, reason="what the core keeps of a file")
+def test_files_that_were_removed_are_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(PAGE_BYTES))
+    with Reader() as reader:
+        kept = [reader.add(path) for _ in range(200)]
+        there = reader.memory_bytes
+        for handle in kept:
+            reader.remove(handle)
+        assert reader.memory_bytes < there - 200 * 64

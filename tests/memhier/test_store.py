@@ -6,6 +6,7 @@ import struct
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import lmdb
 import numpy as np
@@ -18,7 +19,7 @@ from memhier._catalog_tree import CatalogTree, read_page_size
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import RealFiles
 from memhier.reader import Reader
-from memhier.store import Store
+from memhier.store import SegmentWriter, Store
 
 KIND = "test"
 # Where a sync costs nothing, hundreds of commits fit into a test.
@@ -336,3 +337,19 @@ def test_the_catalog_does_not_grow_with_commits(root: Path) -> None:
             commit(store, {"large": os.urandom(50_000), f"key{number % 7}": b"v"}, s=bytes(4096 * (number % 5)))
             sizes.append((root / "catalog" / "data.mdb").stat().st_size)
         assert max(sizes[50:]) == max(sizes[:20]) < 8 * 50_000
+
+
+def test_memory_can_be_asked_for_while_another_thread_begins_a_segment(root: Path) -> None:
+    with Store.create(root, KIND) as store, store.begin() as tx:
+
+        class Interrupted:
+            @property
+            def memory_bytes(self) -> int:
+                tx.segment("b")
+                tx.put("c", b"")
+                return 5
+
+        tx.segment("a")
+        tx._writers["busy"] = cast(SegmentWriter, Interrupted())
+        assert store.memory_bytes > 5
+        del tx._writers["busy"]

@@ -83,7 +83,9 @@ class Admitted {
   float finish() {
     shrink();
     std::sort(items_.begin(), items_.end());
-    return std::min(upper_.value(), most_);
+    const float most = std::min(upper_.value(), most_);
+    truncated_ = truncated_ && cut_ <= most;  // what was dropped and lies beyond would not have been admitted
+    return most;
   }
   const std::vector<Candidate>& items() const { return items_; }
   bool truncated() const { return truncated_; }

@@ -243,7 +243,10 @@ class PageReader {
   }
 
   std::size_t table_bytes() const {
-    return table_->files.size() * (sizeof(OpenFile) + sizeof(std::shared_ptr<OpenFile>) + sizeof(Source*));
+    const auto& files = table_->files;
+    // Of a file that was removed only its place is left, as no handle is used twice.
+    const auto removed = static_cast<std::size_t>(std::count(files.begin(), files.end(), nullptr));
+    return (files.size() - removed) * sizeof(OpenFile) + files.size() * (sizeof(files[0]) + sizeof(Source*));
   }
 
   static std::shared_ptr<const OpenFile> open(Source source, nb::handle checksums, nb::object owner) {

@@ -69,6 +69,10 @@ bool Rounds::in_one_page(std::int64_t candidate) const {
   return static_cast<std::uint64_t>(batch_.offsets[candidate]) % kPageBytes + batch_.row_bytes <= kPageBytes;
 }
 
+bool Rounds::is_hot(std::int64_t key) const {
+  return std::binary_search(batch_.hot.keys.begin(), batch_.hot.keys.end(), key);
+}
+
 // Adds to wanted_ what this round is to read for a query; false once it needs nothing more.
 bool Rounds::choose(std::uint32_t query) {
   const std::int64_t stop = batch_.first[query + 1];
@@ -97,19 +101,22 @@ bool Rounds::choose(std::uint32_t query) {
   return true;
 }
 
-// Takes a candidate, unless its page is one more than may be read.
+// Takes a candidate, unless its pages are more than may be read.
 bool Rounds::want(std::uint32_t query, std::int64_t candidate) {
-  const std::int64_t key = page_key(candidate);
-  if (std::find(pages_.begin(), pages_.end(), key) == pages_.end()) {
-    const bool hot = !batch_.hot.keys.empty() && in_one_page(candidate) &&
-                     std::binary_search(batch_.hot.keys.begin(), batch_.hot.keys.end(), key);
-    const std::uint64_t end = static_cast<std::uint64_t>(batch_.offsets[candidate]) + batch_.row_bytes;
-    const auto pages = static_cast<std::int64_t>((end + kPageBytes - 1) / kPageBytes) -
-                       batch_.offsets[candidate] / static_cast<std::int64_t>(kPageBytes);
-    if (!hot && static_cast<std::size_t>(tally(query)[1] + pages) > batch_.max_reads) return false;
-    tally(query)[hot ? 2 : 1] += pages;
-    pages_.push_back(key);
-  }
+  const auto start = static_cast<std::uint64_t>(batch_.offsets[candidate]) % kPageBytes;
+  const std::int64_t first = page_key(candidate);
+  const std::int64_t last = first + static_cast<std::int64_t>((start + batch_.row_bytes - 1) / kPageBytes);
+  const auto chosen = [this](std::int64_t key) { return std::find(pages_.begin(), pages_.end(), key) != pages_.end(); };
+  const bool had_first = chosen(first), had_last = first == last || chosen(last);
+  std::int64_t pages = had_first ? 0 : 1;
+  // A row that straddles pages is read whole, whatever of it is held. Those between its ends are of no other row.
+  if (first != last)
+    pages = last - first + 1 - (had_first && !is_hot(first) ? 1 : 0) - (had_last && !is_hot(last) ? 1 : 0);
+  const bool hot = first == last && is_hot(first);
+  if (!hot && static_cast<std::size_t>(tally(query)[1] + pages) > batch_.max_reads) return false;
+  tally(query)[hot ? 2 : 1] += pages;
+  if (!had_first) pages_.push_back(first);
+  if (!had_last) pages_.push_back(last);
   taken_[static_cast<std::size_t>(candidate)] = true;
   wanted_.push_back({query, candidate});
   return true;

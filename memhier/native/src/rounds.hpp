@@ -52,7 +52,7 @@ enum class Stop : std::int64_t { bound, all_read, max_reads, deadline };
 
 class Rounds {
  public:
-  // Reads one batch; a fault, or nothing and true from `interrupted`, ends it all.
+  // Reads one batch; a fault ends it all.
   using Read = std::function<std::optional<Fault>(const Batch&)>;
 
   Rounds(const RankBatch& batch, Read read);
@@ -79,6 +79,7 @@ class Rounds {
   float threshold(std::uint32_t query) const;
   std::int64_t page_key(std::int64_t candidate) const;
   bool in_one_page(std::int64_t candidate) const;
+  bool is_hot(std::int64_t key) const;
   std::int64_t* tally(std::uint32_t query) { return batch_.out_tally + std::size_t{query} * 5; }
   void finish();
 
@@ -88,7 +89,7 @@ class Rounds {
   std::vector<std::int64_t> next_;             // by query, the first candidate not looked at
   std::vector<bool> taken_;                    // by candidate
   std::vector<Wanted> wanted_;
-  std::vector<std::int64_t> pages_;  // of the query being chosen for, in this round
+  std::vector<std::int64_t> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
   std::vector<std::int32_t> files_, query_of_row_;
   std::vector<std::int64_t> offsets_;
   std::vector<float> distances_;
