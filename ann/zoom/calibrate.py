@@ -90,7 +90,7 @@ class Calibration:
             return (found if k <= known else replace(found, candidates=-(-k * found.candidates // known))), reached
         wanted = k / max(share, 1e-9)
         if wanted <= known:
-            return found, reached
+            return found, reached and share == 1
         wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
         lists, _ = self._at(wide, recall)
         nprobe = float(max(found.nprobe, lists.nprobe))

@@ -21,6 +21,7 @@ _ROUNDS = 10
 _DIVIDED = 8  # one list in as many comes from dividing the longest
 _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
+_SEEDS = 2**31 - 1  # that faiss takes; each cluster that is divided adds its number to that of the index
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -116,7 +117,7 @@ def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
     if clusters >= len(sample):
         return sample[np.resize(np.arange(len(sample)), clusters)]
     trainer = faiss.Kmeans(
-        sample.shape[1], clusters, niter=_ROUNDS, seed=seed, min_points_per_centroid=1,
+        sample.shape[1], clusters, niter=_ROUNDS, seed=seed % _SEEDS, min_points_per_centroid=1,
         max_points_per_centroid=_ROWS_PER_CENTROID,
     )  # fmt: skip
     trainer.train(sample)
@@ -142,9 +143,11 @@ class Assigner:
         self._groups: list[Ints] = []
         if len(centroids) <= _EXACT_ASSIGN:
             return
-        self._coarse = _kmeans(centroids, int(len(centroids) ** 0.5), seed)
-        member = _nearest(centroids, self._coarse)
-        self._groups = [np.flatnonzero(member == group) for group in range(len(self._coarse))]
+        coarse = _kmeans(centroids, int(len(centroids) ** 0.5), seed)
+        # Beside copies of one centroid stand groups without any, which would only take the place of others.
+        used, member = np.unique(_nearest(centroids, coarse), return_inverse=True)
+        self._coarse = coarse[used]
+        self._groups = _members(member, len(used))
 
     def assign(self, vectors: Floats) -> npt.NDArray[np.int32]:
         """Return the list of each vector, int32 ``[n]``."""
@@ -157,7 +160,7 @@ class Assigner:
         lists = np.zeros(len(vectors), np.int32)
         for number, group in enumerate(self._groups):
             rows = np.flatnonzero((visited == number).any(axis=1))
-            if not len(rows) or not len(group):
+            if not len(rows):
                 continue
             near, place = faiss.knn(vectors[rows], self._centroids[group], 1)
             better = near[:, 0] < best[rows]

@@ -288,7 +288,7 @@ class ZoomIndex(SearchedIndex):
 
         Notes
         -----
-        Durable where the index is open for writing.
+        Durable where the index is open for writing. ValueError while no vector of the index is on SSD.
         """
         self._check_open()
         matrix, _ = check_queries(queries, self.dimension)
@@ -350,7 +350,7 @@ class ZoomIndex(SearchedIndex):
             "id_kind": about.id_kind,
             "lists": state.preview.lists,
             "parts": len(state.parts),
-            "code_bytes": about.book_bytes,
+            "code_bytes": state.preview.book.code_bytes,
             "memory_bytes": self.memory_bytes,
             "dram": about.dram,
             "vector_bytes": len(self) * state.row_bytes,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from memhier.ann.zoom.fullview import stored_bytes, workspace_bytes
 from memhier.ann.zoom.preview import Coding
-from memhier.ann.zoom.router import router_bytes_per_list
+from memhier.ann.zoom.router import EXACT_LISTS, router_bytes_per_list
 from memhier.ann.zoom.scan import CODES_PER_BOOK
 from memhier.ann.zoom.space import Metric, core_dimension
 from memhier.ann.zoom.stored_texts import PAGE_DRAM
@@ -158,13 +158,20 @@ def lists_anew(count: int, before: int, padded: int, dram: int, spare: int) -> i
         Bytes of the budget that nothing takes.
     """
     wanted = _lists_within(count, padded, dram, _VECTORS_PER_LIST)
-    if wanted > before:
-        return before + min(wanted - before, max(0, spare) // _list_bytes(count, padded))
-    return max(1, min(before, count // _FEWEST_PER_LIST))
+    if wanted <= before:
+        return max(1, min(before, count // _FEWEST_PER_LIST))
+    room = max(0, spare) + before * _each_list(padded, before)
+    few = min(wanted, EXACT_LISTS, room // _each_list(padded, EXACT_LISTS))
+    many = min(wanted, room // _each_list(padded, EXACT_LISTS + 1))  # beyond, all of them have links
+    return max(before, few, many if many > EXACT_LISTS else 0)
 
 
 def _list_bytes(count: int, padded: int) -> int:
-    return router_bytes_per_list(padded, count // _VECTORS_PER_LIST) + 4
+    return _each_list(padded, count // _VECTORS_PER_LIST)
+
+
+def _each_list(padded: int, lists: int) -> int:
+    return router_bytes_per_list(padded, lists) + 4
 
 
 def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:

@@ -256,8 +256,8 @@ class IndexWriter:
                 self._write_attributes(tx, name, state.parts, source.rows[made.order])
                 self._write_texts(tx, name, state, source.positions[made.order])
                 about = replace(about, next_part=about.next_part + 1, lists=lists, trained_on=source.count)
-                entries = [made.arrays.about(name)]
-                about = replace(about, calibration=made.calibration, parts=entries, pending=[], hot=[])
+                about = replace(about, book_bytes=made.preview.book.code_bytes, calibration=made.calibration)
+                about = replace(about, parts=[made.arrays.about(name)], pending=[], hot=[])
                 self._publish(tx, about, durable=True)
         finally:
             for leftover in scratch.iterdir():

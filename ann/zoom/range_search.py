@@ -136,7 +136,12 @@ def all_nearest(
     within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums, seen)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):
-        found.ids[query], found.distances[query] = more.ids[:k], more.distances[:k]
+        # What is found stays, though its own bound, were it wrong by more, would keep it out of what is within.
+        alone = ~np.isin(found.ids[query], more.ids)
+        ids = np.concatenate([more.ids, found.ids[query, alone]])
+        away = np.concatenate([more.distances, found.distances[query, alone]])
+        order = np.lexsort((ids, away))[:k]
+        found.ids[query], found.distances[query] = ids[order], away[order]
         found.scanned[query, :2], found.scanned[query, 2] = more.tally[:2], 0
         found.ranked[query, :3] += more.tally[2:]
         found.ranked[query, 3] += 1

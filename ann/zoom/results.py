@@ -33,11 +33,12 @@ class SearchResult:
         them where they are strings: always the same, but not the alphabet's.
     stats
         Plain numbers of this call: ``queries``; ``probed`` lists and ``scanned`` codes; ``candidates`` that the
-        bounds left and ``ranked`` ones, whose vectors were compared; what was read for them: ``reads`` (I/Os),
-        ``pages``, ``bytes``; ``page_requests``, counting a page that several queries share for each, and
-        ``hot_pages``, found in DRAM; ``rounds``, the most that a query took; ``stopped``, why the first query ended,
-        and ``stopped_early``, how many a limit on reads or time ended; ``calibrated``, whether the effort is known to
-        reach the recall asked for.
+        bounds left, ``cut_short``, of how many queries there was no room for all of them, and ``ranked`` ones, whose
+        vectors were compared; what was read for them: ``reads`` (I/Os), ``pages``, ``bytes``; ``page_requests``,
+        counting a page that several queries share for each, and ``hot_pages``, found in DRAM; ``rounds``, the most that
+        a query took; ``stopped``, why the first query ended, and ``stopped_early``, how many a limit on reads or time
+        ended; ``calibrated``, whether the effort is known to reach the recall asked for, which with a filter nobody
+        knows.
     """
 
     ids: npt.NDArray[Any]

@@ -170,7 +170,15 @@ class SearchedIndex:
         if np.ndim(query) != 1:
             raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
         size = check_count("batch", batch, 1, None)
-        return iterate(lambda k: self.search(query, min(k, max(1, len(self))), **options), size)
+
+        def nearest(k: int) -> SearchResult:
+            k = min(k, max(1, len(self)))
+            if (wanted := options.get("candidates")) is None:
+                return self.search(query, k, **options)
+            most = max(k, check_count("candidates", wanted, min(size, k), None))  # as many as are to be found
+            return self.search(query, k, **options | {"candidates": most})
+
+        return iterate(nearest, size)
 
     def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
         """Search for one query and tell what was done: lists scanned, candidates admitted, pages read, why it stopped.
@@ -186,11 +194,16 @@ class SearchedIndex:
             raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
         stats = self.search(query, k, **options).stats
         state = self._state
-        effort, _ = self._effort(state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"))
+        where = options.get("where")
+        share = 1.0 if where is None else Selection.of(state, where).share
+        effort, _ = self._effort(
+            state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"), share
+        )
+        lists = state.preview.lists
         return Explanation(
-            state.preview.lists, stats["probed"], effort.nprobe, state.count, stats["scanned"], stats["candidates"],
-            None if effort.candidates is not None else effort.eps, stats["ranked"], stats["page_requests"],
-            stats["hot_pages"], stats["rounds"], stats["stopped"], stats["calibrated"],
+            lists, stats["probed"], min(max(effort.nprobe, stats["probed"]), lists), state.count, stats["scanned"],
+            stats["candidates"], None if effort.candidates is not None else effort.eps, stats["ranked"],
+            stats["page_requests"], stats["hot_pages"], stats["rounds"], stats["stopped"], stats["calibrated"],
         )  # fmt: skip
 
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:

@@ -26,7 +26,15 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) -> Snapshot:
-    """Return the snapshot calibrated for `queries` ``[q, d]``, with hot pages in at most `spare` bytes of DRAM."""
+    """Return the snapshot calibrated for `queries` ``[q, d]``, with hot pages in at most `spare` bytes of DRAM.
+
+    Raises
+    ------
+    ValueError
+        When nothing is on SSD that could be calibrated.
+    """
+    if not any(part.alive_count for part in state.parts):
+        raise ValueError("no vector of the index is on SSD, so there is nothing to tune: add vectors and commit first")
     cold = replace(state, hot=HotPages.none())
     chosen = np.sort(np.random.default_rng(0).permutation(len(queries))[:QUERIES])
     calibration = replace(measure(cold, reader, queries[chosen], 0), tuned=True)

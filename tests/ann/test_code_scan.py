@@ -174,6 +174,25 @@ def test_too_many_candidates_are_cut_to_the_lowest_bounds_and_said_so() -> None:
 
 
 @pytest.mark.parametrize("native", [True, False])
+def test_what_the_bounds_would_have_excluded_is_no_lack_of_room(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if native and backend.core is None:
+        pytest.skip("needs the compiled core")
+    if not native:
+        monkeypatch.setattr(backend, "core", None)
+    seen = set()
+    for seed in range(4):
+        lists = Lists(32, 16, seed=seed, queries=20)
+        lists.probes = np.ascontiguousarray(lists.probes[:, ::-1])  # the farthest first
+        everything, cut = lists.scan(k=3, eps=3.0), lists.scan(k=3, eps=3.0, limit=12)
+        for query in range(20):
+            short = bool(everything.counts[query] > 12)
+            assert bool(cut.tally[query, 2]) == short
+            assert cut.counts[query] == min(12, everything.counts[query])
+            seen.add(short)
+    assert seen == {False, True}
+
+
+@pytest.mark.parametrize("native", [True, False])
 def test_nothing_beyond_the_largest_distance_wanted_is_handed_on(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if native and backend.core is None:
         pytest.skip("needs the compiled core")

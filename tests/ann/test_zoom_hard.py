@@ -5,13 +5,14 @@ import signal
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 
 import faiss
 import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import clusters, router
+from memhier.ann.zoom import build, clusters, router
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.router import Router
@@ -227,3 +228,72 @@ def test_bad_seeds_are_named(tmp_path, seed, error):
     with pytest.raises(error, match="seed"):
         ZoomIndex.build(tmp_path / "index", np.ones((5, 2)), seed=seed)
     assert os.listdir(tmp_path) == []
+
+
+def test_the_largest_seed_builds(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(1000, 4)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", seed=2**31 - 2) as index:
+        assert index.search(vectors[3], 1).ids[0] == 3
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")
+def test_codes_that_became_shorter_are_read_back(tmp_path, monkeypatch):
+    """What a code takes follows from the data: where all axes vary alike, a fifth byte is of no use to any."""
+    planned = build.plan_layout
+    monkeypatch.setattr(build, "plan_layout", lambda *sizes: replace(planned(*sizes), code_bytes=5))
+    random = np.random.default_rng(0)
+    first = (random.normal(size=(1500, 16)) * np.where(np.arange(16) < 8, 1, 1e-3)).astype(np.float32)
+    second = random.normal(size=(1500, 16)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", first, dram="4MiB", grow_to=4000) as index:
+        assert index.stats()["code_bytes"] == 5
+        index.remove(np.arange(1500))
+        index.add(second)
+        index.commit()
+        expected = index.search(second[:50], 5, recall=1)
+    with ZoomIndex.open(tmp_path / "index") as index:
+        assert index.stats()["code_bytes"] == 4
+        np.testing.assert_array_equal(index.search(second[:50], 5, recall=1).ids, expected.ids)
+
+
+def test_a_recall_of_one_keeps_what_any_search_finds(tmp_path):
+    """Along axes in which no vector differed at build codes say nothing, and do not know that they do not."""
+    vectors = np.zeros((300, 16), np.float32)
+    vectors[:, :8] = np.random.default_rng(0).normal(size=(300, 8))
+    far = np.zeros(16, np.float32)
+    far[15] = 20
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
+        (name,) = index.add(far)
+        index.commit(compact=False)
+        found = index.search(far, 301, recall=1)
+        assert (found.ids[0], found.distances[0]) == (name, 0)
+        assert sorted(found.ids) == list(range(301))
+        assert (np.diff(found.distances) >= 0).all()
+
+
+def test_a_filter_that_goes_with_the_vectors_is_not_said_to_keep_a_recall(tmp_path):
+    random = np.random.default_rng(0)
+    vectors = random.normal(size=(6000, 16)).astype(np.float32)
+    vectors[3000:] += 30
+    chosen = (np.arange(6000) >= 3000) | (random.random(6000) < 0.02)  # half of all, but few near the queries
+    queries = random.normal(size=(200, 16)).astype(np.float32)
+    true = exact_neighbours(vectors[chosen], queries, 3)[1]
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", attributes={"chosen": chosen}) as index:
+        found = index.search(queries, 3, recall=0.95, where="chosen")
+        assert recall_at_k(found.distances, true) < 0.93  # they lie in more lists than calibration knows of
+        assert not found.stats["calibrated"]
+        assert index.search(queries, 3, recall=0.95, where="chosen or not chosen").stats["calibrated"]
+
+
+def test_nothing_is_learned_from_an_index_without_vectors_on_ssd(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
+        index.remove(np.arange(300))
+        with pytest.raises(ValueError, match="no vector of the index is on SSD"):
+            index.tune(vectors)
+        index.compact()
+        with pytest.raises(ValueError, match="no vector of the index is on SSD"):
+            index.tune(vectors)
+        index.add(vectors)
+        index.commit(compact=False)
+        index.tune(vectors)
+        assert index.search(vectors[:5], 3, recall=0.9).stats["calibrated"]

@@ -151,6 +151,12 @@ def test_an_explanation_tells_what_the_search_did(index, queries):
         index.explain(queries[:2])
 
 
+def test_an_explanation_of_a_filter_tells_of_all_lists_that_were_looked_at(index, queries):
+    told = index.explain(queries[3], 7, where="number < 40", recall=0.9)
+    assert told.probed <= told.routed <= told.lists
+    assert index.explain(queries[3], 7, recall=0.9).routed < told.routed
+
+
 def test_vectors_come_back_as_they_were_given(index, vectors):
     ids = np.array([10, 4009, 77, 77, 1000])
     np.testing.assert_array_equal(index.reconstruct(ids), vectors[ids - 10])

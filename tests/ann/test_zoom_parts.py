@@ -3,12 +3,13 @@
 import faiss
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memhier.ann.zoom.clusters import Assigner, _apportion, train_centroids
-from memhier.ann.zoom.layout import plan_layout
+from memhier.ann.zoom.layout import lists_anew, plan_layout
 from memhier.ann.zoom.preview import train_preview
+from memhier.ann.zoom.router import router_bytes_per_list
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.space import core_dimension, fit_space
 from memhier.errors import BudgetError
@@ -130,6 +131,24 @@ def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, co
         assert 1 <= layout.code_bytes <= layout.padded
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    count=st.integers(1, 4 * 10**6),
+    before=st.sampled_from([1, 30, 12_000, 12_288, 12_289, 30_000]),
+    padded=st.sampled_from([8, 128]),
+    spare=st.integers(-1000, 10**7),
+)
+@example(count=2_000_000, before=12_288, padded=8, spare=10**6)
+def test_lists_that_are_made_anew_take_no_more_than_there_is(count, before, padded, spare):
+    def held(lists):
+        return lists * (router_bytes_per_list(padded, lists) + 4)  # its radius
+
+    lists = lists_anew(count, before, padded, 10**9, spare)
+    assert 1 <= lists <= max(before, count // 100)
+    assert held(lists) <= held(before) + max(0, spare)
+    assert lists >= min(before, max(1, count // 100))
+
+
 def test_more_dram_buys_longer_codes():
     codes = [plan_layout(10**6, 128, "l2", "rabitq", 512, 4, 0, dram << 20).code_bytes for dram in (20, 40, 60, 120)]
     assert codes == sorted(codes)
@@ -186,3 +205,13 @@ def test_groups_of_centroids_find_nearly_always_the_nearest(monkeypatch):
     vectors = (centroids[random.integers(0, 900, 2000)] + 0.3 * random.normal(size=(2000, 16))).astype(np.float32)
     exact = np.square(vectors[:, None] - centroids).sum(axis=2).argmin(axis=1)
     assert (Assigner(centroids, 0).assign(vectors) == exact).mean() > 0.97
+
+
+def test_groups_without_centroids_hide_none(monkeypatch):
+    monkeypatch.setattr("memhier.ann.zoom.clusters._EXACT_ASSIGN", 100)
+    random = np.random.default_rng(4)
+    points = (random.normal(size=(3, 8)) * 20).astype(np.float32)
+    centroids = np.repeat(points, 300, axis=0)  # as where most vectors are copies
+    vectors = points[random.integers(0, 3, 1000)] + random.normal(size=(1000, 8)).astype(np.float32)
+    near = np.square(vectors[:, None] - points).sum(axis=2).argmin(axis=1)
+    assert (Assigner(centroids, 0).assign(vectors) // 300 == near).all()

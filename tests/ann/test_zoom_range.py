@@ -189,3 +189,12 @@ def test_what_a_search_missed_comes_later_and_nothing_twice():
     rounds = {4: [0, 1, 3, 4], 8: [0, 1, 2, 4, 5, 6, 7, 8], 16: [*range(9), -1, -1, -1, -1, -1, -1, -1]}
     batches = iterate(lambda k: SearchResult(np.array(rounds[k]), np.array(rounds[k], np.float32), {}), 2)
     assert [found.ids.tolist() for found in batches] == [[0, 1], [3, 4], [2, 5], [6, 7], [8]]
+
+
+def test_neighbours_that_come_by_candidates_go_on_to_the_end(built):
+    index, vectors = built
+    found = list(index.search_iter(vectors[9], 50, candidates=120, nprobe=10**6))
+    assert sorted(np.concatenate([batch.ids for batch in found])) == list(range(3000))
+    assert found[0].stats["ranked"] == 120
+    with pytest.raises(ValueError, match="candidates=49"):
+        next(index.search_iter(vectors[9], 50, candidates=49))
