@@ -44,7 +44,8 @@ class EmbeddingBag(TableModule):
     update
         When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``.
     policy, codec
-        Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.tiered.Tiered`.
+        Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.tiered.Tiered`. A codec that rounds is
+        for optimizers without state: SGD without momentum.
     touched
         Most distinct rows that will ever be trained; by default all. Where that is far less than `num_embeddings`, the
         index of rows on SSD takes far less DRAM.

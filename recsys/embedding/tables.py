@@ -160,6 +160,11 @@ class Tables:
         self.optimizer = optimizer
         self.seed = check_int("seed", seed, -(2**63), 2**64 - 1)
         self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
+        if codec != "none" and any(width > spec.dim for width, spec in zip(self.widths, self.specs, strict=True)):
+            raise ValueError(
+                f"codec={codec!r}: it would round the state of {type(optimizer).__name__} as well, where a little "
+                'made nothing moves a weight far; use codec="none", or SGD without momentum, which has no state'
+            )
         # Plain descent applies gradients one after the other, as they come: the order of sums is of no account to it.
         self._adds_up = not isinstance(optimizer, SGD)
         self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])

@@ -262,6 +262,15 @@ def test_cold_rows_may_be_rounded(tmp_path: Path) -> None:
         assert 0 < difference < allowed
 
 
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])
+def test_state_is_never_rounded(tmp_path: Path, codec: str) -> None:
+    for rule in (Adagrad(), Adam(), SGD(lr=0.1, momentum=0.9)):
+        with pytest.raises(ValueError, match="would round the state"):
+            make(tmp_path, codec=codec, optimizer=rule)
+        assert not (tmp_path / "catalog").exists()
+    make(tmp_path, codec=codec, optimizer=SGD(lr=0.1)).close()
+
+
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     def open_bag(**options: Any) -> EmbeddingBag:
         options |= {"seed": np.int64(3), "initial": Normal(std=np.float32(0.1)), "policy": Belady(64)}  # type: ignore[arg-type]
