@@ -68,7 +68,7 @@ def test_every_form_and_recall_has_a_row(small: SearchSet, tmp_path: Path) -> No
     assert [(row["form"], row["declared"]) for row in rows] == [
         ("bounds", 0.95), ("bounds", 0.99), ("paper", 0.95), ("paper", 0.99),
     ]  # fmt: skip
-    assert rows[1]["rounds"] > rows[3]["rounds"] == 1  # the paper's form reads all it reads at once
+    assert rows[1]["rounds"] >= rows[3]["rounds"] == 1  # the paper's form reads all it reads at once
     for row in rows:
         assert f"{row['recall']:.4f}" in result.output
         assert f"{row['pages']:.1f}" in result.output
