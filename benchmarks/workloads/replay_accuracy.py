@@ -70,6 +70,8 @@ class Convolutions(nn.Module):
             layers += [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
         self.head = nn.Linear(384, classes)
+        # Images are stored with their channels last; convolutions in that order take half the time.
+        self.to(memory_format=torch.channels_last)
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return what the last layer sees."""
@@ -95,7 +97,7 @@ def cropped(images: Tensor) -> Tensor:
     inputs = torch.roll(nn.functional.pad(inputs, (4, 4, 4, 4)), (down, right), (2, 3))[:, :, 4:-4, 4:-4]
     mirrored = torch.rand(len(inputs)) < 0.5
     inputs[mirrored] = inputs[mirrored].flip(3)
-    return inputs.contiguous()
+    return inputs.contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True)
