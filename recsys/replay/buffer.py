@@ -21,7 +21,7 @@ from memhier.recsys.replay._parts import COMPACT_BELOW, Parts, Settings, memory_
 from memhier.recsys.replay._state import USER, commit, policy_of, restore, settings_of
 from memhier.recsys.replay._storage import StorageTier
 from memhier.recsys.replay.admit import Admission, admission
-from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.swap import SwapPolicy, swap_policy
@@ -241,7 +241,7 @@ class CarouselBuffer(Guarded):
         with self._writing(BaseException):
             return take_in(parts, columns, marks, names)
 
-    def sample(self, n: int, out: Batch | None = None) -> Batch:
+    def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None) -> Batch:
         """Draw distinct samples from memory, each slot equally likely.
 
         Parameters
@@ -249,12 +249,12 @@ class CarouselBuffer(Guarded):
         n
             How many; where memory holds fewer, all of them are returned.
         out
-            Of `empty`, to fill instead of allocating.
+            To fill instead of allocating: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
 
         Returns
         -------
         Batch
-            Of min(n, len(self)) samples.
+            Of min(n, len(self)) samples, in `out`; its `tensors` are torch's, in place.
         """
         if self._closed:
             self._check_open()
@@ -263,15 +263,10 @@ class CarouselBuffer(Guarded):
         n = min(as_int("n", n), residents.count)
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
-        if out is None:
-            out = Batch.empty(self.schema, n)
-        elif len(out) != n:
-            if len(out) < n:
-                raise ValueError(f"out: holds {len(out)} samples, expected at least n={n}")
-            out = out.first(n)
-        residents.order.take(distinct(parts.draws, n, residents.count), out=out.slots, mode="clip")
-        parts.memory.read(out.slots, out)
-        return out
+        batch = room(parts.settings.schema, out, n)
+        residents.order.take(distinct(parts.draws, n, residents.count), out=batch.slots, mode="clip")
+        parts.memory.read(batch.slots, batch)
+        return batch
 
     def empty(self, n: int) -> Batch:
         """Return a batch for so many samples, to be filled by `sample`."""

@@ -1,5 +1,6 @@
 """Memory seen from other processes: the workers of a data loader."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ from numpy.typing import NDArray
 
 from memhier._arrays import as_ints, check_range
 from memhier.recsys.replay._memory import MemoryTier
-from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.schema import Schema
 from memhier.slab import Slab
 
@@ -37,7 +38,7 @@ class MemoryReader:
         """Slots, whether or not they hold a sample."""
         return self._slab.slots
 
-    def read(self, slots: Any, out: Batch | None = None) -> Batch:
+    def read(self, slots: Any, out: Batch | Mapping[str, Any] | None = None) -> Batch:
         """Copy samples out.
 
         Parameters
@@ -46,7 +47,7 @@ class MemoryReader:
             Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as what it held last, at first
             as zeros.
         out
-            To fill instead of allocating, of n samples.
+            To fill instead of allocating, of at least n samples; see `CarouselBuffer.sample`.
 
         Raises
         ------
@@ -57,13 +58,10 @@ class MemoryReader:
         if wanted.ndim != 1:
             raise ValueError(f"slots: expected shape [n], got {list(wanted.shape)}")
         check_range("slots", wanted, len(self), f"a slot, 0 to {len(self) - 1}")
-        if out is None:
-            out = Batch.empty(self.schema, len(wanted))
-        elif len(out) != len(wanted):
-            raise ValueError(f"out: holds {len(out)} samples, expected {len(wanted)}")
-        self._tier.read_shared(wanted, out)
-        out.slots[:] = wanted
-        return out
+        batch = room(self.schema, out, len(wanted))
+        self._tier.read_shared(wanted, batch)
+        batch.slots[:] = wanted
+        return batch
 
     def labels(self) -> NDArray[np.int64]:
         """Return the labels of all slots, int64, a copy."""

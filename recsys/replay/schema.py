@@ -129,8 +129,8 @@ class Schema:
         Parameters
         ----------
         batch
-            For every field an array ``[n, *shape]`` of its dtype (a torch tensor on the CPU will do), or, where lengths
-            differ, n arrays or bytes objects.
+            For every field an array ``[n, *shape]`` of its dtype (a torch tensor on the CPU will do, and texts that are
+            shorter than those of the field), or, where lengths differ, n arrays or bytes objects.
 
         Raises
         ------
@@ -186,8 +186,10 @@ class Schema:
 
 def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
     """Return values of a field of fixed size as an array, or say what is wrong with them."""
-    array = np.asarray(values)
-    if array.dtype != field.dtype:
+    array, dtype = np.asarray(values), np.dtype(field.dtype)
+    if array.dtype.kind in "SU" and np.can_cast(array.dtype, dtype):
+        array = array.astype(dtype, copy=False)  # texts that are all short have a type of their own
+    if array.dtype != dtype:
         raise TypeError(f"batch[{name!r}]: expected an array of {field.dtype}, got {array.dtype}; convert it")
     if array.ndim == 0 or array.shape[1:] != field.shape:
         raise ValueError(f"batch[{name!r}]: expected shape [n{''.join(f', {n}' for n in field.shape)}], got "
