@@ -32,6 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.budget import parse_bytes
 from memhier.checkpoint import Checkpoint, CheckpointWriter, read_checkpoint
 from memhier.files import RealFiles
@@ -221,16 +222,14 @@ def record(result: dict[str, Any]) -> Record:
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--size", default="256MiB", show_default=True, help="Of the table.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--share", default=0.1, show_default=True, help="Of the table that changes before an incremental one.")
 @click.option("--passes", default=4, show_default=True, help="Exponentials of 262,144 numbers in a step.")
 @click.option("--spare", default="64MiB", show_default=True, help="DRAM for rows that change while they are saved.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     folder: Path | None, size: str, rounds: int, share: float, passes: int, spare: str, seed: int, out: Path | None
 ) -> None:

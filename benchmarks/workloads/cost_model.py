@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.cost import CostModel
 from memhier.device import probe
 from memhier.policies import LRU
@@ -153,12 +154,12 @@ def record(results: list[dict[str, Any]]) -> Record:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="On the device; else the temporary folder.")
+@folder_option
 @click.option("--rows", default=400_000, show_default=True, help="Rows of 1 KiB in the table.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="For each probe, and each run of the reader.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, rows: int, rounds: int, seconds: float, seed: int, out: Path | None) -> None:
     """Compare the cost model's predictions with what is measured."""
     results = measure(folder, rows, rounds, seconds, seed)

@@ -21,6 +21,7 @@ from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
 from memhier.benchmarks.decode.clock import Ints, Way, measure, precision
 from memhier.benchmarks.decode.layers import TrainedLayer, load_domains
 from memhier.benchmarks.decode.peers import approximations, full_products, graphs_of_faiss
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["main"]
 
@@ -146,7 +147,7 @@ def record_of(
     "--peers/--no-peers", default=True, show_default=True, help="Other approximations, which take minutes to build."
 )
 @click.option("--construction", default=200, show_default=True, help="efConstruction of faiss's graphs.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(words: int | None, rounds: int, peers: bool, construction: int, out: Path | None) -> None:
     """Compare ways to the ten largest logits of a trained layer."""
     torch.set_num_threads(1)

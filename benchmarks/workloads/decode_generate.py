@@ -21,6 +21,7 @@ from memhier.ann.decoder.huggingface import accelerate, undo
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.models.text import read_words
 from memhier.benchmarks.models.train import LstmModel, gpt_model, train
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["main"]
 
@@ -112,7 +113,7 @@ def measure_gpt(tokens: Any, words: int, steps: int, length: int) -> dict[str, A
 @click.command()
 @click.option("--steps", default=1500, show_default=True, help="Of training, for each model.")
 @click.option("--length", default=200, show_default=True, help="Words to write in a round.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(steps: int, length: int, out: Path | None) -> None:
     """Measure tokens a second of models trained on the spot."""
     torch.set_num_threads(1)

@@ -22,6 +22,7 @@ from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.datasets import data_folder
 from memhier.benchmarks.decode.layers import load_domains
 from memhier.benchmarks.peers.account import PeakMemory, memory_now
+from memhier.benchmarks.workloads.options import folder_option, json_option
 
 __all__ = ["main"]
 
@@ -82,12 +83,12 @@ def ask_all(index: LogitIndex, asked: Floats, kth: npt.NDArray[np.float64], meth
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="On the device; else the temporary folder.")
+@folder_option
 @click.option("--words", default=10_000, show_default=True, help="Words, each after each of --before others.")
 @click.option("--before", default=100, show_default=True)
 @click.option("--rank", default=128, show_default=True, help="Directions that are coded.")
 @click.option("--queries", default=400, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, words: int, before: int, rank: int, queries: int, out: Path | None) -> None:
     """Decode from a vocabulary whose rows lie on SSD."""
     learned, asked = contexts()

@@ -18,6 +18,7 @@ from memhier.ann.decoder import LogitIndex
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.decode.beams import beam_search
 from memhier.benchmarks.decode.ptb import Floats, Ints, Lstm, read_tokens
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["main"]
 
@@ -111,7 +112,7 @@ def measure_beams(model: Lstm, index: LogitIndex, searches: int) -> dict[str, fl
 @click.option("--tokens", default=100_000, show_default=True, help="Of the test text, at most.")
 @click.option("--greedy", default=10_000, show_default=True, help="Words to write greedily.")
 @click.option("--beams", default=50, show_default=True, help="Beam searches of 20 words with 5 beams.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(tokens: int, greedy: int, beams: int, out: Path | None) -> None:
     """Hold a language model's answers against the full softmax."""
     model = Lstm.load()

@@ -23,6 +23,7 @@ from memhier.benchmarks.decode.peers import full_products
 from memhier.benchmarks.models.code import read_sources
 from memhier.benchmarks.models.train import LstmModel, train
 from memhier.benchmarks.peers.process import default_environments
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["main"]
 
@@ -98,7 +99,7 @@ def measure_layer(layer: TrainedLayer, rounds: int) -> dict[str, Any]:
 @click.option("--words", default=256_000, show_default=True, help="Of the vocabulary.")
 @click.option("--steps", default=1500, show_default=True, help="Of training, 384 words each.")
 @click.option("--rounds", default=60, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(words: int, steps: int, rounds: int, out: Path | None) -> None:
     """Measure how speed-ups grow with the vocabulary."""
     torch.set_num_threads(1)

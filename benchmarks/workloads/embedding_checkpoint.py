@@ -18,6 +18,7 @@ from torch import nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding_common import DLRM, samples, table_sizes
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.policies import Belady
 from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
 
@@ -90,12 +91,12 @@ def record(costs: dict[str, list[float]]) -> Record:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device.")
+@folder_option
 @click.option("--scale", default=1.0, show_default=True, help="Of the large tables.")
 @click.option("--share", default=0.01, show_default=True, help="Of the rows in DRAM.")
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--rounds", default=3, show_default=True, help="Checkpoints of each kind.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, scale: float, share: float, batch: int, rounds: int, out: Path | None) -> None:
     """Measure what checkpoints cost."""
     costs: dict[str, Any] = measure(folder, scale, share, batch, rounds)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding_common import DLRM, Ints, criteo_dac, gowalla
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.policies import Belady
 from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
 
@@ -213,11 +214,11 @@ def record(found: dict[str, Any], share: float) -> Record:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device.")
+@folder_option
 @click.option("--share", default=0.01, show_default=True, help="Of the rows in DRAM.")
 @click.option("--epochs", default=3, show_default=True, help="Of Gowalla.")
 @click.option("--limit", type=int, help="Samples of each, from the first on.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, share: float, epochs: int, limit: int | None, out: Path | None) -> None:
     """Compare training through a DRAM budget with training in memory, on real data."""
     found = measure(folder, share, epochs, limit)

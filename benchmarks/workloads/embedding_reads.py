@@ -20,6 +20,7 @@ from rich.console import Console
 
 from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
 from memhier.benchmarks.workloads.embedding_common import Ints, criteo_dac, gowalla, samples, table_sizes
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.plan import plan
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
 from memhier.recsys import SGD, EmbeddingBag, Uniform, lookahead
@@ -153,10 +154,10 @@ def record(found: dict[str, Any]) -> Record:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device.")
+@folder_option
 @click.option("--limit", type=int, help="Batches of each data set.")
 @click.option("--scale", default=0.05, show_default=True, help="Of the generator's large tables.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, limit: int | None, scale: float, out: Path | None) -> None:
     """Count the rows that each policy reads per step."""
     found = measure(folder, limit, scale)

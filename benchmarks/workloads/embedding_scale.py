@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.workloads.embedding_common import DLRM, power_law
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.budget import format_bytes, parse_bytes
 from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
 
@@ -134,13 +135,13 @@ def record(found: dict[str, Any]) -> Record:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device.")
+@folder_option
 @click.option("--dram", default="2GB", show_default=True)
 @click.option("--scale", default=0.1, show_default=True, help="Of MLPerf's large tables.")
 @click.option("--batch", default=512, show_default=True)
 @click.option("--steps", default=200, show_default=True)
 @click.option("--fill", default=0.15, show_default=True, help="Share of the rows to write before training.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, dram: str, scale: float, batch: int, steps: int, fill: float, out: Path | None) -> None:
     """Train tables larger than their budget, and measure time and memory."""
     found = measure(folder, dram, scale, batch, steps, fill)

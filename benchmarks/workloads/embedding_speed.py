@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.workloads.embedding_common import DLRM, Ints, Sample, samples, table_sizes
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.policies import LFU, LRU, Belady, Policy
 from memhier.recsys import SGD, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
 
@@ -347,14 +348,14 @@ def record(found: dict[str, Any], share: float, batch: int) -> Record:
 
 
 @click.command()
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device.")
+@folder_option
 @click.option("--scale", default=1.0, show_default=True, help="Of the large tables.")
 @click.option("--share", default=0.01, show_default=True, help="Of the rows in DRAM.")
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--steps", default=12, show_default=True, help="In a round.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--way", "names", multiple=True, help="Measure these alone.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     folder: Path | None,
     scale: float,

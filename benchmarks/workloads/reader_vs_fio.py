@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.budget import parse_bytes
 from memhier.kernels import crc32c_pages
 from memhier.reader import PAGE_BYTES, Reader
@@ -194,16 +195,14 @@ def record(result: dict[str, Any], summary: dict[str, Any]) -> Record:
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--size", default="2GiB", show_default=True, help="Of the file of random bytes that is read.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="For each of the four runs of a round.")
 @click.option("--engine", help="The reader's engine; the best one here otherwise.")
 @click.option("--checksums/--no-checksums", default=False, help="Let the reader check each page, which fio does not.")
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     folder: Path | None, size: str, rounds: int, seconds: float, engine: str | None, checksums: bool, seed: int,
     out: Path | None,

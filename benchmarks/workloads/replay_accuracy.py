@@ -26,6 +26,7 @@ from rich.table import Table
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.benchmarks.workloads.replay_data import Images, load_images
 from memhier.recsys.replay import CarouselBuffer, GateSwap, RandomSwap, SwapPolicy
 from memhier.recsys.replay.methods import METHODS, TinyER
@@ -71,7 +72,7 @@ class Convolutions(nn.Module):
         self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
         self.head = nn.Linear(384, classes)
         # Images are stored with their channels last; convolutions in that order take half the time.
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no overload for it
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return what the last layer sees."""
@@ -278,9 +279,7 @@ def record(rows: list[dict[str, Any]], data: str, memory: int) -> Record:
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--data", type=click.Choice(["mnist", "fashion-mnist", "cifar10"]), default="mnist", show_default=True)
 @click.option("--memory", default=200, show_default=True, help="Samples in memory.")
 @click.option("--methods", default=",".join(METHODS), show_default=True)
@@ -289,7 +288,7 @@ def record(rows: list[dict[str, Any]], data: str, memory: int) -> Record:
 @click.option("--epochs", default=1, show_default=True)
 @click.option("--samples", type=int, help="Of the training data, in equal parts of all classes; else all.")
 @click.option("--runs", "kept", type=click.Path(path_type=Path), help="Keep every run in this file, and go on from it.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     folder: Path | None, data: str, memory: int, methods: str, ways: str, seeds: int, epochs: int, samples: int | None,
     kept: Path | None, out: Path | None,

@@ -16,6 +16,7 @@ import numpy as np
 from rich.console import Console
 
 from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.recsys.replay import CarouselBuffer, RandomSwap
 
 __all__ = ["main", "measure"]
@@ -52,14 +53,12 @@ def measure(folder: Path | None, stored: int, side: int, steps: int, rounds: int
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--stored", default=1_000_000, show_default=True, help="Samples in storage; 3 GB at 32 pixels.")
 @click.option("--side", default=32, show_default=True, help="Of the images.")
 @click.option("--steps", default=20, show_default=True, help="Between two checkpoints.")
 @click.option("--rounds", default=25, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, stored: int, side: int, steps: int, rounds: int, out: Path | None) -> None:
     """Measure how long a checkpoint takes."""
     clock, processor = measure(folder, stored, side, steps, rounds)

@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import nn
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.recsys.replay import Batch, CarouselBuffer, RandomSwap
 
 __all__ = ["main", "measure"]
@@ -234,15 +235,13 @@ def record(found: dict[int, Any]) -> Record:
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--sides", default="32,224", show_default=True, help="Of the images.")
 @click.option("--stored", default=8000, show_default=True, help="Samples in storage; a quarter of them at 224.")
 @click.option("--memory", default=500, show_default=True)
 @click.option("--rounds", default=11, show_default=True)
 @click.option("--steps", default=6, show_default=True, help="In a block.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, sides: str, stored: int, memory: int, rounds: int, steps: int, out: Path | None) -> None:
     """Measure how much longer training steps take with swaps."""
     found = {

@@ -33,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.recsys.replay import CarouselBuffer, RandomSwap
 
 __all__ = ["main", "measure"]
@@ -291,14 +292,12 @@ def record(found: dict[int, Any]) -> Record:
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--small", default=50_000, show_default=True, help="Samples of 32 x 32.")
 @click.option("--large", default=8000, show_default=True, help="Samples of 224 x 224.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--seconds", default=1.0, show_default=True, help="For each way in a round.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(folder: Path | None, small: int, large: int, rounds: int, seconds: float, out: Path | None) -> None:
     """Measure how fast samples come out of both tiers."""
     sizes = [(side, count) for side, count in ((32, small), (224, large)) if count]

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from memhier import backend
 from memhier.benchmarks.bench.figures import Bar, Bars, Better, Figure, Record
+from memhier.benchmarks.workloads.options import json_option
 from memhier.slots import SlotMap
 
 __all__ = ["main", "measure"]
@@ -106,7 +107,7 @@ def record(results: dict[str, dict[str, dict[str, float]]]) -> Record:
 @click.option("--exponent", "exponents", multiple=True, default=(1.05, 0.0), show_default=True, help="Of the Zipf law.")
 @click.option("--rounds", default=15, show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     count: int, capacity: int, universe: int, exponents: tuple[float, ...], rounds: int, seed: int, out: Path | None
 ) -> None:

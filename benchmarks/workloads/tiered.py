@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.tiered import Tiered
 
 __all__ = ["main", "measure"]
@@ -169,16 +170,14 @@ def record(results: dict[str, Any]) -> Record:
 
 
 @click.command()
-@click.option(
-    "--dir", "folder", type=click.Path(path_type=Path), help="A folder on the device; else the temporary one."
-)
+@folder_option
 @click.option("--rows", default=300_000, show_default=True, help="Rows in the table.")
 @click.option("--batch", default=4096, show_default=True, help="Rows in a batch.")
 @click.option("--batches", default=16, show_default=True, help="Batches in a turn.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--dram", default="48MiB", show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     folder: Path | None, rows: int, batch: int, batches: int, rounds: int, dram: str, seed: int, out: Path | None
 ) -> None:

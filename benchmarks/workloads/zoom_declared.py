@@ -24,6 +24,7 @@ from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.generators import mixed
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["SETS", "Kept", "main", "make_set", "measure_declared", "record"]
 
@@ -165,7 +166,7 @@ def measure_declared(
 @click.option("--seeds", default=3, show_default=True)
 @click.option("--share", default=0.15, show_default=True, help="DRAM for codes, as a share of the raw vectors.")
 @click.option("--recall", "recalls", multiple=True, default=(0.8, 0.9, 0.95, 0.99), show_default=True)
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(
     names: tuple[str, ...],
     count: int,

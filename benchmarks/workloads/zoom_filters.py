@@ -21,6 +21,7 @@ from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import SEARCH_SETS, load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.machine import describe_machine
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["Filtered", "main", "measure", "record"]
 
@@ -80,7 +81,7 @@ def measure(name: str, dram_share: float, declared: float, folder: Path, queries
 @click.option("--recall", default=0.95, show_default=True, help="Declared.")
 @click.option("--queries", default=1000, show_default=True)
 @click.option("--dir", "place", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(data: str, share: float, recall: float, queries: int, place: Path | None, out: Path | None) -> None:
     """Print the table."""
     faiss.omp_set_num_threads(1)

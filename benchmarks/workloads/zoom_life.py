@@ -23,6 +23,7 @@ from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import load_search_set
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.generators import mixed
+from memhier.benchmarks.workloads.options import folder_option, json_option
 
 __all__ = ["Lived", "main", "measure", "record"]
 
@@ -139,8 +140,8 @@ def _real(name: str) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic], 
 @click.option("--data", "names", multiple=True, default=("sift-imagenet200k",), show_default=True)
 @click.option("--made-only", is_flag=True, help="Only the generated set.")
 @click.option("--share", default=0.4, show_default=True, help="DRAM as a share of the raw vectors.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@folder_option
+@json_option
 def main(
     count: int, names: tuple[str, ...], made_only: bool, share: float, folder: Path | None, out: Path | None
 ) -> None:

@@ -24,6 +24,7 @@ from memhier.ann.zoom.preview import Coding
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.datasets import SearchSet, load_search_set
 from memhier.benchmarks.exact import exact_neighbours, id_recall, recall_at_k
+from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.errors import BudgetError
 
 __all__ = ["Measured", "Truth", "main", "measure", "measure_form", "record"]
@@ -146,8 +147,8 @@ def measure(index: ZoomIndex, truth: Truth, declared: float, data: str, form: st
 @click.option("--recall", "recalls", multiple=True, default=(0.95, 0.99), show_default=True, help="Declared.")
 @click.option("--queries", default=1000, show_default=True)
 @click.option("--vectors", type=click.IntRange(1), help="Only the first; all by default.")
-@click.option("--dir", "folder", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@folder_option
+@json_option
 def main(
     names: tuple[str, ...],
     share: float,
