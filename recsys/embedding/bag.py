@@ -189,6 +189,8 @@ def as_bags(
 
 def _check_offsets(offsets: Tensor, count: int) -> None:
     if not len(offsets):
+        if count:
+            raise ValueError(f"offsets: expected where bags begin, got none for the {count} ids of input")
         return
     if int(offsets[0]) != 0:
         raise ValueError(f"offsets[0]={int(offsets[0])}: expected 0, where the first bag begins")

@@ -37,8 +37,13 @@ class Uniform:
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
             raise ValueError(f"low={self.low}, high={self.high}: expected both bounds, or neither")
-        if self.low is not None and self.high is not None and not self.low < self.high:
-            raise ValueError(f"low={self.low}, high={self.high}: expected low < high")
+        if self.low is None or self.high is None:
+            return
+        with np.errstate(over="ignore"):
+            if not np.float32(self.low) < np.float32(self.high):
+                raise ValueError(f"low={self.low}, high={self.high}: expected low < high as float32")
+            if not np.isfinite(np.float32(self.high - self.low)):
+                raise ValueError(f"low={self.low}, high={self.high}: expected a difference that float32 can hold")
 
     def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
         """Return the first values of rows, float32 [n, dim]; `count` is the table's number of rows."""
@@ -47,7 +52,10 @@ class Uniform:
         words = _words(seed, table, rows, -(-dim // 2))
         halves = words.view("<u4")[:, :dim]
         unit = (halves >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
-        return unit * np.float32(high - low) + np.float32(low)
+        values: NDArray[np.float32] = unit * np.float32(high - low) + np.float32(low)
+        # The sum may round up to the bound.
+        np.minimum(values, _below(high), out=values)
+        return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +78,12 @@ class Normal:
 
 
 Initial = Uniform | Normal
+
+
+def _below(bound: float) -> np.float32:
+    """Return the largest float32 that is less."""
+    nearest = np.float32(bound)
+    return nearest if nearest < bound else np.nextafter(nearest, np.float32(-np.inf))
 
 
 def initial_weights(

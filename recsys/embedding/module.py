@@ -309,21 +309,22 @@ class TableModule(nn.Module):
         """Return the gradients that wait as those of one step, added up as torch adds sparse gradients."""
         if len(self._pending) < 2:
             return self._pending
+        tables = self.tables
+        held = [
+            np.concatenate([rows.keys[rows.of_table(table)] for rows, _ in self._pending]) - tables.bases[table]
+            for table in range(len(tables.specs))
+        ]
+        together = tables.distinct([*held])
         of_table: dict[int, Tensor] = {}
-        bases, specs = self.tables.bases, self.tables.specs
         for rows, gradients in self._pending:
             for table, gradient in gradients:
-                mine = torch.from_numpy(rows.keys[rows.of_table(table)] - bases[table])
-                shape = (specs[table].rows, specs[table].dim)
-                whole = _sparse(mine[gradient._indices()[0]], gradient._values(), shape)
+                # In the order of rows, as torch adds them up by; a tensor as long as the table may be none at all.
+                of_all = together.keys[together.of_table(table)]
+                places = torch.from_numpy(np.searchsorted(of_all, rows.keys[rows.of_table(table)]))
+                shape = (len(of_all), tables.specs[table].dim)
+                whole = _sparse(places[gradient._indices()[0]], gradient._values(), shape)
                 of_table[table] = of_table[table] + whole if table in of_table else whole
-        ids = [of_table[table]._indices()[0].numpy() if table in of_table else None for table in range(len(specs))]
-        rows = self.tables.distinct(ids)
-        found = []
-        for table, whole in of_table.items():
-            shape = (int(rows.starts[table + 1] - rows.starts[table]), specs[table].dim)
-            found.append((table, _sparse(torch.from_numpy(rows.places(table)), whole._values(), shape)))
-        return [(rows, found)]
+        return [(together, [*of_table.items()])]
 
     def _last_values(self) -> dict[str, Any]:
         found = self.tables.value(EXTRA)

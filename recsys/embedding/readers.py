@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ __all__ = [
 ]
 
 Path = str | os.PathLike[str]
+T = TypeVar("T")
 
 CRITEO_NUMBERS, CRITEO_IDS = 13, 26
 AVAZU_COLUMNS = 22  # those after id and click
@@ -183,12 +184,11 @@ def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tens
             cells = [line.rstrip("\n").split("::" if "::" in line else ",") for line in part]
             if start == 0 and cells[0][0] == "userId":
                 cells = cells[1:]
+                start = 1
             _check_widths(path, cells, start, 4)
-            try:
-                pairs = np.array([[int(line[0]), int(line[1])] for line in cells], np.int64).reshape(-1, 2)
-                ratings = np.array([float(line[2]) for line in cells], np.float32)
-            except ValueError as error:
-                raise FormatError(f"{os.fspath(path)}: lines from {start + 1} on: {error}") from error
+            found = [_parsed(path, number, _rating, line) for number, line in enumerate(cells, start + 1)]
+            pairs = np.array([pair for pair, _ in found], np.int64).reshape(-1, 2)
+            ratings = np.array([rating for _, rating in found], np.float32)
             yield torch.from_numpy(pairs), torch.from_numpy(ratings)
 
 
@@ -210,10 +210,7 @@ def read_lightgcn(path: Path, batch: int = 4096) -> Iterator[Tensor]:
     count = 0
     with _lines(path) as lines:
         for number, line in enumerate(lines, 1):
-            try:
-                cells = np.array(line.split(), np.int64)
-            except ValueError as error:
-                raise FormatError(f"{os.fspath(path)}: line {number}: {error}") from error
+            cells = _parsed(path, number, _whole_numbers, line.split())
             if len(cells) > 1:
                 waiting.append(np.stack([np.full(len(cells) - 1, cells[0]), cells[1:]], 1))
                 count += len(cells) - 1
@@ -226,15 +223,36 @@ def read_lightgcn(path: Path, batch: int = 4096) -> Iterator[Tensor]:
 
 
 def _click_batch(path: Path, start: int, cells: list[list[str]], rows: Sequence[int], first_id: int) -> CTRBatch:
-    try:
-        labels = np.array([float(line[0]) for line in cells], np.float32)
-        dense = np.array([[_number(cell) for cell in line[1:first_id]] for line in cells], np.float32)
-    except ValueError as error:
-        raise FormatError(f"{os.fspath(path)}: lines from {start + 1} on: {error}") from error
+    def numbers(line: list[str]) -> tuple[float, list[float]]:
+        return float(line[0]), [_number(cell) for cell in line[1:first_id]]
+
+    parsed = [_parsed(path, number, numbers, line) for number, line in enumerate(cells, start + 1)]
+    labels = np.array([label for label, _ in parsed], np.float32)
+    dense = np.array([line for _, line in parsed], np.float32)
     found = [_column([line[first_id + at] for line in cells], count) for at, count in enumerate(rows)]
     return CTRBatch(
         torch.from_numpy(labels), torch.from_numpy(dense.reshape(len(cells), -1)), torch.from_numpy(np.stack(found, 1))
     )
+
+
+def _parsed(path: Path, number: int, parse: Callable[[list[str]], T], cells: list[str]) -> T:
+    """Return what a line says; its number is part of what goes wrong."""
+    try:
+        return parse(cells)
+    except (ValueError, OverflowError) as error:
+        raise FormatError(f"{os.fspath(path)}: line {number}: {error}") from error
+
+
+def _whole_numbers(cells: list[str]) -> NDArray[np.int64]:
+    numbers = [int(cell) for cell in cells]
+    for number in numbers:
+        if not -(2**63) <= number < 2**63:
+            raise ValueError(f"{number}: expected a number of 64 bits")
+    return np.array(numbers, np.int64)
+
+
+def _rating(cells: list[str]) -> tuple[NDArray[np.int64], float]:
+    return _whole_numbers(cells[:2]), float(cells[2])
 
 
 def _number(cell: Any) -> float:

@@ -219,7 +219,8 @@ class Tables:
     @property
     def planner_if_open(self) -> Belady | None:
         """The same; None once closed."""
-        return self.planner if self._open else None
+        # At the end of the interpreter the tier closes by itself.
+        return self.planner if self._open and self._tier._parts.alive else None
 
     @property
     def is_planned(self) -> bool:
