@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier._tickets import Pins
+from memhier._tickets import Pins, Ticket
 from memhier._tiered_sizes import Sizes, make_policy
 from memhier._write_queue import WriteQueue
 from memhier.codecs import Codec
@@ -73,7 +73,8 @@ class Residents:
         slots
             int64 [u]: the slot of each, -1 where it has none; filled in.
         accessed
-            int64 [n]: what the policy sees, with repeats; all keys without a slot are among them.
+            int64 [n]: what the policy sees, with repeats: all keys but those that are held; or, each once, those
+            without a slot.
         """
         asked, self._asked = self._asked, _NONE
         if not len(accessed):
@@ -83,8 +84,10 @@ class Residents:
             return
         held = self._check_fits(slots)
         missing = slots < 0
-        # Keys of this call that the policy does not see must not make room for the others.
-        stay = np.concatenate((self.map.keys_of(held), keys[~missing]))
+        stay = self.map.keys_of(held)
+        if len(accessed) < len(keys):
+            # Keys of this call that the policy does not see must not make room for the others.
+            stay = np.concatenate((stay, keys[~missing]))
         self._leaving = self.policy.access(accessed, pinned=stay).evicted
         self._entering, self._asked = keys[missing], keys
         self.accesses += len(accessed)
@@ -98,6 +101,11 @@ class Residents:
         ahead[ahead] = self.pins.is_ahead(slots[ahead])
         accessed: Ints = keys[~ahead[inverse]] if ahead.any() else keys.reshape(-1)
         return accessed
+
+    def is_for(self, ticket: Ticket, keys: Ints) -> bool:
+        """Return whether a ticket holds just these keys, each once, in this order."""
+        # Slots of one ticket are distinct, and so are the keys in them. Slots that it has let go may be free by now.
+        return keys.ndim == 1 and len(ticket) == len(keys) and np.array_equal(self.map.keys_of(ticket.slots), keys)
 
     def check_pinned(self, keys: Ints, slots: Ints) -> None:
         """Raise ValueError for a key that is not pinned."""
@@ -124,14 +132,20 @@ class Residents:
             self.map.insert(self._entering)
             self._entering = _NONE
 
-    def check_rows(self, rows: NDArray[Any]) -> None:
-        """Raise ValueError for rows, [n, *shape], that could not be encoded when they leave."""
-        if self._codec.lossless:
-            return
-        rows = rows.reshape(len(rows), -1)
-        for start in range(0, len(rows), len(self._encoded)):
-            part = rows[start : start + len(self._encoded)]
+    def as_rows(self, rows: Any, keys: Ints) -> NDArray[Any]:
+        """Return rows of keys, [*keys.shape, *shape]; ValueError where they could not be encoded as they leave."""
+        array: NDArray[Any] = np.asarray(rows)
+        if array.dtype != self._slab.dtype:
+            raise TypeError(f"rows: expected an array of {self._slab.dtype}, got {array.dtype}")
+        if array.shape != keys.shape + self._slab.shape:
+            raise ValueError(f"rows: expected shape {keys.shape + self._slab.shape}, got {array.shape}")
+        if self._codec.lossless or not keys.size:
+            return array
+        flat = array.reshape(keys.size, -1)
+        for start in range(0, keys.size, len(self._encoded)):
+            part = flat[start : start + len(self._encoded)]
             self._codec.encode(part, out=self._encoded[: len(part)])
+        return array
 
     def flush(self, *, hold: bool = False) -> None:
         """Hand all changed rows to the write queue, and wait until the log has them; see `WriteQueue.drain`."""

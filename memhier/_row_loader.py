@@ -80,7 +80,10 @@ class RowLoader:
         self._encoded = np.empty((staged, codec.encoded_bytes(slab.dtype, elements)), np.uint8)
         # Rows that are stored as they are need no second buffer.
         self._decoded = None if codec.lossless else np.empty((staged, elements), slab.dtype)
-        self._changed = threading.Condition()
+        # One lock, and a condition for each thing that is waited for: who is woken for nothing takes the interpreter
+        # from the training for a moment.
+        lock = threading.Lock()
+        self._filled, self._free, self._work = (threading.Condition(lock) for _ in range(3))
         self._busy = False
         self._hurry = 0  # callers who wait for their turn, before whom the thread stands back
         self._jobs: deque[Job] = deque()
@@ -140,8 +143,8 @@ class RowLoader:
         """Return once the thread is done with these slots, whether it could fill them or not."""
         if (self.states[slots] == LOADING).any():
             started = time.perf_counter()
-            with self._changed:
-                self._changed.wait_for(lambda: not (self.states[slots] == LOADING).any())
+            with self._filled:
+                self._filled.wait_for(lambda: not (self.states[slots] == LOADING).any())
             self._stall_s += time.perf_counter() - started
 
     def prepare(self, keys: Ints, slots: Ints) -> tuple[Ints, Ints]:
@@ -217,13 +220,13 @@ class RowLoader:
 
         `slots` are all of the ticket's: some may be LOADING for another one already.
         """
-        with self._changed:
+        with self._work:
             others = slots[self.states[slots] == LOADING]
             if len(others):
                 job.earlier = [other for other in self._jobs if np.isin(other.slots, others).any()]
             self.states[job.slots] = LOADING
             self._jobs.append(job)
-            self._changed.notify_all()
+            self._work.notify_all()
 
     def wait(self, job: Job) -> None:
         """Wait for a job; what prevented it is told then, and not by the next call as well."""
@@ -243,9 +246,9 @@ class RowLoader:
 
     def close(self) -> None:
         """End the thread after the read that is under way; jobs that still wait fail."""
-        with self._changed:
+        with self._work:
             self._closed = True
-            self._changed.notify_all()
+            self._work.notify_all()
         self._thread.join()
 
     def _from_queue(self, keys: Ints, slots: Ints) -> NDArray[np.bool_]:
@@ -301,16 +304,16 @@ class RowLoader:
         return rows.reshape(count, *self._slab.shape)
 
     def _mark(self, slots: Ints, state: int) -> None:
-        with self._changed:
+        with self._filled:
             self.states[slots] = state
-            self._changed.notify_all()
+            self._filled.notify_all()
 
     @contextmanager
     def _turn(self) -> Iterator[None]:
-        with self._changed:
+        with self._free:
             self._hurry += 1
             try:
-                self._changed.wait_for(lambda: not self._busy)
+                self._free.wait_for(lambda: not self._busy)
                 self._busy = True
             finally:
                 self._hurry -= 1
@@ -318,8 +321,8 @@ class RowLoader:
 
     @contextmanager
     def _background_turn(self) -> Iterator[None]:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._busy and not self._hurry)
+        with self._free:
+            self._free.wait_for(lambda: not self._busy and not self._hurry)
             self._busy = True
         yield from self._until_done()
 
@@ -327,14 +330,14 @@ class RowLoader:
         try:
             yield
         finally:
-            with self._changed:
+            with self._free:
                 self._busy = False
-                self._changed.notify_all()
+                self._free.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._jobs)
+            with self._work:
+                self._work.wait_for(lambda: self._closed or self._jobs)
                 if self._closed:
                     break
                 job = self._jobs[0]
@@ -342,7 +345,7 @@ class RowLoader:
                 self._read_job(job)
             except BaseException as error:
                 self._fail(job, error)
-            with self._changed:
+            with self._work:
                 self._jobs.popleft()
             job.finish()
         for job in self._jobs:

@@ -36,6 +36,11 @@ class Ticket:
         return len(self._slots)
 
     @property
+    def slots(self) -> Ints:
+        """Where the rows are that are still held, int64 [n]."""
+        return self._slots.astype(np.int64)
+
+    @property
     def done(self) -> bool:
         """Whether the read is over."""
         return self._job.done.is_set()

@@ -90,7 +90,8 @@ class WriteQueue:
                 self._rows[places] = rows[start:stop]
                 self._puts[places] += np.uint32(1)
                 start = stop
-                self._changed.notify_all()
+                if self._due():
+                    self._changed.notify_all()
 
     def find(self, keys: Ints) -> NDArray[np.bool_]:
         """Return which keys wait here."""

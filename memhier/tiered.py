@@ -214,7 +214,7 @@ class Tiered:
         """
         with self._calls.call():
             index = self._as_keys(keys)
-            rows = self._as_rows(rows, index)
+            rows = self._residents.as_rows(rows, index)
             unique, inverse, slots = self._residents.map.unique_find(index)
             never_written = self._loader.check_never_written(unique, slots)
             self._residents.admit(unique, slots, unique[slots < 0])
@@ -258,7 +258,7 @@ class Tiered:
             self._residents.served()
             return ticket
 
-    def lend(self, keys: Any, *, again: bool = False) -> Loan:
+    def lend(self, keys: Any, *, again: bool = False, ticket: Ticket | None = None) -> Loan:
         """Make rows resident, as :meth:`gather` does, and lend them where they lie, to be read and changed in place.
 
         Parameters
@@ -267,6 +267,8 @@ class Tiered:
             Integers, any shape.
         again
             The rows are lent or pinned already, and this is no further access of them.
+        ticket
+            Of a prefetch of just these keys, where they are distinct: spares looking them up, and is released.
 
         Raises
         ------
@@ -275,6 +277,12 @@ class Tiered:
         """
         with self._calls.call():
             index = self._as_keys(keys)
+            if ticket is not None and self._residents.is_for(ticket, index):
+                unique, slots = index, ticket.slots
+                self._loader.ensure(unique, slots)
+                self._residents.pins.pin(slots)
+                self._residents.pins.release(ticket)
+                return self._loan(unique, slots, slots)
             unique, inverse, slots = self._residents.map.unique_find(index)
             if again:
                 self._residents.check_pinned(unique, slots)
@@ -285,8 +293,7 @@ class Tiered:
                 self._residents.pins.pin(slots)
                 self._residents.pins.gathered(slots)
             self._residents.served()
-            changing, give_back = partial(self._change, unique, slots), partial(self._give_back, slots)
-            return Loan(slots[inverse], self._slab.rows, changing, self._calls.check_open, give_back)
+            return self._loan(unique, slots, slots[inverse])
 
     def pin(self, keys: Any) -> Pin:
         """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
@@ -423,6 +430,10 @@ class Tiered:
         with self._calls.call(), change(keys, slots, self._slab, self._residents, self._loader) as rows:
             yield rows
 
+    def _loan(self, unique: Ints, slots: Ints, of_keys: Ints) -> Loan:
+        changing, give_back = partial(self._change, unique, slots), partial(self._give_back, slots)
+        return Loan(of_keys, self._slab.rows, changing, self._calls.check_open, give_back)
+
     def _give_back(self, slots: Ints) -> None:
         # A loan may be let go by the collector of garbage, in the middle of a call or on a thread that one waits for.
         self._calls.give_back_next(slots)
@@ -437,12 +448,3 @@ class Tiered:
         if self._parts.key_space is not None:
             check_range("keys", index.reshape(-1), self._parts.key_space, "below the tier's key_space")
         return index
-
-    def _as_rows(self, rows: Any, index: Ints) -> NDArray[Any]:
-        array: NDArray[Any] = np.asarray(rows)
-        if array.dtype != self._slab.dtype:
-            raise TypeError(f"rows: expected an array of {self._slab.dtype}, got {array.dtype}")
-        if array.shape != index.shape + self._slab.shape:
-            raise ValueError(f"rows: expected shape {index.shape + self._slab.shape}, got {array.shape}")
-        self._residents.check_rows(array.reshape(-1, *self._slab.shape))
-        return array

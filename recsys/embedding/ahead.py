@@ -136,7 +136,7 @@ class Ahead:
             self.close()
             raise
         # Rows whose read failed are read again here: the error is this batch's then, and it stays where it is.
-        self._module.tables.lend(waiting.rows)
+        self._module.tables.lend(waiting.rows, waiting.ticket)
         with self._changed:
             self._window.popleft()
             self._waiting_bytes -= waiting.bytes

@@ -256,8 +256,8 @@ class Tables:
         """Keep rows resident that other steps hold already."""
         rows.loan = self._tier.lend(rows.keys, again=True)
 
-    def lend(self, rows: Rows) -> None:
-        """Make the rows of a step resident, and keep them so until they are released."""
+    def lend(self, rows: Rows, ticket: Ticket | None = None) -> None:
+        """Make the rows of a step resident, and keep them so until they are released; `ticket` fetched them ahead."""
         needed = len(rows.keys)
         if needed > self.call_rows:
             raise BudgetError(
@@ -266,7 +266,7 @@ class Tables:
                 "batches smaller"
             )
         try:
-            rows.loan = self._tier.lend(rows.keys)
+            rows.loan = self._tier.lend(rows.keys, ticket=ticket)
         except BudgetError as error:
             raise BudgetError(f"a step needs {needed} distinct rows at once: {error}") from error
 

@@ -43,6 +43,38 @@ def make(tmp_path: Path) -> Iterator[Make]:
         tier.close()
 
 
+def test_rows_fetched_ahead_are_lent_without_a_search(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = make()
+    keys = np.array([7, 3, 9])
+    tickets = [tier.prefetch(keys), tier.prefetch(keys[:2])]
+    with monkeypatch.context() as during:
+        during.setattr(tier._residents.map, "unique_find", None)
+        loan = tier.lend(keys, ticket=tickets[0])
+    assert np.array_equal(loan.rows[loan.slots], initial(keys))
+    # The other ticket still holds its rows, and the loan all of them.
+    assert (len(tickets[0]), len(tickets[1]), tier.stats()["accesses"]) == (0, 2, 5)
+    with loan.changing() as rows:
+        rows[loan.slots] += 1
+    tier.gather(np.arange(10, 15))
+    with pytest.raises(BudgetError):
+        tier.gather(np.arange(10, 16))
+    loan.release()
+    tickets[1].release()
+    tier.gather(np.arange(10, 18))
+    assert np.array_equal(tier.gather(keys), initial(keys) + 1)
+
+
+@pytest.mark.parametrize("other", [[3, 7], [7, 4], [7], [7, 7], [[7, 3]]])
+def test_a_ticket_of_other_rows_does_no_harm(make: Make, other: Any) -> None:
+    tier = make()
+    ticket = tier.prefetch([7, 3])
+    with tier.lend(other, ticket=ticket) as loan:
+        assert np.array_equal(loan.rows[loan.slots], initial(np.array(other).reshape(-1)).reshape(*loan.slots.shape, 3))
+    ticket.release()
+    with tier.lend([7, 3], ticket=ticket) as loan:
+        assert np.array_equal(loan.rows[loan.slots], initial(np.array([7, 3])))
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_tier_changed_in_place_equals_a_dict(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -97,6 +97,18 @@ class BeladyWindow {
     written_ = batch.first;
   }
 
+  // Whether these are the keys of the window's first batch, each once and in the order in which they were announced.
+  bool is_next_in_order(const std::int64_t* keys, std::size_t count) {
+    const Turn& batch = turns_[turn_];
+    if (count != batch.count) return false;
+    for (std::size_t i = 0; i < count; ++i) {
+      const auto use = static_cast<std::uint32_t>(batch.first + i);
+      if (i + kAhead < count) table_.prefetch_number(uses_[use + kAhead].entry);
+      if (table_.key(uses_[use].entry) != keys[i]) return false;
+    }
+    return true;
+  }
+
   // Whether these are the keys of the window's first batch.
   bool is_next(const std::int64_t* keys, std::size_t count) {
     const std::uint32_t mark = next_mark();
@@ -127,17 +139,18 @@ class BeladyWindow {
     const Turn& batch = turns_[turn_];
     missing_ = 0;
     for (std::uint32_t use = batch.first; use != batch.first + batch.count; ++use) {
+      if (use + kAhead - batch.first < batch.count) __builtin_prefetch(&entries_[uses_[use + kAhead].entry], 1);
       Entry& entry = entries_[uses_[use].entry];
       entry.held = mark;
       missing_ += !entry.resident;
     }
     std::size_t held = batch.count;
-    for (std::size_t i = 0; i < pins; ++i) {
-      const std::uint32_t number = table_.find(pinned[i]);
-      if (number == KeyTable::none || !entries_[number].resident) continue;
+    for_each_ahead(table_, pinned, pins, [&](std::size_t i, KeyTable::Token token) {
+      const std::uint32_t number = table_.find(token, pinned[i]);
+      if (number == KeyTable::none || !entries_[number].resident) return;
       held += entries_[number].held != mark;
       entries_[number].held = mark;
-    }
+    });
     return held;
   }
 

@@ -35,6 +35,8 @@ class KeyTable {
   void prefetch(Token token) const { index_->prefetch(token); }
   void prefetch_key(Token token) const { index_->prefetch_key(token); }
 
+  void prefetch_number(std::uint32_t number) const { __builtin_prefetch(&keys_[number]); }
+
   std::uint32_t find(std::int64_t key) const { return find(token(key), key); }
   std::uint32_t find(Token token, std::int64_t key) const {
     return static_cast<std::uint32_t>(index_->find(token, key));  // -1 becomes none
