@@ -36,6 +36,10 @@ class PythonCore:
         """Codes and numbers as they are scanned; NumPy's temporaries live no longer than a call."""
         return 0 if self._bytes is None or self._numbers is None else int(self._bytes.nbytes + self._numbers.nbytes)
 
+    def keep(self, count: int, limit: int) -> int:
+        """See the compiled core."""
+        return self.workspace_bytes
+
     def preview(
         self, hidden: Floats, k: int, limit: int, coarse: int, survivors: int, bounds: bool, per_norm: float,
         per_logit: float, inverse: float, variance: float, values: Floats, indices: Ints, proven: Any, partition: Any,
@@ -105,8 +109,8 @@ class PythonCore:
         return -1
 
     def walk(
-        self, hidden: Floats, probes: int, ef: int, limit: int, k: int, values: Floats, indices: Ints, distances: Any,
-        tally: Any,
+        self, hidden: Floats, near: tuple[int, int, int], radius: float, far: tuple[int, int, int],
+        far_radius: float, k: int, values: Floats, indices: Ints, distances: Any, tally: Any,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden)
@@ -119,6 +123,15 @@ class PythonCore:
             z = self._turn[:width] @ (state - self._mean)
             bytes_, step = _round(z)
             away = halves - centres @ z
+            apart = max(0.0, 2 * float(away.min()) + float(z @ z))
+            if distances is not None:
+                distances[number] = apart
+            probes, ef, limit = far if apart > radius else near
+            values[number], indices[number] = -np.inf, -1
+            if tally is not None:
+                tally[number] = 0
+            if apart > max(radius, far_radius):
+                continue
             groups = np.argsort(away, kind="stable")[:probes]
             planted = np.concatenate([seeds[starts[group] : starts[group + 1]] for group in groups])
             planted = np.unique(planted.astype(np.int64))
@@ -138,8 +151,6 @@ class PythonCore:
                 found = found + float(self._common @ (state - self._mean))
             best = np.lexsort((names, -found))
             _report(names[best], found[best], k, values[number], indices[number])
-            if distances is not None:
-                distances[number] = max(0.0, 2 * float(away.min()) + float(z @ z))
             if tally is not None:
                 tally[number] = looked
         return -1

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from memhier.ann.decoder.calibrate import (
+    INSIDE,
     HeldOut,
     calibrate_coarse,
     calibrate_far,
@@ -18,7 +19,7 @@ from memhier.ann.decoder.engine import Codes, Engine
 from memhier.ann.decoder.graph import Graph, build_links, learn_seeds, relink
 from memhier.ann.decoder.layer import Floats, OutputLayer
 from memhier.ann.decoder.projection import Projection, fit_projection
-from memhier.ann.decoder.settings import Method, Settings
+from memhier.ann.decoder.settings import Effort, Method, Settings
 
 __all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms"]
 
@@ -26,7 +27,6 @@ CONTEXTS_LEAST = 64
 SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
 _FIRST_WIDTH = 64
 _GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
-_INSIDE = 0.98  # of the contexts seen lie within the radius where the seeds are trusted
 _SAFE = 0.9998  # what the preview is to reach, however little is asked of the other ways
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 
@@ -98,8 +98,9 @@ def _add_graph(
     graph = Graph(build_links(rows, progress), seeds.centres, seeds.halves, seeds.starts, seeds.rows)
     codes = replace(codes, rows=rows, graph=graph)
     engine = Engine(codes, layer)
-    _, away = engine.walk(learned, 1, 1, 0, 1)
-    settings = settings.with_(radius=float(np.quantile(away, _INSIDE)))
+    away = np.empty(len(learned), np.float32)
+    engine.walk(learned, 1, Effort(1, 0, 1), away=away)
+    settings = settings.with_(radius=float(np.quantile(away, INSIDE)))
     settings = calibrate_walk(engine, held, settings, settings.asked)
     settings = calibrate_far(layer, engine, held, settings, seed)
     return codes, calibrate_screen(engine, held, settings, settings.asked)

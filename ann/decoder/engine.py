@@ -13,7 +13,7 @@ from memhier.ann.decoder.core import new_core
 from memhier.ann.decoder.graph import Graph
 from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats, check_finite
 from memhier.ann.decoder.projection import Projection
-from memhier.ann.decoder.settings import ALL_DIRECTIONS, Coarse
+from memhier.ann.decoder.settings import ALL_DIRECTIONS, NO_WALK, Coarse, Effort
 from memhier.ann.decoder.tail import close_sums
 
 __all__ = ["Codes", "Engine", "ExactRows", "best_of"]
@@ -177,19 +177,34 @@ class Engine:
         self._check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
 
-    def walk(self, hidden: Floats, k: int, probes: int, ef: int, limit: int) -> tuple[TopK, Floats]:
-        """Walk the graph from the seeds of the nearest groups; ``ef=0`` looks at the seeds alone.
+    def walk(
+        self,
+        hidden: Floats,
+        k: int,
+        near: Effort,
+        radius: float = float("inf"),
+        far: Effort = NO_WALK,
+        far_radius: float = 0,
+        *,
+        away: Floats | None = None,
+        looked: Ints | None = None,
+    ) -> TopK:
+        """Walk the graph from the seeds of the nearest groups; a list of none looks at the seeds alone.
 
-        Returns
-        -------
-        TopK, numpy.ndarray
-            And float32 ``[n]``: squared distance of each state to the nearest group's centre.
+        Parameters
+        ----------
+        near, radius, far, far_radius
+            Effort up to a squared distance from the nearest group's centre, and from there up to another. States yet
+            further away, and those that a walk found too little for, come with -1 as their last words.
+        away, looked
+            Filled, where given, with those distances, float32 ``[n]``, and how many rows were looked at, int64 ``[n]``.
         """
-        away = np.empty(len(hidden), np.float32)
-        wanted = k if self.in_dram else limit
+        wanted = k if self.in_dram else max(near.limit, far.limit)
         values, indices = _room(len(hidden), wanted)
-        self._check(self._core.walk(hidden, probes, ef, limit, wanted, values, indices, away, None), hidden)
-        return (TopK(values, indices) if self.in_dram else self._rank(hidden, indices, k)), away
+        self._check(
+            self._core.walk(hidden, near, radius, far, far_radius, wanted, values, indices, away, looked), hidden
+        )
+        return TopK(values, indices) if self.in_dram else self._rank(hidden, indices, k)
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """The full product, and a selection from it; of so many states at a time that their logits stay few."""

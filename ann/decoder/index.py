@@ -12,7 +12,7 @@ import numpy.typing as npt
 from memhier._arguments import check_int
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.build import build_codes, encode_again
-from memhier.ann.decoder.calibrate import FAR_PROBES, measure_choices
+from memhier.ann.decoder.calibrate import measure_choices
 from memhier.ann.decoder.engine import Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
 from memhier.ann.decoder.settings import METHODS, WAYS, Method, Settings
@@ -352,22 +352,16 @@ class LogitIndex:
         return self._previewed(states, k)
 
     def _walked(self, states: Floats, k: int, way: str) -> TopK:
-        """A walk, or seeds alone; for a context that is far from all that was seen a longer walk, or the preview."""
-        settings, engine = self._settings, self._engine
-        if way == "graph":
-            found, away = engine.walk(states, k, settings.probes, settings.graph_ef, settings.graph_limit)
-        else:
-            found, away = engine.walk(states, k, settings.screen_probes, 0, settings.screen_limit)
-        far = np.flatnonzero(away > settings.radius)
-        if len(far) and settings.far_ef:
-            again, _ = engine.walk(states[far], k, FAR_PROBES, settings.far_ef, settings.far_limit)
-            found.values[far], found.indices[far] = again.values, again.indices
+        """A walk, or seeds alone; for a context far from all that was seen a longer walk, or the preview."""
+        settings = self._settings
+        found = self._engine.walk(states, k, settings.near(way), settings.radius, settings.far, settings.far_radius)
         short = found.indices[:, -1] < 0
-        if not settings.far_ef:
-            short[far] = True
-        if short.any():
-            again = self._previewed(states[short], k)
-            found.values[short], found.indices[short] = again.values, again.indices
+        if not short.any():
+            return found
+        if short.all():
+            return self._previewed(states, k)
+        again = self._previewed(states[short], k)
+        found.values[short], found.indices[short] = again.values, again.indices
         return found
 
     def _previewed(self, states: Floats, k: int) -> TopK:

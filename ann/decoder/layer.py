@@ -161,5 +161,7 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
         states = states[None]
     if states.ndim != 2 or states.shape[1] != dimension:
         raise ValueError(f"{name}: expected shape [n, {dimension}] as the layer's rows have, got {list(states.shape)}")
+    if states.dtype == np.float32:  # asked word by word, the rest would show
+        return np.ascontiguousarray(states)
     with np.errstate(over="ignore"):  # infinity is refused later
         return np.ascontiguousarray(states, np.float32)

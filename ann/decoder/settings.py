@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-__all__ = ["ALL_DIRECTIONS", "METHODS", "WAYS", "Coarse", "Method", "Settings"]
+__all__ = ["ALL_DIRECTIONS", "FAR_PROBES", "METHODS", "NO_WALK", "WAYS", "Coarse", "Effort", "Method", "Settings"]
 
 Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
 METHODS = ("auto", "graph", "preview", "screen", "full")
@@ -19,6 +19,18 @@ class Coarse(NamedTuple):
 
 
 ALL_DIRECTIONS = Coarse(0, 0)
+
+
+class Effort(NamedTuple):
+    """Of a walk: groups whose seeds it starts from, its list (0: the seeds alone), and candidates ranked exactly."""
+
+    probes: int
+    ef: int
+    limit: int
+
+
+NO_WALK = Effort(0, 0, 0)
+FAR_PROBES = 16  # none of the groups is near, so seeds of many are asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +55,9 @@ class Settings:
     radius
         Squared distance from the nearest group's centre beyond which a context counts as far: neither seeds nor the
         effort measured on others are trusted.
-    far_ef, far_limit
-        Of the walk that answers far contexts; zero where the preview does.
+    far_ef, far_limit, far_radius
+        Of the walk that answers far contexts, up to the squared distance that it was measured at; the preview answers
+        what is further. Zero where it answers all far contexts.
     reached
         By way, the precision on contexts that were held out.
     choices
@@ -64,6 +77,7 @@ class Settings:
     radius: float = float("inf")
     far_ef: int = 0
     far_limit: int = 0
+    far_radius: float = 0
     reached: dict[str, float] = field(default_factory=dict)
     choices: tuple[tuple[int, str], ...] = ((1, "preview"),)
 
@@ -95,6 +109,17 @@ class Settings:
     def coarse(self, k: int) -> Coarse:
         """Return the first pass of the preview for `k` largest."""
         return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
+
+    def near(self, way: str) -> Effort:
+        """Return what the way ``"graph"`` or ``"screen"`` takes for a context within the radius."""
+        if way == "screen":
+            return Effort(self.screen_probes, 0, self.screen_limit)
+        return Effort(self.probes, self.graph_ef, self.graph_limit)
+
+    @property
+    def far(self) -> Effort:
+        """The walk for a context beyond the radius, if there is one."""
+        return Effort(FAR_PROBES, self.far_ef, self.far_limit) if self.far_ef else NO_WALK
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:

@@ -22,7 +22,7 @@ from memhier.store import Store, Verify
 __all__ = ["KIND", "StoredRows", "open_index", "save_index"]
 
 KIND = "decoder"
-VERSION = 2
+VERSION = 3
 _BLOCK_BYTES = 32 << 20
 _CANDIDATE_BYTES = 64 << 20  # of rows that are read at a time
 _PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}

@@ -76,7 +76,7 @@ def test_many_wanted_reach_the_precision_too():
 
 
 def test_more_are_wanted_than_a_walk_for_far_contexts_would_list(monkeypatch):
-    monkeypatch.setattr(calibrate, "_CHEAP_SCAN", 0)
+    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
     weight, hidden = make_layer(1500, 16)
     index = LogitIndex.build(weight, contexts=hidden[:600], k=450, precision=0.5, method="graph")
     assert index.topk(hidden[600:610]).indices.shape == (10, 450)

@@ -11,7 +11,7 @@ from memhier.ann.decoder import core as core_module
 from memhier.ann.decoder.codes import RowCodes
 from memhier.ann.decoder.core import prune_links
 from memhier.ann.decoder.graph import NO_ROW, build_links, learn_seeds, relink
-from memhier.ann.decoder.settings import Coarse
+from memhier.ann.decoder.settings import NO_WALK, Coarse, Effort
 from memhier.ann.decoder.transform import transform_contexts, transform_rows
 
 
@@ -106,31 +106,41 @@ def test_contexts_unlike_any_seen_go_to_the_preview(method):
     np.testing.assert_array_equal(index.topk(strange).indices, index.topk(strange, method="preview").indices)
 
 
-def test_contexts_unlike_any_seen_are_walked_to_further_where_a_scan_costs_more(monkeypatch):
+def test_far_contexts_are_walked_for_as_far_as_that_was_measured(monkeypatch):
     weight, bias, hidden = make_model(1500, 24)
-    monkeypatch.setattr(calibrate, "_CHEAP_SCAN", 0)
+    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
     index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
-    assert index.settings.far_ef > index.settings.graph_ef
-    strange = np.random.default_rng(5).normal(size=(100, 24)).astype(np.float32)
-    tried = []
-    monkeypatch.setattr(index._engine, "preview", lambda *_: tried.append(1))
-    assert precision(index.topk(strange).indices, weight, bias, strange) > 0.99
-    assert not tried
-    # Trusted as if they had been seen before, such contexts come out worse.
-    index._settings = index.settings.with_(radius=float("inf"))
-    assert precision(index.topk(strange).indices, weight, bias, strange) < 0.98
+    far = hidden[2000:2400].reshape(4, 100, 24).sum(0) - 3 * hidden.mean(0)
+    strange = np.random.default_rng(5).normal(size=(20, 24)).astype(np.float32) * 3
+    asked, away = np.concatenate([far, strange]), np.empty(120, np.float32)
+    index._engine.walk(asked, 10, Effort(1, 0, 10), away=away)
+    assert (away[:100] > index.settings.radius).mean() > 0.9
+    assert (away > index.settings.far_radius).mean() < 0.3
+    scanned, preview = [], index._engine.preview
+    monkeypatch.setattr(
+        index._engine, "preview", lambda states, *rest: scanned.append(states) or preview(states, *rest)
+    )
+    assert precision(index.topk(asked).indices, weight, bias, asked) > 0.99
+    np.testing.assert_array_equal(np.concatenate(scanned), asked[away > index.settings.far_radius])
 
 
 def test_a_walk_that_loses_its_way_far_out_is_not_taken(monkeypatch):
     weight, bias, hidden = make_model(1500, 24)
-    monkeypatch.setattr(calibrate, "_CHEAP_SCAN", 0)
+    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
     index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=10, method="graph")
     engine, held = index._engine, calibrate.HeldOut.of(index.layer, hidden[600:800], 10)
-    assert calibrate.calibrate_far(index.layer, engine, held, index.settings, 0).far_ef > 0
-    monkeypatch.setattr(calibrate, "_FAR_EF", 10)
-    short = calibrate.calibrate_far(index.layer, engine, held, index.settings.with_(graph_ef=2, far_ef=0), 0)
-    assert short.reached["far"] < short.precision
+    settings = index.settings.with_(far_ef=0)
+    found = calibrate.calibrate_far(index.layer, engine, held, settings, 0)
+    assert found.far_ef >= settings.graph_ef
+    assert found.far_radius > settings.radius
+    monkeypatch.setattr(calibrate, "_EFS", (4, 10))
+    short = calibrate.calibrate_far(index.layer, engine, held, settings.with_(graph_ef=2), 0)
+    assert short.reached["far"] < short.asked
     assert short.far_ef == 0
+    monkeypatch.undo()
+    costly = calibrate.calibrate_far(index.layer, engine, held, settings, 0)
+    assert costly.reached["far"] == found.reached["far"]
+    assert costly.far_ef == 0, "a scan of 1,500 words costs less than any walk"
 
 
 def test_a_coarse_scan_keeps_the_best_of_its_survivors(core):
@@ -166,7 +176,8 @@ def test_a_coarse_scan_is_refused_what_it_cannot_do():
         without._engine.preview(hidden[:1], 5, 20, Coarse(8, 50))
 
 
-def test_both_cores_walk_the_same_way(monkeypatch, tmp_path):
+@pytest.mark.parametrize("further", [0.0, 1.5])
+def test_both_cores_walk_the_same_way(monkeypatch, tmp_path, further):
     if core_module.backend.core is None:
         pytest.skip("needs the compiled core")
     weight, bias, hidden = make_model(800, 24)
@@ -175,8 +186,21 @@ def test_both_cores_walk_the_same_way(monkeypatch, tmp_path):
     for _ in range(2):
         index = LogitIndex.open(tmp_path / "index")
         tally, values, rows = np.zeros(60, np.int64), np.empty((60, 5), np.float32), np.empty((60, 5), np.int64)
-        index._engine._core.walk(hidden[1000:1060], 1, 12, 12, 5, values, rows, None, tally)
+        away, near, far = np.empty(60, np.float32), (1, 12, 12), (3, 20, 15)
+        walk, states = index._engine._core.walk, hidden[1000:1060]
+        walk(states, near, np.inf, NO_WALK, 0.0, 5, values, rows, away, None)
+        radius = float(np.median(away))
+        walk(states, near, radius, far, further * radius, 5, values, rows, None, tally)
         answers.append((rows, tally))
+        # Each is answered as with its own effort alone, or not at all.
+        left = away > max(1, further) * radius
+        assert left.any()
+        assert (rows[left] == -1).all()
+        assert (tally[left] == 0).all()
+        for effort, which in ((near, away <= radius), (far, (away > radius) & ~left)):
+            alone = np.empty((60, 5), np.int64)
+            walk(states, effort, np.inf, NO_WALK, 0.0, 5, values, alone, None, None)
+            np.testing.assert_array_equal(rows[which], alone[which])
         monkeypatch.setattr(core_module.backend, "core", None)
     (native, looked), (python, python_looked) = answers
     assert (native == python).mean() > 0.99
@@ -188,12 +212,12 @@ def test_a_walk_looks_at_few_rows_and_screening_at_seeds_alone(core):
     index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=5, method="graph")
     tally = np.zeros(20, np.int64)
     values, rows = np.empty((20, 5), np.float32), np.empty((20, 5), np.int64)
-    index._engine._core.walk(hidden[600:620], 1, 16, 16, 5, values, rows, None, tally)
+    index._engine._core.walk(hidden[600:620], (1, 16, 16), np.inf, NO_WALK, 0.0, 5, values, rows, None, tally)
     assert (tally < 600).all()
     assert (tally > 16).all()
     seeds = index._engine.codes.graph
     largest_group = np.diff(seeds.starts).max()
-    index._engine._core.walk(hidden[600:620], 1, 0, 16, 5, values, rows, None, tally)
+    index._engine._core.walk(hidden[600:620], (1, 0, 16), np.inf, NO_WALK, 0.0, 5, values, rows, None, tally)
     assert (tally <= largest_group).all()
 
 

@@ -43,6 +43,7 @@ class Largest {
     if (items_.size() > limit_) shrink();
     return items_;
   }
+  static std::size_t planned_bytes(std::size_t limit) { return 2 * limit * sizeof(Candidate); }
   std::size_t bytes() const { return items_.capacity() * sizeof(Candidate); }
 
  private:

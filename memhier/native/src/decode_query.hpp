@@ -38,6 +38,11 @@ class CodedQuery {
   // Codes are bytes with 128 added: what that adds to a product over the first `width` directions.
   std::int32_t excess(std::size_t width) const;
   Spread spread(std::size_t width) const;
+  // Of directions that are all turned; codes are no wider, but for what rounds them up.
+  static std::size_t planned_bytes(const Projection& projection) {
+    return (projection.dimension + projection.turned + 4) * sizeof(float) + projection.turned + 64;
+  }
+  std::size_t held_bytes() const { return (away_.capacity() + z_.capacity()) * sizeof(float) + bytes_.capacity(); }
 
  private:
   void round(std::size_t width);

@@ -16,6 +16,7 @@ class Survivors {
   // Leaves the `limit` best candidates by the codes of all directions.
   void refine(const RowCodes& codes, const CodedQuery& query, std::vector<Candidate>& found, std::size_t limit);
 
+  static std::size_t planned_bytes(std::size_t count) { return count * (sizeof(std::uint32_t) + sizeof(std::int32_t)); }
   std::size_t bytes() const {
     return rows_.capacity() * sizeof(std::uint32_t) + dots_.capacity() * sizeof(std::int32_t);
   }

@@ -15,16 +15,15 @@ void Walker::begin(std::size_t rows) {
   list_.clear();
 }
 
-void Walker::choose_groups(const Seeds& seeds, const CodedQuery& query, std::size_t width, std::size_t probes) {
+float Walker::approach(const Seeds& seeds, const CodedQuery& query, std::size_t width) {
   groups_.clear();
-  for (std::size_t g = 0; g < seeds.groups; ++g)
-    groups_.emplace_back(seeds.halves[g] - dot_floats(seeds.centres + g * width, query.z(), width),
-                         static_cast<std::uint32_t>(g));
-  probes = std::min(probes, seeds.groups);
-  std::partial_sort(groups_.begin(), groups_.begin() + static_cast<std::ptrdiff_t>(probes), groups_.end());
-  const float squared = dot_floats(query.z(), query.z(), width);
-  distance_ = groups_.empty() ? 0 : std::max(0.F, 2 * groups_[0].first + squared);
-  groups_.resize(probes);
+  float nearest = kInfinity;
+  for (std::size_t g = 0; g < seeds.groups; ++g) {
+    const float away = seeds.halves[g] - dot_floats(seeds.centres + g * width, query.z(), width);
+    nearest = std::min(nearest, away);
+    groups_.emplace_back(away, static_cast<std::uint32_t>(g));
+  }
+  return std::max(0.F, 2 * nearest + dot_floats(query.z(), query.z(), width));
 }
 
 void Walker::estimate(const RowCodes& rows, const CodedQuery& query) {
@@ -37,10 +36,13 @@ void Walker::estimate(const RowCodes& rows, const CodedQuery& query) {
                     rows.scales[fresh_[i]] * (query.step() * static_cast<float>(dots_[i] - excess_));
 }
 
-void Walker::plant(const RowCodes& rows, const Seeds& seeds, const CodedQuery& query, std::size_t keep) {
+void Walker::plant(const RowCodes& rows, const Seeds& seeds, const CodedQuery& query, std::size_t probes,
+                   std::size_t keep) {
   fresh_.clear();
-  for (const auto& [away, group] : groups_)
-    for (std::int64_t i = seeds.starts[group]; i < seeds.starts[group + 1]; ++i)
+  const auto chosen = groups_.begin() + static_cast<std::ptrdiff_t>(std::min(probes, groups_.size()));
+  std::partial_sort(groups_.begin(), chosen, groups_.end());
+  for (auto group = groups_.begin(); group != chosen; ++group)
+    for (std::int64_t i = seeds.starts[group->second]; i < seeds.starts[group->second + 1]; ++i)
       if (visit(seeds.rows[i])) fresh_.push_back(seeds.rows[i]);
   estimate(rows, query);
   for (std::size_t i = 0; i < fresh_.size(); ++i) list_.push_back({estimates_[i], fresh_[i], false});
@@ -65,13 +67,13 @@ bool Walker::insert(float estimate, std::uint32_t row, std::size_t ef, std::size
 }
 
 std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                        std::size_t probes, std::size_t ef, std::size_t limit, std::vector<Candidate>& candidates) {
+                        const Effort& effort, std::vector<Candidate>& candidates) {
+  const auto [probes, ef, limit] = effort;
   begin(rows.rows);
   excess_ = query.excess(rows.width);
-  choose_groups(seeds, query, rows.width, probes);
   const std::size_t keep = std::max(ef, limit);
   list_.reserve(keep + 1);
-  plant(rows, seeds, query, keep);
+  plant(rows, seeds, query, probes, keep);
   std::size_t looked = fresh_.size();
   // Everything before `next` has been expanded. Only the `ef` best are.
   for (std::size_t next = 0; graph.degree > 0 && next < std::min(ef, list_.size());) {
@@ -98,6 +100,13 @@ std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& s
   for (std::size_t i = 0; i < std::min(limit, list_.size()); ++i)
     candidates.push_back({list_[i].estimate + query.shift(), list_[i].estimate + query.shift(), list_[i].row});
   return looked;
+}
+
+std::size_t Walker::planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep) {
+  const std::size_t planted = std::min(rows, static_cast<std::size_t>(seeds.starts[seeds.groups]));
+  const std::size_t each = sizeof(std::uint32_t) + sizeof(std::int32_t) + sizeof(float);
+  return rows * sizeof(std::uint16_t) + 2 * (std::max(planted, keep) + 1) * (each + sizeof(Step)) +
+         2 * seeds.groups * sizeof(std::pair<float, std::uint32_t>);
 }
 
 std::size_t Walker::bytes() const {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "decode_exact.hpp"
@@ -34,14 +35,23 @@ struct Seeds {
   std::size_t groups;
 };
 
+// Groups whose seeds a walk starts from, its list, and the candidates that it leaves.
+struct Effort {
+  std::size_t probes, ef, limit;
+};
+
 class Walker {
  public:
-  // Fills candidates with the `limit` best of what a list of the `ef` best led to. Returns how many rows it looked at.
-  std::size_t run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                  std::size_t probes, std::size_t ef, std::size_t limit, std::vector<Candidate>& candidates);
+  // Takes a query, and returns its squared distance to the nearest centre.
+  float approach(const Seeds& seeds, const CodedQuery& query, std::size_t width);
 
-  // Squared distance of the last query to the nearest centre.
-  float distance() const { return distance_; }
+  // Fills candidates with the `limit` best of what a list of the `ef` best led the query that it approached with to.
+  // Returns how many rows it looked at.
+  std::size_t run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
+                  const Effort& effort, std::vector<Candidate>& candidates);
+
+  // With lists of at most `keep`, and twice the room where something grows one by one.
+  static std::size_t planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep);
   std::size_t bytes() const;
 
  private:
@@ -52,8 +62,7 @@ class Walker {
   };
 
   void begin(std::size_t rows);
-  void choose_groups(const Seeds& seeds, const CodedQuery& query, std::size_t width, std::size_t probes);
-  void plant(const RowCodes& rows, const Seeds& seeds, const CodedQuery& query, std::size_t keep);
+  void plant(const RowCodes& rows, const Seeds& seeds, const CodedQuery& query, std::size_t probes, std::size_t keep);
   void estimate(const RowCodes& rows, const CodedQuery& query);
   bool insert(float estimate, std::uint32_t row, std::size_t ef, std::size_t& at);
   bool visit(std::uint32_t row) {
@@ -70,7 +79,6 @@ class Walker {
   std::vector<Step> list_;  // best first
   std::vector<std::pair<float, std::uint32_t>> groups_;
   std::int32_t excess_ = 0;
-  float distance_ = 0;
 };
 
 }  // namespace memhier

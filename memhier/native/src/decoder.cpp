@@ -2,21 +2,17 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 
 #include "buffer.hpp"
-#include "decode_exact.hpp"
-#include "decode_query.hpp"
-#include "decode_scan.hpp"
 #include "decode_sums.hpp"
-#include "decode_survivors.hpp"
-#include "decode_walk.hpp"
+#include "decode_workspace.hpp"
 #include "module.hpp"
 
 namespace nb = nanobind;
@@ -27,18 +23,6 @@ namespace {
 void require(bool holds, const char* what) {
   if (!holds) throw std::invalid_argument(what);
 }
-
-// What one call works in; kept for the next.
-struct Workspace {
-  CodedQuery queries[BlockScan::kQueries];
-  Largest largest[BlockScan::kQueries];
-  ExpSums sums[BlockScan::kQueries];
-  BlockScan scan;
-  Walker walker;
-  std::vector<Candidate> candidates;
-  std::vector<Scored> scored;
-  Survivors survivors;
-};
 
 // Hidden states beyond it, as weights, overflow single precision; the Python side refuses the same.
 constexpr float kLargestState = 1e15F;
@@ -79,24 +63,13 @@ class DecoderCore {
   std::int64_t candidates(nb::handle hidden, bool coordinates, std::size_t limit, std::size_t coarse,
                           std::size_t survivors, bool bounds, nb::handle rows, nb::handle keys, nb::handle left,
                           nb::handle sums, float inverse, float variance);
-  std::int64_t walk(nb::handle hidden, std::size_t probes, std::size_t ef, std::size_t limit, std::size_t k,
+  using Three = std::tuple<std::size_t, std::size_t, std::size_t>;
+  std::int64_t walk(nb::handle hidden, Three near, float radius, Three far, float far_radius, std::size_t k,
                     nb::handle values, nb::handle indices, nb::handle distances, nb::handle tally);
-  std::size_t workspace_bytes();
+  std::size_t keep(std::size_t count, std::size_t limit);
+  std::size_t workspace_bytes() { return spaces_.bytes(); }
 
  private:
-  class Lease {
-   public:
-    explicit Lease(DecoderCore& core) : core_(core), space_(core.take()) {}
-    ~Lease() { core_.give(std::move(space_)); }
-    Lease(const Lease&) = delete;
-    Lease& operator=(const Lease&) = delete;
-    Workspace& operator*() { return *space_; }
-
-   private:
-    DecoderCore& core_;
-    std::unique_ptr<Workspace> space_;
-  };
-
   const Buffer& hold(nb::handle object) { return held_.emplace_back(object, Buffer::Access::read); }
   template <class T>
   const T* array(nb::handle object, std::size_t count, const char* what) {
@@ -104,8 +77,6 @@ class DecoderCore {
     require(buffer.count<T>() == count, what);
     return buffer.as<const T>();
   }
-  std::unique_ptr<Workspace> take();
-  void give(std::unique_ptr<Workspace> space);
   Coarse check_coarse(std::size_t width, std::size_t survivors, std::size_t limit, bool all_needed) const;
   void scan(Workspace& space, const float* hidden, std::size_t count, std::size_t limit, const Coarse& coarse,
             const ScanOptions& options, bool coordinates);
@@ -125,8 +96,7 @@ class DecoderCore {
   std::optional<ExactRows> exact_;
   Graph graph_{};
   Seeds seeds_{};
-  std::mutex lock_;
-  std::vector<std::unique_ptr<Workspace>> spaces_;
+  Workspaces spaces_;
 };
 
 DecoderCore::DecoderCore(nb::tuple projection, nb::object blocks, nb::object codes, nb::object graph, nb::object exact) {
@@ -205,28 +175,16 @@ void DecoderCore::take_exact(nb::tuple fields) {
   exact_ = ExactRows{rows, static_cast<RowType>(type), row_bytes, projection_.dimension, bias, norms};
 }
 
-std::unique_ptr<Workspace> DecoderCore::take() {
-  const std::lock_guard guard(lock_);
-  if (spaces_.empty()) return std::make_unique<Workspace>();
-  auto space = std::move(spaces_.back());
-  spaces_.pop_back();
-  return space;
-}
-
-void DecoderCore::give(std::unique_ptr<Workspace> space) {
-  const std::lock_guard guard(lock_);
-  spaces_.push_back(std::move(space));
-}
-
-std::size_t DecoderCore::workspace_bytes() {
-  const std::lock_guard guard(lock_);
-  std::size_t sum = 0;
-  for (const auto& space : spaces_) {
-    sum += sizeof(Workspace) + space->walker.bytes() + space->candidates.capacity() * sizeof(Candidate) +
-           space->scored.capacity() * sizeof(Scored) + space->survivors.bytes();
-    for (const auto& largest : space->largest) sum += largest.bytes();
-  }
-  return sum;
+// Keeps at most so many workspaces for the next calls, none larger than what calls with so many candidates need. Returns
+// what these take, in bytes.
+std::size_t DecoderCore::keep(std::size_t count, std::size_t limit) {
+  limit = std::min(limit, rows_);
+  std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
+                      2 * limit * (sizeof(Candidate) + sizeof(Scored)) +  // they grow one by one
+                      BlockScan::kQueries * (CodedQuery::planned_bytes(projection_) + Largest::planned_bytes(limit));
+  if (seeds_.groups > 0) bytes += Walker::planned_bytes(rows_, seeds_, limit);
+  spaces_.keep(count, bytes);
+  return count * bytes;
 }
 
 Coarse DecoderCore::check_coarse(std::size_t width, std::size_t survivors, std::size_t limit, bool all_needed) const {
@@ -316,7 +274,7 @@ std::int64_t DecoderCore::preview(nb::handle hidden, std::size_t k, std::size_t 
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
     if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
-  Lease space(*this);
+  Workspaces::Lease space(spaces_);
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
     scan(*space, state + first * dimension, some, call.limit, call.coarse,
@@ -350,7 +308,7 @@ std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::s
   for (std::size_t q = 0; q < count; ++q)
     if (!are_within(state + q * width, width, coordinates ? kLargestCoordinate : kLargestState))
       return static_cast<std::int64_t>(q);
-  Lease lease(*this);
+  Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   for (std::size_t first = 0; first < count; first += BlockScan::kQueries) {
     const std::size_t some = std::min(BlockScan::kQueries, count - first);
@@ -375,8 +333,9 @@ std::int64_t DecoderCore::candidates(nb::handle hidden, bool coordinates, std::s
   return -1;
 }
 
-// With exact rows fills values and indices of the k largest; without, of the k best by estimate.
-std::int64_t DecoderCore::walk(nb::handle hidden, std::size_t probes, std::size_t ef, std::size_t limit, std::size_t k,
+// With exact rows fills values and indices of the k largest; without, of the k best by estimate. Hidden states beyond the
+// radius are walked for with another effort; beyond its own radius, too, they are left without an answer.
+std::int64_t DecoderCore::walk(nb::handle hidden, Three near, float radius, Three far, float far_radius, std::size_t k,
                                nb::handle values, nb::handle indices, nb::handle distances, nb::handle tally) {
   require(codes_.has_value() && seeds_.groups > 0, "walk: needs codes and seeds");
   const Buffer states(hidden, Buffer::Access::read);
@@ -385,22 +344,33 @@ std::int64_t DecoderCore::walk(nb::handle hidden, std::size_t probes, std::size_
   const Buffer value(values, Buffer::Access::write), index(indices, Buffer::Access::write);
   const Buffer away = Buffer::optional(distances, Buffer::Access::write);
   const Buffer counts = Buffer::optional(tally, Buffer::Access::write);
-  require(states.count<float>() == count * dimension && k >= 1 && limit >= k && probes >= 1 &&
-              value.count<float>() == count * k && index.count<std::int64_t>() == count * k,
-          "values, indices: [n, k]; 1 <= k <= limit");
+  const auto effort_of = [](const Three& three) {
+    return Effort{std::get<0>(three), std::get<1>(three), std::get<2>(three)};
+  };
+  const Effort close = effort_of(near), distant = effort_of(far);
+  require(states.count<float>() == count * dimension && value.count<float>() == count * k &&
+              index.count<std::int64_t>() == count * k,
+          "values, indices: [n, k]");
+  require(k >= 1 && std::max(close.limit, distant.limit) >= k && close.probes >= 1, "walk: 1 <= k <= limit; probes");
   require(away.empty() || away.count<float>() == count, "distances: float32 [n]");
   require(counts.empty() || counts.count<std::int64_t>() == count, "tally: int64 [n]");
   const auto* state = states.as<const float>();
   nb::gil_scoped_release released;
   for (std::size_t q = 0; q < count; ++q)
     if (!are_within(state + q * dimension, dimension, kLargestState)) return static_cast<std::int64_t>(q);
-  Lease lease(*this);
+  Workspaces::Lease lease(spaces_);
   Workspace& space = *lease;
   for (std::size_t q = 0; q < count; ++q) {
     CodedQuery& query = space.queries[0];
     const float* one = state + q * dimension;
     query.assign(projection_, one, codes_->width, false);
-    const std::size_t looked = space.walker.run(*codes_, graph_, seeds_, query, probes, ef, limit, space.candidates);
+    const float apart = space.walker.approach(seeds_, query, codes_->width);
+    std::size_t looked = 0;
+    space.candidates.clear();
+    if (apart <= radius)
+      looked = space.walker.run(*codes_, graph_, seeds_, query, close, space.candidates);
+    else if (apart <= far_radius)
+      looked = space.walker.run(*codes_, graph_, seeds_, query, distant, space.candidates);
     if (exact_.has_value()) {
       rank_candidates(*exact_, one, space.candidates, k, false, {}, space.scored);
     } else {
@@ -409,7 +379,7 @@ std::int64_t DecoderCore::walk(nb::handle hidden, std::size_t probes, std::size_
     }
     std::sort(space.scored.begin(), space.scored.end());
     report(space.scored, k, value.as<float>() + q * k, index.as<std::int64_t>() + q * k);
-    if (!away.empty()) away.as<float>()[q] = space.walker.distance();
+    if (!away.empty()) away.as<float>()[q] = apart;
     if (!counts.empty()) counts.as<std::int64_t>()[q] = static_cast<std::int64_t>(looked);
   }
   return -1;
@@ -430,7 +400,8 @@ void register_decoder(nb::module_& m) {
       .def("candidates", &DecoderCore::candidates, nb::arg("hidden"), nb::arg("coordinates"), nb::arg("limit"),
            nb::arg("coarse"), nb::arg("survivors"), nb::arg("bounds"), nb::arg("rows"), nb::arg("keys"), nb::arg("left"), nb::arg("sums").none(),
            nb::arg("inverse"), nb::arg("variance"))
-      .def("walk", &DecoderCore::walk, nb::arg("hidden"), nb::arg("probes"), nb::arg("ef"), nb::arg("limit"),
-           nb::arg("k"), nb::arg("values"), nb::arg("indices"), nb::arg("distances").none(), nb::arg("tally").none())
+      .def("walk", &DecoderCore::walk, nb::arg("hidden"), nb::arg("near"), nb::arg("radius"), nb::arg("far"),
+           nb::arg("far_radius"), nb::arg("k"), nb::arg("values"), nb::arg("indices"), nb::arg("distances").none(), nb::arg("tally").none())
+      .def("keep", &DecoderCore::keep, nb::arg("count"), nb::arg("limit"))
       .def_prop_ro("workspace_bytes", &DecoderCore::workspace_bytes);
 }
