@@ -119,6 +119,7 @@ class Loan:
 def change(keys: Ints, slots: Ints, slab: Slab, residents: Residents, loader: RowLoader) -> Iterator[NDArray[Any]]:
     """Give a slab's rows to be changed, those of distinct keys that are resident; inside of a tier's call."""
     never_written = loader.check_never_written(keys, slots)
+    residents.keep_image(slots)
     try:
         with slab.writing(slots) as rows:
             yield rows

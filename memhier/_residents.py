@@ -20,6 +20,7 @@ __all__ = ["Residents"]
 Ints = NDArray[np.int64]
 
 _NONE = np.empty(0, np.int64)
+_SAVE_BYTES = 2**20  # of an image written between two calls: about a millisecond
 _FLUSH_SLOTS = 2**16  # looked through at a time, so that the numbers of all slots need not be held at once
 
 
@@ -45,7 +46,12 @@ class Residents:
         self.map = SlotMap(capacity, key_space=sizes.map_key_space(capacity), batch=sizes.batch)
         self.pins = Pins(capacity)
         self.dirty = np.zeros(capacity, np.bool_)
+        # Slots whose rows are part of the image that is being taken, and not in the log yet; all of them are dirty.
+        self._of_image = np.zeros(capacity, np.bool_)
+        self._of_image_from = 0  # none before this one
+        self.unsaved = False  # whether there may be any
         self._outgoing = np.empty((sizes.outgoing, *slab.shape), slab.dtype)
+        self._at_once = max(1, min(sizes.outgoing, _SAVE_BYTES // max(1, sizes.needs.encoded_bytes)))
         # Rows that are stored as they are need no second buffer.
         self._encoded = np.empty((0 if codec.lossless else sizes.outgoing, sizes.needs.encoded_bytes), np.uint8)
         # What the policy has decided and is not done yet: an interrupt may come between.
@@ -58,7 +64,8 @@ class Residents:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes; slab and queue aside."""
         parts = self.map.memory_bytes + self.policy.memory_bytes + self.pins.memory_bytes
-        return parts + self.dirty.nbytes + self._outgoing.nbytes + self._encoded.nbytes + self._asked.nbytes
+        arrays = (self.dirty, self._of_image, self._outgoing, self._encoded, self._asked)
+        return parts + sum(array.nbytes for array in arrays)
 
     def admit(self, keys: Ints, slots: Ints, accessed: Ints) -> None:
         """Give slots to the keys that have none, letting others leave.
@@ -147,12 +154,45 @@ class Residents:
             self._codec.encode(part, out=self._encoded[: len(part)])
         return array
 
-    def flush(self, *, hold: bool = False) -> None:
-        """Hand all changed rows to the write queue, and wait until the log has them; see `WriteQueue.drain`."""
+    def flush(self) -> None:
+        """Hand all changed rows to the write queue, and wait until the log has them."""
         for start in range(0, len(self.dirty), _FLUSH_SLOTS):
             slots = np.flatnonzero(self.dirty[start : start + _FLUSH_SLOTS]) + start
             self._write_out(self.map.keys_of(slots), slots)
-        self._queue.drain(hold=hold)
+        self._queue.drain()
+
+    def begin_image(self) -> None:
+        """Take an image of this moment: `save_some` brings the log what is part of it, until nothing is unsaved.
+
+        Then the queue is drained, and once the log has been committed, released.
+        """
+        np.copyto(self._of_image, self.dirty)
+        self.unsaved, self._of_image_from = True, 0
+        self._queue.begin_image()
+
+    def keep_image(self, slots: Ints) -> None:
+        """Hand rows that are about to change to the write queue, where they are unsaved."""
+        if self.unsaved:
+            slots = slots[self._of_image[slots]]
+            self._write_out(self.map.keys_of(slots), slots)
+
+    def save_some(self) -> None:
+        """Append some unsaved rows to the log, about a megabyte; older rows of their keys have left the queue."""
+        while self.unsaved:
+            begin = self._of_image_from
+            slots = np.flatnonzero(self._of_image[begin : begin + _FLUSH_SLOTS])[: self._at_once] + begin
+            if len(slots):
+                self._queue.write_through(self.map.keys_of(slots), self._encode(slots))
+                self._wrote(slots)
+                self._of_image_from = int(slots[-1]) + 1
+                return
+            self._of_image_from += _FLUSH_SLOTS
+            self.unsaved = self._of_image_from < len(self._of_image)
+
+    def drop_image(self) -> None:
+        """Take no image any more."""
+        self._of_image[:] = False
+        self.unsaved = False
 
     def _check_fits(self, slots: Ints) -> Ints:
         """Return the held slots; raise BudgetError when they and the call's own are more than there are."""
@@ -168,13 +208,31 @@ class Residents:
         return held
 
     def _write_out(self, keys: Ints, slots: Ints) -> None:
+        if self.unsaved:
+            mine = self._of_image[slots]
+            self._put(keys[mine], slots[mine], of_image=True)
+            keys, slots = keys[~mine], slots[~mine]
+        self._put(keys, slots)
+
+    def _put(self, keys: Ints, slots: Ints, *, of_image: bool = False) -> None:
         for start in range(0, len(keys), len(self._outgoing)):
-            part = slots[start : start + len(self._outgoing)]
-            rows = self._slab.gather(part, out=self._outgoing[: len(part)])
-            if self._codec.lossless:
-                encoded = rows.reshape(len(part), -1).view(np.uint8)
-            else:
-                encoded = self._codec.encode(rows.reshape(len(part), -1), out=self._encoded[: len(part)])
-            self._queue.put(keys[start : start + len(part)], encoded)
-            self.dirty[part] = False
-            self.writes += len(part)
+            some, part = (each[start : start + len(self._outgoing)] for each in (keys, slots))
+            if not of_image and not self._queue.has_room(some):
+                # These wait for the end of the image, which its thread cannot bring about while this call is under way.
+                self._queue.drain()
+                while self.unsaved:
+                    self.save_some()
+            self._queue.put(some, self._encode(part), of_image=of_image)
+            self._wrote(part)
+
+    def _encode(self, slots: Ints) -> NDArray[np.uint8]:
+        """Return rows as they are written, valid until others are."""
+        rows = self._slab.gather(slots, out=self._outgoing[: len(slots)]).reshape(len(slots), -1)
+        return (
+            rows.view(np.uint8) if self._codec.lossless else self._codec.encode(rows, out=self._encoded[: len(slots)])
+        )
+
+    def _wrote(self, slots: Ints) -> None:
+        self._of_image[slots] = False
+        self.dirty[slots] = False
+        self.writes += len(slots)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,9 @@ from memhier._tiered_parts import TieredParts
 from memhier.errors import ClosedError
 
 __all__ = ["Calls"]
+
+_PATIENCE_S = 0.01
+_PAUSE_S = 0.0001
 
 
 class Calls:
@@ -63,6 +67,22 @@ class Calls:
             if self._parts.alive:
                 self._take_back()
             yield self._parts.alive
+
+    @contextmanager
+    def between(self) -> Iterator[bool]:
+        """Be between two calls inside the block; yield False, and be not, where one that is in takes its time.
+
+        Whoever comes again leaves calls that wait a moment first.
+        """
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            yield False
+            return
+        try:
+            self.check_open()
+            yield True
+        finally:
+            self._lock.release()
+            time.sleep(_PAUSE_S)
 
     def give_back_next(self, slots: NDArray[np.int64]) -> None:
         """Unpin slots before the next call does anything, without waiting for one that is under way."""

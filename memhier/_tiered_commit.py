@@ -1,9 +1,9 @@
 """The end of a tier's checkpoint: what the log has becomes durable, at once or beside the calls that follow."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 from memhier._tiered_calls import Calls
 from memhier._tiered_parts import TieredParts
@@ -30,39 +30,66 @@ class Commits:
 
     def now(self, values: dict[str, bytes]) -> int:
         """Commit while the caller waits; inside of a call."""
-        with self._parts.loader.paused():
+        with self._parts.loader.paused(), self._failing():
             return self._commit(values)
 
     def beside(self, values: dict[str, bytes]) -> "Future[int]":
-        """Commit on a thread; inside of a call, after a flush that holds the write queue."""
+        """Take an image of this moment and commit it on a thread; inside of a call."""
         done: Future[int] = Future()
+        self._parts.residents.begin_image()
         self._thread = threading.Thread(target=self._run, args=(values, done), name="memhier-commit", daemon=True)
         self._thread.start()
         return done
 
     def wait(self) -> None:
-        """Return once no commit is under way."""
+        """Return once no commit is under way; outside of calls, which it may need to go on."""
         if self._thread is not None:
             self._thread.join()
-            self._thread = None
+
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Be a call inside the block, with no commit under way."""
+        while True:
+            self.wait()
+            with self._calls.call():
+                if self._thread is None or not self._thread.is_alive():
+                    yield
+                    return
 
     def _run(self, values: dict[str, bytes], done: "Future[int]") -> None:
+        queue, residents = self._parts.queue, self._parts.residents
         try:
-            generation = self._commit(values)
+            with self._failing():
+                queue.drain()
+                while residents.unsaved:
+                    with self._calls.between() as there:
+                        if there:
+                            residents.save_some()
+                queue.drain()
+                generation = self._commit(values)
         except BaseException as error:
-            self._parts.queue.release()
+            # A call that waits for room in the queue goes on now, so that there is a time between calls.
+            queue.release()
+            while residents.unsaved:
+                with self._calls.between() as there:
+                    if there:
+                        residents.drop_image()
             done.set_exception(error)
         else:
-            self._parts.queue.release()
+            queue.release()
             done.set_result(generation)
 
     def _commit(self, values: dict[str, bytes]) -> int:
+        # What cannot be read stays where it is, and keeps nobody from saving the rest. After a write that failed the
+        # log refuses to commit.
+        with suppress(OSError, CorruptionError):
+            self._parts.log.compact()
+        return self._parts.log.commit(values)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
         try:
-            # What cannot be read stays where it is, and keeps nobody from saving the rest. After a write that failed
-            # the log refuses to commit.
-            with suppress(OSError, CorruptionError):
-                self._parts.log.compact()
-            return self._parts.log.commit(values)
+            yield
         except LockedError:
             raise
         except BaseException as error:

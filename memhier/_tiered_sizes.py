@@ -41,8 +41,8 @@ _STAGED_ROW_BYTES = 64
 # What a queued row takes besides its bytes: its place in the map; and, while rows are appended, its key and its place.
 _QUEUED_ROW_BYTES = 64
 _APPEND_ROW_BYTES = 24
-# State, dirty and stored flags of a slot; key and slot of a row on its way to the reading thread.
-_SLOT_BYTES = 3 + 16
+# State, dirty, image and stored flags of a slot; key and slot of a row on its way to the reading thread.
+_SLOT_BYTES = 4 + 16
 # The end of the records in DRAM; and of an open transaction what waits to be written of records and of entries.
 _TAIL_BYTES = 2**20 + PAGE_BYTES
 _WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)

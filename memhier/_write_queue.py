@@ -26,6 +26,9 @@ class WriteQueue:
     log has it, so that looking here first and in the log second always finds the newest. The thread waits until half
     of the queue is taken, or somebody drains it: few long appends cost less than many short ones.
 
+    While an image is taken (`begin_image` to `release`), rows of after its moment wait, and the log gets the others at
+    once.
+
     When an append fails the queue is closed for good, as nobody knows what the log has got: every call raises. When
     somebody else is changing the store nothing is lost: who needs room is told, and may try again.
     """
@@ -38,8 +41,11 @@ class WriteQueue:
         self._puts = np.zeros(rows, np.uint32)
         self._outgoing = np.empty((batch_rows(rows), row_bytes), np.uint8)
         self._changed = threading.Condition()
+        self._waits = np.zeros(rows, np.bool_)  # places of rows of after the image's moment
+        self._waiting = 0
+        self._may_wait = rows - batch_rows(rows)  # the rest is for rows of the image, which never wait
+        self._imaging = False
         self._drains = 0
-        self._held = False
         self._closed = False
         self._failure: BaseException | None = None
         self._refused: LockedError | None = None
@@ -54,12 +60,13 @@ class WriteQueue:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self._places.memory_bytes + self._rows.nbytes + self._puts.nbytes + self._outgoing.nbytes
+        arrays = (self._rows, self._puts, self._waits, self._outgoing)
+        return self._places.memory_bytes + sum(array.nbytes for array in arrays)
 
     @staticmethod
     def bytes_for(rows: int, row_bytes: int) -> int:
         """Return what `memory_bytes` of such a queue will be."""
-        return SlotMap.bytes_for(rows) + (row_bytes + 4) * rows + row_bytes * batch_rows(rows)
+        return SlotMap.bytes_for(rows) + (row_bytes + 5) * rows + row_bytes * batch_rows(rows)
 
     @property
     def stall_s(self) -> float:
@@ -73,22 +80,39 @@ class WriteQueue:
                 f"closed since rows could not be written ({self._failure}); reopen to go on from the last checkpoint"
             ) from self._failure
 
-    def put(self, keys: Ints, rows: Bytes) -> None:
-        """Take rows in, [n, row_bytes] of distinct keys, waiting for room as often as need be."""
+    def has_room(self, keys: Ints) -> bool:
+        """Return whether these rows, none of an image, can be put without waiting for the end of one."""
+        with self._changed:
+            return not self._imaging or len(keys) <= self._may_wait - self._waiting
+
+    def put(self, keys: Ints, rows: Bytes, *, of_image: bool = False) -> None:
+        """Take rows in, [n, row_bytes] of distinct keys, waiting for room as often as need be.
+
+        While an image is taken, those that are part of it come with `of_image`.
+        """
         start = 0
         with self._changed:
             self._refused = None
             while start < len(keys):
                 self.check()
                 # Overwriting needs no room: as many rows as the free places allow for new keys among them.
-                new = self._places.find(keys[start:]) < 0
-                stop = start + int(np.searchsorted(np.cumsum(new), self._places.free, side="right"))
+                places = self._places.find(keys[start:])
+                free, waits = self._places.free, self._imaging and not of_image
+                if waits:
+                    # A row of the image is not overwritten: it goes to the log first.
+                    kept = (places >= 0) & ~self._waits[places]
+                    places = places[: int(np.argmax(kept))] if kept.any() else places
+                    free = min(free, self._may_wait - self._waiting)
+                stop = start + int(np.searchsorted(np.cumsum(places < 0), free, side="right"))
                 if stop == start:
                     self._wait()
                     continue
                 places = self._places.insert(keys[start:stop])
                 self._rows[places] = rows[start:stop]
                 self._puts[places] += np.uint32(1)
+                if waits:
+                    self._waiting += int(np.count_nonzero(~self._waits[places]))
+                    self._waits[places] = True
                 start = stop
                 if self._due():
                     self._changed.notify_all()
@@ -105,25 +129,36 @@ class WriteQueue:
             np.take(self._rows, places[found], axis=0, out=out[: np.count_nonzero(found)], mode="clip")
             return found
 
-    def drain(self, *, hold: bool = False) -> None:
-        """Wait until the log has every row. With `hold` it gets no more from then on, until `release`."""
+    def drain(self) -> None:
+        """Wait until the log has every row; while an image is taken, all of that."""
         with self._changed:
             self._refused = None
             self._drains += 1
             self._changed.notify_all()
             try:
-                while len(self._places):
+                while len(self._places) > self._waiting:
                     self.check()
                     self._wait()
             finally:
                 self._drains -= 1
             self.check()
-            self._held = hold
+
+    def write_through(self, keys: Ints, rows: Bytes) -> None:
+        """Append rows of keys that are not here."""
+        self._log.append(keys, rows)
+
+    def begin_image(self) -> None:
+        """Keep rows that come from now on from the log, those of the image excepted, until `release`."""
+        with self._changed:
+            self._imaging = True
+            self._changed.notify_all()
 
     def release(self) -> None:
-        """Let the log have rows again."""
+        """Let the log have all rows again."""
         with self._changed:
-            self._held = False
+            self._imaging = False
+            self._waits[:] = False
+            self._waiting = 0
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -156,7 +191,11 @@ class WriteQueue:
             self._changed.wait_for(self._due)
             if self._closed:
                 return False
-            keys, places = (array[: len(self._outgoing)] for array in self._places.items())
+            keys, places = self._places.items()
+            if self._waiting:
+                goes = ~self._waits[places]
+                keys, places = keys[goes], places[goes]
+            keys, places = keys[: len(self._outgoing)], places[: len(self._outgoing)]
             puts = self._puts[places]
             # A copy: the places may be overwritten while the log works.
             rows = np.take(self._rows, places, axis=0, out=self._outgoing[: len(places)], mode="clip")
@@ -174,9 +213,10 @@ class WriteQueue:
         return True
 
     def _due(self) -> bool:
-        if self._closed or self._held:
-            return self._closed
-        return len(self._places) > (0 if self._drains else self._places.capacity // 2)
+        if self._closed:
+            return True
+        at_once = self._drains or self._imaging
+        return len(self._places) - self._waiting > (0 if at_once else self._places.capacity // 2)
 
 
 def batch_rows(rows: int) -> int:

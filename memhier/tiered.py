@@ -219,6 +219,7 @@ class Tiered:
             never_written = self._loader.check_never_written(unique, slots)
             self._residents.admit(unique, slots, unique[slots < 0])
             self._loader.settle(slots)
+            self._residents.keep_image(slots)
             self._slab.scatter(slots[inverse], rows)
             self._residents.dirty[slots] = True
             self._loader.wrote(slots, never_written)
@@ -335,7 +336,7 @@ class Tiered:
         ClosedError
             When they could not be written.
         """
-        with self._calls.call():
+        with self._commits.settled():
             self._residents.flush()
 
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
@@ -358,22 +359,20 @@ class Tiered:
         OSError, ClosedError
             When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
         """
-        with self._calls.call():
-            self._commits.wait()
+        with self._commits.settled():
             checked = self._commits.checked(values)
             self._residents.flush()
             return self._commits.now(checked)
 
     def start_checkpoint(self, values: Mapping[str, bytes] | None = None) -> "Future[int]":
-        """Write the table as it is now to the log, and make it durable on a thread, beside the calls that follow.
+        """Make the table durable as it is now on a thread, beside the calls that follow, after any that is under way.
 
-        Until then rows that leave DRAM wait in the write queue; once that is full, so do calls that let more leave.
-        The result is what :meth:`checkpoint` returns, or raises; closing the tier waits for it.
+        A row that a call changes before the thread has come to it is copied first. Until the end changed rows that
+        leave DRAM wait in the write queue; once that is full, so do calls that let more leave. The result is what
+        :meth:`checkpoint` returns, or raises; closing the tier waits for it.
         """
-        with self._calls.call():
-            self._commits.wait()
+        with self._commits.settled():
             checked = self._commits.checked(values)
-            self._residents.flush(hold=True)
             return self._commits.beside(checked)
 
     def stats(self) -> dict[str, Any]:

@@ -167,8 +167,8 @@ class TableModule(nn.Module):
     def start_checkpoint(self, extra: Mapping[str, Any] | None = None) -> "Future[int]":
         """Take a checkpoint of this moment, and make it durable on a thread while the training goes on.
 
-        The changed rows are written before this returns; what takes longer, reclaiming space and waiting for the
-        device, comes after. Arguments and errors as in :meth:`checkpoint`, those of the thread from the result.
+        The call itself writes nothing; a row that is trained before the thread has written it is copied first.
+        Arguments and errors as in :meth:`checkpoint`, those of the thread from the result.
         """
         steps = list(self.tables.record.steps)
 

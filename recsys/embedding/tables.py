@@ -329,7 +329,7 @@ class Tables:
         return self._tier.checkpoint({**self.record.values(), **(values or {})})
 
     def start_checkpoint(self, values: dict[str, bytes]) -> "Future[int]":
-        """Write everything to the log, and make it durable on a thread; the result is the store's generation."""
+        """Make everything durable as it is now, on a thread; the result is the store's generation."""
         return self._tier.start_checkpoint({**self.record.values(), **values})
 
     def value(self, key: str) -> bytes | None:

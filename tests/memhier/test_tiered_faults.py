@@ -249,7 +249,7 @@ def test_more_keys_than_a_batch_are_not_unpinned_at_once(tmp_path: Path) -> None
 def test_an_interrupt_while_the_write_queue_is_waited_for_loses_nothing(
     tier: Tiered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     tier.scatter([1, 2, 3, 4], numbered([-1, -2, -3, -4]))
@@ -265,7 +265,7 @@ def test_an_interrupt_while_the_write_queue_is_waited_for_loses_nothing(
 def test_keys_that_came_in_by_an_interrupted_call_are_new_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     with Tiered(tmp_path / "s", "t", np.float32, 4, rows=4, policy=LRU(2)) as tier:
