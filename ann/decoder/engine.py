@@ -1,5 +1,6 @@
 """The ways to the largest logits, over one set of codes: what the core does in one call, and rows that lie on SSD."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self, TypeAlias, TypeVar
 
@@ -19,6 +20,7 @@ from memhier.ann.decoder.tail import close_sums
 __all__ = ["Codes", "Engine", "ExactRows", "best_of"]
 
 _LOGITS_MOST = 1 << 23  # that a full product holds at a time
+_PASS_STATES = 256  # that are answered in one pass over rows on SSD
 _BIAS_ROUNDING = 2.0**-23  # of the logit: what adding the bias in single precision may lose
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -58,11 +60,11 @@ class ExactRows(Protocol):
     def logits(self, hidden: Floats, candidates: Ints) -> Floats:
         """Return the logits of ``candidates [n, c]``, minus infinity for -1; one submission of reads."""
 
-    def all_logits(self, hidden: Floats) -> Floats:
-        """Return all logits ``[n, V]``: a pass over the whole file."""
+    def blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
+        """Yield the logits of all rows, ``[n, b]``, in blocks, each with the number of its first row: one pass."""
 
     def states_at_once(self, candidates: int) -> int:
-        """Return of how many states the candidates' rows are read at a time."""
+        """Return for how many states arrays of so many candidates each are held at a time."""
 
     def stats(self) -> dict[str, Any]:
         """Return what the reader has done."""
@@ -129,9 +131,16 @@ class Engine:
             return held + (self.layer.weight.nbytes + self.layer.bias.nbytes if self.layer.owned else 0)
         return held + self.layer.memory_bytes
 
+    def keep(self, calls: int, candidates: int) -> int:
+        """Keep what that many calls at a time work in, with so many candidates each; return the bytes of all of it."""
+        return int(self._core.keep(calls, candidates))
+
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
         """Scan all codes, or the leading directions of all and all of those that survive; rank the best exactly."""
         if not self.in_dram:
+            parts = self._parts(hidden, limit)
+            if len(parts) > 1:
+                return _joined([self.preview(part, k, limit, coarse) for part in parts])
             rows, _, _, _ = self._candidates(hidden, limit, bounds=False, coarse=coarse)
             return self._rank(hidden, rows, k)
         values, indices = _room(len(hidden), k)
@@ -197,9 +206,13 @@ class Engine:
             Effort up to a squared distance from the nearest group's centre, and from there up to another. States yet
             further away, and those that a walk found too little for, come with -1 as their last words.
         away, looked
-            Filled, where given, with those distances, float32 ``[n]``, and how many rows were looked at, int64 ``[n]``.
+            Filled, where given and rows lie in DRAM, with those distances, float32 ``[n]``, and how many rows were
+            looked at, int64 ``[n]``.
         """
         wanted = k if self.in_dram else max(near.limit, far.limit)
+        parts = self._parts(hidden, wanted)
+        if len(parts) > 1:
+            return _joined([self.walk(part, k, near, radius, far, far_radius) for part in parts])
         values, indices = _room(len(hidden), wanted)
         self._check(
             self._core.walk(hidden, near, radius, far, far_radius, wanted, values, indices, away, looked), hidden
@@ -208,21 +221,37 @@ class Engine:
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """The full product, and a selection from it; of so many states at a time that their logits stay few."""
-        block = max(1, _LOGITS_MOST // self._words)
-        if len(hidden) > block:
-            found = [self.full(hidden[start : start + block], k) for start in range(0, len(hidden), block)]
-            return TopK(
-                np.concatenate([each.values for each in found]), np.concatenate([each.indices for each in found])
-            )
-        logits = self.all_logits(hidden)
-        chosen = np.argpartition(-logits, min(k, self._words - 1), axis=1)[:, :k] if k < self._words else None
-        rows = np.broadcast_to(np.arange(self._words), logits.shape) if chosen is None else chosen
-        return best_of(np.take_along_axis(logits, rows, 1), rows.astype(np.int64), k)
+        step = max(1, _LOGITS_MOST // self._words) if self.in_dram else _PASS_STATES
+        if len(hidden) > step:
+            return _joined([self.full(part, k) for part in _split(hidden, step)])
+        if self.in_dram or 4 * k > self._words:
+            return largest_of(self.all_logits(hidden), k)
+        values, indices = np.empty((len(hidden), 0), np.float32), np.empty((len(hidden), 0), np.int64)
+        for start, logits in self.logit_blocks(hidden):
+            block = largest_of(logits, min(k, logits.shape[1]))
+            values, indices = np.hstack([values, block.values]), np.hstack([indices, block.indices + start])
+            best = best_of(values, indices, k)
+            values, indices = best.values, best.indices
+        return TopK(values, indices)
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``."""
+        if isinstance(self.layer, OutputLayer):
+            check_finite(hidden)
+            return self.layer.logits(hidden)
+        out = np.empty((len(hidden), self._words), np.float32)
+        for start, logits in self.logit_blocks(hidden):
+            out[:, start : start + logits.shape[1]] = logits
+        return out
+
+    def logit_blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
+        """Yield all logits, float32 ``[n, b]``, in blocks of rows, each with the number of its first row."""
         check_finite(hidden)
-        return self.layer.logits(hidden) if isinstance(self.layer, OutputLayer) else self.layer.all_logits(hidden)
+        if not isinstance(self.layer, OutputLayer):
+            yield from self.layer.blocks(hidden)
+            return
+        for start, rows in self.layer.blocks():
+            yield start, hidden @ rows.T + self.layer.bias[start : start + len(rows)]
 
     def close(self) -> None:
         """Release the files of rows on SSD."""
@@ -271,7 +300,7 @@ class Engine:
     def _certify_stored(self, hidden: Floats, k: int, limit: int) -> TopK:
         """One submission for the `limit` highest bounds; proven is what none of the others can reach."""
         assert not isinstance(self.layer, OutputLayer)
-        parts = _parts(hidden, self.layer.states_at_once(limit))
+        parts = self._parts(hidden, limit)
         if len(parts) > 1:
             return _joined([self._certify_stored(part, k, limit) for part in parts])
         rows, _, left, _ = self._candidates(hidden, limit, bounds=True)
@@ -285,7 +314,7 @@ class Engine:
 
     def _partition_stored(self, hidden: Floats, k: int, limit: int, inverse: float) -> tuple[TopK, Partition]:
         assert not isinstance(self.layer, OutputLayer)
-        parts = _parts(hidden, self.layer.states_at_once(limit))
+        parts = self._parts(hidden, limit)
         if len(parts) > 1:
             found = [self._partition_stored(part, k, limit, inverse) for part in parts]
             return _joined([top for top, _ in found]), _joined([each for _, each in found])
@@ -298,13 +327,19 @@ class Engine:
         )
         return best_of(logits, rows, k), z
 
+    def _parts(self, hidden: Floats, candidates: int) -> list[Floats]:
+        """Return the states, cut where their candidates would take more DRAM than there is for rows on SSD."""
+        if isinstance(self.layer, OutputLayer):
+            return [hidden]
+        return _split(hidden, self.layer.states_at_once(candidates))
+
     def _check(self, bad: int, hidden: Floats) -> None:
         if bad >= 0:
             check_finite(hidden[: bad + 1])
 
 
-def _parts(hidden: Floats, step: int) -> list[Floats]:
-    return [hidden[start : start + step] for start in range(0, len(hidden), step)]
+def _split(hidden: Floats, step: int) -> list[Floats]:
+    return [hidden[start : start + step] for start in range(0, max(1, len(hidden)), step)]
 
 
 def _joined(answers: list[Answer]) -> Answer:
@@ -320,6 +355,15 @@ def _room(count: int, k: int) -> tuple[Floats, Ints]:
 
 def _candidate_room(count: int, limit: int) -> tuple[Ints, Floats, Floats]:
     return np.empty((count, limit), np.int64), np.empty((count, limit, 2), np.float32), np.empty(count, np.float32)
+
+
+def largest_of(logits: Floats, k: int) -> TopK:
+    """Return the k largest of all logits ``[n, V]``."""
+    words = logits.shape[1]
+    if k == words:
+        return best_of(logits, np.broadcast_to(np.arange(words), logits.shape), k)
+    rows = np.argpartition(-logits, k, axis=1)[:, :k]
+    return best_of(np.take_along_axis(logits, rows, 1), rows, k)
 
 
 def best_of(logits: Floats, rows: Ints, k: int) -> TopK:

@@ -15,7 +15,7 @@ from memhier.ann.decoder.build import build_codes, encode_again
 from memhier.ann.decoder.calibrate import measure_choices
 from memhier.ann.decoder.engine import Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
-from memhier.ann.decoder.settings import METHODS, WAYS, Method, Settings
+from memhier.ann.decoder.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
 from memhier.ann.decoder.stored import open_index, save_index
 from memhier.budget import parse_bytes
 from memhier.store import Verify
@@ -24,9 +24,8 @@ __all__ = ["LogitIndex"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_CERTIFY_LIMIT = 2048
 _FULL_BLOCK = 64  # states whose logits are held at a time
-_HEAD = 256  # rows of a partition function that are exact
+_CALLS_KEPT = 16  # at a time, whose room is kept for the next
 
 
 class LogitIndex:
@@ -48,6 +47,7 @@ class LogitIndex:
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
         self.digest = digest
+        engine.keep(_CALLS_KEPT if engine.in_dram else 1, settings.candidates_most)
 
     @classmethod
     def build(
@@ -243,7 +243,7 @@ class LogitIndex:
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
         states = check_hidden("hidden", hidden, self.shape[1])
-        head = min(self.shape[0], _HEAD)
+        head = min(self.shape[0], HEAD)
         return self._engine.partition(states, min(head, self._settings.k), head, inverse=1 / temperature)[1]
 
     def distribution(self, hidden: npt.ArrayLike, k: int | None = None) -> tuple[TopK, Partition]:
@@ -253,7 +253,7 @@ class LogitIndex:
         """
         states = check_hidden("hidden", hidden, self.shape[1])
         wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
-        limit = min(self.shape[0], max(_HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
+        limit = min(self.shape[0], max(HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
         return self._engine.partition(states, wanted, limit, interval=False)
 
     def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
@@ -312,8 +312,10 @@ class LogitIndex:
         Parameters
         ----------
         dram
-            What the index may hold in DRAM. None loads the layer's rows as well; with a budget that does not hold them,
-            they stay on SSD and are read as they are needed, once a call for the whole batch, up to 64 MiB at a time.
+            What the index may hold in DRAM, what calls from one thread at a time work in included; their answers, and
+            what more than the build's k takes, come on top. None loads the layer's rows as well; with a budget that
+            does not hold them, they stay on SSD and are read as they are needed, once a call for the whole batch, as
+            many at a time as the budget leaves room for.
         verify
             When pages are compared with their checksums; see :meth:`memhier.Store.open`.
 
@@ -333,12 +335,14 @@ class LogitIndex:
         self._engine.close()
 
     def _full_partition(self, states: Floats) -> Partition:
-        rows, three = np.arange(self.shape[0])[None], np.empty((3, len(states)))
+        three = np.full((3, len(states)), -np.inf)
         for start in range(0, len(states), _FULL_BLOCK):
             block = states[start : start + _FULL_BLOCK]
-            for number, logits in enumerate(self._engine.all_logits(block)):
-                error = self._engine.error_of(block[number : number + 1], rows, logits[None])[0]
-                three[:, start + number] = [np.logaddexp.reduce(logits + sign * error) for sign in (0, -1, 1)]
+            sums = three[:, start : start + len(block)]
+            for first, logits in self._engine.logit_blocks(block):
+                error = self._engine.error_of(block, np.arange(first, first + logits.shape[1])[None], logits)
+                for sign, so_far in zip((0, -1, 1), sums, strict=True):
+                    so_far[:] = np.logaddexp(so_far, np.logaddexp.reduce(logits + sign * error, axis=1))
         z, low, high = three
         slack = 1e-8 * np.maximum(1, np.abs(z))  # of adding up in double precision
         return Partition(z, low - slack, high + slack)
@@ -370,7 +374,7 @@ class LogitIndex:
         return self._engine.preview(states, k, limit, settings.coarse(k))
 
     def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
-        limit = min(self.shape[0], max(_CERTIFY_LIMIT, self._settings.scaled(self._settings.preview_limit, k)))
+        limit = min(self.shape[0], max(CERTIFY_LIMIT, self._settings.scaled(self._settings.preview_limit, k)))
         found = self._engine.certify(states, k, limit)
         if complete:
             assert found.proven is not None

@@ -3,11 +3,25 @@
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-__all__ = ["ALL_DIRECTIONS", "FAR_PROBES", "METHODS", "NO_WALK", "WAYS", "Coarse", "Effort", "Method", "Settings"]
+__all__ = [
+    "ALL_DIRECTIONS",
+    "CERTIFY_LIMIT",
+    "FAR_PROBES",
+    "HEAD",
+    "METHODS",
+    "NO_WALK",
+    "WAYS",
+    "Coarse",
+    "Effort",
+    "Method",
+    "Settings",
+]
 
 Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
 METHODS = ("auto", "graph", "preview", "screen", "full")
 WAYS = METHODS[1:]
+CERTIFY_LIMIT = 2048  # candidates of a proof
+HEAD = 256  # rows of a partition function that are exact
 _MARGIN = 4  # measured: a domain that calibration did not see has up to three times the errors
 
 
@@ -97,6 +111,11 @@ class Settings:
     def scaled(self, limit: int, k: int) -> int:
         """Return the candidates for `k` largest, where `limit` are right for the k of the build."""
         return max(k, -(-limit * k // self.k), limit)
+
+    @property
+    def candidates_most(self) -> int:
+        """Candidates that any answer of at most the build's k takes."""
+        return max(CERTIFY_LIMIT, HEAD, self.preview_limit, self.survivors, self.graph_limit, self.far_limit)
 
     def with_(self, **changes: Any) -> Self:
         """Return settings with some numbers changed."""

@@ -1,6 +1,7 @@
 """An index as a store: codes as segments, the layer's rows where they can be read one by one."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -12,7 +13,7 @@ from memhier.ann.decoder.engine import Codes, Engine
 from memhier.ann.decoder.graph import Graph
 from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection
-from memhier.ann.decoder.settings import Settings
+from memhier.ann.decoder.settings import CERTIFY_LIMIT, Settings
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.reader import Reader
@@ -24,7 +25,9 @@ __all__ = ["KIND", "StoredRows", "open_index", "save_index"]
 KIND = "decoder"
 VERSION = 3
 _BLOCK_BYTES = 32 << 20
-_CANDIDATE_BYTES = 64 << 20  # of rows that are read at a time
+_SCRATCH_MOST = 128 << 20  # bytes; more would not make a pass over rows faster
+_ROWS_LEAST = 64  # that are read at a time
+_CANDIDATE_COST, _LOGIT_COST = 128, 64  # bytes that arrays of them take, all of them together
 _PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -41,6 +44,11 @@ class StoredRows:
         Of the rows' elements.
     bias
         float32 ``[V]``, in DRAM.
+
+    Attributes
+    ----------
+    scratch
+        Bytes of DRAM that rows take while they are read and multiplied, and arrays of candidates beside them.
     """
 
     def __init__(self, store: Store, dtype: str, bias: Floats) -> None:
@@ -48,43 +56,64 @@ class StoredRows:
         self._reader = Reader()
         self._rows = Rows(store, "weight", self._reader)
         self._carrier = np.dtype("<f4" if dtype == "float32" else "<f2" if dtype == "float16" else "<u2")
+        self.scratch = _SCRATCH_MOST
 
     def logits(self, hidden: Floats, candidates: Ints) -> Floats:
         """Return the logits of ``candidates [n, c]``, minus infinity for -1.
 
-        Each row is read once, all at a time; of so many states that their rows may take more than 64 MiB, in parts.
+        Each row is read once, all in one submission, or in several where they would take more than the scratch.
         """
-        step = self.states_at_once(candidates.shape[1])
-        if len(hidden) > step:
-            parts = [slice(start, start + step) for start in range(0, len(hidden), step)]
-            return np.concatenate([self.logits(hidden[part], candidates[part]) for part in parts])
         present = candidates >= 0
         wanted, places = np.unique(candidates[present], return_inverse=True)
-        rows = self._floats(self._rows.read(wanted))
-        logits = np.full(candidates.shape, -np.inf, np.float32)
-        if len(hidden) == 1:
-            logits[present] = (rows @ hidden[0])[places] + self.bias[wanted][places]
-            return logits
-        # State by state: the rows of all, side by side, would be many times what was read.
-        counts = present.sum(1)
-        for state, found, here, end, count in zip(hidden, logits, present, counts.cumsum(), counts, strict=True):
-            which = places[end - count : end]
-            found[here] = rows[which] @ state + self.bias[wanted[which]]
+        logits, ends = np.full(candidates.shape, -np.inf, np.float32), present.sum(1).cumsum()
+        step = max(1, self.scratch // 2 // self._row_cost)
+        for start in range(0, len(wanted), step):
+            some = wanted[start : start + step]
+            rows, bias = self._floats(self._rows.read(some)), self.bias[some]
+            # State by state: the rows of all, side by side, would be many times what was read.
+            for state, found, here, places_of in zip(
+                hidden, logits, present, np.split(places - start, ends[:-1]), strict=True
+            ):
+                inside = (places_of >= 0) & (places_of < len(some))
+                which = places_of[inside]
+                found[np.flatnonzero(here)[inside]] = rows[which] @ state + bias[which]
         return logits
 
     def states_at_once(self, candidates: int) -> int:
-        """Return of how many states the candidates' rows are read at a time."""
-        return max(1, _CANDIDATE_BYTES // max(1, candidates * int(self._rows.row_bytes)))
+        """Return for how many states arrays of so many candidates each are held at a time."""
+        return max(1, self.scratch // 2 // (_CANDIDATE_COST * candidates))
 
-    def all_logits(self, hidden: Floats) -> Floats:
-        """Return all logits ``[n, V]``: a pass over the whole file."""
-        words, step = len(self._rows), max(1, _BLOCK_BYTES // self._rows.row_bytes)
-        out = np.empty((len(hidden), words), np.float32)
+    def blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
+        """Yield the logits of all rows, ``[n, b]``, in blocks, each with the number of its first row: one pass."""
+        words, each = len(self._rows), max(self._row_cost, _LOGIT_COST * len(hidden))
+        step = max(1, self.scratch // 2 // each)
         for start in range(0, words, step):
             stop = min(words, start + step)
-            out[:, start:stop] = hidden @ self._floats(self._rows.read_range(start, stop)).T
-        out += self.bias
-        return out
+            yield start, hidden @ self._floats(self._rows.read_range(start, stop)).T + self.bias[start:stop]
+
+    def load(self) -> npt.NDArray[Any]:
+        """Return all rows as an array in DRAM, ``[V, D]``."""
+        rows = np.empty((len(self._rows), self._rows.row_bytes), np.uint8)
+        step = max(1, _BLOCK_BYTES // self._rows.row_bytes)
+        for start in range(0, len(rows), step):
+            block = rows[start : start + step]
+            self._rows.read_range(start, start + len(block), block)
+        return rows.view(self._carrier)
+
+    @property
+    def rows_bytes(self) -> int:
+        """DRAM that all rows would take, in bytes."""
+        return int(self._rows.row_bytes) * len(self._rows)
+
+    @property
+    def planned_bytes(self) -> int:
+        """DRAM that is held once calls of one thread at a time have run, in bytes; the scratch is not."""
+        return self.bias.nbytes + self._store.memory_bytes + self._reader.planned_bytes
+
+    @property
+    def scratch_least(self) -> int:
+        """Scratch below which it would not do: for some rows, and for the candidates of one proof."""
+        return 2 * max(_ROWS_LEAST * self._row_cost, _CANDIDATE_COST * CERTIFY_LIMIT)
 
     def stats(self) -> dict[str, Any]:
         """Return what the reader has done since open."""
@@ -99,6 +128,12 @@ class StoredRows:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: biases, checksums of pages, the reader's buffers."""
         return self.bias.nbytes + self._store.memory_bytes + self._reader.memory_bytes
+
+    @property
+    def _row_cost(self) -> int:
+        """DRAM of a row in use, in bytes: as it was read, as floats, and a copy of these."""
+        dimension = int(self._rows.row_bytes) // self._carrier.itemsize
+        return dimension * (8 if self.dtype == "float32" else 10)
 
     def _floats(self, rows: npt.NDArray[np.uint8]) -> Floats:
         return as_floats(rows.view(self._carrier), self.dtype)
@@ -145,7 +180,6 @@ def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, 
         arrays = {name: _load(store, name, *described) for name, described in about["arrays"].items()}
         bias = arrays.pop("bias")
         codes = _codes(arrays)
-        settings = Settings.from_json(about["settings"])
         rows = StoredRows(store, about["dtype"], bias)
     except (KeyError, TypeError) as error:
         store.close()
@@ -153,19 +187,39 @@ def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, 
     except BaseException:
         store.close()
         raise
-    least = codes.memory_bytes + rows.memory_bytes
-    weight_bytes = rows._rows.row_bytes * len(rows._rows)
-    if budget is not None and least > budget:
-        rows.close()
-        raise BudgetError(f"dram={format_bytes(budget)}: codes, graph and checksums take {format_bytes(least)}")
-    if budget is not None and least + weight_bytes > budget:
-        return Engine(codes, rows), settings, about["method"], about["digest"]
+    settings = Settings.from_json(about["settings"])
     try:
-        weight = rows._rows.read_range(0, len(rows._rows)).view(rows._carrier)
-    finally:
+        fits = _fit(codes, rows, settings, budget)
+        layer = OutputLayer(rows.load(), about["dtype"], bias, owned=True) if fits else rows
+    except BaseException:
         rows.close()
-    layer = OutputLayer(weight, about["dtype"], bias, owned=True)
+        raise
+    if fits:
+        rows.close()
     return Engine(codes, layer), settings, about["method"], about["digest"]
+
+
+def _fit(codes: Codes, rows: StoredRows, settings: Settings, budget: int | None) -> bool:
+    """Say whether a budget holds the rows, too; with one that does not, give them what it leaves.
+
+    Raises
+    ------
+    BudgetError
+        When it does not hold what an index needs with its rows on SSD, nor a small one whole.
+    """
+    if budget is None:
+        return True
+    view = codes.memory_bytes + Engine(codes, rows).keep(1, settings.candidates_most)
+    if view + rows.bias.nbytes + rows.rows_bytes <= budget:
+        return True
+    held = view + rows.planned_bytes
+    if held + rows.scratch_least > budget:
+        least = min(held + rows.scratch_least, view + rows.bias.nbytes + rows.rows_bytes)
+        raise BudgetError(
+            f"dram={format_bytes(budget)}: codes, graph, checksums and buffers take more; {least} bytes are enough"
+        )
+    rows.scratch = min(_SCRATCH_MOST, budget - held)
+    return False
 
 
 def _arrays(codes: Codes) -> list[tuple[str, str, npt.NDArray[Any]]]:

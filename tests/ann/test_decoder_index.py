@@ -264,21 +264,21 @@ def test_bad_calls_say_what_is_wrong(core):
 
 
 def test_a_saved_index_answers_alike(core, tmp_path):
-    weight, bias, hidden = make_layer(5000, 64)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview")
+    weight, bias, hidden = make_layer(5000, 512)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview", rank=64)
     index.save(tmp_path / "index")
     again = LogitIndex.open(tmp_path / "index")
     np.testing.assert_array_equal(again.topk(hidden[300:]).indices, index.topk(hidden[300:]).indices)
     assert not again.is_stale(weight, bias)
-    stored = LogitIndex.open(tmp_path / "index", dram=2_100_000)
+    stored = LogitIndex.open(tmp_path / "index", dram=5_000_000)
     assert stored.layer is None
-    assert stored.memory_bytes <= 2_100_000
+    assert stored.memory_bytes <= 5_000_000
     logits = exact(weight, bias, hidden[300:])
     assert_largest(stored.topk(hidden[300:], certify=True, complete=True), logits, 5)
     np.testing.assert_allclose(stored.logits(hidden[300:]), logits, atol=1e-4)
     stored.close()
     stored.close()
-    with pytest.raises(BudgetError, match="codes, graph and checksums take"):
+    with pytest.raises(BudgetError, match="buffers take more"):
         LogitIndex.open(tmp_path / "index", dram="10KiB")
 
 

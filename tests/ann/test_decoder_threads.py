@@ -13,8 +13,8 @@ THREADS, CALLS = 4, 3
 @pytest.fixture(scope="module")
 def layer():
     rng = np.random.default_rng(0)
-    weight = rng.normal(size=(2000, 128)).astype(np.float32)
-    hidden = (rng.normal(size=(250, 128)) * 4 / np.arange(1, 129)).astype(np.float32)
+    weight = rng.normal(size=(2000, 512)).astype(np.float32)
+    hidden = (rng.normal(size=(250, 512)) * 4 / np.arange(1, 513)).astype(np.float32)
     return weight, hidden
 
 
@@ -26,7 +26,7 @@ def index(request, layer, tmp_path_factory):
         return built
     path = tmp_path_factory.mktemp("threads") / "index"
     built.save(path)
-    return LogitIndex.open(path, dram=1_000_000)  # the rows alone take more
+    return LogitIndex.open(path, dram=3_800_000)  # the rows alone take more
 
 
 def ask(index, states):

@@ -402,6 +402,6 @@ void register_decoder(nb::module_& m) {
            nb::arg("inverse"), nb::arg("variance"))
       .def("walk", &DecoderCore::walk, nb::arg("hidden"), nb::arg("near"), nb::arg("radius"), nb::arg("far"),
            nb::arg("far_radius"), nb::arg("k"), nb::arg("values"), nb::arg("indices"), nb::arg("distances").none(), nb::arg("tally").none())
-      .def("keep", &DecoderCore::keep, nb::arg("count"), nb::arg("limit"))
+      .def("keep", &DecoderCore::keep, nb::arg("calls"), nb::arg("candidates"))
       .def_prop_ro("workspace_bytes", &DecoderCore::workspace_bytes);
 }
