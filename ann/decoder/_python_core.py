@@ -39,7 +39,7 @@ class PythonCore:
     def keep(self, calls: int, candidates: int) -> int:
         """See the compiled core; a scan here makes floats of all codes, and a dozen arrays of as many numbers."""
         width = 0 if self._bytes is None else self._bytes.shape[1]
-        return self.workspace_bytes + calls * self._rows * (4 * width + 12 * 8)
+        return self.workspace_bytes + calls * int(self._rows) * (4 * int(width) + 12 * 8)
 
     def preview(
         self, hidden: Floats, k: int, limit: int, coarse: int, survivors: int, bounds: bool, per_norm: float,

@@ -16,7 +16,7 @@ from memhier.errors import BudgetError, ClosedError, CorruptionError
 
 WORDS, DIMENSION = 4000, 256
 # Of 4 MB of rows and 1 MB of codes; scans without the compiled core take more.
-DRAM, DRAM_PREVIEW = (4_500_000, 3_000_000) if backend.core else (6_000_000, 4_500_000)
+DRAM, DRAM_PREVIEW = (4_500_000, 3_000_000) if backend.core else (6_000_000, 5_200_000)
 
 
 def make_layer(dtype=np.float32):
