@@ -63,6 +63,7 @@ def end_step(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) 
             arrive(parts)
     finally:
         parts.step += 1
+        parts.ahead.end_step()
         now = time.perf_counter()
         if parts.policy is not None:
             parts.policy.ratio.stalled(parts.carousel.stall_s - before, now - parts.last_boundary)
@@ -102,8 +103,8 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     residents.plan_swaps(leaving, entering)
     filled, filling = _refills(parts, random)
     leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
-    residents.swapped[leaving] = parts.step
     if len(leaving):
+        residents.note_swaps(leaving, parts.step)
         parts.carousel.issue(parts.step, leaving, entering)
 
 

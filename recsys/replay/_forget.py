@@ -31,11 +31,11 @@ def forget(parts: Parts, where: Where) -> dict[str, int]:
     _check_movers(parts, doomed)
     shown = [parts.tiers.residents.slot_shown(position) for position in doomed.tolist()]
     _uncount(parts, doomed)
+    parts.ahead.forget(doomed)
     remove(parts, doomed)
     commit(parts, {})
     if len(doomed):
         parts.storage.compact_fully()
-        commit(parts, {})
         _verify(parts)
     assert len(parts.storage.samples) == members.size
     return {"samples": len(doomed), "memory_samples": sum(slot >= 0 for slot in shown)}
@@ -116,6 +116,7 @@ def remove(parts: Parts, doomed: Ints) -> None:
     """Take samples out of both tiers; the last positions take the places of those that go."""
     tiers, members, residents = parts.tiers, parts.tiers.members, parts.tiers.residents
     parts.carousel.settle()
+    parts.ahead.replaced(doomed)
     decisions = Decisions(0)
     for position in doomed.tolist():
         slot = residents.slot_shown(position)
@@ -131,10 +132,10 @@ def remove(parts: Parts, doomed: Ints) -> None:
     for start in range(0, len(holes), _MOVED):
         _move(parts, holes[start : start + _MOVED], movers[start : start + _MOVED])
     parts.storage.delete(np.arange(size, members.size))
-    kept, before = members.index_rows(size), members.index_rows(members.size)
+    kept, before = members.table.rows(size), members.table.rows(members.size)
     for _ in range(len(doomed)):
         members.remove_last()
-    parts.storage.drop_index_rows(kept, before)
+    parts.storage.drop_index_rows(members.table.keys(kept, before))
 
 
 def _blank(columns: dict[str, NDArray[Any]], which: NDArray[np.bool_]) -> None:
@@ -152,6 +153,7 @@ def _move(parts: Parts, positions: Ints, old: Ints) -> None:
         residents.renamed(position, mover)
         if parts.policy is not None:
             parts.policy.renamed(position, mover)
+        parts.ahead.renamed(position, mover)
         for swap in parts.carousel.under_way:
             swap.positions[swap.positions == mover] = position
             if mover in swap.late:
@@ -219,6 +221,9 @@ def _resize_memory(parts: Parts, slots: int) -> None:
         there = number[swap.slots] >= 0
         swap.columns = {name: values[there] for name, values in swap.columns.items()}
         swap.slots, swap.positions = number[swap.slots[there]], swap.positions[there]
+    residents.table.mark_all()
+    kept, before = residents.table.rows(slots), old.table.rows(old.slots)
+    parts.storage.drop_index_rows(residents.table.keys(kept, before))
     tiers.residents = residents
     tiers.recount_vacant()
     parts.memory.slab.close()

@@ -40,6 +40,8 @@ def take_in(parts: Parts, columns: Columns, labels: Ints, ids: Ints) -> Ints:
     parts.write_back(left[:, 0], left[:, 1])
     kept = np.flatnonzero(decisions.positions >= 0)
     if len(kept):
+        if parts.tiers.limit is not None:
+            parts.ahead.replaced(decisions.positions[kept])
         some = columns if len(kept) == len(labels) else {name: values[kept] for name, values in columns.items()}
         parts.storage.append(decisions.positions[kept], some)
     slots: Ints = np.full(len(labels), -1, np.int64)

@@ -9,15 +9,13 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INDEX_ROW_BYTES", "Group", "Members"]
+from memhier.recsys.replay._index import POSITIONS, IndexTable
+
+__all__ = ["Group", "Members"]
 
 Ints = NDArray[np.int64]
 
 _FIRST_CAPACITY = 256
-# Positions are written to the index this many at a time: their keys in the log take DRAM.
-_PER_ROW = 64
-_ENTRY = np.dtype([("id", "<i8"), ("label", "<i8"), ("rank", "<i8")])
-INDEX_ROW_BYTES = _PER_ROW * _ENTRY.itemsize
 
 
 class Group:
@@ -78,6 +76,7 @@ class Members:
         self.by_class = by_class
         self.size = 0
         self.groups: dict[int, Group] = {}
+        self.table = IndexTable(POSITIONS, 0)
         self._allocate(_FIRST_CAPACITY)
 
     def _allocate(self, capacity: int) -> None:
@@ -86,10 +85,7 @@ class Members:
             array = np.full(capacity, empty, np.int64 if name == "_ids" else np.int32)
             array[:size] = getattr(self, name)[:size] if size else 0
             setattr(self, name, array)
-        dirty = np.zeros(-(-capacity // _PER_ROW), np.bool_)
-        if size:
-            dirty[: len(self._dirty)] = self._dirty
-        self._dirty: NDArray[np.bool_] = dirty
+        self.table.reserve(capacity)
 
     _ids: Ints
     _labels: NDArray[np.int32]
@@ -99,7 +95,7 @@ class Members:
     @property
     def memory_bytes(self) -> int:
         """DRAM held."""
-        own = self._ids.nbytes + self._labels.nbytes + self._ranks.nbytes + self._slots.nbytes + self._dirty.nbytes
+        own = self._ids.nbytes + self._labels.nbytes + self._ranks.nbytes + self._slots.nbytes + self.table.memory_bytes
         return own + sum(group.memory_bytes for group in self.groups.values())
 
     @property
@@ -140,7 +136,7 @@ class Members:
             of_group = positions[groups == number]
             rank = self.group(number).extend(of_group)
             self._ranks[of_group] = np.arange(rank, rank + len(of_group))
-        self._mark(positions)
+        self.table.mark(positions)
         return first
 
     def replace(self, position: int, label: int, id: int) -> None:
@@ -150,14 +146,14 @@ class Members:
         if old != new:
             self._leave(position, old)
             self._ranks[position] = self.group(new).extend(np.array([position]))
-        self._mark(np.array([position]))
+        self.table.mark(position)
 
     def remove_last(self) -> None:
         """Remove the sample at the last position."""
         position = self.size - 1
         self._leave(position, int(self.group_of(self._labels[position : position + 1])[0]))
         self._slots[position] = -1
-        self._mark(np.array([position]))
+        self.table.mark(position)
         self.size -= 1
 
     def _leave(self, position: int, number: int) -> None:
@@ -167,32 +163,19 @@ class Members:
         if last != position:
             group.positions[rank] = last
             self._ranks[last] = rank
-            self._mark(np.array([last]))
+            self.table.mark(last)
         if group.size == 0:
             del self.groups[number]
-
-    def _mark(self, positions: Ints) -> None:
-        self._dirty[positions // _PER_ROW] = True
 
     # What the index on SSD says of it.
 
     def changed(self) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
         """Yield the rows of the index that changed since the last call, with their keys, and forget that they did."""
-        # Rows past the last are those of samples that have gone.
-        keys = np.flatnonzero(self._dirty[: self.index_rows(self.size)])
-        self._dirty[:] = False
-        for start in range(0, len(keys), 1024):
-            some = keys[start : start + 1024]
-            entries = np.zeros((len(some), _PER_ROW), _ENTRY)
-            positions = some[:, None] * _PER_ROW + np.arange(_PER_ROW)
-            there = positions < self.size
-            for name, values in (("id", self._ids), ("label", self._labels), ("rank", self._ranks)):
-                entries[name][there] = values[positions[there]]
-            yield some, entries.view(np.uint8).reshape(len(some), -1)
+        return self.table.changed(self.size, {"id": self._ids, "label": self._labels, "rank": self._ranks})
 
     def restore(self, size: int, rows: NDArray[np.uint8]) -> None:
-        """Take over the index of so many samples, its rows in the order of their keys."""
-        entries = rows.reshape(-1).view(_ENTRY)[:size]
+        """Take over the index of so many samples, its rows in order."""
+        entries = self.table.unpack(rows, size)
         self._allocate(max(size, _FIRST_CAPACITY))
         self.size = size
         self._ids[:size], self._labels[:size] = entries["id"], entries["label"]
@@ -204,8 +187,3 @@ class Members:
         numbers, starts = np.unique(groups[order], return_index=True)
         for number, positions in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
             self.group(number).set_at(self._ranks[positions].astype(np.int64), positions)
-
-    @staticmethod
-    def index_rows(size: int) -> int:
-        """Return how many rows the index of so many samples has."""
-        return -(-size // _PER_ROW)

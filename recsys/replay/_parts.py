@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from memhier._arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError
+from memhier.recsys.replay._ahead import Ahead
 from memhier.recsys.replay._carousel import Carousel, Swap
 from memhier.recsys.replay._memory import MemoryTier
 from memhier.recsys.replay._records import RecordFormat
@@ -27,7 +28,8 @@ Ints = NDArray[np.int64]
 
 # Of a storage tier with a limit, in which samples replace each other: it takes little more than its samples over this.
 COMPACT_BELOW = 0.7
-_SLOT_BYTES = 8 * 5 + 1  # what residents hold of each
+_SLOT_BYTES = 8 * 5 + 2  # what residents hold of each
+_SLOT_INDEX_BYTES = 33  # on SSD
 
 
 @dataclass
@@ -62,6 +64,7 @@ class Parts:
         self.memory = MemoryTier.make(settings.schema, slots)
         self.carousel = Carousel(storage, settings.schema)
         self.draws = Uniforms(settings.seed, Purpose.SAMPLE)
+        self.ahead = Ahead(settings.schema)
         self.step = 0
         self.errors = 0
         self.last_boundary = time.perf_counter()
@@ -70,7 +73,7 @@ class Parts:
     def memory_bytes(self) -> int:
         """DRAM held by everything."""
         held = self.memory.slab.memory_bytes + self.tiers.memory_bytes + self.carousel.memory_bytes
-        return held + self.storage.memory_bytes
+        return held + self.ahead.memory_bytes + self.storage.memory_bytes
 
     def write_back(self, positions: Ints, slots: Ints, arriving: Sequence[Swap] = ()) -> None:
         """Give storage the mutable fields that memory has of samples which leave it.
@@ -152,8 +155,14 @@ def _memory_bytes(schema: Schema, slots: int) -> int:
     return MemoryTier.bytes_for(schema, slots) + slots * _SLOT_BYTES
 
 
-def storage_limit(storage: int | str | None, schema: Schema, codecs: Mapping[str, str]) -> int | None:
-    """Return how many samples a budget of the storage tier holds; None for no budget."""
+def storage_limit(storage: int | str | None, schema: Schema, codecs: Mapping[str, str], slots: int) -> int | None:
+    """Return how many samples a budget of the storage tier holds beside a memory of so many slots; None for no budget.
+
+    Raises
+    ------
+    BudgetError
+        When it holds none.
+    """
     if storage is None:
         return None
     if not isinstance(storage, str):
@@ -162,8 +171,12 @@ def storage_limit(storage: int | str | None, schema: Schema, codecs: Mapping[str
     formats = [RecordFormat(schema, names, codecs) for names in (fixed, schema.mutable)]
     # An entry of 12 bytes in each log, 24 in the index; samples that are dead but not compacted yet.
     sizes = [format.longest if format.row_bytes is None else format.row_bytes for format in formats]
-    each = sum(size * 1.1 + 12 for size in sizes) + 25
-    limit = int(parse_bytes(storage, "storage") * COMPACT_BELOW / each)
+    # Of what is given new values more is dead, wherever a commit leaves off.
+    each = sum(size * slack + 12 for size, slack in zip(sizes, (1.1, 1.3), strict=True)) + 25
+    # What the index says of the slots in use: no more than there are, or than there are samples.
+    budget = parse_bytes(storage, "storage") * COMPACT_BELOW
+    limit = int(max(budget / (each + _SLOT_INDEX_BYTES), (budget - slots * _SLOT_INDEX_BYTES) / each))
     if limit < 1:
-        raise BudgetError(f"storage={storage!r}: one sample takes up to {int(each / COMPACT_BELOW) + 1} bytes")
+        least = int((each + _SLOT_INDEX_BYTES) / COMPACT_BELOW) + 1
+        raise BudgetError(f"storage={storage!r}: one sample takes up to {least} bytes")
     return limit

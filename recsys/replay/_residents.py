@@ -5,9 +5,12 @@ storage while swaps are under way: what is visible is what memory would be witho
 The proof is in `memhier.recsys.replay.admit`.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.recsys.replay._index import SLOTS, IndexTable
 from memhier.recsys.replay._members import Members
 
 __all__ = ["Residents"]
@@ -40,6 +43,8 @@ class Residents:
         self.planned_count = 0
         self.of_group: dict[int, int] = {}  # planned samples of each group
         self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
+        self.table = IndexTable(SLOTS, 1)
+        self.table.reserve(slots)
 
     @property
     def slots(self) -> int:
@@ -50,7 +55,7 @@ class Residents:
     def memory_bytes(self) -> int:
         """DRAM held."""
         arrays = (self.planned, self.visible, self.swapped, self.refreshed, self._order, self._rank)
-        return sum(array.nbytes for array in arrays)
+        return sum(array.nbytes for array in arrays) + self.table.memory_bytes
 
     def occupied(self) -> Ints:
         """Return the slots that hold a sample, in place."""
@@ -73,6 +78,7 @@ class Residents:
             self.members.slots[old] = -1
             self._count(old, -1)
         self.planned[slot] = position
+        self.table.mark(slot)
         shown = int(self.visible[slot])
         if shown >= 0 and shown != position:
             self._leaving[shown] = slot
@@ -90,14 +96,21 @@ class Residents:
                 self.of_group[group] = self.of_group.get(group, 0) + change
         self.members.slots[old] = -1
         self.planned[slots] = positions
+        self.table.mark(slots)
         self.members.slots[positions] = slots
         self._leaving.update(zip(self.visible[slots].tolist(), slots.tolist(), strict=True))
+
+    def note_swaps(self, slots: Ints, step: int) -> None:
+        """Say that slots are swapped in a step."""
+        self.swapped[slots] = step
+        self.table.mark(slots)
 
     def show(self, slots: Ints, positions: Ints) -> None:
         """Say what is in distinct slots now."""
         for position in self.visible[slots].tolist():
             self._leaving.pop(position, None)
         self.visible[slots] = positions
+        self.table.mark(slots)
         self.refreshed[slots] = False
         for slot in slots[self._rank[slots] >= self.count].tolist():
             self._move(slot, self.count)
@@ -108,6 +121,7 @@ class Residents:
         if self.visible[slot] >= 0:
             self._leaving.pop(int(self.visible[slot]), None)
             self.visible[slot] = -1
+            self.table.mark(slot)
             self.refreshed[slot] = False
             self.count -= 1
             self._move(slot, self.count)
@@ -133,8 +147,10 @@ class Residents:
         self.members.slots[position], self.members.slots[old] = planned, -1
         if planned >= 0:
             self.planned[planned] = position
+            self.table.mark(planned)
         if shown >= 0:
             self.visible[shown] = position
+            self.table.mark(shown)
         if old in self._leaving:
             self._leaving[position] = self._leaving.pop(old)
 
@@ -180,3 +196,12 @@ class Residents:
         other, old = int(self._order[rank]), int(self._rank[slot])
         self._order[rank], self._order[old] = slot, other
         self._rank[slot], self._rank[other] = rank, old
+        self.table.mark(rank)
+        self.table.mark(old)
+
+    # What the index on SSD says of it.
+
+    def changed(self) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
+        """Yield the rows of the index that changed since the last call, with their keys, and forget that they did."""
+        columns = {"planned": self.planned, "visible": self.visible, "swapped": self.swapped, "order": self._order}
+        return self.table.changed(self.slots, columns)

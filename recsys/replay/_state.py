@@ -15,15 +15,12 @@ from memhier.recsys.replay._storage import META
 from memhier.recsys.replay.ratio import FixedRatio, SteeredRatio
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.swap import SwapPolicy, swap_class
-from memhier.store import Store
 
-__all__ = ["USER", "commit", "policy_of", "restore", "settings_of", "slots_of"]
+__all__ = ["USER", "commit", "policy_of", "restore", "settings_of"]
 
-VERSION = 1
-SLOTS = "replay/slots"
+VERSION = 2
 USER = "user/"
 _READ = 1024
-_PIECE = 16 * 2**20  # bytes of a value of the catalog, at most
 
 Ints = NDArray[np.int64]
 
@@ -34,7 +31,8 @@ def commit(parts: Parts, values: Mapping[str, bytes]) -> int:
     stale = np.flatnonzero(residents.refreshed)
     parts.write_back(residents.visible[stale], stale)
     residents.refreshed[stale] = False
-    return parts.storage.commit(parts.tiers.members, {**state_values(parts), **values})
+    values = {**state_values(parts), **values}
+    return parts.storage.commit(residents, parts.ahead.records(), values)
 
 
 def state_values(parts: Parts) -> dict[str, bytes]:
@@ -52,6 +50,7 @@ def state_values(parts: Parts) -> dict[str, bytes]:
         "swap": _policy_spec(parts.policy),
         "slots": residents.slots,
         "size": parts.tiers.members.size,
+        "ahead": len(parts.ahead),
         "step": parts.step,
         "draws": parts.draws.position,
         "tiers": parts.tiers.state(),
@@ -62,38 +61,7 @@ def state_values(parts: Parts) -> dict[str, bytes]:
         ],
         "count": residents.count,
     }  # fmt: skip
-    arrays = np.stack([residents.planned, residents.visible, residents.swapped, residents.order])
-    return {META: json.dumps(meta).encode(), **_slot_values(parts.storage.store, arrays.astype("<i8").tobytes())}
-
-
-def _slot_values(store: Store, value: bytes) -> dict[str, bytes]:
-    """Return the slots as values of the catalog, none too large; what more there was of them is left empty."""
-    pieces = {_slot_key(number): value[start : start + _PIECE] for number, start in
-              enumerate(range(0, len(value), _PIECE))}  # fmt: skip
-    while store.get(key := _slot_key(len(pieces))):
-        pieces[key] = b""
-    return pieces
-
-
-def _slot_key(number: int) -> str:
-    return SLOTS if number == 0 else f"{SLOTS}/{number}"
-
-
-def slots_of(store: Store, slots: int) -> Ints:
-    """Return what a checkpoint says of so many slots, int64 [4, slots]: planned, visible, swapped and order.
-
-    Raises
-    ------
-    FormatError
-        When it describes another number.
-    """
-    pieces: list[bytes] = []
-    while piece := store.get(_slot_key(len(pieces))):
-        pieces.append(piece)
-    arrays = np.frombuffer(b"".join(pieces), "<i8").reshape(4, -1)
-    if arrays.shape[1] != slots:
-        raise FormatError(f"{store.path}: the store describes {arrays.shape[1]} slots, expected {slots}")
-    return arrays
+    return {META: json.dumps(meta).encode()}
 
 
 def settings_of(meta: dict[str, Any], path: Path, schema: Any) -> Settings:
@@ -122,8 +90,9 @@ def restore(parts: Parts, meta: dict[str, Any]) -> None:
         raise ValueError(f"admit={parts.admission.name!r}: is about classes, which this buffer does not keep")
     parts.tiers.members.by_class = meta["by_class"]
     parts.storage.read_index(parts.tiers.members, meta["size"])
-    planned, visible, swapped, order = slots_of(parts.storage.store, meta["slots"])
-    parts.tiers.residents.restore(planned, visible, swapped, order, meta["count"])
+    slots = parts.storage.read_slots(meta["slots"])
+    visible = slots["visible"].astype(np.int64)
+    parts.tiers.residents.restore(slots["planned"], visible, slots["swapped"], slots["order"], meta["count"])
     parts.tiers.restore(meta["tiers"])
     parts.step, parts.draws.position = meta["step"], meta["draws"]
     # The state of another policy says nothing to this one.
@@ -137,6 +106,7 @@ def restore(parts: Parts, meta: dict[str, Any]) -> None:
             show(parts, some, visible[some])
         except CorruptionError:
             damaged += _show_readable(parts, some, visible[some])
+    damaged = [*dict.fromkeys(damaged + parts.ahead.restore(parts.storage.read_ahead(), parts.storage))]
     if damaged:
         parts.errors += len(damaged)
         warnings.warn(

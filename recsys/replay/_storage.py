@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self
 
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files
 from memhier.reader import Reader
-from memhier.recsys.replay._members import INDEX_ROW_BYTES, Members
+from memhier.recsys.replay._index import INDEX_ROW_BYTES, SLOTS, IndexTable
+from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._records import RecordFormat
+from memhier.recsys.replay._residents import Residents
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.row_log import RowLog
 from memhier.samples import Samples
@@ -23,8 +26,9 @@ __all__ = ["KIND", "META", "StorageTier"]
 
 KIND = "replay"
 META = "replay/meta"
-_SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
+_SAMPLES, _SIDE, _INDEX, _AHEAD = "samples", "side", "index", "ahead"
 _CAPACITY = 1024
+_BATCHES = 16  # drawn ahead, to begin with
 
 Ints = NDArray[np.int64]
 
@@ -50,7 +54,9 @@ class StorageTier:
         # A sample that is all mutable still has a record, which is what says that it is there.
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
-        capacity = self._capacity(store)
+        value = store.get(META)
+        meta = {"size": 0, "slots": 0, "ahead": 0} if value is None else json.loads(value)
+        capacity = max(_CAPACITY, meta["size"])
         options: Any = {"key_space": capacity, "grows": True, "compact_below": compact_below}
         self.samples: RowLog | Samples
         if self.format.row_bytes is None:
@@ -58,14 +64,16 @@ class StorageTier:
         else:
             width = max(1, self.format.row_bytes)
             self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
-        beside: Any = {"grows": True, "compact_below": 0.5, "beside": self.samples}
+        beside: Any = {"grows": True, "compact_below": compact_below or 0.5, "beside": self.samples}
         self._side: RowLog | None = None
         if schema.mutable:
             assert self._side_format.row_bytes is not None  # `create` has seen to it
             width = self._side_format.row_bytes
             self._side = RowLog(store, _SIDE, width, self.reader, capacity, key_space=capacity, **beside)
-        rows = Members.index_rows(capacity)
+        rows = max(capacity, meta["slots"]) // 16
         self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, rows, key_space=rows, **beside)
+        batches = max(_BATCHES, meta["ahead"])
+        self._ahead = Samples(store, _AHEAD, self.reader, batches, key_space=batches, **beside)
 
     @classmethod
     def create(
@@ -100,15 +108,10 @@ class StorageTier:
             store.close()
             raise
 
-    @staticmethod
-    def _capacity(store: Store) -> int:
-        value = store.get(META)
-        return _CAPACITY if value is None else max(_CAPACITY, int(json.loads(value)["size"]))
-
     @property
     def logs(self) -> list[RowLog | Samples]:
         """All logs."""
-        return [self.samples, self._index, *self._sample_logs[1:]]
+        return [self.samples, self._index, self._ahead, *self._sample_logs[1:]]
 
     @property
     def _sample_logs(self) -> list[RowLog | Samples]:
@@ -207,27 +210,50 @@ class StorageTier:
         for log in self._sample_logs:
             log.delete(positions)
 
-    def drop_index_rows(self, start: int, stop: int) -> None:
+    def drop_index_rows(self, keys: Ints) -> None:
         """Remove rows of the index."""
-        self._index.delete(np.arange(start, stop))
+        self._index.delete(keys)
 
-    def commit(self, members: Members, values: Mapping[str, bytes]) -> int:
-        """Make everything durable, the index and values with it."""
-        for keys, rows in members.changed():
+    def commit(self, residents: Residents, ahead: Sequence[bytes], values: Mapping[str, bytes]) -> int:
+        """Make everything durable: with it the index, records of the batches drawn ahead, and values."""
+        for keys, rows in chain(residents.members.changed(), residents.changed()):
             self._index.append(keys, rows)
+        if ahead:
+            self._ahead.put(np.arange(len(ahead)), ahead)
+        if len(ahead) < len(self._ahead):
+            self._ahead.delete(np.arange(len(ahead), len(self._ahead)))
         return self.samples.commit(values)
+
+    def read_ahead(self) -> list[memoryview]:
+        """Return the records of the batches drawn ahead."""
+        records = self._ahead.get(np.arange(len(self._ahead)))
+        return [record for record in records if record is not None]
 
     def read_index(self, members: Members, size: int) -> None:
         """Fill the index from the store."""
-        rows, found = self._index.read(np.arange(members.index_rows(size)))
+        rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
         members.restore(size, rows)
 
+    def read_slots(self, slots: int) -> NDArray[np.void]:
+        """Return what the store says of so many slots, as `SLOTS`; those of which it has no row have not been used."""
+        table = IndexTable(SLOTS, 1)
+        keys = table.keys(0, table.rows(slots))
+        rows, found = self._index.read(keys)
+        entries = table.unpack(rows, slots)
+        numbers = np.arange(slots)
+        unused = numbers[~np.repeat(found, table.per_row)[:slots]]
+        for name in ("planned", "visible", "swapped"):
+            entries[name][unused] = -1
+        entries["order"][unused] = unused
+        return entries
+
     def compact_fully(self) -> None:
-        """Rewrite every part that holds anything dead; commit to be rid of the bytes."""
+        """Rewrite every part that holds anything dead, to be rid of the bytes."""
         for log in self.logs:
             log.compact(1)
+        self.samples.commit()
 
     def close(self) -> None:
         """Let go of everything; what was not committed is forgotten."""

@@ -116,7 +116,7 @@ class CarouselBuffer(Guarded):
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         codecs = dict(codec or {})
         policy, slots = swap_policy(swap), memory_slots(memory, schema)
-        limit = storage_limit(storage, schema, codecs)
+        limit = storage_limit(storage, schema, codecs, slots)
         compact_below = COMPACT_BELOW if limit is not None else 0.0
         tier = StorageTier.create(path, schema, codecs, compact_below, files)
         with closing_on_error(tier):
@@ -401,7 +401,7 @@ class CarouselBuffer(Guarded):
         """
         self._check_open(writing=True)
         slots = None if memory is None else memory_slots(memory, self.schema)
-        limit = None if storage is None else storage_limit(storage, self.schema, self._parts.settings.codecs)
+        limit = storage_limit(storage, self.schema, self._parts.settings.codecs, slots or self.capacity)
         with self._writing(KeyboardInterrupt):
             resize(self._parts, slots, limit)
 

@@ -2,8 +2,8 @@
 
 Drawing a batch takes microseconds, so the process that trains does it; workers of a `DataLoader` only do what comes
 after, such as augmentation. A batch is copied when it is drawn, and drawn a fixed number of steps ahead: 0, 1 or n
-workers see the same batches. A run resumed from a checkpoint sees them too where nothing was drawn ahead (`ahead=0`): a
-checkpoint does not keep what was drawn for the steps to come.
+workers see the same batches. A checkpoint keeps what was drawn for steps that have not ended, so that a run resumed
+from it sees them, too: a sampler that begins hands out first what an earlier one has drawn and no step has used.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,6 +32,11 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
     ahead
         Steps that a batch is drawn before it is used: at least the workers times their ``prefetch_factor``.
 
+    Raises
+    ------
+    ValueError
+        When a batch is asked for more than `ahead` steps early, or when another sampler of the buffer has begun since.
+
     Examples
     --------
     ``DataLoader(ReplayDataset(augment), batch_sampler=ReplayBatchSampler(buffer, 32, steps=1000, ahead=4),
@@ -48,19 +53,21 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        first, waiting, drawn = self._buffer.step, list[Batch](), 0
+        buffer, ahead = self._buffer, self._buffer._parts.ahead
+        turn = ahead.begin()
         for index in range(self._steps):
-            # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
-            ended = self._buffer.step - first
-            if index > ended + self._ahead:
+            if turn != ahead.turn:
+                raise ValueError("another sampler of this buffer has begun; draw what a step uses as one batch")
+            if ahead.asked > self._ahead:
                 raise ValueError(
-                    f"ahead={self._ahead}: batch {index} is asked for after {ended} steps; make it at least the "
-                    "loader's num_workers times its prefetch_factor, and end every step with feedback()"
+                    f"ahead={self._ahead}: batch {index} is asked for before {ahead.asked} steps have ended; make it "
+                    "at least the loader's num_workers times its prefetch_factor, and end every step with feedback()"
                 )
-            while drawn <= min(ended + self._ahead, self._steps - 1):
-                waiting.append(self._buffer.sample(self._n))
-                drawn += 1
-            yield waiting.pop(0)
+            # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
+            while len(ahead) <= self._ahead and len(ahead) - ahead.asked < self._steps - index:
+                batch = buffer.sample(self._n)
+                ahead.put(batch, buffer._parts.tiers.residents.visible[batch.slots])
+            yield ahead.take()
 
 
 class ReplayDataset(torch.utils.data.Dataset[Any]):

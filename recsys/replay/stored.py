@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from memhier._arrays import as_ints, check_range
 from memhier.files import Files
 from memhier.recsys.replay._members import Members
-from memhier.recsys.replay._state import settings_of, slots_of
+from memhier.recsys.replay._state import settings_of
 from memhier.recsys.replay._storage import StorageTier
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.schema import Schema
@@ -82,9 +82,8 @@ class StoredSamples:
     @property
     def in_memory(self) -> Ints:
         """The positions that memory held, int64."""
-        visible = slots_of(self._tier.store, self.meta["slots"])[1]
-        shown: Ints = visible[visible >= 0]
-        return shown
+        visible = self._tier.read_slots(self.meta["slots"])["visible"]
+        return visible[visible >= 0].astype(np.int64)
 
     @property
     def storage_bytes(self) -> int:

@@ -155,6 +155,18 @@ def test_bytes_of_storage_are_kept_to(tmp_path: Path) -> None:
         assert buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 4000
 
 
+def test_bytes_of_storage_are_kept_to_with_a_large_memory(tmp_path: Path) -> None:
+    schema = {"x": "int64", "logits": Field("float32", (20,), mutable=True)}
+    with CarouselBuffer(tmp_path / "b", memory=50_000, storage="1MiB", schema=schema, swap=RandomSwap(1.0)) as buffer:
+        for start in range(0, 20_000, 250):
+            buffer.add({"x": np.arange(start, start + 250), "logits": np.zeros((250, 20), np.float32)})
+            batch = buffer.sample(125)
+            buffer.feedback(batch, update={"logits": np.ones((len(batch), 20), np.float32)})
+            buffer.checkpoint()
+            assert buffer.stats()["storage_bytes"] <= 2**20
+        assert len(buffer) == buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 2500
+
+
 def test_everything_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with filled(tmp_path / "b", admit="everything", storage=61) as buffer:
         with pytest.raises(BudgetError, match="storage=61"):

@@ -1,0 +1,193 @@
+"""Batches drawn ahead for a loader: a run resumed from a checkpoint goes on with those that training has not seen."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier.recsys.replay import Batch, CarouselBuffer, Field, RandomSwap
+from memhier.recsys.replay.loader import ReplayBatchSampler
+from tests.recsys import train_with_loader as training
+
+SCHEMA = {
+    "x": ("int64", 3), "text": Field("uint8", (None,), longest=4), "logits": Field("float32", (2,), mutable=True),
+}  # fmt: skip
+SAMPLE = 3 * 8 + 4 + 4 + 2 * 4
+
+
+def samples(ids: np.ndarray) -> dict[str, Any]:
+    return {
+        "x": ids[:, None] * np.arange(1, 4),
+        "text": [b"text"[: id % 5] for id in ids.tolist()],
+        "logits": np.stack([ids, -ids], 1).astype(np.float32),
+    }
+
+
+def make(place: Path, **options: Any) -> CarouselBuffer:
+    made = CarouselBuffer(place, **{"memory": 12, "schema": SCHEMA, "swap": RandomSwap(0.7), "seed": 6, **options})
+    made.add(samples(np.arange(30)), labels=np.arange(30) % 3)
+    return made
+
+
+def seen(batch: Batch) -> list[Any]:
+    return [array.tolist() for array in (batch.slots, batch.ids, batch.labels, *batch.data.values())]
+
+
+class Run:
+    """A training whose steps depend on their numbers; it may be closed and opened at any checkpoint."""
+
+    def __init__(self, place: Path, ahead: int, kinds: list[str], **options: Any) -> None:
+        self.place, self.ahead, self.kinds = place, ahead, kinds
+        self.buffer = make(place, **options)
+        self.batches = self.draw()
+
+    def draw(self) -> Iterator[Batch]:
+        return iter(ReplayBatchSampler(self.buffer, 4, len(self.kinds) - self.buffer.step, self.ahead))
+
+    def step(self, kind: str) -> list[Any]:
+        number = self.buffer.step
+        batch = next(self.batches)
+        found = seen(batch)
+        self.buffer.feedback(batch, update={"logits": batch["logits"] + np.float32(number)})
+        if kind == "add":
+            arrivals = self.buffer.stats()["arrivals"]
+            ids = np.arange(arrivals, arrivals + 7)
+            self.buffer.add(samples(ids), labels=ids % 3)
+        elif kind == "forget":
+            self.buffer.forget({"id": range(number, number + 20, 3)})
+        elif kind == "shrink":
+            self.buffer.resize(storage=max(1, self.buffer.stats()["storage_samples"] - 4))
+        elif kind == "memory":
+            self.buffer.resize(memory=12 + number)
+        return found
+
+    def reopen(self) -> None:
+        self.buffer.checkpoint()
+        self.buffer.close()
+        self.buffer = CarouselBuffer.open(self.place)
+        self.batches = self.draw()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kinds=st.lists(st.sampled_from(["", "add", "forget", "shrink", "memory"]), min_size=1, max_size=14),
+    ahead=st.sampled_from([0, 1, 4, 18]), limit=st.sampled_from([None, 30]), every=st.integers(1, 4),
+    delay=st.integers(0, 2), admit=st.sampled_from(["reservoir", "ring", "class_balanced"]),
+)  # fmt: skip
+def test_a_run_that_stops_and_goes_on_sees_the_same_batches(
+    tmp_path_factory: pytest.TempPathFactory, kinds: list[str], ahead: int, limit: int | None, every: int, delay: int,
+    admit: str,
+) -> None:  # fmt: skip
+    place = tmp_path_factory.mktemp("loader")
+    options = {"storage": limit, "delay": delay, "admit": admit}
+    whole, parts = (Run(place / name, ahead, kinds, **options) for name in ("whole", "parts"))
+    for number, kind in enumerate(kinds):
+        assert whole.step(kind) == parts.step(kind)
+        if number % every == 0:
+            parts.reopen()
+    for run in (whole, parts):
+        assert next(run.batches, None) is None
+        assert len(run.buffer._parts.ahead) == 0
+        run.buffer.close()
+
+
+def test_killed_with_any_number_of_workers(tmp_path: Path) -> None:
+    with training.make(tmp_path / "whole") as buffer:
+        expected = dict(training.train(buffer, 0, "", training.STEPS))
+    training.make(tmp_path / "killed").close()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done: dict[int, str] = {}
+    # A child is killed some steps after its last checkpoint, and with batches drawn for the steps to come.
+    rounds = [(2, "fork", 9), (0, "fork", 15), (1, "spawn", 21), (2, "spawn", training.STEPS)]
+    for workers, context, until in rounds:
+        child = subprocess.Popen(
+            [sys.executable, training.__file__, str(tmp_path / "killed"), str(workers), context, str(until)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+        )  # fmt: skip
+        assert child.stdout is not None
+        start = json.loads(child.stdout.readline())
+        assert start % training.EVERY == 0
+        lines = [json.loads(line) for line in itertools.islice(child.stdout, until - start)]
+        assert [step for step, _ in lines] == list(range(start, until))
+        child.send_signal(signal.SIGKILL)
+        child.communicate()
+        assert child.returncode == -signal.SIGKILL
+        for step, digest in lines:
+            assert digest == expected[step] == done.setdefault(step, digest), (workers, context, step)
+    assert done == expected
+
+
+def test_what_was_handed_out_and_not_used_comes_again(tmp_path: Path) -> None:
+    with make(tmp_path / "b") as buffer:
+        first = [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=3), 3)]
+        again = iter(ReplayBatchSampler(buffer, 4, 9, ahead=3))
+        assert [seen(next(again)) for _ in range(3)] == first
+        held = buffer._parts.ahead.memory_bytes
+        assert held == 4 * 4 * (SAMPLE + 4 * 8)
+        assert buffer.memory_bytes > held
+        buffer.feedback([])
+        assert seen(next(iter(ReplayBatchSampler(buffer, 4, 9, ahead=3)))) == first[1]
+        with pytest.raises(ValueError, match="another sampler"):
+            next(again)
+
+
+def test_any_number_of_batches_is_kept(tmp_path: Path) -> None:
+    with make(tmp_path / "b") as buffer:
+        waiting = [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 99, ahead=30), 20)]
+        for _ in range(2):
+            buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 99, ahead=30), 20)] == waiting
+
+
+def test_what_is_forgotten_is_not_drawn_ahead(tmp_path: Path) -> None:
+    with make(tmp_path / "b", storage=30, admit="ring") as buffer:
+        batches = iter(ReplayBatchSampler(buffer, 4, 9, ahead=3))
+        waiting = [next(batches).ids for _ in range(3)]
+        gone, lost = waiting[1][0], waiting[2][1]
+        # The ring drops some of what waits: it is kept as values, until something is to be forgotten.
+        ids = np.arange(1000, 1001 + int(lost))
+        buffer.add(samples(ids), labels=ids % 3, ids=ids)
+        buffer.checkpoint()
+        secret = samples(np.array([lost]))["x"].tobytes()
+        files = [file for file in (tmp_path / "b").rglob("*") if file.is_file()]
+        assert any(secret in file.read_bytes() for file in files if file.name.startswith("ahead-"))
+        assert buffer.forget({"id": gone})["samples"] == (gone > lost)
+        assert not [file for file in (tmp_path / "b").rglob("ahead-*") if secret in file.read_bytes()]
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        again = [batch.ids.tolist() for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=3), 3)]
+        assert again == [[id for id in ids.tolist() if id > lost and id != gone] for ids in waiting]
+
+
+def test_damage_in_what_was_drawn_ahead_is_told(tmp_path: Path) -> None:
+    schema = {"x": ("int64", 512)}  # a page each
+    with CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=RandomSwap(1.0), seed=1) as buffer:
+        buffer.add({"x": np.repeat(np.arange(8), 512).reshape(8, 512)})
+        batches = ReplayBatchSampler(buffer, 3, 9, ahead=1)
+        for _ in range(2):
+            waiting = next(iter(batches)).ids.tolist()
+            buffer.feedback(buffer._parts.ahead._drawn[0].batch)
+        waiting = [next(iter(batches)).ids.tolist()]
+        inside = buffer._parts.memory.ids.tolist()
+        buffer.checkpoint()
+    bad = next(id for id in waiting[0] if id not in inside)
+    victim = next(file for file in (tmp_path / "b" / "segments").iterdir() if file.name.startswith("samples-0."))
+    data = bytearray(victim.read_bytes())
+    data[4096 * bad] ^= 1
+    victim.write_bytes(data)
+    with pytest.warns(RuntimeWarning, match=rf"ids \[{bad}\] are damaged"):
+        buffer = CarouselBuffer.open(tmp_path / "b")
+    with buffer:
+        batch = next(iter(ReplayBatchSampler(buffer, 3, 9, ahead=1)))
+        assert batch.ids.tolist() == [id for id in waiting[0] if id != bad]
+        assert batch["x"][:, 7].tolist() == batch.ids.tolist()
