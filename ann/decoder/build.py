@@ -16,7 +16,7 @@ from memhier.ann.decoder.calibrate import (
 )
 from memhier.ann.decoder.codes import RowCodes, encode
 from memhier.ann.decoder.engine import Codes, Engine
-from memhier.ann.decoder.graph import Graph, build_links, learn_seeds, relink
+from memhier.ann.decoder.graph import Graph, build_links, giants, learn_seeds, relink
 from memhier.ann.decoder.layer import Floats, OutputLayer
 from memhier.ann.decoder.projection import Projection, fit_projection
 from memhier.ann.decoder.settings import Effort, Method, Settings
@@ -94,7 +94,8 @@ def _add_graph(
     most = min(layer.shape[0], SEEDS_PER_K * held.k)
     limit = settings.scaled(settings.preview_limit, most)
     largest = engine.preview(learned, most, limit, settings.coarse(most)).indices
-    seeds = learn_seeds(codes.projection(learned)[:, : rows.width], largest, seed)
+    always = giants(codes.blocks, layer.shape[0])
+    seeds = learn_seeds(codes.projection(learned)[:, : rows.width], largest, always, seed)
     graph = Graph(build_links(rows, progress), seeds.centres, seeds.halves, seeds.starts, seeds.rows)
     codes = replace(codes, rows=rows, graph=graph)
     engine = Engine(codes, layer)

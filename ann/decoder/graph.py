@@ -14,10 +14,10 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann._threads import one_thread
-from memhier.ann.decoder.codes import CHUNK_ROWS, RowCodes, pack_blocks
+from memhier.ann.decoder.codes import CHUNK_ROWS, BlockCodes, RowCodes, pack_blocks
 from memhier.ann.decoder.core import new_core, prune_links
 
-__all__ = ["NO_ROW", "Graph", "Seeds", "build_links", "learn_seeds", "relink"]
+__all__ = ["NO_ROW", "Graph", "Seeds", "build_links", "giants", "learn_seeds", "relink"]
 
 NO_ROW = 0xFFFFFFFF
 DEGREE = 16
@@ -27,6 +27,9 @@ _SCAN_ROWS = 100_000  # up to which all rows are compared with all
 _LEADING = 64  # directions that lists of like rows are made by
 _BLOCK = 1024
 _MANY = 1 << 16  # rows that are transformed at a time
+_GIANT = 4.0  # times the norm that all but a few rows have at most
+_FEW = 0.99
+_GIANTS_MOST = 16
 _CONTEXTS_PER_GROUP = 50
 _GROUPS_MOST = 128
 
@@ -79,7 +82,7 @@ class Graph:
         return sum(part.nbytes for part in (self.links, self.centres, self.halves, self.starts, self.seeds))
 
 
-def learn_seeds(coordinates: Floats, largest: Ints, seed: int) -> Seeds:
+def learn_seeds(coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Seeds:
     """Group contexts, and return for each group the rows that were among its contexts' largest.
 
     Parameters
@@ -88,6 +91,8 @@ def learn_seeds(coordinates: Floats, largest: Ints, seed: int) -> Seeds:
         Contexts in the coordinates of the codes, float32 ``[n, width]``.
     largest
         int64 ``[n, c]``: the rows of their largest logits.
+    always
+        int64: rows that become seeds of every group.
     """
     count, width = coordinates.shape
     groups = max(1, min(_GROUPS_MOST, count // _CONTEXTS_PER_GROUP))
@@ -98,6 +103,7 @@ def learn_seeds(coordinates: Floats, largest: Ints, seed: int) -> Seeds:
     rows = [np.unique(largest[nearest[:, 0] == group]).astype(np.uint32) for group in range(groups)]
     # A group that is empty after the last step would let a walk start nowhere.
     rows = [own if len(own) else np.unique(largest).astype(np.uint32) for own in rows]
+    rows = [np.union1d(own, always).astype(np.uint32) for own in rows]
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     centres = np.ascontiguousarray(kmeans.centroids, np.float32)
     return Seeds(centres, (np.square(centres).sum(1) / 2).astype(np.float32), starts, np.concatenate(rows))
@@ -193,8 +199,25 @@ class _Near:
         return new_core(projection, (pack_blocks(codes), numbers, self._width), None, None, None)
 
 
+def giants(blocks: BlockCodes, words: int) -> Ints:
+    """Return the rows of by far the largest norm, at most 16, for walks to start from them, too."""
+    offsets, coded = blocks.numbers[[0, 4], :words].astype(np.float64)
+    squares = np.square(coded) + np.square(offsets - offsets.mean())
+    beyond = np.flatnonzero(squares > _usual(squares))
+    return beyond[np.argsort(-squares[beyond], kind="stable")[:_GIANTS_MOST]]
+
+
+def _usual(squares: npt.NDArray[np.float64]) -> float:
+    """Return the squared norm that all but a few rows, by far larger than the others, have at most."""
+    return float(_GIANT**2 * np.quantile(squares, _FEW))
+
+
 def _transformed(codes: RowCodes) -> Floats:
-    """Return what the codes stand for after FGD's transform, float32 ``[V, width + 2]``; made in blocks."""
+    """Return what the codes stand for after FGD's transform, float32 ``[V, width + 2]``; made in blocks.
+
+    Were all rows given the norm of one that is a thousand times larger than any other, nothing else would tell them
+    apart. Such a row takes part with its direction alone.
+    """
     words, width = codes.codes.shape
     rows = np.empty((words, width + 2), np.float32)
     squares = np.empty(words)
@@ -205,7 +228,10 @@ def _transformed(codes: RowCodes) -> Floats:
         np.subtract(codes.codes[start : start + _MANY], np.float32(128), out=block[:, :width])
         block[:, :width] *= codes.numbers[1, start : start + _MANY, None]
         squares[start : start + _MANY] = np.square(block[:, :-1], dtype=np.float64).sum(1)
-    rows[:, -1] = np.sqrt(np.maximum(0, squares.max() - squares))
+    most = min(squares.max(), _usual(squares))
+    giant = np.flatnonzero(squares > most)
+    rows[giant, :-1] *= np.sqrt(most / squares[giant])[:, None]
+    rows[:, -1] = np.sqrt(np.maximum(0, most - squares))
     return rows
 
 

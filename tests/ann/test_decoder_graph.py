@@ -225,13 +225,26 @@ def test_seeds_are_the_largest_of_each_group():
     rng = np.random.default_rng(0)
     contexts = np.repeat(np.eye(4, dtype=np.float32) * 50, 100, axis=0) + rng.normal(size=(400, 4)).astype(np.float32)
     largest = np.repeat(np.arange(4), 100)[:, None] * 10 + rng.integers(0, 5, (400, 3))
-    seeds = learn_seeds(contexts, largest, 0)
+    seeds = learn_seeds(contexts, largest, np.array([77]), 0)
     assert seeds.starts[0] == 0
     assert seeds.starts[-1] == len(seeds.rows)
     for centre, start, stop in zip(seeds.centres, seeds.starts[:-1], seeds.starts[1:], strict=True):
         own = seeds.rows[start:stop]
         assert len(own)
-        assert (own // 10 == centre.argmax()).all()
+        assert 77 in own
+        assert (own[own != 77] // 10 == centre.argmax()).all()
+
+
+@pytest.mark.parametrize("where", ["row", "bias"])
+def test_one_dominating_row_leaves_the_graph_as_good(where):
+    weight, bias, hidden = make_model()
+    if where == "row":
+        weight[7] *= 1000
+    else:
+        bias[7] = 1e5
+    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
+    assert precision(index.topk(hidden[2000:]).indices, weight, bias, hidden[2000:]) > 0.99
+    assert index.settings.graph_ef <= 64, "a longer list would make up for links that lead nowhere"
 
 
 def test_relinking_changes_what_was_trained_and_keeps_the_rest():
