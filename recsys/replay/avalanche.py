@@ -11,31 +11,32 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from memhier.recsys.replay._adapters import derived
+from memhier.recsys.replay._adapters import UsedSlots, derived, scores_of
 from memhier.recsys.replay.buffer import CarouselBuffer
 
 __all__ = ["CarouselExemplars", "CarouselPlugin"]
 
 
 class _Live(torch.utils.data.Dataset[Any]):
-    """What memory holds now; notes what was read."""
+    """What memory holds now; notes in `used` what was read."""
 
-    def __init__(self, buffer: CarouselBuffer, field: str, has_tensors: bool) -> None:
+    def __init__(self, buffer: CarouselBuffer, field: str, has_tensors: bool, used: UsedSlots) -> None:
         self._has_tensors = has_tensors
         self._reader = buffer.reader()
         self._field = field
         self._slots = buffer.occupied().copy()
         self.targets = self._reader.labels()[self._slots].tolist()
-        self.used: list[int] = []
+        self._used = used
 
     def __len__(self) -> int:
         return len(self._slots)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int | torch.Tensor]:
-        slot = int(self._slots[index])
-        self.used.append(slot)
-        batch = self._reader.read([slot])
+        slot = self._slots[index : index + 1]
+        self._used.add(slot, len(self._reader))
+        batch = self._reader.read(slot)
         label = torch.from_numpy(batch.labels)[0] if self._has_tensors else int(batch.labels[0])
         return torch.from_numpy(batch[self._field][0]), label
 
@@ -65,7 +66,7 @@ class CarouselExemplars:
         self.carousel = buffer
         self._field = next(iter(buffer.schema.fields))
         self._with_task = with_task
-        self._live: _Live | None = None
+        self._used = UsedSlots()
         self._has_tensors = False  # whether labels of the stream are tensors: a batch can hold only one kind
 
     @property
@@ -73,13 +74,13 @@ class CarouselExemplars:
         """What memory holds, as an AvalancheDataset that stays up to date."""
         if len(self.carousel) == 0:
             return self._buffer
-        self._live = _Live(self.carousel, self._field, self._has_tensors)
+        live = _Live(self.carousel, self._field, self._has_tensors, self._used)
         attribute = import_module("avalanche.benchmarks.utils.data_attribute").DataAttribute
-        attributes = [attribute(self._live.targets, "targets")]
+        attributes = [attribute(live.targets, "targets")]
         if self._with_task:
-            attributes.append(attribute([0] * len(self._live), "targets_task_labels", use_in_getitem=True))
+            attributes.append(attribute([0] * len(live), "targets_task_labels", use_in_getitem=True))
         utils = import_module("avalanche.benchmarks.utils")
-        return utils.AvalancheDataset([self._live], data_attributes=attributes)
+        return utils.AvalancheDataset([live], data_attributes=attributes)
 
     @buffer.setter
     def buffer(self, new_buffer: Any) -> None:
@@ -108,12 +109,9 @@ class CarouselExemplars:
         self.max_size = new_size
         self.carousel.resize(memory=new_size)
 
-    def take_used(self) -> list[int]:
+    def take_used(self) -> NDArray[np.int64]:
         """Return the slots that were read since the last call, in order."""
-        if self._live is None:
-            return []
-        used, self._live.used = self._live.used, []
-        return used
+        return self._used.take()
 
 
 class CarouselPlugin:
@@ -143,9 +141,8 @@ class CarouselPlugin:
     def after_training_iteration(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
         """Choose what is swapped."""
         used = self._exemplars.take_used()
-        if used:
+        if len(used):
             # Replayed samples come last in a batch of Avalanche's replay loader.
-            logits = strategy.mb_output.detach()[-len(used) :].cpu().numpy()
-            policy = self._exemplars.carousel.swap
-            scores = logits if policy is not None and policy.name == "gate" else None
-            self._exemplars.carousel.feedback(used, scores=scores)
+            logits, labels = strategy.mb_output[-len(used) :], strategy.mb_y[-len(used) :]
+            buffer = self._exemplars.carousel
+            buffer.feedback(used, scores=scores_of(buffer.swap, logits, labels))

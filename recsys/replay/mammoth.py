@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memhier.recsys.replay._adapters import UsedSlots
 from memhier.recsys.replay.buffer import CarouselBuffer
 
 __all__ = ["MammothBuffer"]
@@ -45,7 +46,7 @@ class MammothBuffer:
         self.carousel = buffer
         self.device = device
         self.attributes = list(ATTRIBUTES)
-        self._used: list[np.ndarray[Any, Any]] = []
+        self._used = UsedSlots()
 
     @property
     def buffer_size(self) -> int:
@@ -96,9 +97,7 @@ class MammothBuffer:
             if value is not None and name in columns
         }
         self.carousel.add(batch, labels=None if labels is None else labels.cpu().numpy())
-        used = np.concatenate(self._used) if self._used else np.empty(0, np.int64)
-        self._used.clear()
-        self.carousel.feedback(used)
+        self.carousel.feedback(self._used.take())
 
     def get_data(
         self, size: int, transform: Transform | None = None, return_index: bool = False, device: Any = None,
@@ -114,7 +113,7 @@ class MammothBuffer:
             slots = self._outside_task(size, mask_task_out, cpt)
         else:
             slots = self.carousel.sample(size).slots
-        self._used.append(slots)
+        self._used.add(slots, self.buffer_size)
         return self._batch(slots, transform, return_index, device, return_not_aug, not_aug_transform)
 
     def _outside_task(self, size: int, task: int, classes: int) -> Any:
@@ -130,7 +129,7 @@ class MammothBuffer:
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order)) - starts
         slots = drawn.slots[np.argsort(ranks, kind="stable")[:size]]
-        self._used.append(slots)
+        self._used.add(slots, self.buffer_size)
         return self._batch(slots, transform)
 
     def get_data_by_index(self, indexes: Any, transform: Transform | None = None, device: Any = None) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memhier.recsys.replay._adapters import derived
+from memhier.recsys.replay._adapters import UsedSlots, derived
 from memhier.recsys.replay.buffer import CarouselBuffer
 
 __all__ = ["CarouselStorage", "ReservoirWriter"]
@@ -38,7 +38,7 @@ class CarouselStorage:
         super().__init__(buffer.capacity)  # type: ignore[call-arg]
         self.carousel = buffer
         self.label_key = label_key
-        self._used: list[np.ndarray[Any, Any]] = []
+        self._used = UsedSlots()
 
     def add(self, data: Any) -> Tensor:
         """Take items in and return the slots of those that are in memory now, -1 for the others, int64 [n]."""
@@ -58,7 +58,7 @@ class CarouselStorage:
         numbers = np.atleast_1d(np.asarray(torch.as_tensor(index).cpu()))
         slots = self.carousel.occupied()[numbers]
         batch = self.carousel.reader().read(slots)
-        self._used.append(slots)
+        self._used.add(slots, self.carousel.capacity)
         data: dict[str, Tensor] = {name: torch.from_numpy(values) for name, values in batch.data.items()}
         if self.label_key is not None:
             data[self.label_key] = torch.from_numpy(batch.labels)
@@ -66,10 +66,11 @@ class CarouselStorage:
         return found if np.ndim(np.asarray(torch.as_tensor(index))) else found[0]
 
     def end_step(self, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
-        """End a step: what was sampled since the last one may be swapped. Scores are in the order of sampling."""
-        slots = np.concatenate(self._used) if self._used else np.empty(0, np.int64)
-        self._used.clear()
-        self.carousel.feedback(slots, scores=scores, update=update)
+        """End a step: what was sampled since the last one may be swapped. Scores are in the order of sampling.
+
+        Of what was sampled long before, only about as many items as memory has slots count.
+        """
+        self.carousel.feedback(self._used.take(), scores=scores, update=update)
 
     def contains(self, item: Any) -> Any:
         """Return whether there is an item of a number."""

@@ -1,5 +1,6 @@
 """Batches drawn ahead for a loader: a run resumed from a checkpoint goes on with those that training has not seen."""
 
+import importlib.util
 import itertools
 import json
 import os
@@ -17,12 +18,22 @@ from hypothesis import strategies as st
 
 from memhier.recsys.replay import Batch, CarouselBuffer, Field, RandomSwap
 from memhier.recsys.replay.loader import ReplayBatchSampler
-from tests.recsys import train_with_loader as training
 
+TRAINING = Path(__file__).with_name("train_with_loader.py")
 SCHEMA = {
     "x": ("int64", 3), "text": Field("uint8", (None,), longest=4), "logits": Field("float32", (2,), mutable=True),
 }  # fmt: skip
 SAMPLE = 3 * 8 + 4 + 4 + 2 * 4
+
+
+def load_training() -> Any:
+    """Return the script as a module: no package of another's named `tests` is taken for this one."""
+    spec = importlib.util.spec_from_file_location("train_with_loader", TRAINING)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def samples(ids: np.ndarray) -> dict[str, Any]:
@@ -102,6 +113,7 @@ def test_a_run_that_stops_and_goes_on_sees_the_same_batches(
 
 
 def test_killed_with_any_number_of_workers(tmp_path: Path) -> None:
+    training = load_training()
     with training.make(tmp_path / "whole") as buffer:
         expected = dict(training.train(buffer, 0, "", training.STEPS))
     training.make(tmp_path / "killed").close()
@@ -111,7 +123,7 @@ def test_killed_with_any_number_of_workers(tmp_path: Path) -> None:
     rounds = [(2, "fork", 9), (0, "fork", 15), (1, "spawn", 21), (2, "spawn", training.STEPS)]
     for workers, context, until in rounds:
         child = subprocess.Popen(
-            [sys.executable, training.__file__, str(tmp_path / "killed"), str(workers), context, str(until)],
+            [sys.executable, str(TRAINING), str(tmp_path / "killed"), str(workers), context, str(until)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
         )  # fmt: skip
         assert child.stdout is not None

@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from memhier.recsys.replay import Batch, CarouselBuffer, Field, GateSwap, RandomSwap
+from memhier.recsys.replay import Batch, CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, SwapPolicy
+from memhier.recsys.replay._adapters import UsedSlots
 from memhier.recsys.replay.loader import ReplayBatchSampler, ReplayDataset, beside
 from memhier.recsys.replay.mammoth import MammothBuffer
 
@@ -129,6 +132,29 @@ def test_mammoth_refuses_what_needs_scores(tmp_path: Path) -> None:
         MammothBuffer(buffer)
 
 
+@given(sizes=st.lists(st.integers(0, 9), max_size=30), most=st.integers(1, 20))
+def test_slots_that_nobody_takes_are_dropped(sizes: list[int], most: int) -> None:
+    used, every = UsedSlots(), np.arange(sum(sizes))
+    for part in np.split(every, np.cumsum(sizes)[:-1]) if sizes else []:
+        used.add(part, most)
+        assert len(used) < most + max(sizes)
+    taken = used.take()
+    assert taken.tolist() == every[len(every) - len(taken) :].tolist()
+    assert len(taken) >= min(most, len(every))
+    assert len(used) == len(used.take()) == 0
+
+
+def test_mammoth_that_only_draws_holds_no_more(tmp_path: Path) -> None:
+    buffer = mammoth(tmp_path / "b")
+    numbers = torch.arange(30)
+    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), labels=numbers % 4,
+                    logits=torch.zeros(30, 5), task_labels=numbers)  # fmt: skip
+    for _ in range(50):
+        buffer.get_data(7)
+    assert 20 <= len(buffer._used) < 20 + 7
+    buffer.carousel.close()
+
+
 @pytest.fixture
 def torchrl() -> Any:
     if importlib.util.find_spec("torchrl") is None:
@@ -157,6 +183,9 @@ def test_torchrl(tmp_path: Path, torchrl: Any) -> None:
         assert len(replay) == 20
         assert buffer.stats()["storage_samples"] == 100
         assert buffer.stats()["swapped"] > 20
+        for _ in range(50):
+            replay.sample()
+        assert 20 <= len(storage._used) < 20 + 6
         with pytest.raises(TypeError, match="ReservoirWriter"):
             storage.set(0, data)
 
@@ -181,8 +210,8 @@ def avalanche(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("gate", [False, True])
-def test_avalanche(tmp_path: Path, avalanche: Any, gate: bool) -> None:
+@pytest.mark.parametrize("policy", [RandomSwap(1.0), GateSwap(1.0), LossSwap(1.0), None], ids=str)
+def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) -> None:
     from memhier.recsys.replay.avalanche import CarouselExemplars, CarouselPlugin
 
     scenarios = importlib.import_module("avalanche.benchmarks")
@@ -196,7 +225,6 @@ def test_avalanche(tmp_path: Path, avalanche: Any, gate: bool) -> None:
         data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
     )
     benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
-    policy = GateSwap(1.0) if gate else RandomSwap(1.0)
     with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced", swap=policy,
                         seed=0) as buffer:  # fmt: skip
         exemplars = CarouselExemplars(buffer)
@@ -208,10 +236,14 @@ def test_avalanche(tmp_path: Path, avalanche: Any, gate: bool) -> None:
         )  # fmt: skip
         for experience in benchmark.train_stream:
             strategy.train(experience, num_workers=0)
+            assert len(exemplars.buffer) == 20  # what looks at memory meanwhile does not hide what the loader reads
         assert buffer.stats()["storage_samples"] == 240
-        assert buffer.stats()["swapped"] > 20
+        assert (buffer.stats()["swapped"] > 20) == (policy is not None)
         assert buffer.step > 20
         assert len(exemplars.buffer) == 20
+        for index in range(2000):  # somebody who looks at memory without training
+            exemplars.buffer[index % 20]
+        assert len(exemplars.take_used()) == 20
         with pytest.raises(ValueError, match="num_workers=1"):
             strategy.train(benchmark.train_stream[0], num_workers=1)
 

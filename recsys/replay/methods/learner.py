@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memhier.recsys.replay._adapters import scores_of
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
 from memhier.recsys.replay.schema import Field, Schema
@@ -121,13 +122,7 @@ class Learner:
 
     def end_step(self, batch: Batch, logits: Tensor) -> None:
         """Tell the buffer which samples were used, and what the model said of them."""
-        swap = self.buffer.swap
-        scores: Any = None
-        if swap is not None and swap.name == "gate":
-            scores = logits.detach().numpy()
-        elif swap is not None and swap.name == "loss":
-            scores = nn.functional.cross_entropy(logits.detach(), labels_of(batch), reduction="none").numpy()
-        self.buffer.feedback(batch, scores=scores)
+        self.buffer.feedback(batch, scores=scores_of(self.buffer.swap, logits, labels_of(batch)))
 
 
 def classes_in(labels: Tensor) -> list[int]:
