@@ -15,6 +15,7 @@ from memhier._log_compaction import CompactingLog
 from memhier._log_core import Flags, Ints
 from memhier._log_parts import LogRecord
 from memhier._transaction import Transaction, check_key, check_value_size
+from memhier._way_back import keep_way_back
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.store import Store
 
@@ -31,7 +32,14 @@ class RecordLog(CompactingLog):
     """What `RowLog` and `Samples` have in common.
 
     One thread changes a log at a time; any number read meanwhile.
+
+    Attributes
+    ----------
+    way_back
+        Whether a commit keeps the one before it, so that the store can go back to that until the next one.
     """
+
+    way_back = False
 
     def __init__(
         self,
@@ -184,6 +192,8 @@ class RecordLog(CompactingLog):
                     tx.put(key, value)
                 for log in logs:
                     log._put_record(tx)
+                if self.way_back:
+                    keep_way_back(tx, self._store)
                 generation = tx.commit()
                 for log in logs:
                     log._adopt()

@@ -110,6 +110,21 @@ class Transaction:
             raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._store.segments())}")
         self._dropped.add(name)
 
+    @property
+    def changed(self) -> list[str]:
+        """Keys of the values that it sets or removes."""
+        return [*self._values]
+
+    @property
+    def written(self) -> list[str]:
+        """Names of the segments that it writes."""
+        return [*self._writers]
+
+    def swap_dropped(self, names: list[str]) -> list[str]:
+        """Drop these committed segments, and none of those that were to be dropped, which are returned."""
+        kept, self._dropped = sorted(self._dropped), set(names)
+        return kept
+
     def put(self, key: str, value: Any) -> None:
         """Set a value of the catalog.
 

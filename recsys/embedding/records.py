@@ -12,9 +12,10 @@ from memhier.store import Store
 if TYPE_CHECKING:
     from memhier.recsys.embedding.tables import TableSpec
 
-__all__ = ["TableRecord", "as_json"]
+__all__ = ["KEY", "TableRecord", "as_json", "checkpoint_of"]
 
-_KEY = "recsys/tables"
+KEY = "recsys/tables"
+"""Where a checkpoint has the record of its tables."""
 
 
 class TableRecord:
@@ -24,11 +25,14 @@ class TableRecord:
     ----------
     steps
         Updates of each table so far, which Adam's and Adagrad's rates depend on.
+    checkpoint
+        The number of the last checkpoint, from 1; 0 before the first.
     """
 
-    def __init__(self, made: dict[str, Any], steps: list[int]) -> None:
+    def __init__(self, made: dict[str, Any], steps: list[int], checkpoint: int = 0) -> None:
         self._made = made
         self.steps = steps
+        self.checkpoint = checkpoint
 
     @classmethod
     def read(
@@ -50,7 +54,7 @@ class TableRecord:
         ]
         made = {"tables": tables, "seed": seed, "optimizer": type(optimizer).__name__, "state": state}
         made["first_state"] = optimizer.first_state()
-        found = store.get(_KEY)
+        found = store.get(KEY)
         if found is None:
             return cls(made, [0] * len(specs))
         there = json.loads(found)
@@ -62,11 +66,18 @@ class TableRecord:
         for key, expected in made.items():
             if there["made"].get(key) != expected:
                 raise FormatError(f"{store.path}: {key}={there['made'].get(key)!r} there, expected {expected!r}")
-        return cls(made, there["steps"])
+        return cls(made, there["steps"], checkpoint_of(found))
 
     def values(self) -> dict[str, bytes]:
         """Return what the next checkpoint has to say."""
-        return {_KEY: as_json({"made": self._made, "steps": self.steps})}
+        self.checkpoint += 1
+        return {KEY: as_json({"made": self._made, "steps": self.steps, "checkpoint": self.checkpoint})}
+
+
+def checkpoint_of(record: bytes | None) -> int:
+    """Return the number of the checkpoint that has this record, 0 where there is none."""
+    # Records of before there were numbers have none.
+    return 0 if record is None else int(json.loads(record).get("checkpoint", 1))
 
 
 def as_json(value: Any) -> bytes:

@@ -1,5 +1,6 @@
 """reshard: the tables of a sharded collection, divided anew among another number of ranks."""
 
+import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -7,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from memhier._arguments import check_int
-from memhier.errors import FormatError
+from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.collection import FeatureParser
 from memhier.recsys.embedding.module import EXTRA
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.records import as_json
 from memhier.recsys.embedding.sharded import Shard
 
 __all__ = ["reshard"]
@@ -29,7 +31,8 @@ def reshard(
     """Copy a checkpoint of :class:`ShardedEmbeddingBagCollection` for another number of ranks.
 
     Rows go with their optimizer's state; those that were never trained are not copied, as no rank has them. No process
-    group is needed, and the first checkpoint stays as it is. Reads every shard once for each new one.
+    group is needed, and the first checkpoint stays as it is. Reads every shard once for each new one. Where ranks gave
+    their checkpoints different `extra`, every new shard has ``{"shards": [...]}`` of all of them, by their old ranks.
 
     Parameters
     ----------
@@ -58,7 +61,7 @@ def reshard(
     FileExistsError
         When `to` is there.
     FormatError
-        When the checkpoint is of other tables, or its shards are of different steps.
+        When the checkpoint is of other tables, or its shards are not of one training.
 
     Examples
     --------
@@ -72,31 +75,36 @@ def reshard(
     if target.exists():
         raise FileExistsError(f"to={os.fspath(to)!r}: is there already")
     specs, rule = FeatureParser(tables).specs, SGD() if optimizer is None else optimizer
+    shards = [source / f"shard-{number}" for number in range(before)]
+    checkpoints = [last_checkpoints(place) for place in shards]
+    for place in shards:
+        agree(place, checkpoints)
     unfinished = target.with_name(target.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    copied, steps = 0, set[int]()
+    copied = 0
     for rank in range(ranks):
         new = Shard(specs, rank, ranks, rule, dram=dram, path=unfinished / f"shard-{rank}", **options)
+        extras = []
         try:
-            for number in range(before):
-                place = source / f"shard-{number}"
+            for number, place in enumerate(shards):
                 old = Shard(specs, number, before, rule, dram=dram, path=place, resume=True, **options)
                 try:
                     copied += _copy(old, new)
-                    steps.add(old.record.steps[0])
-                    extra = old.value(EXTRA)
+                    extras.append(json.loads(old.value(EXTRA) or b"{}"))
                 finally:
                     old.close()
-            if len(steps) > 1:
-                raise FormatError(
-                    f"path={os.fspath(path)!r}: the shards are at checkpoints after {sorted(steps)} updates"
-                )
-            new.checkpoint({} if extra is None else {EXTRA: extra})
+            new.checkpoint({EXTRA: as_json(_joined(extras))})
         finally:
             new.close()
     os.rename(unfinished, target)
     return copied
+
+
+def _joined(extras: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the hyperparameters and values of all shards: where these differ, as a list under ``shards``."""
+    values = [extra.get("extra", {}) for extra in extras]
+    return extras[0] | {"extra": values[0] if all(value == values[0] for value in values) else {"shards": values}}
 
 
 def _copy(old: Shard, new: Shard) -> int:

@@ -9,6 +9,7 @@ they ask for, before their step comes.
 
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from memhier._arrays import as_ints
-from memhier.errors import FormatError
+from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
 from memhier.recsys.embedding.fused import apply_sparse
@@ -42,6 +43,7 @@ class Shard(Tables):
         rows = max(1, -(-(int(self._whole_bases[-1]) - rank) // ranks))
         name = f"shard {rank} of {ranks}: " + ", ".join(f"{spec.name} {spec.rows} {spec.initial}" for spec in whole)
         super().__init__([TableSpec(name, rows, whole[0].dim)], optimizer, **options)
+        self._tier._parts.log.way_back = True
 
     def everywhere(self, numbers: Ints) -> Ints:
         """Return the keys that rows have in the whole."""
@@ -128,7 +130,7 @@ class ShardedEmbeddingBagCollection(TableModule):
     ValueError
         For tables of several widths.
     FormatError
-        When the shards are at checkpoints of different steps, or of another number of ranks: see :func:`reshard`.
+        When the shards are of another number of ranks, see :func:`reshard`, or not of one training.
     """
 
     def __init__(
@@ -150,6 +152,8 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
         folder = Path(path) / f"shard-{self._rank}"
         folder.parent.mkdir(parents=True, exist_ok=True)
+        agree(folder, self._of_all(last_checkpoints(folder)))
+        self._saving: Future[int] | None = None
         rule = SGD() if optimizer is None else optimizer
         super().__init__(
             Shard(parser.specs, self._rank, self._ranks, rule, dram=dram, path=folder, **options), "backward"
@@ -159,7 +163,6 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._average = average
         # The thread that looks ahead exchanges ids while the training exchanges rows: each needs a group of its own.
         self._ahead_group = dist.new_group() if group is None else _like(group)
-        self._check_steps()
 
     @not_compiled
     def forward(self, features: Any) -> Pooled:
@@ -207,10 +210,42 @@ class ShardedEmbeddingBagCollection(TableModule):
         return torch.from_numpy(spec.initial.weights(self.tables.seed, table, ids, spec.dim, spec.rows))
 
     def checkpoint(self, extra: Any = None) -> int:
-        """Make every rank's rows durable; returns when all are. See :meth:`TableModule.checkpoint`."""
+        """Make every rank's rows durable; returns when all are. See :meth:`TableModule.checkpoint`.
+
+        Whenever ranks end, even amid a checkpoint, they go on from the newest that all of them have.
+
+        Raises
+        ------
+        RuntimeError
+            When the checkpoint before could not be written by all ranks. Open the tables again, which finds the last
+            one that was.
+        """
+        self._await_all()
         generation = super().checkpoint(extra)
         dist.barrier(group=self._group)
         return generation
+
+    def start_checkpoint(self, extra: Any = None) -> "Future[int]":
+        """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`."""
+        self._await_all()
+        self._saving = super().start_checkpoint(extra)
+        return self._saving
+
+    def _await_all(self) -> None:
+        """Return once every rank's last checkpoint is durable: two ranks are never more than one apart."""
+        failed = self._saving is not None and self._saving.exception() is not None
+        ranks = [rank for rank, one in enumerate(self._of_all((int(failed),))) if one[0]]
+        if ranks:
+            raise RuntimeError(
+                f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from the "
+                "one before"
+            )
+
+    def _of_all(self, numbers: tuple[int, ...]) -> list[Any]:
+        """Return every rank's numbers."""
+        found = [torch.empty(len(numbers), dtype=torch.int64) for _ in range(self._ranks)]
+        dist.all_gather(found, torch.tensor(numbers), group=self._group)
+        return [tuple(one.tolist()) for one in found]
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
         """Exchange the ids of a batch to come; what is asked of this rank are the ids of its tables."""
@@ -280,16 +315,6 @@ class ShardedEmbeddingBagCollection(TableModule):
         gradient = _in_order(torch.from_numpy(mine), of_values, len(rows.keys), self.tables.optimizer)
         apply_sparse(self.tables, rows, [(0, gradient)], self.optimizer.param_groups[0])
         rows.release()
-
-    def _check_steps(self) -> None:
-        steps = torch.tensor([self.steps, -self.steps])
-        dist.all_reduce(steps, op=dist.ReduceOp.MAX, group=self._group)
-        if int(steps[0]) != -int(steps[1]):
-            self.close()
-            raise FormatError(
-                f"path: the shards are at checkpoints after {-int(steps[1])} to {int(steps[0])} updates: a rank ended "
-                "while a checkpoint was taken; start anew, or from a copy of the folder"
-            )
 
 
 class _Look(torch.autograd.Function):

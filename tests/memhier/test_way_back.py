@@ -1,0 +1,77 @@
+"""A store goes back from its last commit to the one before."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memhier._way_back import before_last, go_back
+from memhier.reader import Reader
+from memhier.row_log import RowLog
+from memhier.store import Store
+
+KEYS = 12
+
+change = st.one_of(
+    st.tuples(st.just("append"), st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=8)),
+    st.tuples(st.just("delete"), st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=3)),
+    st.tuples(st.just("compact"), st.just([])),
+    st.tuples(st.just("commit"), st.just([])),
+)
+
+
+def contents(path: Path) -> tuple[dict[int, int], bytes | None, bytes | None]:
+    with Store.open(path, "x", writable=True) as store, Reader() as reader:
+        assert store.check() == []
+        if store.get("log/t") is None:
+            return {}, store.get("often"), store.get("once")
+        with RowLog(store, "t", row_bytes=4, reader=reader, capacity=KEYS) as log:
+            rows, found = log.read(np.arange(KEYS))
+            held = {key: int(rows[key].view("<i4")[0]) for key in np.flatnonzero(found).tolist()}
+            return held, store.get("often"), store.get("once")
+
+
+@settings(max_examples=40, deadline=None)
+@given(changes=st.lists(change, max_size=40))
+def test_the_commit_before_the_last_is_there(changes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+    path = tmp_path_factory.mktemp("back") / "store"
+    with Store.create(path, kind="x") as store, store.begin() as tx:
+        tx.commit()
+    moments = [contents(path)]
+    truth: dict[int, int] = {}
+    with Store.open(path, "x", writable=True) as store, Reader() as reader:
+        with RowLog(store, "t", row_bytes=4, reader=reader, capacity=KEYS) as log:
+            log.way_back = True
+            for number, (kind, keys) in enumerate([*changes, ("commit", [])]):
+                if kind == "append":
+                    log.append(keys, np.full((len(keys), 1), number, "<i4").view(np.uint8))
+                    truth |= dict.fromkeys(keys, number)
+                elif kind == "delete":
+                    log.delete(keys)
+                    truth = {key: value for key, value in truth.items() if key not in keys}
+                elif kind == "compact":
+                    log.compact(1)
+                else:
+                    once = {"once": b"x"} if number % 3 == 0 and store.get("once") is None else {}
+                    log.commit({"often": str(number).encode()} | once)
+                    moments.append((dict(truth), store.get("often"), store.get("once")))
+        assert before_last(store, "often") == moments[-2][1]
+    assert contents(path) == moments[-1]
+    with Store.open(path, "x", writable=True) as store:
+        go_back(store)
+        assert before_last(store, "often") == moments[-2][1] == store.get("often")
+        with pytest.raises(ValueError, match="no way back"):
+            go_back(store)
+    assert contents(path) == moments[-2]
+    # On from there, under the same numbers.
+    with (
+        Store.open(path, "x", writable=True) as store,
+        Reader() as reader,
+        RowLog(store, "t", row_bytes=4, reader=reader, capacity=KEYS) as log,
+    ):
+        log.append([0], np.full((1, 1), 99, "<i4").view(np.uint8))
+        log.commit()
+    assert contents(path)[0] == moments[-2][0] | {0: 99}
