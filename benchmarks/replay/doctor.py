@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from memhier.errors import FormatError
 from memhier.recsys.replay import CarouselBuffer, StoredSamples
 from memhier.recsys.replay.ratio import FixedRatio, swaps
 
@@ -34,7 +35,11 @@ def examine(
         When the buffer holds too little.
     """
     if sample_bytes is None:
-        with StoredSamples(path) as stored:
+        try:
+            stored = StoredSamples(path)
+        except FormatError as error:
+            raise FormatError(f"{error}; for a buffer to be made there, give the bytes of a sample") from error
+        with stored:
             return _examine(stored, batch, ratio, step_s, seconds)
     with tempfile.TemporaryDirectory(dir=path) as scratch:
         place = Path(scratch) / "trial"

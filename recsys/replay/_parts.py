@@ -22,7 +22,7 @@ from memhier.recsys.replay.admit import Admission
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.swap import SwapPolicy
 
-__all__ = ["COMPACT_BELOW", "Parts", "Settings", "memory_slots", "stats", "storage_limit"]
+__all__ = ["COMPACT_BELOW", "Parts", "Settings", "as_codecs", "memory_slots", "stats", "storage_limit"]
 
 Ints = NDArray[np.int64]
 
@@ -119,6 +119,7 @@ def stats(parts: Parts) -> dict[str, Any]:
         "storage_samples": tiers.members.size,
         "storage_limit": tiers.limit,
         "arrivals": tiers.arrivals,
+        "seen": tiers.seen,
         "swapped": carousel.swapped,
         "under_way": sum(len(swap.slots) for swap in carousel.under_way),
         "stalls": carousel.stalls,
@@ -130,6 +131,13 @@ def stats(parts: Parts) -> dict[str, Any]:
         "reads": reads["reads"],
         "read_bytes": reads["bytes"],
     }
+
+
+def as_codecs(codec: Mapping[str, str] | None) -> dict[str, str]:
+    """Return codecs by field, or say that they are none."""
+    if codec is not None and not isinstance(codec, Mapping):
+        raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
+    return dict(codec or {})
 
 
 def memory_slots(memory: int | str, schema: Schema) -> int:

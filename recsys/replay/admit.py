@@ -210,7 +210,11 @@ def admission(admit: str | Admission) -> Admission:
     ------
     ValueError
         For any other name.
+    TypeError
+        For a class.
     """
+    if isinstance(admit, type):
+        raise TypeError(f"admit={admit.__name__}: expected an admission, such as {admit.__name__}(), not its class")
     if not isinstance(admit, str):
         return admit
     if admit not in _ADMISSIONS:

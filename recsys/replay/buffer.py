@@ -17,7 +17,7 @@ from memhier.recsys.replay._forget import Where, forget, resize
 from memhier.recsys.replay._guarded import Guarded, closing_on_error
 from memhier.recsys.replay._hold import hold
 from memhier.recsys.replay._intake import as_labels, distinct, refresh, take_in
-from memhier.recsys.replay._parts import COMPACT_BELOW, Parts, Settings, memory_slots, stats, storage_limit
+from memhier.recsys.replay._parts import COMPACT_BELOW, Parts, Settings, as_codecs, memory_slots, stats, storage_limit
 from memhier.recsys.replay._state import USER, commit, policy_of, restore, settings_of
 from memhier.recsys.replay._storage import StorageTier
 from memhier.recsys.replay.admit import Admission, admission
@@ -114,7 +114,7 @@ class CarouselBuffer(Guarded):
                 raise ValueError(f"same_class=False: admit={kept.name!r} is about classes; expected True or None")
             same_class = True
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
-        codecs = dict(codec or {})
+        codecs = as_codecs(codec)
         policy, slots = swap_policy(swap), memory_slots(memory, schema)
         limit = storage_limit(storage, schema, codecs, slots)
         compact_below = COMPACT_BELOW if limit is not None else 0.0
@@ -418,10 +418,10 @@ class CarouselBuffer(Guarded):
     def stats(self) -> dict[str, Any]:
         """Return plain numbers.
 
-        ``step``; ``memory_samples`` of ``memory_slots``, ``storage_samples`` of ``storage_limit`` and ``arrivals``;
-        ``swapped`` samples, ``under_way`` of them, ``stalls`` (steps that waited for a swap), ``stall_s`` they waited,
-        ``read_s`` that the thread read; ``errors`` of reading; ``memory_bytes``; ``storage_bytes`` on SSD; reads and
-        bytes of the reader.
+        ``step``; ``memory_samples`` of ``memory_slots``; ``storage_samples`` of ``storage_limit``; ``arrivals``, and those
+        that storage is a sample of, ``seen``, without the forgotten; ``swapped`` samples, ``under_way`` of them, ``stalls``
+        (steps that waited for a swap), ``stall_s`` they waited, ``read_s`` that the thread read; ``errors`` of reading;
+        ``memory_bytes``; ``storage_bytes`` on SSD; reads and bytes of the reader.
 
         Raises
         ------

@@ -4,7 +4,7 @@ Replace the class before models are imported: ``utils.buffer.Buffer = lambda siz
 MammothBuffer(...)``. Images are kept as they come (Mammoth keeps float32 of everything), and nothing is copied to draw.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,8 +55,8 @@ class MammothBuffer:
 
     @property
     def num_seen_examples(self) -> int:
-        """Samples that came."""
-        return int(self.carousel.stats()["arrivals"])
+        """Samples that came, without those that were removed again."""
+        return int(self.carousel.stats()["seen"])
 
     @property
     def used_attributes(self) -> list[str]:
@@ -67,10 +67,10 @@ class MammothBuffer:
         return len(self.carousel)
 
     def __getattr__(self, name: str) -> Tensor:
-        """Return ``examples``, ``labels`` and so on of all memory, as a tensor: a copy."""
+        """Return ``examples``, ``labels`` and so on of all memory by slot, as a tensor: a copy."""
         if name not in ATTRIBUTES or name not in self.used_attributes:
             raise AttributeError(name)
-        everything = self._read(self.carousel.occupied())
+        everything = self._read(self._slots())
         return everything[self.used_attributes.index(name)]
 
     def is_empty(self) -> bool:
@@ -108,27 +108,35 @@ class MammothBuffer:
         if force_indexes is not None:
             slots = np.asarray(force_indexes, np.int64)
         elif mask_task_out is not None:
-            if cpt is None:
-                raise ValueError("cpt: expected the classes per task with mask_task_out")
             slots = self._outside_task(size, mask_task_out, cpt)
         else:
             slots = self.carousel.sample(size).slots
         self._used.add(slots, self.buffer_size)
         return self._batch(slots, transform, return_index, device, return_not_aug, not_aug_transform)
 
-    def _outside_task(self, size: int, task: int, classes: int) -> Any:
+    def _outside_task(self, size: int, task: int, classes: int | None) -> Any:
         """Draw slots whose samples are of other tasks."""
         drawn = self.carousel.sample(len(self))
-        return drawn.slots[drawn.labels // classes != task][:size]
+        if "task_labels" in self.carousel.schema.fields:
+            tasks = drawn["task_labels"]
+        elif classes is not None:
+            tasks = drawn.labels // classes
+        else:
+            raise ValueError("cpt: expected the classes per task with mask_task_out, where there are no task labels")
+        return drawn.slots[tasks != task][:size]
 
     def get_balanced_data(self, size: int, transform: Transform | None = None, n_classes: int = -1) -> Any:
-        """Draw samples, as many of each class as can be."""
+        """Draw samples, as many of each class as can be, of so many classes; -1 for all."""
         drawn = self.carousel.sample(len(self))
-        order = np.argsort(drawn.labels, kind="stable")
-        starts = np.searchsorted(drawn.labels[order], drawn.labels[order])
+        first = np.sort(np.unique(drawn.labels, return_index=True)[1])  # where each class was drawn first
+        classes = drawn.labels[first if n_classes < 0 else first[:n_classes]]
+        chosen = np.flatnonzero(np.isin(drawn.labels, classes))
+        labels, slots = drawn.labels[chosen], drawn.slots[chosen]
+        order = np.argsort(labels, kind="stable")
+        starts = np.searchsorted(labels[order], labels[order])
         ranks = np.empty(len(order), np.int64)
         ranks[order] = np.arange(len(order)) - starts
-        slots = drawn.slots[np.argsort(ranks, kind="stable")[:size]]
+        slots = slots[np.argsort(ranks, kind="stable")[:size]]
         self._used.add(slots, self.buffer_size)
         return self._batch(slots, transform)
 
@@ -138,7 +146,7 @@ class MammothBuffer:
 
     def get_all_data(self, transform: Transform | None = None, device: Any = None) -> Any:
         """Return everything in memory."""
-        return self._batch(self.carousel.occupied().copy(), transform, device=device)
+        return self._batch(self._slots(), transform, device=device)
 
     def get_dataloader(
         self, args: Any = None, batch_size: int | None = None, shuffle: bool = False, drop_last: bool = False,
@@ -165,8 +173,18 @@ class MammothBuffer:
         return {"generation": self.carousel.checkpoint(), "step": self.carousel.step}
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
-        """Return samples of slots without counting them as used."""
-        return self._read(np.atleast_1d(np.asarray(index, np.int64)))
+        """Return the sample of a slot, or the samples of several, without counting them as used."""
+        slots = np.asarray(index, np.int64)
+        found = self._read(slots.reshape(-1))
+        return found if slots.ndim else tuple(tensor[0] for tensor in found)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """Yield every sample in memory."""
+        return (self[slot] for slot in self._slots())
+
+    def _slots(self) -> Any:
+        """Return the slots in use in rising order: where memory is full, each sample's number is its slot."""
+        return np.sort(self.carousel.occupied())
 
     def _read(self, slots: Any) -> tuple[Tensor, ...]:
         batch = self.carousel.reader().read(slots)

@@ -213,7 +213,8 @@ def _ragged(name: str, field: Field, values: Any) -> Columns:
     for index, value in enumerate(values):
         array = np.frombuffer(value, field.dtype) if isinstance(value, bytes | bytearray) else np.asarray(value)
         if array.dtype != field.dtype and array.size:
-            raise TypeError(f"batch[{name!r}][{index}]: expected an array of {field.dtype}, got {array.dtype}")
+            encode = "; encode() texts" if array.dtype.kind == "U" else ""
+            raise TypeError(f"batch[{name!r}][{index}]: expected an array of {field.dtype}, got {array.dtype}{encode}")
         if array.ndim == 0 or (array.size and array.shape[1:] != shape[1:]) or len(array) > shape[0]:
             expected = ", ".join(["up to " + str(shape[0]), *map(str, shape[1:])])
             raise ValueError(f"batch[{name!r}][{index}]: expected shape [{expected}], got {list(array.shape)}")

@@ -350,7 +350,11 @@ def swap_policy(swap: str | SwapPolicy | None) -> SwapPolicy | None:
     ------
     ValueError
         For any other name.
+    TypeError
+        For a class.
     """
+    if isinstance(swap, type):
+        raise TypeError(f"swap={swap.__name__}: expected a policy, such as {swap.__name__}(0.5), not its class")
     if not isinstance(swap, str):
         return swap
     if swap not in _POLICIES:

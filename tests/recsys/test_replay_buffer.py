@@ -10,7 +10,7 @@ import pytest
 
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, RealFiles
-from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, SteeredRatio
+from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, Ring, SteeredRatio
 
 IMAGE = {"image": ("uint8", (8, 8, 3))}
 
@@ -47,13 +47,16 @@ def filled(place: Path, count: int = 60, **options: Any) -> CarouselBuffer:
         ({"schema": {"a b": "int8"}}, ValueError, "'a b'"),
         ({"schema": {"a": object}}, ValueError, "plain bytes"),
         ({"admit": "class_balanced", "same_class": False}, ValueError, "same_class"),
-        ({"swap": RandomSwap, "memory": True}, TypeError, "memory=True"),
+        ({"memory": True}, TypeError, "memory=True"),
+        ({"swap": RandomSwap}, TypeError, "swap=RandomSwap: .* RandomSwap(0.5)"),
+        ({"admit": Ring}, TypeError, "admit=Ring: .* Ring(), not"),
+        ({"codec": "jpeg"}, TypeError, "codec='jpeg': expected a dict"),
     ],
 )
 def test_unfit_arguments_are_named_and_leave_nothing(
     tmp_path: Path, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    with pytest.raises(error, match=words.replace("(", r"\(")):
+    with pytest.raises(error, match=words.replace("(", r"\(").replace(")", r"\)")):
         CarouselBuffer(tmp_path / "b", **{"memory": 4, "schema": IMAGE, **options})
     assert not (tmp_path / "b").exists()
 

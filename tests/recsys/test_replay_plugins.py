@@ -110,8 +110,16 @@ def test_mammoths_interface(tmp_path: Path) -> None:
     plain, moved, *_ = buffer.get_data(4, transform=lambda one: one + 1, return_not_aug=True)
     assert (moved == plain + 1).all()
     assert (buffer.get_data(20, mask_task_out=0, cpt=2)[1] >= 2).all()
+    assert (buffer.get_data(20, mask_task_out=1)[3] == 0).all()
     balanced = buffer.get_balanced_data(8)[1]
     assert torch.bincount(balanced, minlength=4).max() <= 2
+    two = torch.bincount(buffer.get_balanced_data(6, n_classes=2)[1])
+    assert sorted(two[two > 0].tolist()) in ([3, 3], [2, 4], [1, 5])
+    items = [*buffer]
+    assert [len(items), *items[3][0].shape] == [20, 3, 4]
+    for name, values in zip(buffer.used_attributes, zip(*items, strict=True), strict=True):
+        assert torch.equal(torch.stack(values), getattr(buffer, name))
+    assert torch.equal(buffer[torch.tensor([4, 2])][0], buffer.examples[[4, 2]])
     assert buffer.examples.shape == (20, 3, 4)
     assert buffer.labels.shape == (20,)
     with pytest.raises(AttributeError):
@@ -120,6 +128,7 @@ def test_mammoths_interface(tmp_path: Path) -> None:
     assert buffer.serialize()["step"] == 6
     buffer.empty()
     assert buffer.is_empty()
+    assert buffer.num_seen_examples == 0
     buffer.carousel.close()
 
 
