@@ -418,10 +418,10 @@ class CarouselBuffer(Guarded):
     def stats(self) -> dict[str, Any]:
         """Return plain numbers.
 
-        ``step``; ``memory_samples`` of ``memory_slots``; ``storage_samples`` of ``storage_limit``; ``arrivals``, and those
-        that storage is a sample of, ``seen``, without the forgotten; ``swapped`` samples, ``under_way`` of them, ``stalls``
-        (steps that waited for a swap), ``stall_s`` they waited, ``read_s`` that the thread read; ``errors`` of reading;
-        ``memory_bytes``; ``storage_bytes`` on SSD; reads and bytes of the reader.
+        ``step``; ``memory_samples`` of ``memory_slots``; ``storage_samples`` of ``storage_limit``; ``arrivals``, and
+        ``seen`` of them that storage is a sample of, without the forgotten; ``swapped`` samples, ``under_way`` of them,
+        ``stalls`` (steps that waited for a swap), ``stall_s`` they waited, ``read_s`` that the thread read; ``errors``
+        of reading; ``memory_bytes``; ``storage_bytes`` on SSD; reads and bytes of the reader.
 
         Raises
         ------
