@@ -23,7 +23,7 @@ def prune_links(rows: npt.NDArray[np.float32], numbers: Ints, candidates: Ints, 
         between = rows[others] @ rows[others].T
         kept: list[int] = []
         for i in range(len(others)):
-            if len(kept) < links.shape[1] and bool((between[i, kept] < products[i]).all()):
+            if len(kept) < links.shape[1] and bool((between[i, kept] <= products[i]).all()):
                 kept.append(i)
         kept += [i for i in range(len(others)) if i not in set(kept)][: links.shape[1] - len(kept)]
         links[place, : len(kept)] = others[kept]

@@ -14,10 +14,10 @@ from memhier.ann.decoder.calibrate import (
     calibrate_walk,
     split,
 )
-from memhier.ann.decoder.codes import RowCodes, encode
+from memhier.ann.decoder.codes import RowCodes, encode, encode_rows, hash_rows
 from memhier.ann.decoder.engine import Codes, Engine
 from memhier.ann.decoder.graph import Graph, build_links, giants, learn_seeds, relink
-from memhier.ann.decoder.layer import Floats, OutputLayer
+from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection, fit_projection
 from memhier.ann.decoder.settings import Effort, Method, Settings
 
@@ -71,12 +71,12 @@ def _preview_codes(
     layer: OutputLayer, projection: Projection, held: HeldOut, precision: float, rank: int | None
 ) -> tuple[Codes, Settings]:
     """Return codes of the rank, or of the smallest width that is precise with few candidates."""
-    norms = row_norms(layer)
+    norms, hashes = row_norms(layer), hash_rows(layer)
     settings = Settings(k=held.k, precision=precision)
     most, wanted = len(projection.turn), max(settings.asked, _SAFE)
     width = min(most, _FIRST_WIDTH) if rank is None else -(-rank // 4) * 4
     while True:
-        codes = Codes(projection, encode(layer, projection, width), None, None, norms)
+        codes = Codes(projection, encode(layer, projection, width), None, None, norms, hashes)
         settings = calibrate_preview(Engine(codes, layer), held, settings, wanted)
         enough = settings.reached["preview"] >= wanted and settings.preview_limit <= max(_LIMIT_MOST, 2 * held.k)
         if rank is not None or width == most or enough:
@@ -108,27 +108,32 @@ def _add_graph(
 
 
 def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
-    """Return codes of a layer in the coordinates of another, and how many rows differ; only those are linked anew."""
-    blocks = encode(layer, codes.projection, codes.blocks.width)
-    words = layer.shape[0]
-    differs = (blocks.by_row() != codes.blocks.by_row()).any(1) | (blocks.numbers != codes.blocks.numbers).any(0)
-    changed = np.flatnonzero(differs[:words])
-    again = Codes(codes.projection, blocks, None, None, row_norms(layer))
+    """Return codes of a layer in the coordinates of another, and how many rows differ; only those are made anew."""
+    hashes = hash_rows(layer)
+    changed = np.flatnonzero(hashes != codes.hashes)
+    if not len(changed):
+        return codes, 0
+    blocks, norms = encode_rows(layer, codes.projection, codes.blocks, changed), codes.norms.copy()
+    norms[changed] = _norms_of(as_floats(layer.weight[changed], layer.dtype))
+    again = Codes(codes.projection, blocks, None, None, norms, hashes)
     if codes.graph is not None:
-        rows = RowCodes.of(blocks, words)
+        rows = RowCodes.of(blocks, layer.shape[0])
         again = replace(again, rows=rows, graph=replace(codes.graph, links=relink(codes.graph.links, rows, changed)))
     return again, len(changed)
 
 
 def row_norms(layer: OutputLayer) -> Floats:
     """Return upper bounds of the norms of a layer's rows."""
-    norms = [np.linalg.norm(block.astype(np.float64), axis=1) for _, block in layer.blocks()]
-    return (np.concatenate(norms) * (1 + 1e-6)).astype(np.float32)
+    return np.concatenate([_norms_of(block) for _, block in layer.blocks()])
+
+
+def _norms_of(rows: Floats) -> Floats:
+    return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1) * (1 + 1e-6), np.float32)
 
 
 def _without_contexts(layer: OutputLayer, k: int, precision: float, rank: int | None) -> tuple[Codes, Settings, None]:
     projection = fit_projection(layer, None)
     width = len(projection.turn) if rank is None else -(-rank // 4) * 4
     blocks = encode(layer, projection, width)
-    codes = Codes(projection, blocks, None, None, row_norms(layer))
+    codes = Codes(projection, blocks, None, None, row_norms(layer), hash_rows(layer))
     return codes, Settings(k=k, precision=precision, preview_limit=max(64, 4 * k)), None

@@ -6,16 +6,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.layer import Floats, OutputLayer
+from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Coordinates, Projection, row_coordinates
 
-__all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode", "pack_blocks"]
+__all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode", "encode_rows", "hash_rows", "pack_blocks"]
 
 CHUNK_ROWS = 256
 _PADDING = -1e30  # the offset of what pads: below every logit, and finite, so that bounds stay numbers
+_SOME = 8192  # rows that are coded or hashed at a time
 _UP = 1 + 1e-6  # keeps norms above once they are single precision
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,38 @@ def encode(layer: OutputLayer, projection: Projection, width: int) -> BlockCodes
         found = row_coordinates(projection, inverse, block, layer.bias[start:stop], words)
         codes[start:stop], numbers[:, start:stop] = _code(found, width)
     return BlockCodes(pack_blocks(codes), numbers)
+
+
+def encode_rows(
+    layer: OutputLayer, projection: Projection, blocks: BlockCodes, numbers: npt.NDArray[np.int64]
+) -> BlockCodes:
+    """Return codes in which some rows are those of a layer, and all others as they were."""
+    packed, five = blocks.codes.copy(), blocks.numbers.copy()
+    words, width, inverse = layer.shape[0], blocks.width, projection.inverse()
+    for start in range(0, len(numbers), _SOME):
+        some = numbers[start : start + _SOME]
+        rows = as_floats(layer.weight[some], layer.dtype)
+        found = row_coordinates(projection, inverse, rows, layer.bias[some], words)
+        codes, five[:, some] = _code(found, width)
+        packed[some // CHUNK_ROWS, :, some % CHUNK_ROWS] = codes.reshape(len(some), width // 4, 4)
+    return BlockCodes(packed, five)
+
+
+def hash_rows(layer: OutputLayer) -> Hashes:
+    """Return for every row a hash of its weights and bias, uint64 ``[V]``, to tell which have changed.
+
+    Multilinear with odd multipliers: a row in which one number changed never keeps its hash, others do one time in
+    about 2**32.
+    """
+    words, dimension = layer.shape
+    hashes = np.empty(words, np.uint64)
+    carriers = np.dtype(f"u{layer.weight.itemsize}")
+    odd = np.random.default_rng(0).integers(0, 2**63, dimension + 1, np.uint64) * np.uint64(2) + np.uint64(1)
+    for start in range(0, words, _SOME):
+        rows = layer.weight[start : start + _SOME].view(carriers).astype(np.uint64)
+        biases = layer.bias[start : start + _SOME].view(np.uint32).astype(np.uint64)
+        hashes[start : start + len(rows)] = rows @ odd[:-1] + biases * odd[-1]
+    return hashes
 
 
 def pack_blocks(codes: Bytes) -> Bytes:

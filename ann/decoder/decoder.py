@@ -157,13 +157,34 @@ class TopKSoftmax(nn.Module):
         Parameters
         ----------
         targets
-            int64 ``[...]``, of the leading shape of `hidden`. For bounds on the answer see :meth:`LogitIndex.log_prob`.
+            int64 ``[...]``, of the leading shape of `hidden`.
         """
+        return self.bounded_log_prob(hidden, targets)[0]
+
+    def bounded_log_prob(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return as :meth:`log_prob`, and proven bounds of it: estimate, low, high."""
         states = _states(hidden)
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
         found = self.index.log_prob(states, targets.reshape(-1).numpy())
-        return torch.from_numpy(found.estimate).reshape(targets.shape)
+        estimate, low, high = (
+            torch.from_numpy(each).reshape(targets.shape) for each in (found.estimate, found.low, found.high)
+        )
+        return estimate, low, high
+
+    def log_partition(self, hidden: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log Z, float64 ``[...]``, and proven bounds of it: estimate, low, high.
+
+        Parameters
+        ----------
+        temperature
+            Divides logits.
+        """
+        found = self.index.partition(_states(hidden), temperature=temperature)
+        estimate, low, high = (
+            torch.from_numpy(each).reshape(hidden.shape[:-1]) for each in (found.estimate, found.low, found.high)
+        )
+        return estimate, low, high
 
     def sample(
         self,
@@ -174,6 +195,10 @@ class TopKSoftmax(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         """Draw a word for each hidden state.
+
+        With `top_k` shares are exact among the words found. With `top_p` alone they are of all words by the estimate of
+        log Z: each is right up to a factor of ``exp(high - low)`` of :meth:`log_partition`, and so is the probability
+        that the draw is limited to. With neither, all logits are computed.
 
         Parameters
         ----------

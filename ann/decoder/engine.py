@@ -37,6 +37,8 @@ class Codes:
         Links, and seeds by group of contexts; needs `rows`.
     norms
         float32 ``[V]``: upper bounds of the norms of the layer's rows.
+    hashes
+        uint64 ``[V]``: of the rows, to tell which of them a layer that was trained on has changed.
     """
 
     projection: Projection
@@ -44,12 +46,13 @@ class Codes:
     rows: RowCodes | None
     graph: Graph | None
     norms: Floats
+    hashes: npt.NDArray[np.uint64]
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         parts = (self.projection, self.blocks, self.rows, self.graph)
-        return self.norms.nbytes + sum(part.memory_bytes for part in parts if part is not None)
+        return self.norms.nbytes + self.hashes.nbytes + sum(part.memory_bytes for part in parts if part is not None)
 
 
 class ExactRows(Protocol):

@@ -2,17 +2,22 @@
 
 The output layer is replaced by one that computes the largest logits exactly and gives all other words an equal share of
 what is left of the partition function. Softmax, beam scores, top-p and logits processors then see probabilities among
-all words. :func:`undo` puts the layer back.
+all words. Where ``generate`` needs no more than which words are largest, these alone are looked for, the fastest way.
+:func:`undo` puts the layer back.
 """
 
+from collections.abc import Callable
+from types import MethodType
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memhier.ann.decoder.calibrate import measure_choices
 from memhier.ann.decoder.decoder import TopKSoftmax
-from memhier.ann.decoder.settings import Method
+from memhier.ann.decoder.generation import needs_ranks_alone, ranks_alone, ranks_are_enough
+from memhier.ann.decoder.settings import Method, way_for
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
@@ -33,32 +38,46 @@ class AcceleratedHead(nn.Module):
         Of the layer, with ``output="filled"``.
     certify
         Whether the likeliest word is proven, and computed by the layer itself where it is not.
+    choices
+        ``(batch, way)`` in ascending order: whether log Z comes faster from a scan, or ``"full"``.
     """
 
     head: nn.Linear
 
-    def __init__(self, head: nn.Linear, decoder: TopKSoftmax, certify: bool = False) -> None:
+    def __init__(
+        self,
+        head: nn.Linear,
+        decoder: TopKSoftmax,
+        certify: bool = False,
+        choices: tuple[tuple[int, str], ...] = ((1, "preview"),),
+    ) -> None:
         super().__init__()
         # Its parameters are registered under the layer's own names, so that a state dict stays what it was.
         self.__dict__["head"] = head
         self.weight, self.bias = head.weight, head.bias
-        self.decoder, self.certify = decoder, certify
+        self.decoder, self.certify, self.choices = decoder, certify, choices
         self.calls = self.rows = self.completed = 0
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., V]``."""
+        """Return logits ``[..., V]``; while ranks are enough, the least number for all but the k largest."""
         if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
             full: Tensor = self.head(hidden)
             return full
         self.calls += 1
         rows = hidden.numel() // hidden.shape[-1]
         self.rows += rows
-        if self.decoder.index.way(rows) == "full":
+        ranks = ranks_are_enough()
+        if (self.decoder.index.way(rows) if ranks else way_for(self.choices, rows)) == "full":
             full = self.head(hidden)
             return full
-        logits = self.decoder(hidden)
-        assert isinstance(logits, Tensor)
+        logits = self._ranked(hidden) if ranks else self.decoder(hidden)
         return self._certified(hidden, logits) if self.certify else logits
+
+    def _ranked(self, hidden: Tensor) -> Tensor:
+        values, indices = self.decoder.topk(hidden)
+        least = torch.finfo(hidden.dtype).min
+        logits = torch.full((*hidden.shape[:-1], self.weight.shape[0]), least, dtype=hidden.dtype)
+        return logits.scatter_(-1, indices, values.to(hidden.dtype))
 
     def _certified(self, hidden: Tensor, logits: Tensor) -> Tensor:
         states = hidden.detach().reshape(-1, hidden.shape[-1])
@@ -98,7 +117,9 @@ def accelerate(
         int64 ``[n, t]``: text whose hidden states teach the decoder, such as a few thousand words of what will be
         written. When not given, the model writes some itself, from random prompts.
     precision, method
-        As for :meth:`LogitIndex.build`. Since log Z needs a scan of all codes, every way but ``"full"`` takes one.
+        As for :meth:`LogitIndex.build`. They hold where ranks are enough: in ``generate``, greedily or with a `top_k`
+        of at most `k`, and nothing that looks at scores. What needs log Z (beams, top-p alone, plain calls of the
+        model) takes a scan of all codes, or the full product where that is faster.
     certify
         Prove the likeliest word of every step, and compute those that cannot be proven in full: greedy decoding then
         equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a
@@ -124,10 +145,29 @@ def accelerate(
         head, min(k, head.weight.shape[0]), precision,
         contexts=contexts, method=method, output="filled", seed=seed, progress=progress,
     )  # fmt: skip
-    replacement = AcceleratedHead(head, decoder, certify)
+    ways: dict[str, Callable[[Any], object]] = {
+        "preview": lambda states: decoder(torch.from_numpy(states)),
+        "full": lambda states: head(torch.from_numpy(states).to(head.weight.dtype)),
+    }
+    with torch.no_grad():
+        choices = measure_choices(ways, contexts.numpy(), seed) if method == "auto" else ((1, method),)
+    replacement = AcceleratedHead(head, decoder, certify, choices)
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
+    if hasattr(model, "generate"):
+        _settable(model).generate = MethodType(generate, model)
     return model
+
+
+def generate(model: Any, *arguments: Any, **options: Any) -> Any:
+    """Generate as the model's own class does, in the place of its method; tell its output layer what is needed."""
+    config = arguments[1] if len(arguments) > 1 else options.get("generation_config")
+    head = model.get_output_embeddings()
+    enough = isinstance(head, AcceleratedHead) and needs_ranks_alone(
+        model, head.decoder.index.settings.k, config, options
+    )
+    with ranks_alone(enough):
+        return type(model).generate(model, *arguments, **options)
 
 
 def undo(model: Model) -> Model:
@@ -142,6 +182,7 @@ def undo(model: Model) -> Model:
     if not isinstance(head, AcceleratedHead):
         raise ValueError("model: not accelerated, so there is nothing to undo")
     _settable(model).set_output_embeddings(head.head)
+    model.__dict__.pop("generate", None)
     return model
 
 
@@ -204,8 +245,8 @@ def _output_layer(model: nn.Module) -> Any:
 @torch.no_grad()
 def _contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> Tensor:
     """Return the hidden states that reach the output layer while the model reads a text or writes one."""
-    seen: list[Tensor] = []
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].reshape(-1, inputs[0].shape[-1])))
+    seen = _Sample(_CONTEXTS_MOST, seed)
+    hook = head.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].reshape(-1, inputs[0].shape[-1])))
     training = [module.training for module in model.modules()]
     model.eval()
     try:
@@ -219,9 +260,31 @@ def _contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) 
         # One by one: parts may be frozen in a mode of their own.
         for module, mode in zip(model.modules(), training, strict=True):
             module.training = mode
-    states = torch.cat(seen)
-    order = torch.randperm(len(states), generator=torch.Generator().manual_seed(seed))[:_CONTEXTS_MOST]
-    return states[order.sort().values].float()
+    return seen.states().float()
+
+
+class _Sample:
+    """A sample of rows that come in blocks: those of the smallest random keys, in the order in which they came."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self._most, self._generator = most, torch.Generator().manual_seed(seed)
+        self._rows: list[Tensor] = []
+        self._keys = torch.empty(0, dtype=torch.float64)
+
+    def add(self, rows: Tensor) -> None:
+        keys = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
+        self._keys = torch.cat([self._keys, keys])
+        self._rows.append(rows)
+        if len(self._keys) > 2 * self._most:
+            self.states()
+
+    def states(self) -> Tensor:
+        rows = torch.cat(self._rows)
+        if len(rows) > self._most:
+            kept = torch.topk(self._keys, self._most, largest=False).indices.sort().values
+            rows, self._keys = rows[kept], self._keys[kept]
+        self._rows = [rows]
+        return rows
 
 
 def _write(model: Any, words: int, seed: int) -> None:

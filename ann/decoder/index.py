@@ -1,5 +1,6 @@
 """LogitIndex: the largest logits of an output layer without the full product, over NumPy arrays."""
 
+import warnings
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
@@ -16,7 +17,7 @@ from memhier.ann.decoder.calibrate import measure_choices
 from memhier.ann.decoder.engine import Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
 from memhier.ann.decoder.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
-from memhier.ann.decoder.stored import open_index, save_index
+from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.budget import parse_bytes
 from memhier.store import Verify
 
@@ -85,8 +86,8 @@ class LogitIndex:
         precision
             Declared mean share of them in an answer, for contexts like those given.
         method
-            ``"graph"``, ``"preview"``, ``"screen"``, ``"full"``, or ``"auto"``: of these the fastest for each size of
-            batch.
+            ``"graph"``, ``"preview"``, ``"screen"``, ``"full"``, or ``"auto"``: for each size of batch the fastest of
+            those that reach the precision on contexts held out. A warning tells where none but the full product does.
         rank
             Leading directions of the preview's codes; found by measuring when not given.
         dram, path
@@ -122,7 +123,10 @@ class LogitIndex:
         if rank is not None:
             rank = check_int("rank", rank, 1, dimension, "directions")
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
+        if path is not None:
+            check_place(Path(path))
         codes, settings, held = build_codes(layer, states, k, precision, method, rank, seed, progress)
+        _warn_if_short(settings, method)
         index = cls(Engine(codes, layer), settings, method, layer.digest())
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
@@ -145,7 +149,7 @@ class LogitIndex:
         """
         k = self._settings.k
         able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
-        ways: dict[str, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able or ["preview"]}
+        ways: dict[str, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able}
         ways["full"] = full or (lambda states: self._engine.full(states, k))
         self._settings = self._settings.with_(choices=measure_choices(ways, hidden, seed))
 
@@ -290,8 +294,9 @@ class LogitIndex:
     def refresh(self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None) -> int:
         """Take over a layer that was trained on, of the same shape; return how many of its rows had changed.
 
-        All rows are coded again, which takes seconds. What contexts taught stays: directions and effort. The bounds are
-        those of the new rows. An index whose rows lie on SSD answers from the given layer, in DRAM, from then on.
+        Only these are coded and linked again, found by the hashes of rows. What contexts taught stays: directions and
+        effort. The bounds are those of the new rows. An index whose rows lie on SSD answers from the given layer, in
+        DRAM, from then on.
         """
         layer = check_layer(weight, bias, dtype)
         if layer.shape != self.shape:
@@ -383,3 +388,16 @@ class LogitIndex:
                 exact = self._engine.full(states[doubtful], k)
                 found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found
+
+
+def _warn_if_short(settings: Settings, method: Method) -> None:
+    """Warn where the precision was measured and is not what was declared."""
+    wanted, reached = settings.precision, settings.reached
+    short = max(reached.values(), default=1.0) if method == "auto" else reached.get(method, 1.0)
+    if short < wanted:
+        way = "no way but the full product reaches" if method == "auto" else f"method={method!r} does not reach"
+        warnings.warn(
+            f"{way} precision={wanted} on the contexts held out, but {short:.4f}: "
+            "a larger rank may, more contexts may, and method='full' does",
+            stacklevel=3,
+        )

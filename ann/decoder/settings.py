@@ -47,6 +47,15 @@ NO_WALK = Effort(0, 0, 0)
 FAR_PROBES = 16  # none of the groups is near, so seeds of many are asked
 
 
+def way_for(choices: tuple[tuple[int, str], ...], batch: int) -> str:
+    """Return of ``(batch, way)`` in ascending order the way that a batch of this size takes."""
+    chosen = choices[0][1]
+    for least, way in choices:
+        if batch >= least:
+            chosen = way
+    return chosen
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Plain numbers, kept beside the codes.
@@ -102,11 +111,7 @@ class Settings:
 
     def way(self, batch: int) -> str:
         """Return the way measured fastest for a batch of this size."""
-        chosen = self.choices[0][1]
-        for least, way in self.choices:
-            if batch >= least:
-                chosen = way
-        return chosen
+        return way_for(self.choices, batch)
 
     def scaled(self, limit: int, k: int) -> int:
         """Return the candidates for `k` largest, where `limit` are right for the k of the build."""

@@ -1,6 +1,7 @@
 """An index as a store: codes as segments, the layer's rows where they can be read one by one."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +21,7 @@ from memhier.reader import Reader
 from memhier.rows import Rows, RowsWriter
 from memhier.store import Store, Verify
 
-__all__ = ["KIND", "StoredRows", "open_index", "save_index"]
+__all__ = ["KIND", "StoredRows", "check_place", "open_index", "save_index"]
 
 KIND = "decoder"
 VERSION = 3
@@ -139,6 +140,14 @@ class StoredRows:
         return as_floats(rows.view(self._carrier), self.dtype)
 
 
+def check_place(path: Path) -> None:
+    """Refuse a place where an index cannot be saved, before it is built; nothing stays there."""
+    existed = path.exists()
+    Store.create(path, kind=KIND).close()
+    if not existed:
+        shutil.rmtree(path)
+
+
 def save_index(path: Path, engine: Engine, settings: Settings, method: str, digest: str) -> None:
     """Write everything into a new store, in one commit."""
     layer, codes = engine.layer, engine.codes
@@ -230,7 +239,7 @@ def _arrays(codes: Codes) -> list[tuple[str, str, npt.NDArray[Any]]]:
         if part is not None
         for field in part.__dataclass_fields__
     ]
-    return [*found, ("codes", "norms", codes.norms)]
+    return [*found, ("codes", "norms", codes.norms), ("codes", "hashes", codes.hashes)]
 
 
 def _codes(arrays: dict[str, npt.NDArray[Any]]) -> Codes:
@@ -238,7 +247,7 @@ def _codes(arrays: dict[str, npt.NDArray[Any]]) -> Codes:
     for name, kind in _PARTS.items():
         fields = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
         parts[name] = kind(**fields) if fields else None
-    return Codes(**parts, norms=arrays["codes/norms"])
+    return Codes(**parts, norms=arrays["codes/norms"], hashes=arrays["codes/hashes"])
 
 
 def _load(store: Store, name: str, dtype: str, shape: list[int]) -> npt.NDArray[Any]:

@@ -70,7 +70,7 @@ def test_links_are_those_of_the_rule(words, degree, candidates, seed):
         wanted = []
         for other in others:
             product = rows[other] @ rows[own]
-            if len(wanted) < degree and all(rows[other] @ rows[one] < product for one in wanted):
+            if len(wanted) < degree and all(rows[other] @ rows[one] <= product for one in wanted):
                 wanted.append(other)
         wanted += [other for other in others if other not in wanted][: degree - len(wanted)]
         assert [row for row in kept if row != NO_ROW] == wanted
@@ -245,6 +245,15 @@ def test_one_dominating_row_leaves_the_graph_as_good(where):
     index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
     assert precision(index.topk(hidden[2000:]).indices, weight, bias, hidden[2000:]) > 0.99
     assert index.settings.graph_ef <= 64, "a longer list would make up for links that lead nowhere"
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_rows_that_are_there_several_times_are_walked_past(times):
+    weight, bias, hidden = make_model(1500, 24)
+    weight, bias = np.concatenate([weight] * times), np.concatenate([bias] * times)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
+    assert precision(index.topk(hidden[2000:]).indices, weight, bias, hidden[2000:]) > 0.99
+    assert index.settings.reached["graph"] > 0.9975
 
 
 def test_relinking_changes_what_was_trained_and_keeps_the_rest():

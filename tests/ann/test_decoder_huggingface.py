@@ -9,7 +9,8 @@ transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
 from memhier.ann.decoder import TopKSoftmax  # noqa: E402
-from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
+from memhier.ann.decoder.generation import needs_ranks_alone  # noqa: E402
+from memhier.ann.decoder.huggingface import AcceleratedHead, _Sample, accelerate, rescore, undo  # noqa: E402
 
 WORDS = 400
 
@@ -201,3 +202,81 @@ def test_modes_of_parts_stay_as_they_were(model):
     assert not frozen.training
     assert model.transformer.h[1].training
     assert model.training
+
+
+def forbid_scans(model, monkeypatch):
+    """Fail where probabilities among all words are asked for."""
+
+    def refuse(*_, **__):
+        raise AssertionError("log Z was asked for")
+
+    monkeypatch.setattr(model.get_output_embeddings().decoder.index, "distribution", refuse)
+
+
+@pytest.mark.parametrize("certify", [False, True])
+@pytest.mark.parametrize("method", ["graph", "preview"])
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"do_sample": True, "top_k": 10, "top_p": 0.8}])
+def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, method, certify, options):
+    options["repetition_penalty"] = 1.3
+    right = generate(model, **options)
+    text = make_text(40, 24, torch.Generator().manual_seed(9))
+    accelerate(model, k=20, input_ids=text, method=method, certify=certify)
+    forbid_scans(model, monkeypatch)
+    torch.testing.assert_close(generate(model, **options), right)
+    torch.testing.assert_close(generate(copy.deepcopy(model), **options), right)
+    if not certify:
+        assert model.get_output_embeddings().completed == 0
+    with pytest.raises(AssertionError, match="log Z"):
+        generate(model, **options, output_scores=True, return_dict_in_generate=True)
+    with pytest.raises(AssertionError, match="log Z"), torch.no_grad():
+        model(prompts())
+
+
+@pytest.mark.parametrize(
+    ("options", "enough"),
+    [
+        ({}, True),
+        ({"do_sample": True}, False),  # among 50 by default, of which 20 are exact
+        ({"do_sample": True, "top_k": 20}, True),
+        ({"do_sample": True, "top_k": 21}, False),
+        ({"do_sample": True, "top_k": 0, "top_p": 0.9}, False),
+        ({"num_beams": 3}, False),
+        ({"output_logits": True}, False),
+        ({"guidance_scale": 1.5}, False),
+        ({"logits_processor": [print]}, False),
+        ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 2}, True),
+    ],
+)
+def test_what_generate_needs_follows_from_its_options(model, options, enough):
+    assert needs_ranks_alone(model, 20, None, options) == enough
+    if all(hasattr(transformers.GenerationConfig(), name) for name in options):
+        assert needs_ranks_alone(model, 20, transformers.GenerationConfig(**options), {}) == enough
+
+
+def test_undo_gives_generate_back(model):
+    accelerate(model, k=10, method="preview")
+    assert model.generate.__func__ is not type(model).generate
+    undo(model)
+    assert model.generate.__func__ is type(model).generate
+    accelerate(model, k=10, method="preview")
+    # Whoever puts a layer of their own in its place gets that.
+    model.set_output_embeddings(model.get_output_embeddings().head)
+    assert generate(model, do_sample=False).shape == (4, 26)
+
+
+def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
+    held = []
+    for sizes in ((1000,), (7,) * 142 + (6,), (600, 400)):
+        sample, rows = _Sample(64, 3), torch.arange(1000)[:, None]
+        for part in rows.split(sizes):
+            sample.add(part)
+            held.append(sum(map(len, sample._rows)))
+        found = sample.states()[:, 0]
+        assert len(found) == 64
+        assert (found.diff() > 0).all()
+        assert 300 < found.float().mean() < 700
+    assert max(held[1:]) <= 600, "what one call brings, and twice the sample"
+    assert max(held[1:144]) <= 2 * 64 + 7
+    few = _Sample(64, 3)
+    few.add(torch.arange(5)[:, None])
+    assert few.states()[:, 0].tolist() == [0, 1, 2, 3, 4]

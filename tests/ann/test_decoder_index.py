@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.decoder import LogitIndex, calibrate
+from memhier.ann.decoder import LogitIndex, build, calibrate, codes
 from memhier.ann.decoder import engine as engine_module
-from memhier.ann.decoder.layer import as_floats
+from memhier.ann.decoder.layer import OutputLayer, as_floats
 from memhier.ann.decoder.tail import margins
 from memhier.errors import BudgetError, CorruptionError, FormatError
 
@@ -356,3 +356,53 @@ def test_the_full_product_is_left_only_for_what_is_clearly_faster(monkeypatch, s
 
     ways = {"preview": takes(share), "full": takes(1.0)}
     assert calibrate.measure_choices(ways, np.zeros((9, 2), np.float32), 0) == ((1, chosen),)
+
+
+def test_a_precision_that_is_not_reached_is_told_and_auto_takes_the_full_product():
+    weight, bias, hidden = make_layer(800, 48)
+    hidden = hidden + 2 * np.random.default_rng(1).normal(size=hidden.shape).astype(np.float32)
+    with pytest.warns(UserWarning, match=r"method='preview' does not reach precision=0\.99 .* but 0\.\d+"):
+        short = LogitIndex.build(weight, bias, contexts=hidden, k=5, rank=4, method="preview")
+    assert short.settings.reached["preview"] < 0.99
+    with pytest.warns(UserWarning, match=r"no way but the full product reaches precision=0\.99"):
+        index = LogitIndex.build(weight, bias, contexts=hidden, k=5, rank=4)
+    assert index.settings.choices == ((1, "full"),)
+    assert_largest(index.topk(hidden[:40]), exact(weight, bias, hidden[:40]), 5)
+
+
+def test_only_rows_that_changed_are_coded_again(monkeypatch):
+    weight, bias, hidden = make_layer(2000, 40)
+    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="graph")
+    before = index._engine.codes
+    assert index.refresh(weight.copy(), bias) == 0
+    assert index._engine.codes is before
+    tuned, moved = weight.copy(), bias.copy()
+    tuned[[3, 777, 1999], 5] += np.float32(0.25)
+    moved[42] += 1
+    coded = []
+    monkeypatch.setattr(build, "encode_rows", lambda *given: coded.append(given[-1]) or codes.encode_rows(*given))
+    assert index.refresh(tuned, moved) == 4
+    np.testing.assert_array_equal(coded[0], [3, 42, 777, 1999])
+    after = index._engine.codes
+    whole = codes.encode(index.layer, after.projection, after.blocks.width)
+    np.testing.assert_array_equal(after.blocks.codes, whole.codes)
+    np.testing.assert_allclose(after.blocks.numbers, whole.numbers, rtol=1e-6)
+    np.testing.assert_array_equal(after.norms, build.row_norms(index.layer))
+    assert_largest(index.topk(hidden[300:], certify=True, complete=True), exact(tuned, moved, hidden[300:]), 5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_any_number_of_a_row_changes_its_hash(dtype):
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 2**14, (50, 9)).astype(np.uint16)
+    rows = rows if dtype == "bfloat16" else rng.normal(size=(50, 9)).astype(dtype)
+    right = codes.hash_rows(OutputLayer(rows, dtype, np.zeros(50, np.float32)))
+    assert len(set(right.tolist())) == 50
+    for at in range(9):
+        other = rows.copy()
+        bits = other.view(f"u{other.itemsize}")
+        bits[7, at] ^= 1 << int(rng.integers(8 * other.itemsize))
+        found = codes.hash_rows(OutputLayer(other, dtype, np.zeros(50, np.float32)))
+        assert np.flatnonzero(found != right).tolist() == [7]
+    biased = codes.hash_rows(OutputLayer(rows, dtype, np.eye(50, dtype=np.float32)[3]))
+    assert np.flatnonzero(biased != right).tolist() == [3]

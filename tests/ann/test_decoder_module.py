@@ -92,6 +92,22 @@ def test_log_prob(built):
     torch.testing.assert_close(decoder.log_prob(hidden, targets), right, rtol=0, atol=0.02)
 
 
+def test_log_probabilities_and_log_z_have_bounds(built):
+    head, hidden, decoder = built
+    states, targets = hidden.reshape(4, 25, 24), torch.arange(100).reshape(4, 25)
+    logits = (states.double() @ head.weight.double().T + head.bias.double()).detach()
+    right = logits.log_softmax(-1).gather(-1, targets[..., None])[..., 0]
+    estimate, low, high = decoder.bounded_log_prob(states, targets)
+    torch.testing.assert_close(estimate, decoder.log_prob(states, targets))
+    assert ((low <= right) & (right <= high)).all()
+    assert ((low <= estimate) & (estimate <= high)).all()
+    for temperature in (1.0, 2.0):
+        z, low, high = decoder.log_partition(states, temperature)
+        right = (logits / temperature).logsumexp(-1)
+        assert z.shape == (4, 25)
+        assert ((low <= right) & (right <= high)).all()
+
+
 def frequencies(drawn, words):
     return np.bincount(drawn.numpy(), minlength=words) / len(drawn)
 

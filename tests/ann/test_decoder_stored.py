@@ -12,6 +12,7 @@ import pytest
 
 from memhier import backend
 from memhier.ann.decoder import LogitIndex
+from memhier.ann.decoder import index as index_module
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 
 WORDS, DIMENSION = 4000, 256
@@ -159,6 +160,18 @@ def test_a_build_may_go_straight_to_ssd(tmp_path, dtype):
         LogitIndex.build(weight, bias, dram="3MB")
     with pytest.raises(BudgetError, match="codes, graph, checksums and buffers take more"):
         LogitIndex.build(weight, bias, contexts=hidden, k=5, method="preview", dram=1000, path=tmp_path / "other")
+
+
+def test_a_place_that_is_taken_is_refused_before_anything_is_built(tmp_path, monkeypatch):
+    weight, bias, hidden = make_layer()
+    monkeypatch.setattr(index_module, "build_codes", lambda *_: pytest.fail("it was built"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").write_text("somebody's")
+    with pytest.raises(FileExistsError):
+        LogitIndex.build(weight, bias, contexts=hidden, dram="3MB", path=tmp_path / "taken")
+    with pytest.raises(FileNotFoundError):
+        LogitIndex.build(weight, bias, contexts=hidden, dram="3MB", path=tmp_path / "nowhere" / "index")
+    assert [each.name for each in tmp_path.iterdir()] == ["taken"]
 
 
 def test_a_page_that_changed_is_noticed_when_it_is_read(tmp_path):

@@ -36,7 +36,7 @@ void choose(const float* rows, std::size_t width, std::vector<Neighbour>& near, 
   for (std::size_t i = 0; i < near.size() && kept.size() < links.size(); ++i) {
     const float* row = rows + std::size_t{near[i].row} * width;
     taken[i] = std::all_of(kept.begin(), kept.end(), [&](const Neighbour& other) {
-      return dot_floats(row, rows + std::size_t{other.row} * width, width) < near[i].product;
+      return dot_floats(row, rows + std::size_t{other.row} * width, width) <= near[i].product;
     });
     if (taken[i]) kept.push_back(near[i]);
   }
