@@ -175,6 +175,8 @@ class Ahead:
         with self._changed:
             self._changed.wait_for(self._is_settled)
         self._let_go()
+        if self._blocked:
+            self._module._make_room()
         with self._changed:
             # Without lookahead a batch is fetched now; with it this is the time for one that found no room.
             self._granted = max(self._granted, self._handed_out + 1)
@@ -281,7 +283,7 @@ class Ahead:
             batch = next(self._batches)
             self._loader_s += time.perf_counter() - started
             ids = self._ids_of(batch)
-            rows = self._module.tables.distinct(ids)
+            rows = self._module._distinct(ids)
             self._module.tables.check_fits(rows)
         except StopIteration:
             with self._changed:

@@ -186,17 +186,21 @@ def _in_place(gradient: Tensor) -> tuple[Floats, int]:
     return floats.numpy(), stride
 
 
-def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group) -> None:
-    """Update the rows of a step where they lie, by torch's operators."""
+def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group, late: list[int] | None = None) -> None:
+    """Update the rows of a step where they lie, by torch's operators.
+
+    `late` has the numbers of updates of the tables as of an earlier step, of which these gradients are the rest.
+    """
     assert rows.loan is not None
     slots = rows.loan.slots
     with rows.loan.changing() as slab:
         for table, gradient in gradients:
             mine = slots[rows.of_table(table)]
-            tables.record.steps[table] += 1
+            tables.record.steps[table] += late is None
+            step = tables.record.steps[table] if late is None else late[table]
             dim, width = tables.specs[table].dim, tables.widths[table]
             held = torch.from_numpy(np.take(slab, mine, axis=0, mode="clip"))
             weights, state = held[:, :dim].contiguous(), held[:, dim:width].contiguous()
-            tables.optimizer.update(weights, state, gradient, group, tables.record.steps[table])
+            tables.optimizer.update(weights, state, gradient, group, step)
             held[:, :dim], held[:, dim:width] = weights, state
             slab[mine] = held.numpy()

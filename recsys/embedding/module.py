@@ -247,6 +247,13 @@ class TableModule(nn.Module):
         """Return the ids of each table in what the module is called with."""
         raise NotImplementedError
 
+    def _distinct(self, ids: list[Ints | None]) -> Rows:
+        """Return the distinct rows of what `_ids_of` said."""
+        return self.tables.distinct(ids)
+
+    def _make_room(self) -> None:
+        """Let rows go, if there are any, that need not stay."""
+
     def _largest(self, size: int) -> int | None:
         """Return the largest of the sizes of all that must read their loaders in step; None for one that need not."""
         return None
@@ -269,7 +276,7 @@ class TableModule(nn.Module):
         """Return the rows of a step, in DRAM: those that were fetched ahead where they are the ones."""
         if self._planned is not None and _are_equal(self._planned[0], ids):
             return self._planned[1].share()
-        rows = self.tables.distinct(ids)
+        rows = self._distinct(ids)
         if self._planned is None and not self.tables.is_planned:
             self.tables.lend(rows)
         elif trains:

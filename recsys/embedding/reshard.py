@@ -13,7 +13,7 @@ from memhier.recsys.embedding.collection import FeatureParser
 from memhier.recsys.embedding.module import EXTRA
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import as_json
-from memhier.recsys.embedding.sharded import Shard
+from memhier.recsys.embedding.shard import Shard
 
 __all__ = ["reshard"]
 
@@ -117,6 +117,6 @@ def _copy(old: Shard, new: Shard) -> int:
         here, there = block[mine], new.numbers(everywhere[mine])
         for start in range(0, len(here), step):
             part = slice(start, start + step)
-            new.replace(there[part], old.read(0, here[part]))
+            new.replace(there[part], old.read_numbers(here[part]))
         copied += len(here)
     return copied

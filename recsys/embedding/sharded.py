@@ -4,7 +4,8 @@ Row r of a table belongs to the rank (where the table begins + r) modulo the num
 and gradients by all-to-all. Gradients come back one for each id and are added in the order of ranks and, within a rank,
 of ids: so training on W ranks gives tables with the bits of training on one rank whose batch is theirs one after the
 other. What of a batch waits for whom is decided when its ids are known: `lookahead` exchanges them, and reads the rows
-they ask for, before their step comes.
+they ask for, before their step comes. Gradients of rows that no rank needs in the next step (Bagpipe's `sync_later`,
+arXiv 2202.12429) travel while that runs, and are added before the one after it begins.
 """
 
 import os
@@ -16,101 +17,71 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch import distributed as dist
+from torch import Tensor, nn
 
 from memhier._arrays import as_ints
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
-from memhier.recsys.embedding.fused import apply_sparse
-from memhier.recsys.embedding.kernels import Places, distinct_rows
-from memhier.recsys.embedding.module import TableModule, not_compiled
+from memhier.recsys.embedding.collectives import Arriving, Collectives
+from memhier.recsys.embedding.exchange import Asked, Exchange, Flags, Layout, ask, say_what_can_wait
+from memhier.recsys.embedding.fused import Sparse, apply_sparse
+from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.tables import Floats, Ints, Rows, Tables, TableSpec
+from memhier.recsys.embedding.shard import Shard
+from memhier.recsys.embedding.tables import Ints, Rows, TableSpec
 
-__all__ = ["Shard", "ShardedEmbeddingBagCollection"]
+__all__ = ["ShardedEmbeddingBagCollection"]
 
 
-class Shard(Tables):
-    """The rows of one rank, under the numbers they have there: key // ranks."""
+@dataclass(frozen=True, slots=True)
+class _Contributions:
+    """Gradients of ids: the numbers of their rows int64 [n], values float32 [n, widest], from which rank int64 [n]."""
 
-    def __init__(self, whole: Sequence[TableSpec], rank: int, ranks: int, optimizer: SparseOptimizer, **options: Any):
-        self._whole = tuple(whole)
-        self._whole_bases = np.cumsum([0, *(spec.rows for spec in whole)])
-        self._rank, self._ranks = rank, ranks
-        rows = max(1, -(-(int(self._whole_bases[-1]) - rank) // ranks))
-        name = f"shard {rank} of {ranks}: " + ", ".join(f"{spec.name} {spec.rows} {spec.initial}" for spec in whole)
-        super().__init__([TableSpec(name, rows, whole[0].dim)], optimizer, **options)
-        self._tier._parts.log.way_back = True
+    numbers: Ints
+    values: Tensor
+    ranks: Ints
 
-    def everywhere(self, numbers: Ints) -> Ints:
-        """Return the keys that rows have in the whole."""
-        return numbers * self._ranks + self._rank
+    def only(self, wanted: Flags) -> "_Contributions":
+        return _Contributions(self.numbers[wanted], self.values[torch.from_numpy(wanted)], self.ranks[wanted])
 
-    def has(self, keys: Ints) -> NDArray[np.bool_]:
-        """Return which keys of the whole are this rank's."""
-        mine: NDArray[np.bool_] = keys % self._ranks == self._rank
-        return mine
-
-    def numbers(self, keys: Ints) -> Ints:
-        """Return the numbers that keys of the whole have here."""
-        return keys // self._ranks
-
-    def _first_rows(self, keys: Ints) -> Floats:
-        dim = self.specs[0].dim
-        rows = np.full((len(keys), self.widths[0]), self.optimizer.first_state(), np.float32)
-        everywhere = self.everywhere(keys)
-        table_of = np.searchsorted(self._whole_bases, everywhere, side="right") - 1
-        for table in np.unique(table_of).tolist():
-            spec, mine = self._whole[table], table_of == table
-            ids = everywhere[mine] - self._whole_bases[table]
-            rows[mine, :dim] = spec.initial.weights(self.seed, table, ids, dim, spec.rows)
-        return rows
+    def then(self, others: "_Contributions") -> "_Contributions":
+        """Return both, in the order of ranks."""
+        ranks = np.concatenate((self.ranks, others.ranks))
+        order = np.argsort(ranks, kind="stable")
+        values = torch.cat((self.values, others.values))[torch.from_numpy(order)]
+        return _Contributions(np.concatenate((self.numbers, others.numbers))[order], values, ranks[order])
 
 
 @dataclass(slots=True)
-class _Exchange:
-    """What a step asks of whom.
+class _Late:
+    """Contributions to a step that travel while the next one runs.
 
     Attributes
     ----------
-    ids
-        Of each table, what this rank's batch has.
-    keys, inverse, ends
-        Of this rank's batch: distinct keys, and for every id which of them it is, table after table.
-    order
-        Places of `keys` by owner.
-    sent, received
-        How many keys this rank asks of each rank, and each rank of this one.
-    asked
-        int64: the keys that others ask of this rank, by their numbers here, rank after rank.
+    here
+        Those for rows that can wait which came at once, from ranks that did not know.
+    counts
+        How many come from each rank.
+    group, steps
+        Hyperparameters and numbers of updates as of the step.
     """
 
-    ids: list[Ints]
-    keys: Ints
-    inverse: Places
-    ends: Ints
-    order: Ints
-    sent: list[int]
-    received: list[int]
-    asked: Ints
-
-
-class _Asked(list["Ints | None"]):
-    """What a batch to come asks of this rank, with the exchange that said so."""
-
-    def __init__(self, exchange: _Exchange) -> None:
-        super().__init__([exchange.asked])
-        self.exchange = exchange
+    rows: Rows
+    following: Exchange | None
+    here: _Contributions
+    counts: list[int]
+    keys: Arriving
+    values: Arriving
+    group: dict[str, Any]
+    steps: list[int]
 
 
 class ShardedEmbeddingBagCollection(TableModule):
     """:class:`EmbeddingBagCollection` over the ranks of `torch.distributed`, each with its own folder and budget.
 
     The dense part goes under DDP as ever; this module stays outside. All ranks must make the same calls in the same
-    order, and leave an epoch of `lookahead` at the same batch. Tables have one width.
+    order, and leave an epoch of `lookahead` at the same batch.
 
     Parameters
     ----------
@@ -122,13 +93,14 @@ class ShardedEmbeddingBagCollection(TableModule):
         Divide gradients by the number of ranks, as DDP does with those of the dense part.
     group
         Ranks among which the tables are divided; by default all.
+    update
+        As in :class:`EmbeddingBag`. Where a step adds up several backward passes, the sums' last bits depend on the
+        number of ranks.
     optimizer, dram, seed, resume, policy, codec, touched, step_rows
         As in :class:`EmbeddingBag`, for each rank.
 
     Raises
     ------
-    ValueError
-        For tables of several widths.
     FormatError
         When the shards are of another number of ranks, see :func:`reshard`, or not of one training.
     """
@@ -142,36 +114,38 @@ class ShardedEmbeddingBagCollection(TableModule):
         path: str | os.PathLike[str],
         average: bool = True,
         group: Any = None,
+        update: Update = "backward",
         **options: Any,
     ) -> None:
         parser = FeatureParser(tables)
-        widths = sorted({spec.dim for spec in parser.specs})
-        if len(widths) > 1:
-            raise ValueError(f"tables: expected one embedding_dim, got {widths}")
-        self._group = group
-        self._rank, self._ranks = dist.get_rank(group), dist.get_world_size(group)
+        # What the training waits for, what travels beside it, and what the thread that looks ahead asks: each needs a
+        # group of its own.
+        self._now = Collectives(group)
+        self._beside, self._ahead = self._now.like(), self._now.like()
+        self._rank, self._ranks = self._now.rank, self._now.ranks
         folder = Path(path) / f"shard-{self._rank}"
         folder.parent.mkdir(parents=True, exist_ok=True)
-        agree(folder, self._of_all(last_checkpoints(folder)))
+        agree(folder, [(last, before) for last, before in self._now.all(last_checkpoints(folder))])
         self._saving: Future[int] | None = None
         rule = SGD() if optimizer is None else optimizer
-        super().__init__(
-            Shard(parser.specs, self._rank, self._ranks, rule, dram=dram, path=folder, **options), "backward"
-        )
+        super().__init__(Shard(parser.specs, self._rank, self._ranks, rule, dram=dram, path=folder, **options), update)
         self._parser = parser
         self._bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])
+        self._dims = np.array([spec.dim for spec in parser.specs])
         self._average = average
-        # The thread that looks ahead exchanges ids while the training exchanges rows: each needs a group of its own.
-        self._ahead_group = dist.new_group() if group is None else _like(group)
+        self._previous: Exchange | None = None  # the last one that was made ahead
+        self._late: _Late | None = None
 
     @not_compiled
     def forward(self, features: Any) -> Pooled:
         """Return pooled rows of every feature of this rank's batch; see :class:`EmbeddingBagCollection`."""
         bags = self._parser.bags_of(features)
         ids = [bag.indices.numpy() for bag in bags]
-        exchange = self._expected(ids) or self._exchange(ids, self._group)
+        exchange = self._expected(ids) or self._ask(ids, self._now)
+        if self._late is not None and self._late.following is not exchange:
+            self._settle()
         trains = torch.is_grad_enabled() and self.training
-        rows = self._rows_of([exchange.asked], trains)
+        rows = self._rows_of(Asked(exchange), trains)
         with torch.set_grad_enabled(trains):
             samples = [bag.weights for bag in bags]
             output: Tensor = _Look.apply(self._anchor, self, rows, exchange, bags, *samples)  # type: ignore[no-untyped-call]
@@ -192,16 +166,16 @@ class ShardedEmbeddingBagCollection(TableModule):
         """Return the optimizer's state of rows, float32 [n, width], as :meth:`weights` does."""
         return self._from_everywhere(super().optimizer_state, rows, table)
 
-    def _from_everywhere(self, read: Callable[[Ints], Tensor], rows: Any, table: int) -> Tensor:
+    def _from_everywhere(self, read: Callable[[Ints, int], Tensor], rows: Any, table: int) -> Tensor:
         ids = as_ints("rows", rows)
         self._parser.check_ids(table, ids)
+        self._settle()
         keys = ids + self._bases[table]
-        mine = keys % self._ranks == self._rank
-        own = read(keys[mine] // self._ranks)
+        mine = self._shard.has(keys)
+        own = read(self._shard.numbers(keys[mine]) - self.tables.bases[table], table)
         found = torch.zeros(*keys.shape, own.shape[-1])
         found[torch.from_numpy(mine)] = own
-        dist.all_reduce(found, group=self._group)
-        return found
+        return self._now.total(found)
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return what rows hold before they are first trained, float32 [n, dim]."""
@@ -222,7 +196,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         """
         self._await_all()
         generation = super().checkpoint(extra)
-        dist.barrier(group=self._group)
+        self._now.meet()
         return generation
 
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
@@ -234,87 +208,162 @@ class ShardedEmbeddingBagCollection(TableModule):
     def _await_all(self) -> None:
         """Return once every rank's last checkpoint is durable: two ranks are never more than one apart."""
         failed = self._saving is not None and self._saving.exception() is not None
-        ranks = [rank for rank, one in enumerate(self._of_all((int(failed),))) if one[0]]
+        ranks = [rank for rank, (one,) in enumerate(self._now.all([failed])) if one]
         if ranks:
             raise RuntimeError(
                 f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from the "
                 "one before"
             )
 
-    def _of_all(self, numbers: tuple[int, ...]) -> list[Any]:
-        """Return every rank's numbers."""
-        found = [torch.empty(len(numbers), dtype=torch.int64) for _ in range(self._ranks)]
-        dist.all_gather(found, torch.tensor(numbers), group=self._group)
-        return [tuple(one.tolist()) for one in found]
+    def _checkpoint_values(self, extra: Any) -> dict[str, bytes]:
+        self._settle()
+        return super()._checkpoint_values(extra)
+
+    def gradient_norm(self) -> Tensor:
+        """Return the Euclidean norm of the gradients that wait for a step, on all ranks."""
+        return self._now.total(super().gradient_norm().square()).sqrt()
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers: see :meth:`TableModule.stats`.
+
+        Besides, bytes sent to other ranks: ``critical_bytes`` while the training waited, ``deferred_bytes`` while it
+        went on, and ``ahead_bytes`` by the thread that looks ahead.
+        """
+        sent = {"critical_bytes": self._now, "deferred_bytes": self._beside, "ahead_bytes": self._ahead}
+        return super().stats() | {name: ranks.sent_bytes for name, ranks in sent.items()}
+
+    def close(self) -> None:
+        """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.rows.release()
+        super().close()
+
+    @property
+    def _shard(self) -> Shard:
+        assert isinstance(self.tables, Shard)
+        return self.tables
+
+    def _distinct(self, ids: list[Ints | None]) -> Rows:
+        assert isinstance(ids, Asked)
+        return self._shard.rows_of(ids.exchange.asked)
+
+    def _make_room(self) -> None:
+        self._settle()
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
         """Exchange the ids of a batch to come; what is asked of this rank are the ids of its tables."""
         ids = [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
-        return _Asked(self._exchange(ids, self._ahead_group))
+        exchange, previous = self._ask(ids, self._ahead), self._previous
+        if previous is not None and self._ranks > 1 and self._update == "backward":
+            say_what_can_wait(previous, exchange, self._ahead)
+        self._previous = exchange
+        return Asked(exchange)
 
     def _largest(self, size: int) -> int:
         """Return the largest of the sizes of all ranks, which read their loaders in step."""
-        found = torch.tensor([size])
-        dist.all_reduce(found, op=dist.ReduceOp.MAX, group=self._ahead_group)
-        return int(found)
+        return max(largest for (largest,) in self._ahead.all([size]))
 
     def _weight_names(self) -> list[str]:
         return [f"shard-{self._rank}.weight"]
 
-    def _expected(self, ids: list[Ints]) -> _Exchange | None:
+    def _expected(self, ids: list[Ints]) -> Exchange | None:
         """Return the exchange that was made ahead for this batch."""
         asked = None if self._planned is None else self._planned[0]
-        if not isinstance(asked, _Asked) or not all(map(np.array_equal, asked.exchange.ids, ids)):
+        if not isinstance(asked, Asked) or not all(map(np.array_equal, asked.exchange.ids, ids)):
             return None
         return asked.exchange
 
-    def _exchange(self, ids: list[Ints], group: Any) -> _Exchange:
-        flat = np.concatenate(ids, dtype=np.int64)
-        ends = np.cumsum([len(some) for some in ids])
+    def _ask(self, ids: list[Ints], ranks: Collectives) -> Exchange:
         for table, some in enumerate(ids):
             self._parser.check_ids(table, some)
-        keys, _, _, inverse, _ = distinct_rows(flat, ends, self._bases, in_order=False)
-        owners = keys % self._ranks
-        order = np.argsort(owners, kind="stable")
-        sent = np.bincount(owners, minlength=self._ranks)
-        received = torch.empty(self._ranks, dtype=torch.int64)
-        dist.all_to_all_single(received, torch.from_numpy(sent), group=group)
-        counts: list[int] = received.tolist()
-        asked = torch.empty(sum(counts), dtype=torch.int64)
-        wanted = torch.from_numpy(keys[order])
-        dist.all_to_all_single(asked, wanted, counts, sent.tolist(), group=group)
-        return _Exchange(ids, keys, inverse, ends, order, sent.tolist(), counts, asked.numpy() // self._ranks)
+        return ask(ids, self._bases, ranks)
 
-    def _fetched(self, rows: Rows, exchange: _Exchange) -> Tensor:
-        """Return the weights of this rank's keys, from their owners, float32 [u, dim]."""
-        own = self.tables.weights(rows)[0]
-        dim = own.shape[1]
-        lent = torch.from_numpy(np.take(own, rows.places(0), axis=0))
-        found = torch.empty(len(exchange.keys), dim)
-        dist.all_to_all_single(found, lent, exchange.sent, exchange.received, group=self._group)
+    def _fetched(self, rows: Rows, exchange: Exchange) -> list[Tensor]:
+        """Return the weights of this rank's keys, from their owners, of each table float32 [u, dim]."""
+        lent = torch.from_numpy(np.take(self.tables.whole(rows), rows.inverse, axis=0))
+        theirs = Layout(self._dims[self._shard.tables_of(exchange.asked)])
+        table_of = np.repeat(np.arange(len(self._dims)), np.diff(exchange.starts))
+        mine = Layout(self._dims[table_of[exchange.order]])
+        sent, received = theirs.floats(exchange.received), mine.floats(exchange.sent)
+        vector = self._now.exchange(theirs.joined(lent), sent, received)
+        found = mine.parted(vector, max(self._dims))
         weights = torch.empty_like(found)
         weights[torch.from_numpy(exchange.order)] = found
-        return weights
+        bounds = zip(exchange.starts.tolist(), exchange.starts[1:].tolist(), self._dims.tolist(), strict=False)
+        return [weights[start:stop, :dim].contiguous() for start, stop, dim in bounds]
 
-    def _send_gradients(self, rows: Rows, exchange: _Exchange, places: Tensor, values: Tensor) -> None:
-        """Bring the gradients of ids, [n, dim], to the owners of their rows, and apply what comes from all ranks."""
-        keys = exchange.keys[places.numpy()]
-        owners = keys % self._ranks
-        order = np.argsort(owners, kind="stable")
-        sent = np.bincount(owners, minlength=self._ranks)
-        received = torch.empty(self._ranks, dtype=torch.int64)
-        dist.all_to_all_single(received, torch.from_numpy(sent), group=self._group)
-        counts: list[int] = received.tolist()
-        of_keys, of_values = torch.empty(sum(counts), dtype=torch.int64), torch.empty(sum(counts), values.shape[1])
-        dist.all_to_all_single(of_keys, torch.from_numpy(keys[order]), counts, sent.tolist(), group=self._group)
-        picked = values[torch.from_numpy(order)].contiguous()
-        dist.all_to_all_single(of_values, picked, counts, sent.tolist(), group=self._group)
+    def _send_gradients(self, rows: Rows, exchange: Exchange, places: Ints, values: Tensor) -> None:
+        """Bring the gradients of ids, [n, widest], to the owners of their rows, and apply what comes from all ranks."""
+        keys, later = exchange.keys[places], exchange.later
+        owners, dims = keys % self._ranks, self._dims[np.searchsorted(self._bases, keys, side="right") - 1]
+        waits = np.zeros(len(keys), np.bool_) if later is None else later[places]
+        parts = [np.flatnonzero(~waits), np.flatnonzero(waits)]
+        parts = [part[np.argsort(owners[part], kind="stable")] for part in parts]
+        counts = [np.bincount(owners[part], minlength=self._ranks).tolist() for part in parts]
+        layouts = [Layout(dims[part]) for part in parts]
+        floats = [layout.floats(count) for layout, count in zip(layouts, counts, strict=True)]
+        vectors = [layout.joined(values[torch.from_numpy(part)]) for layout, part in zip(layouts, parts, strict=True)]
+        knows = [int(later is not None)] * self._ranks
+        told = self._now.of_each(torch.tensor([*counts, *floats, knows], dtype=torch.int64).t().contiguous())
+        now_in, late_in, now_floats, late_floats, known = told.t().tolist()
+        came = self._now.exchange(torch.from_numpy(keys[parts[0]]), counts[0], now_in)
+        vector = self._now.exchange(vectors[0], floats[0], now_floats)
+        self._settle()
+        found = self._contributions(came, vector, now_in)
+        group = self.optimizer.param_groups[0]
+        if not any(known):
+            self._add_up(rows, found)
+            return
+        can_wait = np.zeros(len(rows.keys), np.bool_)
+        if exchange.asked_later is not None:
+            can_wait[rows.inverse] = exchange.asked_later
+        held = can_wait[np.searchsorted(rows.keys, found.numbers)]
+        of_keys = self._beside.start(torch.from_numpy(keys[parts[1]]), counts[1], late_in)
+        of_values = self._beside.start(vectors[1], floats[1], late_floats)
+        late = rows.share()
+        self._add_up(rows, found.only(~held))
+        steps = list(self.tables.record.steps)
+        here = found.only(held)
+        self._late = _Late(late, exchange.following, here, late_in, of_keys, of_values, dict(group), steps)
+
+    def _contributions(self, keys: Tensor, vector: Tensor, counts: list[int]) -> _Contributions:
+        numbers = self._shard.numbers(keys.numpy())
+        values = Layout(self._dims[self._shard.tables_of(numbers)]).parted(vector, max(self._dims))
         if self._average:
-            of_values /= self._ranks
-        mine = np.searchsorted(rows.keys, of_keys.numpy() // self._ranks)
-        gradient = _in_order(torch.from_numpy(mine), of_values, len(rows.keys), self.tables.optimizer)
-        apply_sparse(self.tables, rows, [(0, gradient)], self.optimizer.param_groups[0])
+            values /= self._ranks
+        return _Contributions(numbers, values, np.repeat(np.arange(self._ranks), counts))
+
+    def _settle(self) -> None:
+        """Add what travelled beside a step to its rows."""
+        late, self._late = self._late, None
+        if late is not None:
+            came = self._contributions(late.keys.wait(), late.values.wait(), late.counts)
+            gradients = self._gradients(late.rows, late.here.then(came))
+            some = [(table, gradient) for table, gradient in gradients if gradient._nnz()]
+            apply_sparse(self.tables, late.rows, some, late.group, late.steps)
+            late.rows.release()
+
+    def _add_up(self, rows: Rows, found: _Contributions) -> None:
+        gradients = self._gradients(rows, found)
+        if self._update == "step":
+            self._pending.append((rows, gradients))
+            return
+        apply_sparse(self.tables, rows, gradients, self.optimizer.param_groups[0])
         rows.release()
+
+    def _gradients(self, rows: Rows, found: _Contributions) -> Sparse:
+        """Return the gradients of a step's rows, of each table."""
+        places = np.searchsorted(rows.keys, found.numbers)
+        table_of = np.searchsorted(rows.starts, places, side="right") - 1
+        gradients = []
+        for table, dim in enumerate(self._dims.tolist()):
+            mine, of_table = np.flatnonzero(table_of == table), rows.of_table(table)
+            values = found.values[torch.from_numpy(mine), :dim]
+            count = of_table.stop - of_table.start
+            at = torch.from_numpy(places[mine] - of_table.start)
+            gradients.append((table, _in_order(at, values, count, self.tables.optimizer)))
+        return gradients
 
 
 class _Look(torch.autograd.Function):
@@ -324,7 +373,7 @@ class _Look(torch.autograd.Function):
         anchor: Tensor,
         module: ShardedEmbeddingBagCollection,
         rows: Rows,
-        exchange: _Exchange,
+        exchange: Exchange,
         bags: list[Bags],
         *samples: Tensor | None,
     ) -> Tensor:
@@ -333,46 +382,43 @@ class _Look(torch.autograd.Function):
         ctx.looked_up = weights if any(ctx.needs_input_grad[5:]) else None
         columns, kept = [], []
         begin = 0
-        for bag, end in zip(bags, exchange.ends.tolist(), strict=True):
-            bag.indices = torch.from_numpy(exchange.inverse[begin:end].astype(np.int64))
+        for bag, mine, start, end in zip(bags, weights, exchange.starts.tolist(), exchange.ends.tolist(), strict=False):
+            bag.indices = torch.from_numpy(exchange.inverse[begin:end].astype(np.int64) - start)
             begin = end
             output, *others = torch.ops.aten._embedding_bag(
-                weights, bag.indices, bag.offsets, False, bag.mode, True, bag.weights, bag.last, bag.padding
+                mine, bag.indices, bag.offsets, False, bag.mode, True, bag.weights, bag.last, bag.padding
             )
             columns += output.chunk(bag.features)
             kept.append(others)
         ctx.module, ctx.rows, ctx.exchange, ctx.bags, ctx.kept = module, rows, exchange, bags, kept
-        ctx.count = len(weights)
+        ctx.counts = [len(mine) for mine in weights]
         return torch.cat(columns, dim=1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         places, values, of_samples = [], [], []
-        dim, start = ctx.module.tables.specs[0].dim, 0
-        for bag, kept, needed in zip(ctx.bags, ctx.kept, ctx.needs_input_grad[5:], strict=True):
+        dims, starts = ctx.module._dims.tolist(), ctx.exchange.starts.tolist()
+        start = 0
+        for table, (bag, kept, needed) in enumerate(zip(ctx.bags, ctx.kept, ctx.needs_input_grad[5:], strict=True)):
+            dim = dims[table]
             parts = [gradient[:, start + dim * part : start + dim * (part + 1)] for part in range(bag.features)]
             of_bags = torch.cat(parts)
             start += dim * bag.features
+            count = ctx.counts[table]
             sparse = torch.ops.aten._embedding_bag_backward(
-                of_bags, bag.indices, bag.offsets, *kept, ctx.count, False, bag.mode, True, bag.weights, bag.padding
+                of_bags, bag.indices, bag.offsets, *kept, count, False, bag.mode, True, bag.weights, bag.padding
             )
-            places.append(sparse._indices()[0])
-            values.append(sparse._values())
+            places.append(sparse._indices()[0] + starts[table])
+            values.append(nn.functional.pad(sparse._values(), (0, max(dims) - dim)))
             of_samples.append(
                 torch.ops.aten._embedding_bag_per_sample_weights_backward(
-                    of_bags, ctx.looked_up, bag.indices, bag.offsets, kept[0], bag.mode, bag.padding
+                    of_bags, ctx.looked_up[table], bag.indices, bag.offsets, kept[0], bag.mode, bag.padding
                 )
                 if needed
                 else None
             )
-        ctx.module._send_gradients(ctx.rows, ctx.exchange, torch.cat(places), torch.cat(values))
+        ctx.module._send_gradients(ctx.rows, ctx.exchange, torch.cat(places).numpy(), torch.cat(values))
         return None, None, None, None, None, *of_samples
-
-
-def _like(group: Any) -> Any:
-    """Return another group of the same ranks."""
-    ranks = dist.get_process_group_ranks(group)
-    return dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
 
 
 def _in_order(places: Tensor, values: Tensor, count: int, optimizer: SparseOptimizer) -> Tensor:

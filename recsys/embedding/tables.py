@@ -288,11 +288,14 @@ class Tables:
 
     def weights(self, rows: Rows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; without a loan they are only read."""
-        if rows.loan is None:
-            found = self._tier.gather(rows.keys, keep=False)
-        else:
-            found = np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
+        found = self.whole(rows)
         return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
+
+    def whole(self, rows: Rows) -> Floats:
+        """Return a step's rows with their state, float32 [u, width of the widest]."""
+        if rows.loan is None:
+            return self._tier.gather(rows.keys, keep=False)
+        return np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
 
     def read(self, table: int, ids: Ints) -> Floats:
         """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
@@ -347,13 +350,16 @@ class Tables:
         self._store.close()
 
     def _first_rows(self, keys: Ints) -> Floats:
-        rows = np.zeros((len(keys), max(self.widths)), np.float32)
         tables = np.searchsorted(self.bases, keys, side="right") - 1
+        return self._made(len(keys), tables, keys - self.bases[tables], self.specs)
+
+    def _made(self, count: int, tables: Ints, ids: Ints, specs: Sequence[TableSpec]) -> Floats:
+        """Return rows as they are before they are trained; `specs` say how many there are of each table in all."""
+        rows = np.zeros((count, max(self.widths)), np.float32)
         for table in np.unique(tables).tolist():
-            spec, mine = self.specs[table], tables == table
-            ids = keys[mine] - self.bases[table]
-            made = np.full((len(ids), rows.shape[1]), self.optimizer.first_state(), np.float32)
-            made[:, : spec.dim] = spec.initial.weights(self.seed, table, ids, spec.dim, spec.rows)
+            spec, mine = specs[table], tables == table
+            made = np.full((np.count_nonzero(mine), rows.shape[1]), self.optimizer.first_state(), np.float32)
+            made[:, : spec.dim] = spec.initial.weights(self.seed, table, ids[mine], spec.dim, spec.rows)
             made[:, self.widths[table] :] = 0
             rows[mine] = made
         return rows

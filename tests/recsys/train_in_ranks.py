@@ -1,4 +1,5 @@
-"""Trains a sharded collection on the ranks of a gloo group, and prints the hash of its tables from rank 0.
+"""Trains a sharded collection on the ranks of a gloo group, and prints from rank 0 the hash of its tables, and how many
+bytes it sent to others while the training waited and while it went on.
 
 ``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW FIRST LAST``; the batches of the whole from FIRST to before
 LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0. A window below 0 is "auto", for
@@ -21,7 +22,7 @@ from memhier.recsys import Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollecti
 
 CONFIGS = [
     EmbeddingBagConfig(name="a", num_embeddings=300, embedding_dim=4),
-    EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=4, pooling="mean"),
+    EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=6, pooling="mean"),
 ]
 
 
@@ -53,7 +54,8 @@ def main(folder: Path, ranks: int, rank: int, rule: str, window: int, first: int
             rows = np.arange(config.num_embeddings)
             found.update(tables.weights(rows, table).numpy().tobytes())
         if rank == 0:
-            print(found.hexdigest(), tables.stats()["resident"], flush=True)
+            counts = tables.stats()
+            print(found.hexdigest(), counts["critical_bytes"], counts["deferred_bytes"], flush=True)
         dist.barrier()
     dist.destroy_process_group()
 
