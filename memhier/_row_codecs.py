@@ -10,6 +10,9 @@ from memhier._arrays import check_array
 
 _BLOCK_FLOATS = 1 << 16  # rows are worked in blocks of 256 KiB, so that what lies between fits the cache
 _SCALE_MIN = np.float32(2.0**-126)  # below it a scale loses bits, and with them the error bound
+_ERRORS = np.float32(254)  # steps of an error to one of the integers
+_NO_NUMBER = -128
+_NO_NUMBERS = np.array([-np.inf, np.nan, np.inf], np.float32)
 _SCALE_MAX = np.nextafter(np.finfo(np.float32).max / np.float32(127), np.float32(0))  # 127 times more is infinite
 
 
@@ -140,6 +143,36 @@ class ScaledCodec(_Float32Codec):
     def _decode_block(self, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
         scale = np.ascontiguousarray(data[:, -4:]).view("<f4")
         np.multiply(data[:, :-4].view(np.int8), scale, out=out, dtype=np.float32)
+
+
+class FeedbackCodec(_Float32Codec):
+    name = "int8ef"
+    element_bytes = 2
+    row_extra_bytes = 4  # integers, then the integers of their errors, then the scale, little-endian
+    _why = ""  # every float32 can be encoded
+
+    def _encode_block(self, rows: NDArray[np.float32], out: NDArray[np.uint8]) -> NDArray[np.bool_]:
+        dim, finite = rows.shape[1], np.isfinite(rows)
+        rows = np.where(finite, rows, np.copysign(np.isinf(rows), rows).astype(np.float32))
+        largest = np.abs(rows, where=finite, out=np.zeros_like(rows)).max(axis=1, keepdims=True)
+        scale = np.clip(largest / np.float32(127), _ERRORS * _SCALE_MIN, _SCALE_MAX)
+        whole = np.rint(rows / scale)
+        error = np.clip(np.rint((rows - whole * scale) / (scale / _ERRORS)), -127, 127)
+        # What is no number is marked by an integer that no number has, and told apart by the one of the error.
+        out[:, :dim].view(np.int8)[:] = np.where(finite, whole, _NO_NUMBER)
+        out[:, dim:-4].view(np.int8)[:] = np.where(finite, error, rows)
+        out[:, -4:] = scale.astype("<f4").view(np.uint8)
+        return np.zeros(0, np.bool_)
+
+    def _decode_block(self, data: NDArray[np.uint8], out: NDArray[np.float32]) -> None:
+        dim = out.shape[1]
+        scale = np.ascontiguousarray(data[:, -4:]).view("<f4")
+        whole, error = data[:, :dim].view(np.int8), data[:, dim:-4].view(np.int8)
+        np.multiply(whole, scale, out=out, dtype=np.float32)
+        out += error * (scale / _ERRORS)
+        none = whole == _NO_NUMBER
+        if none.any():
+            out[none] = _NO_NUMBERS[np.sign(error[none]) + 1]
 
 
 def _blocks(count: int, dim: int) -> Iterator[slice]:

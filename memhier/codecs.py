@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from memhier._bytes_codecs import PlainBytesCodec, ZstdCodec
-from memhier._row_codecs import BrainCodec, HalfCodec, PlainCodec, ScaledCodec
+from memhier._row_codecs import BrainCodec, FeedbackCodec, HalfCodec, PlainCodec, ScaledCodec
 
 __all__ = ["BytesCodec", "Codec", "get_bytes_codec", "get_codec"]
 
@@ -30,6 +30,9 @@ class Codec(Protocol):
     ``int8``
         Integers -127 to 127 and a float32 scale per row, the row's largest magnitude / 127 (at least 2**-126): absolute
         error at most 0.5001 times the scale. A row of zeros is exact. Infinity and NaN are an error.
+    ``int8ef``
+        As int8, with the error of each integer kept beside it, as another integer, and added back when the row is
+        read: absolute error at most the row's largest magnitude / 64000. Infinity and NaN stay.
     """
 
     name: ClassVar[str]
@@ -104,7 +107,7 @@ class BytesCodec(Protocol):
 
 
 def get_codec(name: str) -> Codec:
-    """Return the codec of rows of that name: ``"none"``, ``"fp16"``, ``"bf16"`` or ``"int8"``.
+    """Return the codec of rows of that name: ``"none"``, ``"fp16"``, ``"bf16"``, ``"int8"`` or ``"int8ef"``.
 
     Raises
     ------
@@ -145,7 +148,9 @@ def get_bytes_codec(name: str) -> BytesCodec:
     return _BYTES_CODECS[name]()
 
 
-_CODECS: dict[str, Codec] = {codec.name: codec for codec in (PlainCodec(), HalfCodec(), BrainCodec(), ScaledCodec())}
+_CODECS: dict[str, Codec] = {
+    codec.name: codec for codec in (PlainCodec(), HalfCodec(), BrainCodec(), ScaledCodec(), FeedbackCodec())
+}
 _BYTES_CODECS: dict[str, type[PlainBytesCodec] | type[ZstdCodec]] = {
     codec.name: codec for codec in (PlainBytesCodec, ZstdCodec)
 }

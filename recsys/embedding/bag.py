@@ -45,7 +45,9 @@ class EmbeddingBag(TableModule):
         When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``.
     policy, codec
         Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.tiered.Tiered`. A codec that rounds is
-        for optimizers without state: SGD without momentum.
+        for optimizers without state, as beside large weights small state would become nothing: SGD without momentum.
+        Of these ``"int8ef"`` keeps the errors of its integers, so that what one step adds to a row is not lost when it
+        leaves (down to the largest weight / 64000), and rows with a NaN or infinity as they are; ``"int8"`` is refused.
     touched
         Most distinct rows that will ever be trained; by default all. Where that is far less than `num_embeddings`, the
         index of rows on SSD takes far less DRAM.

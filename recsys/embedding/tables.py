@@ -165,6 +165,11 @@ class Tables:
                 f"codec={codec!r}: it would round the state of {type(optimizer).__name__} as well, where a little "
                 'made nothing moves a weight far; use codec="none", or SGD without momentum, which has no state'
             )
+        if codec == "int8":
+            raise ValueError(
+                'codec="int8": it would lose what a step adds to a row that leaves, and cannot hold a row with a NaN; '
+                'use "int8ef", which keeps the errors, or "fp16"'
+            )
         # Plain descent applies gradients one after the other, as they come: the order of sums is of no account to it.
         self._adds_up = not isinstance(optimizer, SGD)
         self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])

@@ -112,6 +112,33 @@ def test_int8_keeps_its_bound(rows: NDArray[np.float32]) -> None:
     assert (np.abs(again - got[sure]) <= 1e-6 * 127 * scale[sure]).all()
 
 
+@settings(max_examples=200, deadline=None)
+@given(matrices(any_float))
+def test_int8_with_errors_keeps_its_bound_however_often_a_row_leaves(rows: NDArray[np.float32]) -> None:
+    codec = get_codec("int8ef")
+    encoded = codec.encode(rows)
+    assert encoded.shape == (len(rows), 2 * rows.shape[1] + 4)
+    got, finite = codec.decode(encoded), np.isfinite(rows)
+    assert np.array_equal(got[~finite], rows[~finite], equal_nan=True)
+    exact = np.where(finite, rows, 0).astype(float)
+    bound = np.maximum(np.abs(exact).max(axis=1, keepdims=True) / 64000, 2.0**-126) if len(rows) else exact
+    assert (np.abs(np.where(finite, got, 0) - exact) <= bound).all()
+    for _ in range(20):
+        got = codec.decode(codec.encode(got))
+    assert (np.abs(np.where(finite, got, 0) - exact) <= bound).all()
+
+
+def test_small_changes_add_up_where_errors_are_kept() -> None:
+    change, found = 1 / 2000, {}
+    for name in ("int8", "int8ef"):
+        codec, row = get_codec(name), np.array([[1.0, 0.25]], np.float32)
+        for _ in range(500):
+            row = codec.decode(codec.encode(row + np.array([0, change], np.float32)))
+        found[name] = float(row[0, 1])
+    assert found["int8"] == pytest.approx(0.25, abs=1 / 254)
+    assert found["int8ef"] == pytest.approx(0.25 + 500 * change, abs=0.01)
+
+
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_int8_refuses_what_has_no_scale(bad: float) -> None:
     rows = np.ones((70_000, 3), np.float32)

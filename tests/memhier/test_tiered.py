@@ -70,7 +70,7 @@ def test_rows_of_every_kind_come_back_from_the_log(make: Make, dtype: Any, shape
 
 
 @settings(max_examples=20, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), codec=st.sampled_from(["fp16", "bf16", "int8"]))
+@given(seed=st.integers(0, 2**32 - 1), codec=st.sampled_from(["fp16", "bf16", "int8", "int8ef"]))
 def test_codecs_round_a_row_once_it_leaves(seed: int, codec: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     rows = np.random.default_rng(seed).normal(size=(20, 5)).astype(np.float32)
     with Tiered(tmp_path_factory.mktemp("t") / "s", "t", np.float32, 5, rows=20, policy=LRU(4), codec=codec) as tier:

@@ -252,17 +252,31 @@ def test_a_table_of_a_trillion_bytes_is_made_at_once(tmp_path: Path) -> None:
 
 def test_cold_rows_may_be_rounded(tmp_path: Path) -> None:
     found = {}
-    for codec in ("none", "fp16", "int8"):
+    for codec in ("none", "fp16", "int8ef"):
         with make(tmp_path / codec, codec=codec, policy=Belady(40)) as bag:
             train(bag, 20)
             bag.checkpoint()
             found[codec] = bag.weights(np.arange(ROWS))
-    for codec, allowed in (("fp16", 0.01), ("int8", 0.1)):
+    for codec, allowed in (("fp16", 0.01), ("int8ef", 0.001)):
         difference = (found[codec] - found["none"]).abs().max()
         assert 0 < difference < allowed
+    with pytest.raises(ValueError, match='use "int8ef"'):
+        make(tmp_path / "int8", codec="int8")
 
 
-@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8"])
+@pytest.mark.parametrize("codec", ["none", "fp16", "int8ef"])
+def test_rows_that_are_no_numbers_leave_as_others_do(tmp_path: Path, codec: str) -> None:
+    with make(tmp_path, codec=codec, policy=Belady(40)) as bag:
+        bag(torch.tensor([[1, 2]])).mul(float("nan")).sum().backward()
+        for start in range(100, 300, 40):
+            bag(torch.arange(start, start + 40)[:, None]).sum().backward()
+        assert bag.stats()["evictions"] > 100
+        bag.checkpoint()
+        assert bag.weights([1, 2]).isnan().all()
+        assert not bag.weights(np.arange(3, 300)).isnan().any()
+
+
+@pytest.mark.parametrize("codec", ["fp16", "bf16", "int8ef"])
 def test_state_is_never_rounded(tmp_path: Path, codec: str) -> None:
     for rule in (Adagrad(), Adam(), SGD(lr=0.1, momentum=0.9)):
         with pytest.raises(ValueError, match="would round the state"):

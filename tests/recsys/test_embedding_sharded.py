@@ -172,6 +172,33 @@ def test_an_epoch_that_was_left_is_forgotten(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("passes", [1, 3])
+def test_gradients_wait_for_a_step(tmp_path: Path, passes: int) -> None:
+    found = []
+    for kind in (EmbeddingBagCollection, ShardedEmbeddingBagCollection):
+        with kind(
+            CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", path=tmp_path / kind.__name__, update="step"
+        ) as tables:
+            norms = []
+            for step in range(4):
+                for part in range(passes):
+                    ids = torch.from_numpy(np.random.default_rng((step, part)).integers(0, 41, (9, 2)))
+                    tables(ids).values().sin().sum().backward()
+                before = tables.weights(np.arange(41), 1)
+                tables.scale_gradients(0.5)
+                norms.append(tables.gradient_norm())
+                with pytest.raises(RuntimeError, match=f"{passes} backward passes wait"):
+                    tables.checkpoint()
+                tables.optimizer.step()
+                assert not torch.equal(tables.weights(np.arange(41), 1), before)
+            found.append([torch.stack(norms), *(tables.weights(np.arange(41), table) for table in range(2))])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+        # Of one pass the sums are in one trainer's order.
+        assert passes > 1 or one.dim() == 1 or torch.equal(one, other)
+
+
+@pytest.mark.usefixtures("one_rank")
 def test_weights_of_samples_get_their_gradient(tmp_path: Path) -> None:
     found = []
     for kind in (EmbeddingBagCollection, ShardedEmbeddingBagCollection):
