@@ -1,5 +1,6 @@
 """A build: from a layer and contexts to codes, graph and measured settings."""
 
+import warnings
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection, fit_projection
 from memhier.ann.decoder.settings import Effort, Method, Settings
 
-__all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms"]
+__all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms", "warn_if_short"]
 
 CONTEXTS_LEAST = 64
 SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
@@ -137,3 +138,16 @@ def _without_contexts(layer: OutputLayer, k: int, precision: float, rank: int | 
     blocks = encode(layer, projection, width)
     codes = Codes(projection, blocks, None, None, row_norms(layer), hash_rows(layer))
     return codes, Settings(k=k, precision=precision, preview_limit=max(64, 4 * k)), None
+
+
+def warn_if_short(settings: Settings, method: Method) -> None:
+    """Warn where the precision was measured and is not what was declared."""
+    wanted, reached = settings.precision, settings.reached
+    short = max(reached.values(), default=1.0) if method == "auto" else reached.get(method, 1.0)
+    if short < wanted:
+        way = "no way but the full product reaches" if method == "auto" else f"method={method!r} does not reach"
+        warnings.warn(
+            f"{way} precision={wanted} on the contexts held out, but {short:.4f}: "
+            "a larger rank may, more contexts may, and method='full' does",
+            stacklevel=3,
+        )

@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from memhier._arguments import check_int
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import check_finite, check_hidden
 from memhier.ann.decoder.sampling import nucleus
@@ -98,7 +99,7 @@ class TopKSoftmax(nn.Module):
         index = LogitIndex.build(
             *_arrays(weight, bias),
             dtype=_name(weight),
-            contexts=None if contexts is None else _states(contexts),
+            contexts=None if contexts is None else _states(contexts, "contexts"),
             k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
             full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
         )  # fmt: skip
@@ -220,6 +221,8 @@ class TopKSoftmax(nn.Module):
             raise ValueError(f"temperature={temperature!r}: expected above 0; for the likeliest word, topk(hidden, 1)")
         if top_p is not None and not 0 < top_p <= 1:
             raise ValueError(f"top_p={top_p!r}: expected above 0, at most 1")
+        if top_k is not None:
+            top_k = check_int("top_k", top_k, 1, self.index.shape[0], "words; None for all")
         states = _states(hidden)
         if top_k is None and (top_p is None or top_p == 1):
             logits = torch.from_numpy(self.index.logits(states)) / temperature
@@ -228,6 +231,7 @@ class TopKSoftmax(nn.Module):
         drawn = torch.multinomial(torch.from_numpy(weights), 1, generator=generator)
         return torch.from_numpy(found).gather(1, drawn).reshape(hidden.shape[:-1])
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
         """Return the k largest logits in the dtype of `hidden`, laid out as `output` says."""
         if self.output == "filled":
@@ -318,13 +322,19 @@ def _arrays(weight: Tensor, bias: Tensor | None) -> tuple[npt.NDArray[Any], npt.
     return rows, None if bias is None else bias.float().numpy()
 
 
-def _states(hidden: Tensor) -> npt.NDArray[np.float32]:
+def _states(hidden: Tensor, name: str = "hidden") -> npt.NDArray[np.float32]:
     """Return hidden states as rows of float32, without a copy where they are that."""
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
-        raise TypeError(f"hidden: expected a tensor of floats, got {getattr(hidden, 'dtype', type(hidden).__name__)}")
+        raise TypeError(f"{name}: expected a tensor of floats, got {_kind(hidden)}")
     if not hidden.ndim:
-        raise ValueError("hidden: expected shape [..., D], got a single number")
+        raise ValueError(f"{name}: expected shape [..., D], got a single number")
     if hidden.device.type != "cpu":
-        raise ValueError(f"hidden lies on {hidden.device}; expected the CPU")
+        raise ValueError(f"{name} lies on {hidden.device}; expected the CPU")
     states: npt.NDArray[np.float32] = hidden.detach().reshape(-1, hidden.shape[-1]).float().numpy()
     return states
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}; torch.from_numpy makes one"
+    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

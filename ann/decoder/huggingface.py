@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from memhier.ann.decoder.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibrate import measure_choices
 from memhier.ann.decoder.decoder import TopKSoftmax
 from memhier.ann.decoder.generation import needs_ranks_alone, ranks_alone, ranks_are_enough
@@ -56,8 +57,10 @@ class AcceleratedHead(nn.Module):
         self.__dict__["head"] = head
         self.weight, self.bias = head.weight, head.bias
         self.decoder, self.certify, self.choices = decoder, certify, choices
+        self._seen = _state_of(head)
         self.calls = self.rows = self.completed = 0
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., V]``; while ranks are enough, the least number for all but the k largest."""
         if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
@@ -70,6 +73,9 @@ class AcceleratedHead(nn.Module):
         if (self.decoder.index.way(rows) if ranks else way_for(self.choices, rows)) == "full":
             full = self.head(hidden)
             return full
+        if self._seen != _state_of(self.head):  # trained on, loaded anew, or moved
+            self.decoder.refresh(self.head)
+            self._seen = _state_of(self.head)
         logits = self._ranked(hidden) if ranks else self.decoder(hidden)
         return self._certified(hidden, logits) if self.certify else logits
 
@@ -130,16 +136,22 @@ def accelerate(
     Returns
     -------
     Model
-        The same object. Weights are shared: after training, :func:`undo` and accelerate again.
+        The same object. Weights are shared; after they changed in place, by training or a state dict, the next step
+        codes again the rows that did. What was measured stays: after much training, :func:`undo` and accelerate again.
 
     Raises
     ------
     TypeError, ValueError
-        When the model has no output layer of its own, is accelerated already, or lies on another device.
+        When the model has no output layer of its own, is accelerated already, or lies on another device; when
+        `input_ids` are not words that it can read.
     """
     head = _output_layer(model)
     if isinstance(head, AcceleratedHead):
         raise ValueError("model: accelerated already; undo(model) first")
+    if input_ids is not None:
+        _check_text(model, input_ids)
+    elif not hasattr(model, "generate"):
+        raise TypeError(f"model: {type(model).__name__} does not write text; give input_ids for its hidden states")
     contexts = _contexts(model, head, input_ids, seed)
     decoder = TopKSoftmax.from_linear(
         head, min(k, head.weight.shape[0]), precision,
@@ -226,6 +238,32 @@ def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: in
         ended = (written == eos_token_id).long()
         found = found.masked_fill((ended.cumsum(1) - ended) > 0, 0.0)
     return found.sum(1)
+
+
+def _state_of(head: nn.Linear) -> list[tuple[int, int]]:
+    """Return what changes when the layer's numbers are replaced or written to."""
+    parts = [head.weight] if head.bias is None else [head.weight, head.bias]
+    return [(part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts]
+
+
+def _check_text(model: Any, input_ids: Tensor) -> None:
+    if not isinstance(input_ids, Tensor) or input_ids.ndim != 2 or input_ids.dtype not in (torch.int32, torch.int64):
+        kind = (
+            f"{input_ids.dtype} {list(input_ids.shape)}" if isinstance(input_ids, Tensor) else type(input_ids).__name__
+        )
+        raise TypeError(f"input_ids: expected a tensor of int64 [n, t], got {kind}")
+    if input_ids.numel() < CONTEXTS_LEAST:
+        raise ValueError(f"input_ids holds {input_ids.numel()} words: expected at least {CONTEXTS_LEAST}")
+    words = model.get_input_embeddings().num_embeddings
+    if int(input_ids.min()) < 0 or int(input_ids.max()) >= words:
+        raise ValueError(
+            f"input_ids: expected words 0 to {words - 1}, got {int(input_ids.min())} to {int(input_ids.max())}"
+        )
+    longest = getattr(model.config, "max_position_embeddings", None)
+    if longest is not None and input_ids.shape[1] > longest:
+        raise ValueError(
+            f"input_ids: {input_ids.shape[1]} words a row, but the model reads {longest}; cut it in pieces"
+        )
 
 
 def _settable(model: nn.Module) -> Any:

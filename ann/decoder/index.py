@@ -1,6 +1,5 @@
 """LogitIndex: the largest logits of an output layer without the full product, over NumPy arrays."""
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from memhier._arguments import check_int
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
-from memhier.ann.decoder.build import build_codes, encode_again
+from memhier.ann.decoder.build import build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibrate import measure_choices
 from memhier.ann.decoder.engine import Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
@@ -126,7 +125,7 @@ class LogitIndex:
         if path is not None:
             check_place(Path(path))
         codes, settings, held = build_codes(layer, states, k, precision, method, rank, seed, progress)
-        _warn_if_short(settings, method)
+        warn_if_short(settings, method)
         index = cls(Engine(codes, layer), settings, method, layer.digest())
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
@@ -388,16 +387,3 @@ class LogitIndex:
                 exact = self._engine.full(states[doubtful], k)
                 found.values[doubtful], found.indices[doubtful] = exact.values, exact.indices
         return found
-
-
-def _warn_if_short(settings: Settings, method: Method) -> None:
-    """Warn where the precision was measured and is not what was declared."""
-    wanted, reached = settings.precision, settings.reached
-    short = max(reached.values(), default=1.0) if method == "auto" else reached.get(method, 1.0)
-    if short < wanted:
-        way = "no way but the full product reaches" if method == "auto" else f"method={method!r} does not reach"
-        warnings.warn(
-            f"{way} precision={wanted} on the contexts held out, but {short:.4f}: "
-            "a larger rank may, more contexts may, and method='full' does",
-            stacklevel=3,
-        )

@@ -280,3 +280,49 @@ def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
     few = _Sample(64, 3)
     few.add(torch.arange(5)[:, None])
     assert few.states()[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("options", [{"do_sample": False}, {"num_beams": 3, "do_sample": False}])
+def test_weights_that_changed_are_seen_by_the_next_step(model, options):
+    accelerate(model, k=60, method="preview")
+    generate(model, **options)
+    model.train()
+    optimizer = torch.optim.SGD(model.parameters(), 1.0)
+    text = make_text(16, 24, torch.Generator().manual_seed(3))
+    model(text, labels=text).loss.backward()
+    optimizer.step()
+    model.eval()
+    found = generate(model, **options)
+    assert not model.get_output_embeddings().decoder.is_stale(model.get_output_embeddings().head)
+    torch.testing.assert_close(found, generate(undo(model), **options))
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        (torch.zeros(100, dtype=torch.int64), TypeError, r"int64 \[n, t\], got torch.int64 \[100\]"),
+        (torch.zeros(2, 40), TypeError, "got torch.float32"),
+        ([[1, 2]], TypeError, "got list"),
+        (torch.zeros(1, 9, dtype=torch.int64), ValueError, "holds 9 words: expected at least 64"),
+        (torch.full((2, 40), 400), ValueError, "expected words 0 to 399, got 400 to 400"),
+        (torch.zeros(2, 65, dtype=torch.int64), ValueError, "65 words a row, but the model reads 64"),
+    ],
+)
+def test_text_that_the_model_cannot_read_is_refused(model, text, error, words):
+    with pytest.raises(error, match=f"input_ids.*{words}"):
+        accelerate(model, input_ids=text)
+    assert not isinstance(model.get_output_embeddings(), AcceleratedHead)
+
+
+def test_a_model_that_does_not_write_is_asked_for_text():
+    config = transformers.BertConfig(
+        vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
+    )
+    bert = transformers.BertForMaskedLM(config).eval()
+    with pytest.raises(TypeError, match="BertForMaskedLM does not write text; give input_ids"):
+        accelerate(bert)
+    text = torch.randint(300, (4, 50), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        right = bert(text).logits.argmax(-1)
+        accelerate(bert, input_ids=text, k=20, certify=True, method="preview")
+        torch.testing.assert_close(bert(text).logits.argmax(-1), right)

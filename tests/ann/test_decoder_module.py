@@ -176,6 +176,10 @@ def test_errors_name_what_is_wrong(built):
         decoder.topk(hidden, 601)
     with pytest.raises(ValueError, match="temperature=0"):
         decoder.sample(hidden, temperature=0)
+    with pytest.raises(ValueError, match="top_k=0: expected 1 to 600 words; None for all"):
+        decoder.sample(hidden, top_k=0)
+    with pytest.raises(TypeError, match=r"contexts: expected a tensor of floats, got an array of float32; torch\.from"):
+        TopKSoftmax.from_linear(make_head()[0], contexts=np.zeros((100, 24), np.float32))
     with pytest.raises(ValueError, match=r"top_p=1\.2"):
         decoder.sample(hidden, top_p=1.2)
     bad = hidden.clone()
@@ -261,3 +265,9 @@ def test_targets_of_another_shape_are_refused(built):
     assert decoder.log_prob(hidden[0], targets[0]).shape == ()
     with pytest.raises(ValueError, match=r"targets: expected shape \[2, 3\], got \[3, 2\]"):
         decoder.log_prob(states, targets.reshape(3, 2))
+
+
+def test_a_compiled_model_goes_around_it(built):
+    _, hidden, decoder = built
+    model = torch.nn.Sequential(torch.nn.Identity(), decoder)
+    torch.testing.assert_close(torch.compile(model, backend="eager")(hidden[:3]), decoder(hidden[:3]))
