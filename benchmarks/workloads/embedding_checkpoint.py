@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 import torch
 from rich.console import Console
 from torch import nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.workloads.embedding_common import DLRM, samples, table_sizes
+from memhier.benchmarks.workloads.embedding_common import DLRM, checkpoint_costs, samples, table_sizes
 from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.policies import Belady
 from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
@@ -25,7 +24,7 @@ from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, 
 __all__ = ["main", "measure"]
 
 DIM = 32
-EVERY, AFTER = 50, 10
+EVERY = 50
 WAYS = ("waits", "beside")
 
 
@@ -41,7 +40,7 @@ def measure(folder: Path | None, scale: float, share: float, batch: int, rounds:
         for table, rows in enumerate(sizes)
     ]
     costs: dict[str, list[float]] = {way: [] for way in WAYS}
-    steps = EVERY * (1 + len(WAYS) * rounds) + AFTER
+    steps = EVERY * (1 + len(WAYS) * rounds) + EVERY
     spent: list[float] = []
     calls: dict[int, tuple[str, float]] = {}
     with (
@@ -68,13 +67,11 @@ def measure(folder: Path | None, scale: float, share: float, batch: int, rounds:
                     tables.start_checkpoint()
                 calls[len(spent)] = way, time.perf_counter() - started
                 started = time.perf_counter()
-    after = {at + step for at in calls for step in range(AFTER)}
-    usual = float(np.median([each for at, each in enumerate(spent) if at not in after]))
+    found = checkpoint_costs(spent, {at: seconds for at, (_, seconds) in calls.items()}, EVERY)
     # The first one finds a table of which nothing was saved.
-    for at, (way, seconds) in [*calls.items()][1:]:
-        if at + AFTER <= len(spent):
-            excess = sum(spent[at : at + AFTER]) - AFTER * usual
-            costs[way].append((seconds + max(0.0, excess)) / (EVERY * usual))
+    for at, (way, _) in [*calls.items()][1:]:
+        if at in found:
+            costs[way].append(found[at])
     return costs
 
 

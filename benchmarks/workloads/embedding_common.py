@@ -10,7 +10,17 @@ from torch import Tensor, nn
 
 from memhier.benchmarks.datasets import data_folder
 
-__all__ = ["CRITEO_ROWS", "DLRM", "Sample", "criteo_dac", "gowalla", "power_law", "samples", "table_sizes"]
+__all__ = [
+    "CRITEO_ROWS",
+    "DLRM",
+    "Sample",
+    "checkpoint_costs",
+    "criteo_dac",
+    "gowalla",
+    "power_law",
+    "samples",
+    "table_sizes",
+]
 
 Ints = NDArray[np.int64]
 
@@ -19,6 +29,8 @@ CRITEO_ROWS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
     2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
+
+_AFTER = 10  # steps that a checkpoint beside them may hold up
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +64,25 @@ class DLRM(nn.Module):
         products = torch.bmm(features, features.transpose(1, 2)).view(len(dense), -1)[:, self._pairs]
         logits: Tensor = self.top(torch.cat([below, products], 1)).squeeze(1)
         return logits
+
+
+def checkpoint_costs(spent: list[float], calls: dict[int, float], every: int) -> dict[int, float]:
+    """Return what each checkpoint costs, as a share of the steps between two.
+
+    That is the time that the call takes, and what the ten steps after it take beyond the median of all others.
+
+    Parameters
+    ----------
+    spent
+        Seconds of each step.
+    calls
+        Seconds of calls for a checkpoint, by how many steps came before. One that has not ten steps after it is left
+        out.
+    """
+    after = {at + step for at in calls for step in range(_AFTER)}
+    usual = float(np.median([each for at, each in enumerate(spent) if at not in after]))
+    excess = {at: max(0.0, sum(spent[at : at + _AFTER]) - _AFTER * usual) for at in calls if at + _AFTER <= len(spent)}
+    return {at: (calls[at] + more) / (every * usual) for at, more in excess.items()}
 
 
 def table_sizes(scale: float) -> list[int]:

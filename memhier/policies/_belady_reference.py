@@ -31,6 +31,7 @@ class BeladyReference:
         self._capacity = capacity
         self._half_life = half_life
         self._window: deque[dict[int, None]] = deque()
+        self._announced = 0  # keys in the window: a number can be asked for while another thread changes it
         self._turn = 0  # number of the batch at the window's front
         self._uses: dict[int, deque[int]] = {}  # announced batches that need a key, soonest first
         self._resident: dict[int, None] = {}
@@ -59,8 +60,7 @@ class BeladyReference:
 
     @property
     def memory_bytes(self) -> int:
-        announced = sum(map(len, self._window))
-        return sys.getsizeof(self) + _USE_BYTES * announced + _KEY_BYTES * len(self._resident)
+        return sys.getsizeof(self) + _USE_BYTES * self._announced + _KEY_BYTES * len(self._resident)
 
     def announce(self, keys: Keys) -> int:
         """Add a batch at the window's far end; or return the capacity that would be enough for it."""
@@ -74,13 +74,16 @@ class BeladyReference:
                 self._wait(key, turn)
             self._uses.setdefault(key, deque()).append(turn)
         self._window.append(batch)
+        self._announced += len(batch)
         return 0
 
     def withdraw(self) -> None:
         """Take all announced batches back, the last one first."""
         while self._window:
             turn = self._turn + len(self._window) - 1
-            for key in self._window.pop():
+            batch = self._window.pop()
+            self._announced -= len(batch)
+            for key in batch:
                 uses = self._uses[key]
                 uses.pop()
                 if uses:
@@ -141,6 +144,7 @@ class BeladyReference:
         missing = sum(key not in self._resident for key in batch)
         evicted = self._evict(len(self._resident) + missing - self._capacity, held.keys())
         self._window.popleft()
+        self._announced -= len(batch)
         hits = {}
         for key in batch:
             hits[key] = key in self._resident

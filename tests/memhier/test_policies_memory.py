@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -133,3 +135,30 @@ while starved.pending:
 def test_batches_that_memory_cannot_hold_leave_no_trace() -> None:
     run = subprocess.run([sys.executable, "-c", STARVED], check=False, capture_output=True, text=True, timeout=100)
     assert run.returncode == 0, run.stderr
+
+
+def test_memory_may_be_asked_for_while_batches_come_and_go() -> None:
+    with mock.patch.object(backend, "core", None):
+        policy = Belady(50)
+    stop = threading.Event()
+    found: list[int] = []
+
+    def ask() -> None:
+        while not stop.is_set():
+            found.append(policy.memory_bytes)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(ask)
+            for number in range(1500):
+                for batch in range(3):
+                    policy.announce([number + batch, batch])
+                policy.access([number, 0])
+                policy.withdraw()
+            stop.set()
+            asking.result(60)
+    finally:
+        sys.setswitchinterval(before)
+    assert min(found) > 0
