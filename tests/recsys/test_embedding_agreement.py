@@ -74,6 +74,7 @@ def test_a_rank_is_killed_amid_a_checkpoint(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_one_of_three_ranks_is_killed(tmp_path: Path, when: str) -> None:
     expected = train(tmp_path / "alone", 3, "waits", "once")[0][1].split()[-1]
