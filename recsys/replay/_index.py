@@ -1,20 +1,34 @@
 """Rows of the index on SSD: what it says of positions and of slots, and what of that has changed.
 
-Both lie in one log, since each log of a commit costs syncs: positions under even keys, slots under odd ones.
+All lies in one log, since each log of a commit costs syncs. The rows of a kind have every third key.
 """
 
 from collections.abc import Iterator, Mapping
+from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INDEX_ROW_BYTES", "POSITIONS", "SLOTS", "IndexTable"]
+__all__ = ["INDEX_ROW_BYTES", "POSITIONS", "SLOTS", "IndexTable", "Kind", "index_keys"]
 
 Ints = NDArray[np.int64]
 
 # Many entries to a row: the keys of rows take DRAM.
 INDEX_ROW_BYTES = 1536
 _ROWS = 1024  # packed at a time
+
+
+class Kind(IntEnum):
+    """What rows are about: positions, slots, and batches drawn ahead."""
+
+    POSITIONS = 0
+    SLOTS = 1
+    AHEAD = 2
+
+
+def index_keys(kind: Kind, start: int, stop: int) -> Ints:
+    """Return the keys of rows of a kind."""
+    return len(Kind) * np.arange(start, stop) + kind
 
 
 class IndexTable:
@@ -24,13 +38,13 @@ class IndexTable:
     ----------
     entry
         What there is of each number; some of them fill a row.
-    parity
-        0 or 1: of the keys.
+    kind
+        Of the rows.
     """
 
-    def __init__(self, entry: np.dtype[np.void], parity: int) -> None:
+    def __init__(self, entry: np.dtype[np.void], kind: Kind) -> None:
         self._entry = entry
-        self._parity = parity
+        self._kind = kind
         self.per_row = INDEX_ROW_BYTES // entry.itemsize
         self._dirty: NDArray[np.bool_] = np.zeros(0, np.bool_)
 
@@ -45,7 +59,7 @@ class IndexTable:
 
     def keys(self, start: int, stop: int) -> Ints:
         """Return the keys of rows."""
-        return 2 * np.arange(start, stop) + self._parity
+        return index_keys(self._kind, start, stop)
 
     def reserve(self, size: int) -> None:
         """Make room for so many entries."""
@@ -75,7 +89,7 @@ class IndexTable:
             there = numbers < size
             for name, values in columns.items():
                 entries[name][there] = values[numbers[there]]
-            yield 2 * some + self._parity, entries.view(np.uint8).reshape(len(some), INDEX_ROW_BYTES)
+            yield len(Kind) * some + self._kind, entries.view(np.uint8).reshape(len(some), INDEX_ROW_BYTES)
 
     def unpack(self, rows: NDArray[np.uint8], size: int) -> NDArray[np.void]:
         """Return the first entries of rows."""

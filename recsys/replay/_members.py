@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.recsys.replay._index import POSITIONS, IndexTable
+from memhier.recsys.replay._index import POSITIONS, IndexTable, Kind
 
 __all__ = ["Group", "Members"]
 
@@ -76,7 +76,7 @@ class Members:
         self.by_class = by_class
         self.size = 0
         self.groups: dict[int, Group] = {}
-        self.table = IndexTable(POSITIONS, 0)
+        self.table = IndexTable(POSITIONS, Kind.POSITIONS)
         self._allocate(_FIRST_CAPACITY)
 
     def _allocate(self, capacity: int) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.recsys.replay._index import SLOTS, IndexTable
+from memhier.recsys.replay._index import SLOTS, IndexTable, Kind
 from memhier.recsys.replay._members import Members
 
 __all__ = ["Residents"]
@@ -43,7 +43,7 @@ class Residents:
         self.planned_count = 0
         self.of_group: dict[int, int] = {}  # planned samples of each group
         self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
-        self.table = IndexTable(SLOTS, 1)
+        self.table = IndexTable(SLOTS, Kind.SLOTS)
         self.table.reserve(slots)
 
     @property

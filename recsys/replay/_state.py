@@ -31,12 +31,13 @@ def commit(parts: Parts, values: Mapping[str, bytes]) -> int:
     stale = np.flatnonzero(residents.refreshed)
     parts.write_back(residents.visible[stale], stale)
     residents.refreshed[stale] = False
-    values = {**state_values(parts), **values}
-    return parts.storage.commit(residents, parts.ahead.records(), values)
+    ahead = parts.ahead.records()
+    values = {**state_values(parts, [len(record) for record in ahead]), **values}
+    return parts.storage.commit(residents, ahead, values)
 
 
-def state_values(parts: Parts) -> dict[str, bytes]:
-    """Return the state of a buffer as values of the store's catalog."""
+def state_values(parts: Parts, ahead: list[int]) -> dict[str, bytes]:
+    """Return the state of a buffer as values of the store's catalog, with the bytes of each batch drawn ahead."""
     residents, settings = parts.tiers.residents, parts.settings
     meta = {
         "version": VERSION,
@@ -50,7 +51,7 @@ def state_values(parts: Parts) -> dict[str, bytes]:
         "swap": _policy_spec(parts.policy),
         "slots": residents.slots,
         "size": parts.tiers.members.size,
-        "ahead": len(parts.ahead),
+        "ahead": ahead,
         "step": parts.step,
         "draws": parts.draws.position,
         "tiers": parts.tiers.state(),
@@ -108,7 +109,7 @@ def restore(parts: Parts, meta: dict[str, Any]) -> None:
             show(parts, some, visible[some])
         except CorruptionError:
             damaged += _show_readable(parts, some, visible[some])
-    damaged = [*dict.fromkeys(damaged + parts.ahead.restore(parts.storage.read_ahead(), parts.storage))]
+    damaged = [*dict.fromkeys(damaged + parts.ahead.restore(parts.storage.read_ahead(meta["ahead"]), parts.storage))]
     if damaged:
         parts.errors += len(damaged)
         warnings.warn(

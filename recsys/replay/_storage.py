@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files
 from memhier.reader import Reader
-from memhier.recsys.replay._index import INDEX_ROW_BYTES, SLOTS, IndexTable
+from memhier.recsys.replay._index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kind, index_keys
 from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._records import RecordFormat
 from memhier.recsys.replay._residents import Residents
@@ -26,9 +26,8 @@ __all__ = ["KIND", "META", "StorageTier"]
 
 KIND = "replay"
 META = "replay/meta"
-_SAMPLES, _SIDE, _INDEX, _AHEAD = "samples", "side", "index", "ahead"
+_SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
 _CAPACITY = 1024
-_BATCHES = 16  # drawn ahead, to begin with
 
 Ints = NDArray[np.int64]
 
@@ -55,7 +54,7 @@ class StorageTier:
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
         value = store.get(META)
-        meta = {"size": 0, "slots": 0, "ahead": 0} if value is None else json.loads(value)
+        meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else json.loads(value)
         capacity = max(_CAPACITY, meta["size"])
         options: Any = {"key_space": capacity, "grows": True, "compact_below": compact_below}
         self.samples: RowLog | Samples
@@ -70,10 +69,9 @@ class StorageTier:
             assert self._side_format.row_bytes is not None  # `create` has seen to it
             width = self._side_format.row_bytes
             self._side = RowLog(store, _SIDE, width, self.reader, capacity, key_space=capacity, **beside)
-        rows = max(capacity, meta["slots"]) // 16
+        self._ahead_rows = _rows(sum(meta["ahead"]))
+        rows = len(Kind) * (max(capacity, meta["slots"]) // 48 + self._ahead_rows + 1)
         self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, rows, key_space=rows, **beside)
-        batches = max(_BATCHES, meta["ahead"])
-        self._ahead = Samples(store, _AHEAD, self.reader, batches, key_space=batches, **beside)
 
     @classmethod
     def create(
@@ -111,7 +109,7 @@ class StorageTier:
     @property
     def logs(self) -> list[RowLog | Samples]:
         """All logs."""
-        return [self.samples, self._index, self._ahead, *self._sample_logs[1:]]
+        return [self.samples, self._index, *self._sample_logs[1:]]
 
     @property
     def _sample_logs(self) -> list[RowLog | Samples]:
@@ -218,16 +216,24 @@ class StorageTier:
         """Make everything durable: with it the index, records of the batches drawn ahead, and values."""
         for keys, rows in chain(residents.members.changed(), residents.changed()):
             self._index.append(keys, rows)
-        if ahead:
-            self._ahead.put(np.arange(len(ahead)), ahead)
-        if len(ahead) < len(self._ahead):
-            self._ahead.delete(np.arange(len(ahead), len(self._ahead)))
+        data = b"".join(ahead)
+        rows_now = _rows(len(data))
+        if data:
+            padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
+            self._index.append(index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES))
+        if rows_now < self._ahead_rows:
+            self._index.delete(index_keys(Kind.AHEAD, rows_now, self._ahead_rows))
+        self._ahead_rows = rows_now
         return self.samples.commit(values)
 
-    def read_ahead(self) -> list[memoryview]:
-        """Return the records of the batches drawn ahead."""
-        records = self._ahead.get(np.arange(len(self._ahead)))
-        return [record for record in records if record is not None]
+    def read_ahead(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return the records of the batches drawn ahead, of these sizes."""
+        rows, found = self._index.read(index_keys(Kind.AHEAD, 0, self._ahead_rows))
+        if not found.all():
+            raise CorruptionError(f"{self.store.path}: the index lacks some of the batches drawn ahead")
+        data = memoryview(rows.tobytes())
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [data[start:stop] for start, stop in pairwise(ends)]
 
     def read_index(self, members: Members, size: int) -> None:
         """Fill the index from the store."""
@@ -238,7 +244,7 @@ class StorageTier:
 
     def read_slots(self, slots: int) -> NDArray[np.void]:
         """Return what the store says of so many slots, as `SLOTS`; those of which it has no row have not been used."""
-        table = IndexTable(SLOTS, 1)
+        table = IndexTable(SLOTS, Kind.SLOTS)
         keys = table.keys(0, table.rows(slots))
         rows, found = self._index.read(keys)
         entries = table.unpack(rows, slots)
@@ -261,3 +267,8 @@ class StorageTier:
             log.close()
         self.reader.close()
         self.store.close()
+
+
+def _rows(size: int) -> int:
+    """Return how many rows of the index so many bytes take."""
+    return -(-size // INDEX_ROW_BYTES)

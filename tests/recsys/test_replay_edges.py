@@ -129,7 +129,7 @@ def test_the_index_shrinks_with_storage(tmp_path: Path) -> None:
     with filled(tmp_path / "b", count=1000) as buffer:
         buffer.forget(lambda ids, labels: ids >= 70)
         # Two rows of positions, one of slots.
-        assert sorted(np.concatenate([*buffer._parts.storage._index.keys()])) == [0, 1, 2]
+        assert sorted(np.concatenate([*buffer._parts.storage._index.keys()])) == [0, 1, 3]
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "none"])

@@ -166,16 +166,16 @@ def test_what_is_forgotten_is_not_drawn_ahead(tmp_path: Path) -> None:
     with make(tmp_path / "b", storage=30, admit="ring") as buffer:
         batches = iter(ReplayBatchSampler(buffer, 4, 9, ahead=3))
         waiting = [next(batches).ids for _ in range(3)]
-        gone, lost = waiting[1][0], waiting[2][1]
+        gone, lost = int(waiting[1][0]), int(waiting[2][1])
         # The ring drops some of what waits: it is kept as values, until something is to be forgotten.
         ids = np.arange(1000, 1001 + int(lost))
         buffer.add(samples(ids), labels=ids % 3, ids=ids)
         buffer.checkpoint()
         secret = samples(np.array([lost]))["x"].tobytes()
         files = [file for file in (tmp_path / "b").rglob("*") if file.is_file()]
-        assert any(secret in file.read_bytes() for file in files if file.name.startswith("ahead-"))
+        assert any(secret in file.read_bytes() for file in files if file.name.startswith("index-"))
         assert buffer.forget({"id": gone})["samples"] == (gone > lost)
-        assert not [file for file in (tmp_path / "b").rglob("ahead-*") if secret in file.read_bytes()]
+        assert not [file for file in (tmp_path / "b").rglob("*.seg") if secret in file.read_bytes()]
     with CarouselBuffer.open(tmp_path / "b") as buffer:
         again = [batch.ids.tolist() for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=3), 3)]
         assert again == [[id for id in ids.tolist() if id > lost and id != gone] for ids in waiting]
