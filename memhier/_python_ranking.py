@@ -38,8 +38,10 @@ def rank(
             ((state, at) for state in active for at in state.wanted),
             key=lambda item: (request.files[item[1]], request.offsets[item[1]]),
         )
-        for start in range(0, len(wanted), len(workspace)):
-            _rank_part(reader, request, hot, wanted[start : start + len(workspace)], workspace, tally)
+        step = len(workspace) if request.page_rows is None else workspace.nbytes // PAGE_BYTES
+        rank_part = _rank_part if request.page_rows is None else _rank_pages
+        for start in range(0, len(wanted), step):
+            rank_part(reader, request, wanted[start : start + step], workspace, tally)
         if request.deadline < np.inf and time.monotonic() >= end:
             for state in active:
                 state.tally[4] = _DEADLINE
@@ -47,8 +49,10 @@ def rank(
     for number, state in enumerate(states):
         nearest = state.nearest
         found.ids[number], found.distances[number] = -1, np.inf
-        found.ids[number, : len(nearest)] = [name for _, name in nearest]
-        found.distances[number, : len(nearest)] = [near for near, _ in nearest]
+        found.files[number], found.offsets[number] = -1, -1
+        for place, (near, name, file, offset) in enumerate(nearest):
+            found.ids[number, place], found.distances[number, place] = name, near
+            found.files[number, place], found.offsets[number, place] = file, offset
 
 
 class _Query:
@@ -56,30 +60,33 @@ class _Query:
 
     def __init__(self, request: "RankRequest", hot: "HotPages", number: int, tally: Ints) -> None:
         self.number, self.tally = number, tally
-        self.nearest: list[tuple[float, int]] = []
+        self.nearest: list[tuple[float, int, int, int]] = []  # distance, id, file and offset
         self.wanted: list[int] = []
         self._request, self._hot = request, hot
         self._next, self._stop = int(request.first[number]), int(request.first[number + 1])
         self._taken: set[int] = set()
+        self._read: set[int] = set()  # pages that are ranked whole
 
     def choose(self) -> bool:
         """Set `wanted` to what this round is to rank; False once nothing more is needed."""
         request = self._request
         most = min(float(request.thresholds[self.number]), self._kth())
-        quota = request.first_round if self.tally[3] == 0 else max(_LEAST_ROUND, int(self.tally[0]) // 2)
+        before = int(self.tally[0] if request.page_rows is None else self.tally[1] + self.tally[2])
+        quota = request.first_round if self.tally[3] == 0 else max(_LEAST_ROUND, before // 2)
         self.wanted, pages, reason = [], set[int](), _ALL_READ
         while self._next < self._stop and len(self.wanted) < quota:
             if request.lower[self._next] > most:
                 reason = _BOUND
                 break
-            if self._next not in self._taken and not self._want(self._next, pages):
+            wants = self._want_page(self._next) if request.page_rows is not None else self._want(self._next, pages)
+            if not wants:
                 reason = _MAX_READS
                 break
             self._next += 1
         if not self.wanted:
             self.tally[4] = reason
             return False
-        for at in range(self._next, self._stop):
+        for at in range(self._next, self._stop if request.page_rows is None else self._next):
             if request.lower[at] > most:
                 break
             if at not in self._taken and self._in_one_page(at) and self.page_key(at) in pages:
@@ -88,9 +95,10 @@ class _Query:
         self.tally[3] += 1
         return True
 
-    def offer(self, distance: float, name: int) -> None:
-        """Take in the exact distance of a candidate."""
-        self.nearest = sorted([*self.nearest, (distance, name)])[: self._request.k]
+    def offer(self, distance: float, name: int, file: int, offset: int) -> None:
+        """Take in the exact distance of a row, and where it lies."""
+        self.tally[0] += 1
+        self.nearest = sorted([*self.nearest, (distance, name, file, offset)])[: self._request.k]
 
     def page_key(self, at: int) -> int:
         """Return file and first page of a candidate as `HotPages` has them."""
@@ -112,7 +120,22 @@ class _Query:
     def _in_one_page(self, at: int) -> bool:
         return int(self._request.offsets[at]) % PAGE_BYTES + self._request.row_bytes <= PAGE_BYTES
 
+    def _want_page(self, at: int) -> bool:
+        """Take the page of a candidate, unless it was taken before; False where it is more than may be read."""
+        key = self.page_key(at)
+        if key in self._read:
+            return True
+        is_hot = self._is_hot(key)
+        if not is_hot and self.tally[1] >= self._request.max_reads:
+            return False
+        self.tally[2 if is_hot else 1] += 1
+        self._read.add(key)
+        self.wanted.append(at)
+        return True
+
     def _want(self, at: int, pages: set[int]) -> bool:
+        if at in self._taken:
+            return True
         first = self.page_key(at)
         last = first + (int(self._request.offsets[at]) % PAGE_BYTES + self._request.row_bytes - 1) // PAGE_BYTES
         is_hot = self.hot_page(at) is not None
@@ -131,7 +154,6 @@ class _Query:
 def _rank_part(
     reader: Reader,
     request: "RankRequest",
-    hot: "HotPages",
     wanted: list[tuple[_Query, int]],
     workspace: npt.NDArray[np.uint8],
     tally: Ints,
@@ -154,5 +176,39 @@ def _rank_part(
     if request.metric == "cosine":
         near = np.maximum(near, 0)  # rounding takes equal directions just below
     for (state, at), distance in zip(everything, near.tolist(), strict=True):
-        state.tally[0] += 1
-        state.offer(distance, int(request.ids[at]))
+        state.offer(distance, int(request.ids[at]), int(request.files[at]), int(request.offsets[at]))
+
+
+def _rank_pages(
+    reader: Reader,
+    request: "RankRequest",
+    wanted: list[tuple[_Query, int]],
+    workspace: npt.NDArray[np.uint8],
+    tally: Ints,
+) -> None:
+    """Rank all that is on the pages of some candidates."""
+    pages = workspace.reshape(-1)[: len(wanted) * PAGE_BYTES].reshape(len(wanted), PAGE_BYTES)
+    cold = [item for item in wanted if item[0].hot_page(item[1]) is None]
+    warm = [item for item in wanted if item[0].hot_page(item[1]) is not None]
+    places = np.array([at for _, at in cold], np.int64)
+    if cold:
+        offsets = request.offsets[places] // PAGE_BYTES * PAGE_BYTES
+        reader.read(request.files[places], offsets, PAGE_BYTES, pages[: len(cold)], tally=tally)
+    for page, (state, at) in zip(pages[len(cold) :], warm, strict=True):
+        page[:] = state.hot_page(at)
+    per_page = PAGE_BYTES // request.row_bytes
+    dtype = np.dtype(np.uint16 if request.dtype == "bfloat16" else request.dtype)
+    for page, (state, at) in zip(pages, cold + warm, strict=True):
+        (known,) = [each for each in request.page_rows or () if each.file == request.files[at]]
+        start = int(request.offsets[at]) // PAGE_BYTES
+        count = min(per_page, len(known.ids) - start * per_page)
+        rows = page[: count * request.row_bytes].reshape(count, request.row_bytes)
+        vectors = rows[:, : dtype.itemsize * request.queries.shape[1]].view(dtype)
+        near = distances(request.queries[state.number], vectors, request.metric, dtype=request.dtype)
+        if request.metric == "cosine":
+            near = np.maximum(near, 0)  # rounding takes equal directions just below
+        for within, distance in enumerate(near.tolist()):
+            row = start * per_page + within
+            if known.allowed is None or int(known.allowed[row >> 6]) >> (row & 63) & 1:
+                offset = start * PAGE_BYTES + within * request.row_bytes
+                state.offer(distance, int(known.ids[row]), known.file, offset)

@@ -2,9 +2,10 @@
 
 Every candidate comes with a lower bound on its distance. Each round reads, for all queries in one submission, the rows
 whose bound does not exceed the k-th nearest distance found so far, a page never twice; a query stops when no bound is
-left that could improve on it.
+left that could improve on it. Where rows lie whole in their pages, all that is on a page is ranked once it is read.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ from memhier._python_ranking import rank as rank_in_python
 from memhier.errors import ClosedError
 from memhier.kernels import METRICS, ROW_DTYPES
 from memhier.reader import PAGE_BYTES, Reader
+from memhier.rows import rows_per_page
 
-__all__ = ["STOPS", "HotPages", "RankRequest", "Ranking", "rank_rows"]
+__all__ = ["STOPS", "HotPages", "PageRows", "RankRequest", "Ranking", "page_rows_of", "rank_rows"]
 
 STOPS = ("bound", "all_read", "max_reads", "deadline")  # in the order of the numbers in a tally
 
@@ -49,6 +51,32 @@ class HotPages:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
         return self.keys.nbytes + self.pages.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """The rows of a file that lie whole in its pages, one after the other.
+
+    Attributes
+    ----------
+    file
+        The reader's handle.
+    ids
+        uint32 or int64 ``[n]``: what each row is called.
+    allowed
+        uint64 words, a bit for each row that may be found; None for all.
+    """
+
+    file: int
+    ids: npt.NDArray[Any]
+    allowed: npt.NDArray[np.uint64] | None = None
+
+
+def page_rows_of(row_bytes: int) -> int:
+    """Return how many rows of this size lie in a page, 0 where rows straddle pages; see `memhier.rows`."""
+    if row_bytes <= PAGE_BYTES and PAGE_BYTES % row_bytes == 0:
+        return PAGE_BYTES // row_bytes
+    return rows_per_page(row_bytes) or 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +112,10 @@ class RankRequest:
         The most pages read for one query.
     deadline
         Seconds after which no further round starts.
+    page_rows
+        What lies on the pages of each file, where rows lie whole in them (:func:`page_rows_of`): a page that is read
+        for a candidate then costs no more by being ranked whole, and `first_round` counts pages. None ranks
+        candidates alone.
     """
 
     queries: Floats
@@ -100,6 +132,7 @@ class RankRequest:
     first_round: int
     max_reads: int = 2**62
     deadline: float = np.inf
+    page_rows: Sequence[PageRows] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +143,8 @@ class Ranking:
     ----------
     ids, distances
         int64 and float32 ``[q, k]``, nearest first; -1 and infinity where there are fewer.
+    files, offsets
+        int32 and int64 ``[q, k]``: where each of them lies, -1 where there are fewer.
     tally
         int64 ``[q, 5]``: rows ranked, pages read for them, pages found in DRAM, rounds, and why it stopped, as an index
         into :data:`STOPS`. A page that several queries of the call shared counts for each of them.
@@ -117,6 +152,8 @@ class Ranking:
 
     ids: Ints
     distances: Floats
+    files: npt.NDArray[np.int32]
+    offsets: Ints
     tally: Ints
 
 
@@ -137,7 +174,8 @@ def rank_rows(
     request
         What to rank.
     workspace
-        uint8 ``[w, row_bytes]``, at least one row, C-contiguous: the rows of one submission.
+        uint8 ``[w, row_bytes]``, at least one row, C-contiguous: the rows of one submission. With `page_rows` at least
+        a page.
     hot
         Pages that need not be read.
     tally
@@ -158,12 +196,18 @@ def rank_rows(
         or not len(workspace)
     ):
         raise ValueError(f"workspace: expected uint8 [w, {request.row_bytes}] with w of at least 1")
+    of_pages = [] if request.page_rows is None else [(rows.file, rows.ids, rows.allowed) for rows in request.page_rows]
+    per_page = page_rows_of(request.row_bytes) if of_pages else 0
+    if of_pages and (per_page == 0 or workspace.nbytes < PAGE_BYTES):
+        raise ValueError(f"page_rows: rows of {request.row_bytes} bytes straddle pages, or workspace holds no page")
     if request.k < 1 or request.first_round < 1:
         raise ValueError(f"k={request.k}, first_round={request.first_round}: expected at least 1")
     pages = hot if hot is not None else HotPages.none()
+    shape = count, request.k
     found = Ranking(
-        np.empty((count, request.k), np.int64), np.empty((count, request.k), np.float32), np.zeros((count, 5), np.int64)
-    )
+        np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape, np.int32), np.empty(shape, np.int64),
+        np.zeros((count, 5), np.int64),
+    )  # fmt: skip
     sums = tally if tally is not None else np.zeros(3, np.int64)
     core: Any = reader._core
     if reader._closed:
@@ -175,7 +219,7 @@ def rank_rows(
         request.queries, request.queries.shape[1], ROW_DTYPES.index(request.dtype), METRICS.index(request.metric),
         request.row_bytes, request.first, request.files, request.offsets, request.lower, request.ids,
         request.thresholds, request.k, request.first_round, request.max_reads, request.deadline, workspace, pages.keys,
-        pages.pages, found.ids, found.distances, found.tally, sums,
+        pages.pages, per_page, of_pages, found.ids, found.distances, found.files, found.offsets, found.tally, sums,
     )  # fmt: skip
     if fault is not None:
         raise_fault(fault, reader.engine)

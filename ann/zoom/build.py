@@ -16,7 +16,7 @@ from memhier.ann.zoom.catalog import Description, write_preview
 from memhier.ann.zoom.construct import Constructed, construct
 from memhier.ann.zoom.fullview import RowWriter
 from memhier.ann.zoom.ids import Ids
-from memhier.ann.zoom.layout import Layout, plan_layout
+from memhier.ann.zoom.layout import Layout, plan_layout, read_depth
 from memhier.ann.zoom.part import compact_ids
 from memhier.ann.zoom.preview import Coding
 from memhier.ann.zoom.source import VectorSource, open_source
@@ -64,7 +64,7 @@ def _write_source(
     most = max(source.count, options.grow_to)
     layout = plan_layout(
         most, source.dimension, options.metric, options.coding, row_bytes,
-        stored_ids.itemsize, _reader_bytes(scratch), options.dram, _text_pages(names, most),
+        stored_ids.itemsize, _reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
     )  # fmt: skip
     space = fit_space(source, options.metric, layout.padded)
     with _progress(options.progress, source.count) as bar:
@@ -123,11 +123,11 @@ def _text_pages(ids: Ids, count: int) -> int:
     return -(-pages * count // len(ids))
 
 
-def _reader_bytes(scratch: Path) -> int:
+def _reader_bytes(scratch: Path, dram: int) -> int:
     """Return the DRAM of a reader that has read: its buffers are made at the first read, and differ by engine."""
     path = scratch / "one-page"
     path.write_bytes(bytes(PAGE_BYTES))
-    with Reader() as reader:
+    with Reader(depth=read_depth(dram)) as reader:
         reader.read(reader.add(path), [0], PAGE_BYTES)
         held = reader.planned_bytes
     path.unlink()

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.truth import NeighbourTruth
+from memhier.ranking import page_rows_of
 
 __all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
 
@@ -25,7 +26,8 @@ RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
-_LISTS_LOSS = 0.6  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+_LISTS_LOSSES = (0.6, 0.45, 0.3, 0.15)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+_READ_COST = 3000  # codes that are scanned for what a page costs: a third of it the processor, to check and rank it
 _EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
 _LIMIT = 512  # candidates of a query that are looked at
@@ -124,9 +126,12 @@ class Calibration:
         return cls(values["queries"], efforts, reached, values["vectors"], values["changes"], values["tuned"])
 
 
-def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth) -> Calibration:
-    """Return the efforts for vectors of `parts`; `truth` has been given all of them, and their positions."""
-    measure = _Measure(preview, parts, truth)
+def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
+    """Return the efforts for vectors of `parts`; `truth` has been given all of them, and their positions.
+
+    Where rows of `row_bytes` bytes lie whole in pages, a neighbour is also found when another row of its page is read.
+    """
+    measure = _Measure(preview, parts, truth, page_rows_of(row_bytes))
     efforts: dict[int, list[tuple[float, Effort]]] = {}
     reached: dict[int, float] = {}
     for k in sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours}):
@@ -149,21 +154,27 @@ class _Needs:
     widths
         ``[q, k]``: the first of the widths of the bounds at which each neighbour is read.
     ranks
-        ``[widths, q, k]``: where its lower bound stands among those of its query, the query and its copies not counted.
-    reads
-        ``[q, widths]``: rows that the bounds leave once the nearest are known.
+        ``[widths, q, k]``: where the lower bound for which it is read stands among those of its query, the query and
+        its copies not counted.
+    pages
+        ``[widths, ranks]``: on how many pages that are read the least bound stands there among those of its query.
     """
 
     widths: Ints
     ranks: Ints
-    reads: npt.NDArray[np.float64]
+    pages: Ints
+
+    def reads(self, width: int, most: int) -> float:
+        """Return how many pages a query reads where the bounds leave `most` candidates at most."""
+        return float(self.pages[width, :most].sum()) / max(1, len(self.widths))
 
 
 class _Measure:
     """What efforts are judged by: where the true neighbours of the queries lie."""
 
-    def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth) -> None:
+    def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, rows_of_page: int) -> None:
         self._preview, self._parts, self._truth = preview, parts, truth
+        self._rows_of_page = max(1, rows_of_page)
         self._turned = preview.turn(truth.queries)
         self._lists = np.where(truth.found >= 0, _list_of(parts, truth.found), -1)
         sizes = np.sum([np.diff(part.starts) for part in parts], axis=0)
@@ -187,25 +198,34 @@ class _Measure:
         chosen: list[tuple[float, Effort]] = []
         best = _mean_share(needs.widths < len(_EPS), known)
         for recall in RECALLS:
-            for lists_loss in (_LISTS_LOSS, _LISTS_LOSS / 2):
-                effort, covered = self._probe_effort(k, lists_loss * (1 - recall))
-                bounds = self._cheapest_bounds(needs, covered, known, recall)
-                if bounds is not None:
-                    chosen.append((recall, replace(effort, eps=float(_EPS[bounds[0]]), most=max(k, bounds[1]))))
-                    break
-            else:
+            found = self._cheapest_effort(k, needs, known, recall)
+            if found is None:
                 break
+            chosen.append((recall, found))
         widest = Effort(self._probes.shape[1], np.inf, float(_EPS[-1]))
         return chosen or [(0.0, widest)], best
 
+    def _cheapest_effort(self, k: int, needs: "_Needs", known: npt.NDArray[np.bool_], recall: float) -> Effort | None:
+        """Return the lists and bounds that take the least time for a recall, None where none reach it."""
+        best, least = None, np.inf
+        for share in _LISTS_LOSSES:
+            effort, covered, scanned = self._probe_effort(k, share * (1 - recall))
+            bounds = self._cheapest_bounds(k, needs, covered, known, recall)
+            if bounds is not None and (cost := scanned + _READ_COST * bounds[2]) < least:
+                best, least = replace(effort, eps=float(_EPS[bounds[0]]), most=max(k, bounds[1])), cost
+        return best
+
     def _cheapest_bounds(
-        self, needs: "_Needs", covered: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], recall: float
-    ) -> tuple[int, int] | None:
-        """Return which width of the bounds, with how many candidates at most, reads the fewest rows for a recall."""
+        self, k: int, needs: "_Needs", covered: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], recall: float
+    ) -> tuple[int, int, float] | None:
+        """Return which width of the bounds, with how many candidates at most, reads the fewest pages for a recall.
+
+        Beside them that number of pages, of a query.
+        """
         count = len(self._turned)
         # Below zero where there are too few queries to tell, though none of them lost anything.
         allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
-        best, least = None, np.inf
+        best: tuple[int, int, float] | None = None
         for each in range(len(_EPS)):
             read = known & covered & (needs.widths <= each)
             spare = allowed - int((known & ~read).sum())
@@ -213,9 +233,9 @@ class _Measure:
                 continue
             ranks = np.sort(needs.ranks[each][read])
             most = int(ranks[max(0, len(ranks) - 1 - spare)]) + 1 if len(ranks) else 1
-            cost = float(np.minimum(needs.reads[:, each], most).mean())
-            if cost < least - 1e-9:
-                best, least = (each, most), cost
+            cost = needs.reads(each, max(k, most))
+            if best is None or cost < best[2] - 1e-9:
+                best = each, most, cost
         return best
 
     def product_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
@@ -223,7 +243,7 @@ class _Measure:
         chosen: list[tuple[float, Effort]] = []
         tried = [count for count in _CANDIDATES if count >= k] or [10 * k]
         for recall in RECALLS:
-            effort, _ = self._probe_effort(k, _LISTS_LOSS * (1 - recall), skip=False)
+            effort, _, _ = self._probe_effort(k, _LISTS_LOSSES[0] * (1 - recall), skip=False)
             ranks = self._candidate_ranks(k, effort, tried[-1])
             losses = np.array([float(np.mean(ranks >= count)) for count in tried])
             fits = np.flatnonzero(self._conformal(losses) <= 1 - recall)
@@ -249,10 +269,10 @@ class _Measure:
             self._turned, min(max(deepest, _FIRST_PROBES), _MOST_PROBES, self._preview.lists)
         )
 
-    def _probe_effort(self, k: int, loss: float, *, skip: bool = True) -> tuple[Effort, npt.NDArray[np.bool_]]:
+    def _probe_effort(self, k: int, loss: float, *, skip: bool = True) -> tuple[Effort, npt.NDArray[np.bool_], float]:
         """Return the probes that scan the fewest codes and leave out at most this share of the neighbours.
 
-        Beside them, bool ``[q, k]``: which neighbours they find.
+        Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time.
         """
         kth = self._truth.distances[:, k - 1]
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -274,7 +294,7 @@ class _Measure:
             cost += _ROUTE_COST * nprobe * len(cosine)
             if cost < least:
                 best, least = Effort(nprobe, zeta), cost
-        return best, (rank < best.nprobe) & (needed <= best.zeta)
+        return best, (rank < best.nprobe) & (needed <= best.zeta), least / max(1, len(cosine))
 
     def _needs(self, k: int) -> "_Needs":
         """Return what it takes to read each neighbour, and how much would be read, for each width of the bounds."""
@@ -282,37 +302,53 @@ class _Measure:
         needs = _Needs(
             np.full((len(self._turned), k), len(_EPS)),
             np.full((len(_EPS), len(self._turned), k), _LIMIT),
-            np.zeros((len(self._turned), len(_EPS))),
+            np.zeros((len(_EPS), _LIMIT + 1), np.int64),
         )
         wide = Effort(self._probes.shape[1], np.inf, most)
         for start in range(0, len(self._turned), _BLOCK):
             part = slice(start, start + _BLOCK)
             # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
-            copies = truth.copies[part]
-            wanted_k = k + 1 + int(copies.max(initial=0))
+            wanted_k = k + 1 + int(truth.copies[part].max(initial=0))
             found = self._preview.search(self._turned[part], self._parts, wanted_k, wide, max(_LIMIT, 4 * wanted_k))
             for query, count in enumerate(found.counts.tolist(), start):
-                if count == 0:
-                    continue
                 positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
                 error = (estimates - found.lower[query - start, :count]) / most
-                wanted = truth.found[query, :k]
-                order = np.argsort(positions)
-                place = order[np.minimum(np.searchsorted(positions[order], wanted), count - 1)]
-                there = positions[place] == wanted
-                lower, upper = estimates - _EPS[:, None] * error, estimates + _EPS[:, None] * error
-                hidden = int(copies[query - start]) + int(truth.own[query] >= 0)
-                kth = np.full(len(_EPS), np.inf)
-                if count > k - 1 + hidden:
-                    kth = np.partition(upper, k - 1 + hidden, axis=1)[:, k - 1 + hidden]
-                reached = np.minimum(kth, truth.distances[query, k - 1] * (1 + 1e-5))[:, None]
-                ascending = np.sort(lower, axis=1)
-                needs.reads[query] = np.maximum((ascending <= reached).sum(axis=1) - hidden, k)
-                read = there & (lower[:, place] <= reached)
-                needs.widths[query] = np.where(read.any(axis=0), read.argmax(axis=0), len(_EPS))
-                for each, row in enumerate(ascending):
-                    needs.ranks[each, query] = np.maximum(np.searchsorted(row, lower[each, place]) - hidden, 0)
+                # Copies have one code. Nobody would read a page for them, were the query not in the index.
+                own = np.flatnonzero(positions == truth.own[query])
+                others = ~np.isin(estimates, estimates[own])
+                if others.any():
+                    self._need(needs, query, k, positions[others], estimates[others], error[others])
         return needs
+
+    def _need(self, needs: "_Needs", query: int, k: int, positions: Ints, estimates: Floats, error: Floats) -> None:
+        """Note what one query needs, whose candidates have these positions, estimates and standard errors."""
+        truth = self._truth
+        lower, upper = estimates - _EPS[:, None] * error, estimates + _EPS[:, None] * error
+        kth = np.full(len(_EPS), np.inf)
+        if len(positions) >= k:
+            kth = np.partition(upper, k - 1, axis=1)[:, k - 1]
+        reached = np.minimum(kth, truth.distances[query, k - 1] * (1 + 1e-5))[:, None]
+        # A row is read with its page, whichever row of that is wanted first; of other lists' rows there nobody knows
+        # whether they are scanned.
+        pages, member = np.unique(self._pages_of(positions, _list_of(self._parts, positions)), return_inverse=True)
+        order = np.argsort(member, kind="stable")
+        least = np.minimum.reduceat(lower[:, order], np.searchsorted(member[order], np.arange(len(pages))), axis=1)
+        wanted = self._pages_of(truth.found[query, :k], self._lists[query, :k])
+        place = np.minimum(np.searchsorted(pages, wanted), len(pages) - 1)
+        least_wanted = np.where(pages[place] == wanted, least[:, place], np.inf)
+        ascending = np.sort(lower, axis=1)
+        read = least_wanted <= reached
+        needs.widths[query] = np.where(read.any(axis=0), read.argmax(axis=0), len(_EPS))
+        for each, row in enumerate(ascending):
+            needs.ranks[each, query] = np.searchsorted(row, least_wanted[each])
+            places = np.searchsorted(row, least[each][least[each] <= reached[each]])
+            needs.pages[each] += np.bincount(np.minimum(places, _LIMIT), minlength=_LIMIT + 1)
+
+    def _pages_of(self, positions: Ints, lists: Ints) -> Ints:
+        """Return a number for the page, and the list, that each position lies in; -1 for none."""
+        number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+        page = number << PART_SHIFT | rows // self._rows_of_page
+        return np.where(positions >= 0, page * self._preview.lists + lists, -1)
 
     def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
         """Return the ranks of the true neighbours among the candidates, the query itself not counted."""

@@ -20,7 +20,7 @@ from memhier.store import Store, Transaction
 __all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
-VERSION = 4
+VERSION = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +98,8 @@ def write_preview(tx: Transaction, preview: Preview) -> None:
             "alpha": book.alpha,
             "share": book.share,
             "book": numbers,
-            "leading": book.leading,
         }
-        arrays["unit"] = np.array([book.unit])
+        arrays |= {"unit": np.array([book.unit]), "ratios": book.ratios}
     else:
         arrays["codebook"] = book.books
     for name, array in arrays.items():
@@ -125,7 +124,7 @@ def load_preview(store: Store, about: Description) -> Preview:
             store.read_segment("alpha").view(np.float32).reshape(eight + four + two + one),
             store.read_segment("share").view(np.float32).reshape(dimension),
             float(store.read_segment("unit").view(np.float64)[0]),
-            store.read_segment("leading").view(np.float32).reshape(dimension, -1),
+            store.read_segment("ratios").view(np.int32).reshape(4),
         )
     except ValueError as error:
         raise CorruptionError(f"{store.path}: the preview is not as described: {error}") from error

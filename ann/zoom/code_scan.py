@@ -33,14 +33,14 @@ class CodedPart:
     codes
         uint8 ``[n, code_bytes]``, in the order of `memhier.ann.zoom.blocks`.
     numbers
-        fp16 ``[3, n]``: radius, factor and error of each, in units of the code book.
+        uint16 ``[2, n]``: radius of each, and what factor and error are of it, as the code book has them.
     allowed
         uint64 words, a bit for each row that may be found; None for all.
     """
 
     starts: Ints
     codes: npt.NDArray[np.uint8]
-    numbers: npt.NDArray[np.float16]
+    numbers: npt.NDArray[np.uint16]
     allowed: npt.NDArray[np.uint64] | None = None
 
 
@@ -121,11 +121,11 @@ def code_scan(
         np.empty((count, 3), np.int64),
     )
     if backend.core is not None:
-        packed = [(part.starts, part.codes, part.numbers.view(np.uint16), part.allowed) for part in parts]
+        packed = [(part.starts, part.codes, part.numbers, part.allowed) for part in parts]
         backend.core.code_scan(
             queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
-            k, eps, zeta, wanted, found.positions, found.lower, found.estimates, found.counts, found.thresholds,
-            found.tally,
+            book.ratios, k, eps, zeta, wanted, found.positions, found.lower, found.estimates, found.counts,
+            found.thresholds, found.tally,
         )  # fmt: skip
         return found
     for number, query in enumerate(queries):
@@ -164,15 +164,15 @@ def _scan_one(
             if part.allowed is not None:
                 rows = rows[unpack(part.allowed, len(part.codes))[rows]]
             sums, scale, offset = _dot(book, codes_of(part.codes, rows, book.dimensions), residual)
-            numbers = part.numbers[:, rows].astype(np.float32)
-            product = numbers[1] * scale * (sums - offset)
-            away = np.square(book.unit * numbers[0])
+            lengths, factors, errors = book.numbers_of(part.numbers[:, rows])
+            product = factors * scale * (sums - offset)
+            away = np.square(book.unit * lengths)
             near = squared + away - 2 * book.unit * product
             positions = np.append(positions, rows | part_number << PART_SHIFT)
             estimates = np.append(estimates, near.astype(np.float32))
             with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
                 apart = np.maximum(distance, _NEAREST * np.sqrt(away))
-                margin = 2 * eps * book.unit * apart * numbers[2] + _ROUNDING * (squared + away)
+                margin = 2 * eps * book.unit * apart * errors + _ROUNDING * (squared + away)
             margins = np.append(margins, np.where(np.isnan(margin), np.inf, margin).astype(np.float32))
     threshold = min(_kth(estimates + margins, k), float(most))
     lower = estimates - margins

@@ -7,8 +7,8 @@ axes of equal width, so that no single one matters.
 """
 
 import heapq
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +22,16 @@ _BLOCK = 8  # dimensions that get their bits together, so that each takes whole 
 _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
 _ERROR = {0: 1.0, 1: 0.3634, 2: 0.1188, 4: 0.01154, 8: 0.00012}
 _SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more gain less than 2 % of its error
-_CELL_BITS = 6
 _FEW_ROWS = 4
-_HALF_MAX = 65504.0
+_HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
+_BYTE, _UNKNOWN = 256, 255  # values of a byte, and the one of an error of which nothing is known
+# What factors and errors may be of those of the sample: beyond, a factor is wrong by more, an error unknown. Errors far
+# below the largest are not told apart.
+_FACTOR_ROOM, _ERROR_ROOM, _ERROR_RANGE = 1.1, 4.0, 2.0**-8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Halves: TypeAlias = npt.NDArray[np.float16]
+Shorts: TypeAlias = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ class CodeBook:
         float32 ``[d]``: each axis' share of the variance of residuals.
     unit
         The root mean square norm of residuals: what radius, factor and error are kept in, so that they suit fp16.
-    leading
-        float32 ``[d, b]``: the principal axes of residuals, in the axes of the codes, the first one last.
+    ratios
+        int32 ``[4]``: scale of what factors, then errors, are of the radius. A byte ``u`` stands for the float whose
+        bits are ``least + u step``: a logarithm, nearly.
     """
 
     rotation: Floats | npt.NDArray[np.int64]
@@ -57,17 +61,17 @@ class CodeBook:
     alpha: Floats
     share: Floats
     unit: float
-    leading: Floats
+    ratios: npt.NDArray[np.int32]
 
     @property
     def code_bytes(self) -> int:
-        """Bytes of a code, without its three fp16 numbers."""
+        """Bytes of a code, without its numbers."""
         return sum(-(-count * width // 8) for count, width in zip(self.dimensions, WIDTHS, strict=True))
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes + self.leading.nbytes
+        return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes
 
     def turn(self, vectors: Floats) -> Floats:
         """Return vectors ``[n, d]`` in the axes of the codes."""
@@ -80,16 +84,8 @@ class CodeBook:
             turned = vectors @ self.rotation
         return turned
 
-    def cells(self, residuals: Floats) -> Bytes:
-        """Return on which sides of the leading axes residuals lie, uint8 ``[n]``.
-
-        In this order the vectors of a list that are near each other tend to share a page.
-        """
-        sides = residuals @ self.leading > 0
-        return np.packbits(sides, axis=1, bitorder="little")[:, 0]
-
-    def encode(self, residuals: Floats) -> tuple[Bytes, Halves]:
-        """Return codes uint8 ``[n, code_bytes]`` and fp16 ``[3, n]``: radius, factor and error, in units.
+    def encode(self, residuals: Floats) -> tuple[Bytes, Shorts]:
+        """Return codes uint8 ``[n, code_bytes]`` and numbers uint16 ``[2, n]``; see :meth:`numbers_of`.
 
         Parameters
         ----------
@@ -103,31 +99,67 @@ class CodeBook:
         without bits are estimated as zero). Were ``y`` spread over the axes as residuals are, the standard error of
         the estimate would be ``error |y|``.
         """
-        coded = len(self.alpha)
-        head = residuals[:, :coded]
-        squared = np.einsum("ij,ij->i", residuals, residuals)
+        fields, values, factors = self._factors(residuals)
+        with np.errstate(over="ignore", invalid="ignore"):  # far beyond the unit nothing is known
+            numbers = self._numbers(residuals / np.float32(self.unit), values, factors / np.float32(self.unit))
+        return self._pack(fields), numbers
+
+    def _numbers(self, residuals: Floats, values: Floats, exact: Floats) -> Shorts:
+        """Return the numbers of residuals, in units, whose codes stand for `values` times a factor."""
+        radii = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))
+        kept = np.minimum(np.where(radii > 0, np.maximum(radii, _HALF_LEAST), 0), _HALF_MAX).astype(np.float16)
+        units = np.maximum(kept.astype(np.float32), np.float32(_HALF_LEAST))
+        # To the nearest factor, and for each error the next that is no less.
+        place = (_bits(exact / units) - self.ratios[0]) / self.ratios[1]
+        factor = np.clip(np.rint(place), 0, _BYTE - 1).astype(np.int64)
+        factors = units * _floats(self.ratios[0] + factor * self.ratios[1])
+        head, tail = residuals[:, : len(self.alpha)], residuals[:, len(self.alpha) :]
+        wrong = head - factors[:, None] * values
+        error = np.square(wrong) @ self.share[: len(self.alpha)] + np.square(tail) @ self.share[len(self.alpha) :]
+        # What was rounded errs as well: by little, but where a code is all but exact, as of one axis, by all there is.
+        norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", head, head)), np.float32(1e-30))
+        aligned = np.abs(np.einsum("ij,ij->i", values, head)) / norms
+        lost = np.square(radii - kept.astype(np.float32)) + np.square((factors - exact) * aligned)
+        least = _bits(np.sqrt(error + lost) * np.float32(1 + 2**-10) / units)
+        place = np.ceil((least - self.ratios[2]) / self.ratios[3])
+        place = np.where((radii > _HALF_MAX) | (place > _UNKNOWN), _UNKNOWN, np.maximum(place, 0))
+        return np.stack([kept.view(np.uint16), (place.astype(np.int64) << 8 | factor).astype(np.uint16)])
+
+    def numbers_of(self, numbers: Shorts) -> tuple[Floats, Floats, Floats]:
+        """Return radius, factor and error, float32 ``[n]`` each and in units, of numbers uint16 ``[2, n]``."""
+        radii = np.ascontiguousarray(numbers[0]).view(np.float16).astype(np.float32)
+        factor, error = (numbers[1] & 255).astype(np.int64), (numbers[1] >> 8).astype(np.int64)
+        factors = radii * _floats(self.ratios[0] + factor * self.ratios[1])
+        errors = np.where(error == _UNKNOWN, np.inf, radii * _floats(self.ratios[2] + error * self.ratios[3]))
+        return radii, factors, errors.astype(np.float32)
+
+    def _factors(self, residuals: Floats) -> tuple[Bytes, Floats, Floats]:
+        """Return the fields of residuals, what they stand for, and their factors."""
+        head = residuals[:, : len(self.alpha)]
         energy = np.einsum("ij,ij->i", head, head)
-        usual = self.unit * np.sqrt(max(float(self.share[:coded].sum()), 1e-30))
+        usual = self.unit * np.sqrt(max(float(self.share[: len(self.alpha)].sum()), 1e-30))
         scale = np.maximum(np.sqrt(energy), 1e-30) / usual * self.unit
         levels = np.repeat(np.float32(2.0) ** np.array(WIDTHS, np.float32), self.dimensions)
         fields = self._round(head / self.alpha / scale[:, None], levels)
-        values = (fields - (levels - 1) / 2) * self.alpha
+        values = ((fields - (levels - 1) / 2) * self.alpha).astype(np.float32, copy=False)
         product = np.einsum("ij,ij->i", values, head)
         with np.errstate(divide="ignore", invalid="ignore"):
             factors = np.where(product > 0, energy / product, 0).astype(np.float32)
-        wrong = head - factors[:, None] * values
-        error = np.square(wrong) @ self.share[:coded] + np.square(residuals[:, coded:]) @ self.share[coded:]
-        numbers = np.stack([np.sqrt(squared), factors, np.sqrt(error)]) / np.float32(self.unit)
-        beyond = (numbers > _HALF_MAX).any(axis=0)
-        numbers = np.minimum(numbers, _HALF_MAX)
-        # Half precision errs as well: by little, but where a code is all but exact, as of one axis, by all there is.
-        lost = np.abs(numbers[:2].astype(np.float16) - numbers[:2])
-        lost[1] *= product / np.maximum(np.sqrt(energy), np.float32(1e-30))
-        numbers[2] = np.sqrt(np.square(numbers[2]) + np.square(lost).sum(axis=0))
-        numbers[2] = numbers[2] * np.float32(1 + 2**-10) + np.float32(2**-24)  # so that it is not rounded down
-        halves = np.minimum(numbers, _HALF_MAX).astype(np.float16)
-        halves[2, beyond] = np.inf  # nothing is known of it: a search has to read it
-        return self._pack(fields), halves
+        return fields, values, factors
+
+    def decode(self, codes: Bytes, numbers: Shorts) -> Floats:
+        """Return about what residuals codes ``[n, code_bytes]`` stand for, along the coded axes, ``[n, coded]``."""
+        fields = np.empty((len(codes), len(self.alpha)), np.float32)
+        for start, first, width, dimensions in chunks(self.dimensions):
+            columns = -(-dimensions * width // 8)
+            for field in range(8 // width):
+                low = field * columns
+                taken = max(0, min(columns, dimensions - low))
+                part = codes[:, start : start + taken] >> np.uint8(field * width) & np.uint8(2**width - 1)
+                fields[:, first + low : first + low + taken] = part
+        half = np.repeat((2.0 ** np.array(WIDTHS, np.float32) - 1) / 2, self.dimensions)
+        _, factors, _ = self.numbers_of(numbers)
+        return (fields - half) * self.alpha * (factors * np.float32(self.unit))[:, None]
 
     def _round(self, relative: Floats, levels: Floats) -> Bytes:
         """Return the fields of axes in steps ``[n, coded]``, at the scale of each row that errs least."""
@@ -204,7 +236,6 @@ def train_codes(
     variance, axes = np.maximum(variance[::-1], 0), axes[:, ::-1]
     total = float(variance.sum())
     share = variance / total if total > 0 else np.full(dimension, 1 / dimension)
-    first = axes[:, :_CELL_BITS]
     widths = _assign_widths(share, code_bytes)
     order = np.argsort(-widths, kind="stable")
     axes, share, widths = axes[:, order], share[order], widths[order]
@@ -221,14 +252,15 @@ def train_codes(
         turned[group] = share[group].mean()
         if width:
             alpha.append(np.full(len(group), _STEP[width] * max(turned[group[0]], 1e-12) ** 0.5))
-    return CodeBook(
+    book = CodeBook(
         np.ascontiguousarray(rotation, dtype=np.float32),
         _counts(widths),
         np.concatenate(alpha).astype(np.float32),
         turned.astype(np.float32),
         max(total**0.5, least),
-        _leading(rotation.T @ first),
+        np.ones(4, np.int32),
     )
+    return _with_ratios(book, residuals)
 
 
 def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
@@ -242,20 +274,52 @@ def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
     share, widths = share[regroup], widths[regroup]
     steps = np.array([_STEP[int(width)] for width in widths[widths > 0]])
     alpha = steps * np.sqrt(np.maximum(share[: len(steps)], 1e-12))
-    first = np.eye(len(share))[:, np.argsort(-share, kind="stable")[:_CELL_BITS]]
-    return CodeBook(
+    book = CodeBook(
         order[regroup],
         _counts(widths),
         alpha.astype(np.float32),
         share.astype(np.float32),
         max(total**0.5, least),
-        _leading(first),
+        np.ones(4, np.int32),
     )
+    return _with_ratios(book, residuals)
 
 
-def _leading(first: npt.NDArray[np.float64]) -> Floats:
-    """Return axes, the first one last, so that its side is the highest bit of a cell."""
-    return np.ascontiguousarray(first[:, ::-1], dtype=np.float32)
+def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
+    """Return the book with scales for factors and errors such as those of a sample of residuals."""
+    turned = book.turn(residuals)
+    norms = np.sqrt(np.einsum("ij,ij->i", turned, turned))
+    turned, norms = turned[norms > 0], norms[norms > 0]
+    if not len(turned):
+        turned, norms = book.turn(np.ones((1, residuals.shape[1]), np.float32)), np.ones(1, np.float32)
+    coded = len(book.alpha)
+    _, values, factors = book._factors(turned)
+    wrong = turned[:, :coded] - factors[:, None] * values
+    error = np.square(wrong) @ book.share[:coded] + np.square(turned[:, coded:]) @ book.share[coded:]
+    factors, error = factors[factors > 0] / norms[factors > 0], np.sqrt(error) / norms
+    least, most = float(factors.min(initial=1)), float(factors.max(initial=1e-30))
+    largest = max(float(error.max()), 2.0**-20)
+    smallest = max(float(error.min()), _ERROR_RANGE * largest)
+    scales = [
+        _scale(least / _FACTOR_ROOM, most * _FACTOR_ROOM, _BYTE - 1),
+        _scale(smallest / _ERROR_ROOM, largest * _ERROR_ROOM, _UNKNOWN - 1),
+    ]
+    return replace(book, ratios=np.array(scales, np.int32).ravel())
+
+
+def _scale(least: float, most: float, steps: int) -> tuple[int, int]:
+    """Return the bits of the float `least`, and of them the step that leads beyond `most` in so many."""
+    low, high = _bits(np.array([least, most], np.float32)).tolist()
+    return low, max(1, -(-(high - low) // steps))
+
+
+def _bits(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the bits of floats of at least 0 as integers, which ascend as they do."""
+    return values.astype(np.float32).view(np.int32).astype(np.int64)
+
+
+def _floats(bits: npt.NDArray[np.int64]) -> Floats:
+    return bits.astype(np.int32).view(np.float32)
 
 
 def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:

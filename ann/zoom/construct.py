@@ -1,5 +1,6 @@
 """From vectors to what an index holds of them: lists, codes, and the effort that a recall takes."""
 
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -10,8 +11,10 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibrate import Calibration, calibrate
 from memhier.ann.zoom.clusters import training_rows
 from memhier.ann.zoom.code_scan import CodedPart
+from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import SortedRows, raw_rows
 from memhier.ann.zoom.layout import Layout
+from memhier.ann.zoom.pages import page_order
 from memhier.ann.zoom.part import PartArrays
 from memhier.ann.zoom.preview import Coding, Preview, train_preview
 from memhier.ann.zoom.source import VectorSource
@@ -76,7 +79,7 @@ def construct(
     held_out = _held_out(source.count, seed)
     preview = _train(source, space, layout, held_out, coding, seed)
     bar.set_description("assign")
-    lists, cells = np.empty(source.count, np.int32), np.empty(source.count, np.uint8)
+    lists = np.empty(source.count, np.int32)
     # The held-out vectors act as queries, so they go through the queries' map.
     queries = space.queries(source.take(held_out).astype(np.float32))
     truth = NeighbourTruth(queries, held_out, source.count)
@@ -85,16 +88,18 @@ def construct(
         mapped = space.vectors(block)
         turned, part = preview.turn(mapped), slice(start, start + len(block))
         lists[part] = assigner.assign(turned)
-        cells[part] = preview.cells(turned, lists[part])
         truth.add(np.arange(start, start + len(block)), mapped)
         bar.update(len(block))
-    positions, starts = _list_order(lists, cells, layout.lists)
-    truth.finish(positions)
+    positions, starts = _list_order(lists, layout.lists)
     bar.set_description("encode")
     rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)
     preview, codes, numbers = _encode(source, space, preview, lists, positions, starts, rows, bar)
+    if isinstance(preview.book, CodeBook):
+        _put_in_pages(preview.book, codes, numbers, starts, positions, rows)
+    preview.arrange(codes)
+    truth.finish(positions)
     bar.set_description("calibrate")
-    calibration = calibrate(preview, [CodedPart(starts, codes, numbers)], truth)
+    calibration = calibrate(preview, [CodedPart(starts, codes, numbers)], truth, rows.row_bytes)
     ordered = np.empty_like(ids)
     ordered[positions] = ids
     arrays = PartArrays(starts, codes, numbers, ordered)
@@ -129,10 +134,10 @@ def _train(
     return train_preview(sample, layout.lists, coding, layout.code_bytes, seed, rotate=layout.rotate)
 
 
-def _list_order(lists: npt.NDArray[np.int32], cells: npt.NDArray[np.uint8], count: int) -> tuple[Ints, Ints]:
+def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
     """Return the position of each vector in list order, and where the lists start."""
     positions = np.empty(len(lists), np.int64)
-    positions[np.lexsort((cells, lists))] = np.arange(len(lists))
+    positions[np.argsort(lists, kind="stable")] = np.arange(len(lists))
     starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
     return positions, starts
 
@@ -146,10 +151,10 @@ def _encode(
     starts: Ints,
     rows: SortedRows,
     bar: Any,
-) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.float16]]:
-    """Return the preview with its radii, and all codes as they are scanned; stage the vectors for writing."""
+) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
+    """Return the preview with its radii, and codes and numbers in list order; stage the vectors for writing."""
     codes = np.empty((source.count, preview.book.code_bytes), np.uint8)
-    numbers = np.empty((3 if preview.coding == "rabitq" else 0, source.count), np.float16)
+    numbers = np.empty((2 if preview.coding == "rabitq" else 0, source.count), np.uint16)
     squared = np.zeros(preview.lists)
     for start, block in source.blocks():
         part = slice(start, start + len(block))
@@ -158,5 +163,24 @@ def _encode(
         squared += np.bincount(lists[part], radii, preview.lists)
         rows.add(place, raw_rows(block))
         bar.update(len(block))
-    preview.arrange(codes)
     return preview.with_radii(squared, np.diff(starts)), codes, numbers
+
+
+def _put_in_pages(
+    book: CodeBook,
+    codes: npt.NDArray[np.uint8],
+    numbers: npt.NDArray[np.uint16],
+    starts: Ints,
+    positions: Ints,
+    rows: SortedRows,
+) -> None:
+    """Change the order within lists, in place, so that what is near each other shares a page."""
+    borders = np.union1d(starts, rows.borders)
+    order = page_order(book, codes, numbers, borders, rows.row_bytes)
+    for low, high in itertools.pairwise(borders.tolist()):  # so that little is copied
+        part = slice(low, high)
+        codes[part], numbers[:, part] = codes[order[part]], numbers[:, order[part]]
+    places = np.empty(len(order), np.uint32 if len(order) < 2**32 else np.int64)
+    places[order] = np.arange(len(order))
+    positions[:] = places[positions]
+    rows.move(places)

@@ -15,7 +15,16 @@ from memhier._segments import SegmentWriter
 from memhier.reader import PAGE_BYTES, Reader
 from memhier.rows import rows_per_page
 
-__all__ = ["RowPlaces", "RowWriter", "SortedRows", "raw_rows", "stored_bytes", "vectors_of", "workspace_bytes"]
+__all__ = [
+    "RowPlaces",
+    "RowWriter",
+    "SortedRows",
+    "make_workspace",
+    "raw_rows",
+    "stored_bytes",
+    "vectors_of",
+    "workspace_bytes",
+]
 
 _BUCKET_BYTES = 64 << 20
 _BLOCK_BYTES = 1 << 20
@@ -27,6 +36,14 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 def workspace_bytes(row_bytes: int) -> int:
     """Return the DRAM for the rows of one submission of reads: 256 KiB, or 128 rows where those take more."""
     return max(256 << 10, 128 * row_bytes)
+
+
+def make_workspace(row_bytes: int) -> Bytes:
+    """Return room for the rows of one submission, uint8 ``[w, row_bytes]``, where pages can land as they are read."""
+    count = max(1, workspace_bytes(row_bytes) // row_bytes)
+    room = np.empty(count * row_bytes + PAGE_BYTES, np.uint8)
+    start = -room.ctypes.data % PAGE_BYTES
+    return room[start : start + count * row_bytes].reshape(count, row_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +67,13 @@ class RowPlaces:
         if per_page is None:
             return rows * self.row_bytes
         return rows // per_page * PAGE_BYTES + rows % per_page * self.row_bytes
+
+    def rows(self, offsets: Ints) -> Ints:
+        """Return the rows that start at offsets, the inverse of :meth:`offsets`."""
+        per_page = rows_per_page(self.row_bytes)
+        if per_page is None:
+            return offsets // self.row_bytes
+        return offsets // PAGE_BYTES * per_page + offsets % PAGE_BYTES // self.row_bytes
 
     def read(self, reader: Reader, rows: Ints, tally: Ints | None = None) -> Bytes:
         """Return rows uint8 ``[n, row_bytes]`` in any order; each page is read once."""
@@ -139,9 +163,20 @@ class SortedRows:
     """
 
     def __init__(self, count: int, row_bytes: int, scratch: Path) -> None:
+        self.row_bytes = row_bytes
         self._staged = np.dtype([("position", "<i8"), ("row", "u1", (row_bytes,))])
         self._per_bucket = max(1, _BUCKET_BYTES // self._staged.itemsize)
         self._paths = [scratch / f"bucket-{b}" for b in range(-(-count // self._per_bucket))]
+        self._moved: npt.NDArray[Any] | None = None
+
+    @property
+    def borders(self) -> Ints:
+        """Positions that rows staged before one of them may not be moved across: where buckets begin."""
+        return np.arange(len(self._paths)) * self._per_bucket
+
+    def move(self, places: npt.NDArray[Any]) -> None:
+        """Put each row, wherever it was staged, at ``places[position]``."""
+        self._moved = places
 
     def add(self, positions: Ints, rows: Bytes) -> None:
         """Stage rows uint8 ``[n, row_bytes]`` with their positions, each position once in all."""
@@ -161,7 +196,8 @@ class SortedRows:
             staged = np.fromfile(path, self._staged)
             path.unlink()
             ordered = np.empty((len(staged), self._staged["row"].itemsize), np.uint8)
-            ordered[staged["position"] - staged["position"].min()] = staged["row"]
+            positions = staged["position"] if self._moved is None else self._moved[staged["position"]]
+            ordered[positions - positions.min()] = staged["row"]
             writer.append(ordered)
             yield len(ordered)
         writer.finish()

@@ -224,11 +224,10 @@ class Sightings:
         self._ids: list[Ints] = []
         self._positions: list[Ints] = []
 
-    def note(self, found: Ints, ids: Ints, positions: Ints) -> None:
-        """Note where those are that were found, all of which are among `ids`, at `positions`."""
-        rows = _rows_of(found[found >= 0], ids)
-        self._ids.append(ids[rows])
-        self._positions.append(positions[rows])
+    def note(self, found: Ints, positions: Ints) -> None:
+        """Note the positions of those that were found; an id of -1 is nothing found."""
+        self._ids.append(found[found >= 0])
+        self._positions.append(positions[found >= 0])
 
     def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
         """Return the strings of what was found, of the shape of `found`, None for -1; `tally` as in a read."""

@@ -21,7 +21,7 @@ from memhier.ann.zoom.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.ids import as_ids, refuse_clashes
-from memhier.ann.zoom.layout import scan_bytes
+from memhier.ann.zoom.layout import read_depth, scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
 from memhier.ann.zoom.preview import CODINGS, Coding
@@ -57,15 +57,20 @@ class ZoomIndex(SearchedIndex):
     np.int64(7)
     """
 
-    def __init__(self, store: Store, reader: Reader) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         raw = store.get("index")
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         self._about = Description.from_json(json.loads(raw), store.path)
         self._cache = BitmapCache(self._about.dram // 32)
-        self._files = PartFiles(store, reader, self._cache, self._about.id_kind == "str")
-        super().__init__(self._load(reader), reader, self._about.searches)
+        reader = Reader(depth=read_depth(self._about.dram))
+        try:
+            self._files = PartFiles(store, reader, self._cache, self._about.id_kind == "str")
+            super().__init__(self._load(reader), reader, self._about.searches)
+        except BaseException:
+            reader.close()
+            raise
         self._writer: IndexWriter | None = None
         if store.writable:
             self._writer = IndexWriter(store, reader, self._files, self._about, self._bytes_of)
@@ -97,7 +102,7 @@ class ZoomIndex(SearchedIndex):
         vectors
             Array, memmap or h5py data set ``[n, d]``, a file that :func:`memhier.ann.open_vectors` reads, or an
             iterator of blocks; float32, float16, int8 or uint8 (float64 is stored as float32). Read in blocks, never
-            held whole. A build takes DRAM for the codes, 24 bytes a vector, a training sample of at most 256 MiB
+            held whole. A build takes DRAM for the codes, 32 bytes a vector, a training sample of at most 256 MiB
             twice and some 200 MiB of blocks; and up to three times the vectors' size on disk while it runs.
         ids
             Integers ``[n]``, -1 excepted, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
@@ -189,12 +194,7 @@ class ZoomIndex(SearchedIndex):
         """
         store = Store.open(Path(path), kind=KIND, writable=writable, verify=verify)
         try:
-            reader = Reader()
-            try:
-                return cls(store, reader)
-            except BaseException:
-                reader.close()
-                raise
+            return cls(store)
         except BaseException:
             store.close()
             raise
@@ -311,7 +311,7 @@ class ZoomIndex(SearchedIndex):
         preview = load_preview(store, about)
         dtype = np.dtype(about.dtype)
         row_bytes = dtype.itemsize * about.space.dimension
-        shape = about.lists, about.book_bytes, 3 if about.coding == "rabitq" else 0
+        shape = about.lists, about.book_bytes, 2 if about.coding == "rabitq" else 0
         parts = tuple(self._files.load(each, shape, row_bytes, about.schema) for each in about.parts)
         fresh = Fresh.empty(about.space.dimension, dtype, about.id_kind == "str")
         files = {part.name: part.places.file for part in parts}

@@ -12,12 +12,12 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
 
-__all__ = ["Layout", "lists_anew", "plan_layout", "scan_bytes"]
+__all__ = ["Layout", "lists_anew", "plan_layout", "read_depth", "scan_bytes"]
 
 _VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
-_NUMBERS_BYTES = 6  # radius, factor and error
+_NUMBERS_BYTES = 4  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.125, 8  # of the budget for searches beyond the first; and of them
 _CONTEXTS_MOST = 4  # that a reader makes
@@ -55,7 +55,12 @@ class Layout:
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
-    return max(64 << 10, min(1 << 20, dram // 32))
+    return max(64 << 10, min(1 << 20, dram // 64))
+
+
+def read_depth(dram: int) -> int:
+    """Return how many reads of a search are in flight at a time; each takes a page of DRAM."""
+    return max(32, min(128, dram // (64 * PAGE_BYTES)))
 
 
 def plan_layout(

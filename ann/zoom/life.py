@@ -25,6 +25,7 @@ from memhier.ann.zoom.fullview import RowWriter, raw_rows
 from memhier.ann.zoom.ids import Ids, Located, locate_all, refuse_known, texts_at
 from memhier.ann.zoom.layout import Layout, lists_anew
 from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, radii_of
+from memhier.ann.zoom.pages import page_order
 from memhier.ann.zoom.part import Part, PartArrays, PartFiles, compact_ids
 from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
@@ -188,10 +189,13 @@ class IndexWriter:
             return state
         turned = preview.turn(state.space.vectors(fresh.vectors))
         lists = preview.assigner().assign(turned)
-        order = np.lexsort((preview.cells(turned, lists), lists))
-        codes, numbers, _ = preview.encode(turned[order], lists[order])
-        preview.arrange(codes)
         starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
+        order = np.argsort(lists, kind="stable")
+        codes, numbers, _ = preview.encode(turned[order], lists[order])
+        assert isinstance(preview.book, CodeBook)  # the paper's form is written once
+        places = page_order(preview.book, codes, numbers, starts, state.row_bytes)
+        order, codes, numbers = order[places], codes[places], np.ascontiguousarray(numbers[:, places])
+        preview.arrange(codes)
         arrays = PartArrays(starts, codes, numbers, compact_ids(fresh.ids[order]))
         name = f"p{about.next_part}"
         with self._store.begin() as tx:

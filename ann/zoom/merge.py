@@ -11,6 +11,7 @@ from memhier.ann.zoom.blocks import codes_of, interleave
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import RowWriter, vectors_of
+from memhier.ann.zoom.pages import page_order
 from memhier.ann.zoom.part import Part, PartArrays, compact_ids
 from memhier.ann.zoom.preview import Preview
 from memhier.ann.zoom.source import VectorSource
@@ -49,7 +50,7 @@ class _Chunk:
     sources: Ints
     vectors: Bytes
     codes: Bytes
-    numbers: npt.NDArray[np.float16]
+    numbers: npt.NDArray[np.uint16]
     ids: Ints
 
 
@@ -75,16 +76,18 @@ def merge_parts(
     assert isinstance(book, CodeBook)  # the paper's form is written once
     total = sum(part.alive_count for part in parts)
     codes = np.empty((total, book.code_bytes), np.uint8)
-    values = np.empty((3, total), np.float16)
+    values = np.empty((2, total), np.uint16)
     ids, sources = np.empty(total, np.int64), np.empty(total, np.int64)
     lengths = []
     at = 0
     for chunk in _chunks(parts, numbers, preview.lists, book, reader):
         lengths.append(chunk.lengths)
-        writer.append(chunk.vectors)
+        ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
+        order = page_order(book, chunk.codes, chunk.numbers, ends, parts[0].places.row_bytes, at)
+        writer.append(chunk.vectors[order])
         place = slice(at, at + len(chunk.ids))
-        codes[place], values[:, place] = chunk.codes, chunk.numbers
-        ids[place], sources[place] = chunk.ids, chunk.sources
+        codes[place], values[:, place] = chunk.codes[order], chunk.numbers[:, order]
+        ids[place], sources[place] = chunk.ids[order], chunk.sources[order]
         at = place.stop
     writer.finish()
     interleave(codes, book.dimensions)
@@ -98,7 +101,8 @@ def radii_of(parts: Sequence[PartArrays], preview: Preview) -> Floats:
     squared, counts = np.zeros(lists), np.zeros(lists, np.int64)
     unit = getattr(preview.book, "unit", 1.0)
     for part in parts:
-        sums = np.concatenate([[0.0], np.cumsum(np.square(part.numbers[0].astype(np.float64) * unit))])
+        away = part.numbers[0].view(np.float16).astype(np.float64) * unit
+        sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
         squared += np.diff(sums[part.starts])
         counts += np.diff(part.starts)
     radii: Floats = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
@@ -136,7 +140,7 @@ def _chunks(
 
 
 def _take(part: Part, number: int, low: int, high: int, book: CodeBook, reader: Reader) -> tuple[npt.NDArray[Any], ...]:
-    """Return what is alive of the lists from `low` to `high` of a part, its numbers as ``[n, 3]``."""
+    """Return what is alive of the lists from `low` to `high` of a part, its numbers as ``[n, 2]``."""
     arrays = part.arrays
     starts = arrays.starts[low : high + 1]
     rows = np.arange(starts[0], starts[-1])

@@ -39,14 +39,14 @@ class PartArrays:
     codes
         uint8 ``[n, code_bytes]``; those with bounds in the order of `memhier.ann.zoom.blocks`.
     numbers
-        fp16 ``[3, n]`` of codes with bounds, ``[0, n]`` of others.
+        uint16 ``[2, n]`` of codes with bounds, ``[0, n]`` of others.
     ids
         uint32 or int64 ``[n]``: what each row is called.
     """
 
     starts: Ints
     codes: npt.NDArray[np.uint8]
-    numbers: npt.NDArray[np.float16]
+    numbers: npt.NDArray[np.uint16]
     ids: npt.NDArray[Any]
 
     @property
@@ -76,7 +76,7 @@ class PartArrays:
             arrays = cls(
                 store.read_segment(f"{name}-starts").view(np.int64),
                 store.read_segment(f"{name}-codes").reshape(count, code_bytes),
-                store.read_segment(f"{name}-numbers").view(np.float16).reshape(numbers, count),
+                store.read_segment(f"{name}-numbers").view(np.uint16).reshape(numbers, count),
                 store.read_segment(f"{name}-ids").view(about["ids"]),
             )
         except ValueError as error:

@@ -31,7 +31,7 @@ CODINGS: tuple[Coding, ...] = ("rabitq", "pq")
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Halves: TypeAlias = npt.NDArray[np.float16]
+Shorts: TypeAlias = npt.NDArray[np.uint16]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,21 +100,15 @@ class Preview:
         """Return what finds the list of turned vectors."""
         return Assigner(self.router.centroids.astype(np.float32), 0)
 
-    def cells(self, turned: Floats, lists: npt.NDArray[np.int32]) -> Bytes:
-        """Return what turned vectors are put in order by within their lists, uint8 ``[n]``."""
-        if isinstance(self.book, ProductBook):
-            return np.zeros(len(turned), np.uint8)
-        return self.book.cells(turned - self.router.centroids[lists].astype(np.float32))
-
-    def encode(self, turned: Floats, lists: npt.NDArray[np.int32]) -> tuple[Bytes, Halves, Floats]:
-        """Return codes ``[n, code_bytes]``, their numbers fp16 ``[3, n]`` (or ``[0, n]``) and squared radii ``[n]``."""
+    def encode(self, turned: Floats, lists: npt.NDArray[np.int32]) -> tuple[Bytes, Shorts, Floats]:
+        """Return codes ``[n, code_bytes]``, their numbers ``[2, n]`` (or ``[0, n]``) and squared radii ``[n]``."""
         # To the fp16 centroid that a search will see, not to the fp32 one that training found.
         residuals = turned - self.router.centroids[lists].astype(np.float32)
         squared: Floats = np.einsum("ij,ij->i", residuals, residuals)
         if isinstance(self.book, CodeBook):
             codes, numbers = self.book.encode(residuals)
         else:
-            codes, numbers = self.book.encode(residuals), np.empty((0, len(residuals)), np.float16)
+            codes, numbers = self.book.encode(residuals), np.empty((0, len(residuals)), np.uint16)
         return codes, numbers, squared
 
     def arrange(self, codes: Bytes) -> None:

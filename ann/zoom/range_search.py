@@ -13,11 +13,11 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
 from memhier.ann.zoom.codes import CodeBook
-from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.fullview import make_workspace
 from memhier.ann.zoom.ids import Sightings
 from memhier.ann.zoom.part import gather
 from memhier.ann.zoom.preview import Effort
-from memhier.ann.zoom.search import CANDIDATE_BYTES, Found, Selection, Snapshot
+from memhier.ann.zoom.search import CANDIDATE_BYTES, Found, Selection, Snapshot, found_positions
 from memhier.ranking import RankRequest, rank_rows
 from memhier.reader import Reader
 
@@ -96,9 +96,7 @@ def search_range(
     seen
         Notes where the vectors found are; None where nobody asks.
     """
-    workspace = np.empty(
-        (max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes), snapshot.row_bytes), np.uint8
-    )
+    workspace = make_workspace(snapshot.row_bytes)
     coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
     each = _LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded + _LIST_BYTES * snapshot.preview.lists
     step = max(1, snapshot.scan_bytes // each)
@@ -244,6 +242,7 @@ class _Scan:
         ranking = rank_rows(self._reader, request, self._workspace, hot=snapshot.hot, tally=self._sums)
         self._tally[chosen, 2:] += ranking.tally[:, :3]
         if self._seen is not None:
-            self._seen.note(ranking.ids[ranking.distances <= self._radii[chosen, None]], ids, positions)
+            within = ranking.distances <= self._radii[chosen, None]
+            self._seen.note(ranking.ids[within], found_positions(snapshot, ranking)[within])
         for place, (number, count) in enumerate(zip(chosen.tolist(), counts.tolist(), strict=True)):
             self.take(number, ranking.ids[place, :count], ranking.distances[place, :count])

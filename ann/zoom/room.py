@@ -16,7 +16,7 @@ from memhier.reader import PAGE_BYTES
 
 __all__ = ["check_range", "check_room"]
 
-_NUMBERS_BYTES = 6  # of a code: radius, factor and error
+_NUMBERS_BYTES = 4  # of a code: radius, factor and error
 _ID_BYTES = 8
 _ENTRY_BYTES = 4096  # of a part, in catalog and description
 _BLOCK = 4096

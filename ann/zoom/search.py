@@ -13,13 +13,13 @@ from memhier.ann.zoom.bitmaps import Words, popcount
 from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
 from memhier.ann.zoom.fresh import Fresh
-from memhier.ann.zoom.fullview import vectors_of, workspace_bytes
+from memhier.ann.zoom.fullview import make_workspace, vectors_of
 from memhier.ann.zoom.ids import IdKind, Ids, Sightings, locate_all
 from memhier.ann.zoom.part import Part, gather
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.space import PreviewSpace
 from memhier.ann.zoom.where import evaluate, parse
-from memhier.ranking import HotPages, RankRequest, rank_rows
+from memhier.ranking import HotPages, PageRows, Ranking, RankRequest, page_rows_of, rank_rows
 from memhier.reader import Reader
 
 __all__ = [
@@ -233,8 +233,7 @@ def search_snapshot(
     )
     limit = candidate_limit(k, effort)
     block = max(1, snapshot.scan_bytes // (limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES))
-    rows = max(1, workspace_bytes(snapshot.row_bytes) // snapshot.row_bytes)
-    workspace = np.empty((rows, snapshot.row_bytes), np.uint8)
+    workspace = make_workspace(snapshot.row_bytes)
     for start in range(0, count, block):
         part = slice(start, start + block)
         _search_block(
@@ -276,13 +275,31 @@ def _search_block(
         queries, space.metric, snapshot.dtype.name, snapshot.row_bytes, first, files, offsets,
         space.distances(candidates.lower, queries)[inside], ids, space.distances(candidates.thresholds, queries),
         k, k if effort.candidates is None else limit, limits.max_reads, limits.deadline,
+        _page_rows(snapshot, coded) if effort.candidates is None else None,
     )  # fmt: skip
     ranking = rank_rows(reader, request, workspace, hot=snapshot.hot, tally=tally)
     found.ids[part], found.distances[part] = ranking.ids, ranking.distances
     found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
     found.ranked[part] = ranking.tally
     if seen is not None:
-        seen.note(ranking.ids, ids, positions)
+        seen.note(ranking.ids, found_positions(snapshot, ranking))
+
+
+def _page_rows(snapshot: Snapshot, coded: Sequence[CodedPart]) -> list[PageRows] | None:
+    """Return what lies on the pages of each part, as far as it may be found; None where rows straddle pages."""
+    if not page_rows_of(snapshot.row_bytes):
+        return None
+    both = zip(snapshot.parts, coded, strict=True)
+    return [PageRows(part.places.file, part.arrays.ids, of_part.allowed) for part, of_part in both]
+
+
+def found_positions(snapshot: Snapshot, ranking: Ranking) -> Ints:
+    """Return the position of each vector found, -1 where there is none."""
+    positions = np.full(ranking.ids.shape, -1, np.int64)
+    for number, part in enumerate(snapshot.parts):
+        here = ranking.files == part.places.file
+        positions[here] = part.places.rows(ranking.offsets[here]) | number << PART_SHIFT
+    return positions
 
 
 def _widen(

@@ -54,7 +54,7 @@ def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) 
     for positions, vectors in alive_blocks(state.parts, state.dtype, reader):
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
-    return calibrate(state.preview, [part.coded(None) for part in state.parts], truth)
+    return calibrate(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
 
 
 def load_hot(reader: Reader, keys: Ints) -> HotPages:

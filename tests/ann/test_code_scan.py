@@ -146,8 +146,12 @@ def test_estimates_come_as_near_as_they_say(code_bytes: int) -> None:
     assert abs(wrong.mean()) < 0.05
 
 
+def errors_of(lists: Lists) -> npt.NDArray[np.float32]:
+    return lists.book.numbers_of(lists.part.numbers)[2]
+
+
 def test_longer_codes_err_less() -> None:
-    errors = [float(Lists(128, size).part.numbers[2].astype(np.float32).mean()) for size in (8, 16, 32, 64, 128)]
+    errors = [float(errors_of(Lists(128, size)).mean()) for size in (8, 16, 32, 64, 128)]
     assert all(shorter > 1.3 * longer for shorter, longer in itertools.pairwise(errors))
 
 
@@ -223,7 +227,7 @@ def test_a_vector_of_which_nothing_is_known_is_always_handed_on(native: bool, mo
         monkeypatch.setattr(backend, "core", None)
     lists = Lists(64, 16)
     numbers = lists.part.numbers.copy()
-    numbers[2, 17] = np.inf
+    numbers[1, 17] |= 255 << 8
     part = CodedPart(lists.part.starts, lists.part.codes, numbers)
     for eps in (0.0, 1.0):
         found = lists.scan(k=1, parts=[part], eps=eps)
@@ -252,8 +256,10 @@ def test_degenerate_residuals_have_finite_codes(kind: str) -> None:
     book = train_codes(residuals, 10, 0)
     codes, numbers = book.encode(residuals)
     assert codes.shape == (50, book.code_bytes)
-    assert not np.isnan(numbers).any()
-    assert np.isfinite(numbers[:2]).all()
+    radii, factors, errors = book.numbers_of(numbers)
+    assert np.isfinite(radii).all()
+    assert np.isfinite(factors).all()
+    assert (errors >= 0).all()
 
 
 def test_bad_arrays_are_refused_by_the_core() -> None:

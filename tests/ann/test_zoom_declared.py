@@ -28,7 +28,7 @@ def test_recall_is_at_least_the_one_declared(tmp_path, name, seed):
             assert result.stats["calibrated"]
             assert recall_at_k(result.distances, near) >= declared - TOLERANCE
             pages.append(result.stats["page_requests"] / 1000)
-            assert result.stats["ranked"] / 1000 < 50
+            assert result.stats["candidates"] / 1000 < 50
         assert pages[-1] <= 2.5 * pages[0]
         # At one vector a page, as few as there are neighbours would be ten.
         assert pages[-1] < 15
@@ -46,7 +46,7 @@ def test_a_recall_of_one_is_exact(tmp_path, name):
         np.testing.assert_array_equal(result.ids, everything.ids)
         assert result.stats["probed"] == 60 * index.stats()["lists"]
         if name != "outlier":
-            assert result.stats["ranked"] < everything.stats["ranked"] / 3
+            assert result.stats["ranked"] < everything.stats["ranked"] / 2  # whole pages at first, then rows
 
 
 def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
@@ -60,7 +60,7 @@ def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
 
 
 def test_what_cannot_be_calibrated_is_said(tmp_path):
-    base, queries, metric = make_set("outlier", 4000, 200, 9)
+    base, queries, metric = make_set("outlier", 8000, 200, 9)
     with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram"):
         index = ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="3MiB")
     with index:
@@ -81,9 +81,10 @@ def test_few_vectors_calibrate_no_high_recall(tmp_path):
 
 
 def test_tuning_repairs_recall_for_queries_of_another_kind(tmp_path):
-    base, _, _ = make_set("clusters", 4000, 1000, 0)
+    base, _, _ = make_set("alike", 4000, 1000, 0)
     random = np.random.default_rng(5)
-    shifted = (base.mean(axis=0) + 0.1 * random.normal(size=(1000, 48))).astype(np.float32)
+    apart = 0.1 * base.std(axis=0) * random.normal(size=(1000, base.shape[1]))
+    shifted = (base.mean(axis=0) + apart).astype(np.float32)
     near = exact_neighbours(base, shifted[500:], 10)[1]
     path = tmp_path / "index"
     with ZoomIndex.build(path, base, dram="3MiB") as index:

@@ -226,8 +226,8 @@ def test_a_commit_drops_what_was_removed_once_it_is_half_of_a_part(tmp_path):
 
 def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path):
     """Replacing half of the vectors by others, far away, leaves recall and lists as a build would make them."""
-    first, second = make(3000), make(1500, seed=1, shift=6.0)
-    queries = np.concatenate([make(300, seed=2), make(300, seed=3, shift=6.0)])
+    near, far = make(3300), make(1800, seed=1, shift=6.0)
+    first, second, queries = near[:3000], far[:1500], np.concatenate([near[3000:], far[1500:]])
     left = np.concatenate([first[1500:], second])
     true = np.sort(np.square(queries[:, None] - left).sum(axis=2), axis=1)[:, 9]
     found = {}

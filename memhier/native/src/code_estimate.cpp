@@ -1,6 +1,7 @@
 #include "code_estimate.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include "simd.hpp"
@@ -30,12 +31,14 @@ MEMHIER_CLONES
 void estimate_plain(Block& block, std::size_t count, const Numbers& numbers, const Terms& of) {
 #pragma omp simd
   for (std::size_t i = 0; i < count; ++i) {
-    const float radius = of.unit * half_to_float(numbers.radius[i]);
-    const float product =
-        half_to_float(numbers.factor[i]) * of.scale * (static_cast<float>(block.sums[i]) - of.offset);
+    const float units = half_to_float(numbers.radius[i]), radius = of.unit * units;
+    const std::int32_t factor = numbers.ratios[i] & 255, error = numbers.ratios[i] >> 8;
+    const float product = units * std::bit_cast<float>(of.factor.least + factor * of.factor.step) * of.scale *
+                          (static_cast<float>(block.sums[i]) - of.offset);
     const float sum = of.squared + radius * radius;
     block.estimate[i] = sum - 2 * of.unit * product;
-    const float margin = std::max(of.distance, of.nearest * radius) * half_to_float(numbers.error[i]) + kRounding * sum;
+    const float wrong = error == kUnknown ? kInfinity : units * std::bit_cast<float>(of.error.least + error * of.error.step);
+    const float margin = std::max(of.distance, of.nearest * radius) * wrong + kRounding * sum;
     block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
   }
 }
@@ -64,17 +67,28 @@ MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t*
 }
 
 MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const Numbers& numbers, const Terms& of) {
+  const __m512i factor_least = _mm512_set1_epi32(of.factor.least), factor_step = _mm512_set1_epi32(of.factor.step);
+  const __m512i error_least = _mm512_set1_epi32(of.error.least), error_step = _mm512_set1_epi32(of.error.step);
+  const __m512i low = _mm512_set1_epi32(255);
   const __m512 scale = _mm512_set1_ps(2 * of.unit * of.scale), offset = _mm512_set1_ps(of.offset);
   for (std::size_t i = 0; i < count; i += kLanes) {
     const __mmask16 present = first_of(count - i);
-    const __m512 radius = _mm512_mul_ps(_mm512_set1_ps(of.unit), take_halves(present, numbers.radius + i));
+    const __m512 units = take_halves(present, numbers.radius + i);
+    const __m512 radius = _mm512_mul_ps(_mm512_set1_ps(of.unit), units);
+    const __m512i ratios = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, numbers.ratios + i));
+    const __m512i factor_byte = _mm512_and_si512(ratios, low), error_byte = _mm512_srli_epi32(ratios, 8);
+    const __m512 factor = _mm512_mul_ps(
+        units, _mm512_castsi512_ps(_mm512_add_epi32(factor_least, _mm512_mullo_epi32(factor_byte, factor_step))));
+    const __m512 known = _mm512_mul_ps(
+        units, _mm512_castsi512_ps(_mm512_add_epi32(error_least, _mm512_mullo_epi32(error_byte, error_step))));
+    const __m512 error =
+        _mm512_mask_mov_ps(known, _mm512_cmpeq_epi32_mask(error_byte, low), _mm512_set1_ps(kInfinity));
     const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(block.sums + i)), offset);
-    const __m512 product = _mm512_mul_ps(_mm512_mul_ps(take_halves(present, numbers.factor + i), scale), field);
+    const __m512 product = _mm512_mul_ps(_mm512_mul_ps(factor, scale), field);
     const __m512 sum = _mm512_fmadd_ps(radius, radius, _mm512_set1_ps(of.squared));
     _mm512_storeu_ps(block.estimate + i, _mm512_sub_ps(sum, product));
     const __m512 apart = _mm512_max_ps(_mm512_set1_ps(of.distance), _mm512_mul_ps(_mm512_set1_ps(of.nearest), radius));
-    const __m512 margin = _mm512_fmadd_ps(apart, take_halves(present, numbers.error + i),
-                                          _mm512_mul_ps(_mm512_set1_ps(kRounding), sum));
+    const __m512 margin = _mm512_fmadd_ps(apart, error, _mm512_mul_ps(_mm512_set1_ps(kRounding), sum));
     const __mmask16 unknown = _mm512_cmp_ps_mask(margin, margin, _CMP_UNORD_Q);
     _mm512_storeu_ps(block.margin + i, _mm512_mask_mov_ps(margin, unknown, _mm512_set1_ps(kInfinity)));
   }

@@ -22,10 +22,17 @@ struct Residual {
 Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out,
                            Instructions use);
 
-// Radius, factor and error of some rows, fp16 each, in units.
+// Of some rows the radius, fp16 in units, and in two bytes what factor and error are of it: the factor's in the lower.
 struct Numbers {
-  const std::uint16_t *radius, *factor, *error;
+  const std::uint16_t *radius, *ratios;
 };
+
+// A byte u is the float whose bits are `least + u step`: steps of about one ratio, for one addition. 255 is an error of
+// which nothing is known.
+struct RatioScale {
+  std::int32_t least, step;
+};
+constexpr std::int32_t kUnknown = 255;
 
 // What the estimates of a list's rows have in common.
 struct Terms {
@@ -33,12 +40,13 @@ struct Terms {
   float distance;  // its root, times what a margin is in errors
   float nearest;   // the least distance by a row's radius, likewise
   float scale, offset, unit;
+  RatioScale factor, error;
 };
 
 struct Block {
   std::uint32_t rows[kBlock];
   std::int32_t sums[kBlock];
-  std::uint16_t radius[kBlock], factor[kBlock], error[kBlock];
+  std::uint16_t radius[kBlock], ratios[kBlock];
   float estimate[kBlock], margin[kBlock];
 };
 

@@ -2,7 +2,7 @@
 // bits a dimension: Gao et al. 2025; more bits where the variance is: as in SAQ, 2025).
 //
 // A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x - c|,
-// a factor f and an error e, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From
+// a factor f and an error e, both by what they are of r, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From
 // these come an estimate of |x - q|^2 and, `eps` errors below and above, its bounds. Only what may be among the k nearest
 // by its lower bound is handed on: at most the k-th smallest upper bound.
 #include <algorithm>
@@ -112,9 +112,8 @@ class Admitted {
 struct Part {
   const std::int64_t* starts;  // [lists + 1]
   const std::uint8_t* codes;   // [rows, bytes]
-  const std::uint16_t* radius;  // fp16 [rows] each, in units
-  const std::uint16_t* factor;
-  const std::uint16_t* error;
+  const std::uint16_t* radius;  // fp16 [rows], in units
+  const std::uint16_t* ratios;  // [rows]: of factor and error to it
   const std::uint64_t* allowed;  // a bit for each row, or null for all
   std::int64_t rows;
 };
@@ -128,9 +127,9 @@ void multiply(float* values, const float* by, std::size_t count) {
 class Scanner {
  public:
   Scanner(const CodeFormat& format, std::size_t dimension, const float* alpha, std::vector<Part> parts, float unit,
-          std::size_t k, float eps, std::size_t limit, Instructions most)
+          RatioScale factor, RatioScale error, std::size_t k, float eps, std::size_t limit, Instructions most)
       : format_(format), code_bytes_(format.bytes()), dimension_(dimension), alpha_(alpha), parts_(std::move(parts)),
-        unit_(unit), margin_(2 * eps * unit), use_(instructions(most)), query_(format, most),
+        unit_(unit), factor_(factor), error_(error), margin_(2 * eps * unit), use_(instructions(most)), query_(format, most),
         residual_(dimension), nearest_(k), admitted_(k, limit) {}
 
   void start(float most) {
@@ -165,7 +164,7 @@ class Scanner {
         query_.dot(part.codes, static_cast<std::size_t>(part.rows), block_.rows, count, block_.sums);
         estimate_block(block_, count, numbers_of(part, count),
                        {residual.squared, residual.distance * margin_, kNearest * margin_, query_.scale(),
-                        query_.offset(), unit_},
+                        query_.offset(), unit_, factor_, error_},
                        use_);
         offer(static_cast<std::int64_t>(p) << kPartShift, count);
         scanned += static_cast<std::int64_t>(count);
@@ -181,7 +180,7 @@ class Scanner {
       const auto start = static_cast<std::size_t>(part.starts[list]);
       const std::size_t rows = std::min(static_cast<std::size_t>(part.starts[list + 1]) - start, kBlock);
       ask(part.codes + start * code_bytes_, rows * code_bytes_);
-      for (const std::uint16_t* numbers : {part.radius, part.factor, part.error})
+      for (const std::uint16_t* numbers : {part.radius, part.ratios})
         ask(numbers + start, rows * sizeof(std::uint16_t));
     }
   }
@@ -222,13 +221,12 @@ class Scanner {
   Numbers numbers_of(const Part& part, std::size_t count) {
     const std::uint32_t first = block_.rows[0];
     if (block_.rows[count - 1] - first == count - 1)  // neighbours, as always without a filter
-      return {part.radius + first, part.factor + first, part.error + first};
+      return {part.radius + first, part.ratios + first};
     for (std::size_t i = 0; i < count; ++i) {
       block_.radius[i] = part.radius[block_.rows[i]];
-      block_.factor[i] = part.factor[block_.rows[i]];
-      block_.error[i] = part.error[block_.rows[i]];
+      block_.ratios[i] = part.ratios[block_.rows[i]];
     }
-    return {block_.radius, block_.factor, block_.error};
+    return {block_.radius, block_.ratios};
   }
 
   void offer(std::int64_t base, std::size_t count) {
@@ -250,7 +248,9 @@ class Scanner {
   const std::size_t code_bytes_, dimension_;
   const float* alpha_;
   const std::vector<Part> parts_;
-  const float unit_, margin_;
+  const float unit_;
+  const RatioScale factor_, error_;
+  const float margin_;
   const Instructions use_;
   float most_ = kInfinity;
   ByteQuery query_;
@@ -269,20 +269,19 @@ void require(bool holds, const char* what) {
 
 Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
   const auto fields = nb::cast<nb::tuple>(item);
-  require(fields.size() == 4, "code_scan: a part is (starts, codes, factors, allowed)");
+  require(fields.size() == 4, "code_scan: a part is (starts, codes, numbers, allowed)");
   const auto starts = nb::cast<Array<const std::int64_t, 1>>(fields[0]);
   const auto codes = nb::cast<Array<const std::uint8_t, 2>>(fields[1]);
-  const auto factors = nb::cast<Array<const std::uint16_t, 2>>(fields[2]);
+  const auto numbers = nb::cast<Array<const std::uint16_t, 2>>(fields[2]);
   const std::size_t rows = codes.shape(0);
-  require(starts.shape(0) == lists + 1 && codes.shape(1) == code_bytes && factors.shape(0) == 3 &&
-              factors.shape(1) == rows && rows <= UINT32_MAX,
+  require(starts.shape(0) == lists + 1 && codes.shape(1) == code_bytes && numbers.shape(0) == 2 &&
+              numbers.shape(1) == rows && rows <= UINT32_MAX,
           "code_scan: the arrays of a part do not fit together");
   const std::int64_t* start = starts.data();
   for (std::size_t list = 0; list < lists; ++list)
     require(start[list] >= 0 && start[list] <= start[list + 1] && start[list + 1] <= static_cast<std::int64_t>(rows),
             "code_scan: list starts must ascend within the codes");
-  Part part{start, codes.data(), factors.data(), factors.data() + rows, factors.data() + 2 * rows, nullptr,
-            static_cast<std::int64_t>(rows)};
+  Part part{start, codes.data(), numbers.data(), numbers.data() + rows, nullptr, static_cast<std::int64_t>(rows)};
   if (!fields[3].is_none()) {
     const auto allowed = nb::cast<Array<const std::uint64_t, 1>>(fields[3]);
     require(allowed.shape(0) >= (rows + 63) / 64, "code_scan: allowed needs a bit for each row");
@@ -293,19 +292,21 @@ Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
 
 // queries [q, d]; probes [q, p] list numbers, nearest first, -1 for none; centroids fp16 [lists, d]; radii [lists];
 // dimensions: how many of the first d have 8, 4, 2 and 1 bits; alpha [coded]; parts: tuples of starts [lists + 1],
-// codes [n, bytes], factors fp16 [3, n] and allowed uint64 or None; most [q]: the largest distance wanted. Fills
+// codes [n, bytes], numbers uint16 [2, n] and allowed uint64 or None; ratios: least and step of factors, then of errors; most [q]: the largest distance wanted. Fills
 // positions, lower bounds and estimates [q, limit] in ascending order of the bound, their counts [q], thresholds [q],
 // and [q, 3]: lists probed, codes scanned, whether candidates were dropped for lack of room. `instructions` is for tests: 0
 // uses what any processor has, 1 no more than AVX2, 2 all that there is.
 void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probes,
                Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
                Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
+               Array<const std::int32_t, 1> ratios,
                std::size_t k, float eps, float zeta, Array<const float, 1> most, Array<std::int64_t, 2> positions,
                Array<float, 2> lower, Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
                Array<std::int64_t, 2> tally, int instructions) {
   const std::size_t count = queries.shape(0), dimension = queries.shape(1), lists = centroids.shape(0);
   const std::size_t limit = positions.shape(1), probe_count = probes.shape(1);
-  require(dimensions.shape(0) == 4, "code_scan: four counts of dimensions");
+  require(dimensions.shape(0) == 4 && ratios.shape(0) == 4, "code_scan: four counts of dimensions, two scales");
+  const RatioScale factor{ratios.data()[0], ratios.data()[1]}, error{ratios.data()[2], ratios.data()[3]};
   CodeFormat format{};
   for (std::size_t group = 0; group < 4; ++group) {
     require(dimensions.data()[group] >= 0, "code_scan: counts of dimensions are not negative");
@@ -326,7 +327,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
             "code_scan: list number out of range");
 
   nb::gil_scoped_release released;
-  Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, k, eps, limit,
+  Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, factor, error, k, eps, limit,
                   static_cast<Instructions>(instructions));
   for (std::size_t q = 0; q < count; ++q) {
     scanner.start(most.data()[q]);
@@ -357,7 +358,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
 
 void register_code_scan(nb::module_& m) {
   m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
-        nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("k"), nb::arg("eps"),
+        nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("ratios"), nb::arg("k"), nb::arg("eps"),
         nb::arg("zeta"), nb::arg("most"), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
         nb::arg("thresholds"), nb::arg("tally"), nb::arg("instructions") = static_cast<int>(memhier::Instructions::kAvx512));
 }

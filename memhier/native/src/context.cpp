@@ -103,7 +103,7 @@ std::size_t Context::worth_waiting_for() const {
 
 // Checks every request again, although Python has: the arrays are the caller's and may have changed since.
 std::optional<Fault> Context::plan_window(const Batch& batch, std::size_t start) {
-  const std::size_t stop = std::min(batch.count, start + kWindowRequests);
+  const std::size_t stop = std::min(batch.count, start + window());
   requests_.clear();
   requests_.reserve(stop - start);
   plan_bytes_.store(requests_.capacity() * sizeof(Request), std::memory_order_relaxed);

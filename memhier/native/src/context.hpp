@@ -1,6 +1,7 @@
 // Everything one batch needs while it runs: an engine, page buffers, and the requests being planned.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -42,13 +43,15 @@ class Context {
   // `buffered` serves the files that `direct` would block on; null if there are none.
   Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered);
 
-  // Reads requests [start, start + kWindowRequests) of a batch. When it returns nothing is in flight.
+  // Reads requests [start, start + window()) of a batch. When it returns nothing is in flight.
   std::optional<Fault> read_window(const Batch& batch, std::size_t start, Counters& counters);
+
+  std::size_t window() const { return std::min(kWindowRequests, kWindowPerRead * ios_.size()); }
 
   // May be asked while a batch runs in another thread.
   std::size_t memory_bytes() const { return fixed_bytes_ + plan_bytes_.load(std::memory_order_relaxed); }
   // The same once a window is full.
-  std::size_t planned_bytes() const { return fixed_bytes_ + kWindowRequests * sizeof(Request); }
+  std::size_t planned_bytes() const { return fixed_bytes_ + window() * sizeof(Request); }
 
  private:
   std::optional<Fault> plan_window(const Batch& batch, std::size_t start);

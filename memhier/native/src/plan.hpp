@@ -29,8 +29,9 @@ struct Run {
   std::uint32_t stop_request;
 };
 
-// Requests planned at a time: enough that merging finds its neighbours, few enough that a plan stays small.
-constexpr std::size_t kWindowRequests = 16384;
+// Requests planned at a time: enough that merging finds its neighbours, few enough that a plan stays small, also beside
+// the buffers of a reader with few reads in flight.
+constexpr std::size_t kWindowRequests = 16384, kWindowPerRead = 128;
 
 class Plan {
  public:

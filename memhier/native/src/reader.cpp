@@ -124,7 +124,8 @@ class PageReader {
                   nb::handle first, nb::handle files, nb::handle offsets, nb::handle lower, nb::handle ids,
                   nb::handle thresholds, std::size_t k, std::size_t first_round, std::size_t max_reads,
                   double deadline, nb::handle workspace,
-                  nb::handle hot_keys, nb::handle hot_pages, nb::handle out_ids, nb::handle out_distances,
+                  nb::handle hot_keys, nb::handle hot_pages, std::size_t per_page, nb::list page_rows,
+                  nb::handle out_ids, nb::handle out_distances, nb::handle out_files, nb::handle out_offsets,
                   nb::handle out_tally, nb::handle tally) {
     const Buffer query_view(queries, Buffer::Access::read), first_view(first, Buffer::Access::read);
     const Buffer file_view(files, Buffer::Access::read), offset_view(offsets, Buffer::Access::read);
@@ -132,6 +133,7 @@ class PageReader {
     const Buffer threshold_view(thresholds, Buffer::Access::read), row_view(workspace, Buffer::Access::write);
     const Buffer key_view(hot_keys, Buffer::Access::read), page_view(hot_pages, Buffer::Access::read);
     const Buffer found_ids(out_ids, Buffer::Access::write), found(out_distances, Buffer::Access::write);
+    const Buffer found_files(out_files, Buffer::Access::write), found_offsets(out_offsets, Buffer::Access::write);
     const Buffer found_tally(out_tally, Buffer::Access::write), sums(tally, Buffer::Access::write);
     const std::size_t count = threshold_view.count<float>(), total = offset_view.count<std::int64_t>();
     const auto* starts = first_view.as<const std::int64_t>();
@@ -145,9 +147,23 @@ class PageReader {
     row_view.require(k > 0 && first_round > 0 && row_bytes > 0 && row_view.bytes() >= row_bytes, "workspace: room for a row");
     page_view.require(page_view.bytes() == key_view.count<std::int64_t>() * kPageBytes, "hot_pages: a page for each key");
     found.require(found.count<float>() == count * k && found_ids.count<std::int64_t>() == count * k &&
+                      found_files.count<std::int32_t>() == count * k && found_offsets.count<std::int64_t>() == count * k &&
                       found_tally.count<std::int64_t>() == count * 5 && sums.count<std::int64_t>() == 3,
                   "the results: k, k and 5 for each query; three sums");
     row_view.require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "type, metric: known");
+    std::vector<Buffer> kept;
+    const std::vector<PageRows> of_pages = take_page_rows(page_rows, kept);
+    row_view.require(per_page == 0 || (per_page * row_bytes <= kPageBytes && row_view.bytes() >= kPageBytes),
+                     "page_rows: rows that fit their page, and room for a page");
+    const auto* file_of = file_view.as<const std::int32_t>();
+    const auto* start_of = offset_view.as<const std::int64_t>();
+    for (std::size_t i = 0; per_page > 0 && i < total; ++i) {
+      const auto known = [&](const PageRows& rows) {
+        return rows.file == file_of[i] && start_of[i] >= 0 &&
+               start_of[i] / static_cast<std::int64_t>(kPageBytes) * static_cast<std::int64_t>(per_page) < rows.rows;
+      };
+      row_view.require(std::any_of(of_pages.begin(), of_pages.end(), known), "page_rows: the rows of every candidate");
+    }
 
     const std::shared_ptr<const Table> table = table_;
     const auto limit = deadline < 1e9 ? std::chrono::nanoseconds(static_cast<std::int64_t>(deadline * 1e9))
@@ -159,7 +175,8 @@ class PageReader {
                           {row_view.as<std::byte>(), row_view.bytes()},
                           {{key_view.as<const std::int64_t>(), key_view.count<std::int64_t>()},
                            page_view.as<const std::byte>()},
-                          found_ids.as<std::int64_t>(), found.as<float>(), found_tally.as<std::int64_t>()};
+                          per_page, of_pages, found_ids.as<std::int64_t>(), found.as<float>(),
+                          found_files.as<std::int32_t>(), found_offsets.as<std::int64_t>(), found_tally.as<std::int64_t>()};
     make_pool_after_fork();
     Counters done;
     std::size_t requests = 0, calls = 0;
@@ -217,6 +234,28 @@ class PageReader {
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
+  // What is known of the rows of each file: (file, ids, allowed).
+  static std::vector<PageRows> take_page_rows(const nb::list& items, std::vector<Buffer>& kept) {
+    std::vector<PageRows> found;
+    for (nb::handle item : items) {
+      const auto fields = nb::cast<nb::tuple>(item);
+      const Buffer& ids = kept.emplace_back(fields[1], Buffer::Access::read);
+      const std::size_t width = nb::cast<std::size_t>(fields[1].attr("itemsize"));
+      ids.require(width == 4 || width == 8, "page_rows: ids of 4 or 8 bytes");
+      PageRows rows{nb::cast<std::int32_t>(fields[0]), static_cast<std::int64_t>(ids.bytes() / width),
+                    width == 4 ? ids.as<const std::uint32_t>() : nullptr,
+                    width == 8 ? ids.as<const std::int64_t>() : nullptr, nullptr};
+      if (!fields[2].is_none()) {
+        const Buffer& allowed = kept.emplace_back(fields[2], Buffer::Access::read);
+        allowed.require(allowed.count<std::uint64_t>() >= (static_cast<std::size_t>(rows.rows) + 63) / 64,
+                        "page_rows: a bit for each row");
+        rows.allowed = allowed.as<const std::uint64_t>();
+      }
+      found.push_back(rows);
+    }
+    return found;
+  }
+
   void count_reads(const Counters& done, const Buffer& sums) {
     done_.reads += done.reads;
     done_.pages += done.pages;
@@ -232,7 +271,7 @@ class PageReader {
   std::optional<Fault> run(const Batch& batch, Counters& done) {
     const Pool::Loan context(*pool_);
     if (!context) return Fault{Fault::Kind::closed};
-    for (std::size_t start = 0; start < batch.count; start += kWindowRequests) {
+    for (std::size_t start = 0; start < batch.count; start += context->window()) {
       if (start > 0) {
         nb::gil_scoped_acquire acquired;
         if (PyErr_CheckSignals() != 0) return std::nullopt;
@@ -318,8 +357,9 @@ void register_reader(nb::module_& m) {
       .def("rank", &PageReader::rank, nb::arg("queries"), nb::arg("dimension"), nb::arg("type"), nb::arg("metric"),
            nb::arg("row_bytes"), nb::arg("first"), nb::arg("files"), nb::arg("offsets"), nb::arg("lower"),
            nb::arg("ids"), nb::arg("thresholds"), nb::arg("k"), nb::arg("first_round"), nb::arg("max_reads"), nb::arg("deadline"),
-           nb::arg("workspace"), nb::arg("hot_keys"), nb::arg("hot_pages"), nb::arg("out_ids"),
-           nb::arg("out_distances"), nb::arg("out_tally"), nb::arg("tally"))
+           nb::arg("workspace"), nb::arg("hot_keys"), nb::arg("hot_pages"), nb::arg("per_page"),
+           nb::arg("page_rows"), nb::arg("out_ids"), nb::arg("out_distances"), nb::arg("out_files"),
+           nb::arg("out_offsets"), nb::arg("out_tally"), nb::arg("tally"))
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)
       .def_prop_ro("engine", &PageReader::engine)

@@ -23,8 +23,9 @@ const std::byte* HotPages::find(std::int32_t file, std::uint64_t page) const {
 }
 
 Rounds::Rounds(const RankBatch& batch, Read read)
-    : batch_(batch), read_(std::move(read)), nearest_(batch.count), next_(batch.first, batch.first + batch.count),
-      taken_(static_cast<std::size_t>(batch.first[batch.count])) {
+    : batch_(batch), fetch_(std::move(read)), nearest_(batch.count), next_(batch.first, batch.first + batch.count),
+      taken_(batch.per_page > 0 ? 0 : static_cast<std::size_t>(batch.first[batch.count])),
+      read_(batch.per_page > 0 ? batch.count : 0) {
   for (auto& heap : nearest_) heap.reserve(batch.k);
   std::fill_n(batch.out_tally, batch.count * 5, 0);
 }
@@ -42,10 +43,10 @@ std::optional<Fault> Rounds::run() {
       const std::int32_t file_a = batch_.files[a.candidate], file_b = batch_.files[b.candidate];
       return file_a != file_b ? file_a < file_b : batch_.offsets[a.candidate] < batch_.offsets[b.candidate];
     });
-    const std::size_t step = batch_.workspace.size() / batch_.row_bytes;
+    const std::size_t step = batch_.workspace.size() / (batch_.per_page > 0 ? kPageBytes : batch_.row_bytes);
     for (std::size_t at = 0; at < wanted_.size(); at += step) {
       const auto part = std::span(wanted_).subspan(at, std::min(step, wanted_.size() - at));
-      if (auto fault = rank(part)) return fault;
+      if (auto fault = batch_.per_page > 0 ? rank_pages(part) : rank(part)) return fault;
     }
     if (end != Clock::time_point::max() && Clock::now() >= end) {
       for (const std::uint32_t query : active) tally(query)[4] = static_cast<std::int64_t>(Stop::deadline);
@@ -77,7 +78,9 @@ bool Rounds::is_hot(std::int64_t key) const {
 bool Rounds::choose(std::uint32_t query) {
   const std::int64_t stop = batch_.first[query + 1];
   const float most = threshold(query);
-  const std::size_t quota = tally(query)[3] == 0 ? batch_.first_round : next_round(tally(query)[0]);
+  // Of pages, where these are ranked whole: of each, only the first candidate is wanted.
+  const std::int64_t before_now = batch_.per_page > 0 ? tally(query)[1] + tally(query)[2] : tally(query)[0];
+  const std::size_t quota = tally(query)[3] == 0 ? batch_.first_round : next_round(before_now);
   const std::size_t before = wanted_.size();
   pages_.clear();
   Stop reason = Stop::all_read;
@@ -86,8 +89,8 @@ bool Rounds::choose(std::uint32_t query) {
       reason = Stop::bound;
       break;
     }
-    if (taken_[static_cast<std::size_t>(at)]) continue;
-    if (!want(query, at)) {
+    if (batch_.per_page == 0 && taken_[static_cast<std::size_t>(at)]) continue;
+    if (!(batch_.per_page > 0 ? want_page(query, at) : want(query, at))) {
       reason = Stop::max_reads;
       break;
     }
@@ -96,7 +99,7 @@ bool Rounds::choose(std::uint32_t query) {
     tally(query)[4] = static_cast<std::int64_t>(reason);
     return false;
   }
-  add_page_mates(query, most);
+  if (batch_.per_page == 0) add_page_mates(query, most);
   ++tally(query)[3];
   return true;
 }
@@ -122,6 +125,20 @@ bool Rounds::want(std::uint32_t query, std::int64_t candidate) {
   return true;
 }
 
+// Takes the page of a candidate, unless it was taken before or is more than may be read.
+bool Rounds::want_page(std::uint32_t query, std::int64_t candidate) {
+  const std::int64_t key = page_key(candidate);
+  auto& pages = read_[query];
+  const auto place = std::lower_bound(pages.begin(), pages.end(), key);
+  if (place != pages.end() && *place == key) return true;
+  const bool hot = is_hot(key);
+  if (!hot && static_cast<std::size_t>(tally(query)[1]) >= batch_.max_reads) return false;
+  ++tally(query)[hot ? 2 : 1];
+  pages.insert(place, key);
+  wanted_.push_back({query, candidate});
+  return true;
+}
+
 // Rows that will lie in DRAM anyway, next to one that was asked for, are ranked at no cost.
 void Rounds::add_page_mates(std::uint32_t query, float most) {
   const std::int64_t stop = batch_.first[query + 1];
@@ -138,6 +155,7 @@ std::optional<Fault> Rounds::rank(std::span<const Wanted> wanted) {
   offsets_.clear();
   query_of_row_.clear();
   std::vector<std::int64_t> ids;
+  ids.reserve(wanted.size());
   std::byte* row = batch_.workspace.data();
   DistanceBatch one{batch_.queries, nullptr, 0, 1, batch_.dimension, nullptr, nullptr};
   for (const Wanted& item : wanted) {
@@ -152,7 +170,7 @@ std::optional<Fault> Rounds::rank(std::span<const Wanted> wanted) {
       one.rows = page + offset % kPageBytes;
       one.out = &distance;
       distances(one, batch_.type, batch_.metric);
-      offer(item.query, distance, batch_.ids[item.candidate]);
+      offer(item.query, {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
       continue;
     }
     files_.push_back(batch_.files[item.candidate]);
@@ -162,21 +180,67 @@ std::optional<Fault> Rounds::rank(std::span<const Wanted> wanted) {
   }
   if (offsets_.empty()) return std::nullopt;
   const Batch reads{{}, files_.data(), 0, offsets_.data(), offsets_.size(), batch_.row_bytes, row, nullptr};
-  if (auto fault = read_(reads)) return fault;
+  if (auto fault = fetch_(reads)) return fault;
   distances_.resize(offsets_.size());
   distances({batch_.queries, row, static_cast<std::ptrdiff_t>(batch_.row_bytes), offsets_.size(), batch_.dimension,
              query_of_row_.data(), distances_.data()},
             batch_.type, batch_.metric);
   for (std::size_t i = 0; i < ids.size(); ++i)
-    offer(static_cast<std::uint32_t>(query_of_row_[i]), distances_[i], ids[i]);
+    offer(static_cast<std::uint32_t>(query_of_row_[i]), {distances_[i], files_[i], ids[i], offsets_[i]});
   return std::nullopt;
 }
 
-void Rounds::offer(std::uint32_t query, float distance, std::int64_t id) {
+// As rank(), but reads whole pages and ranks all that is on them.
+std::optional<Fault> Rounds::rank_pages(std::span<const Wanted> wanted) {
+  files_.clear();
+  offsets_.clear();
+  std::vector<Wanted> cold;
+  cold.reserve(wanted.size());
+  for (const Wanted& item : wanted) {
+    const std::int32_t file = batch_.files[item.candidate];
+    const auto number = static_cast<std::uint64_t>(batch_.offsets[item.candidate]) / kPageBytes;
+    if (const std::byte* page = batch_.hot.keys.empty() ? nullptr : batch_.hot.find(file, number)) {
+      rank_page(item, page);
+      continue;
+    }
+    files_.push_back(file);
+    offsets_.push_back(static_cast<std::int64_t>(number * kPageBytes));
+    cold.push_back(item);
+  }
+  if (cold.empty()) return std::nullopt;
+  std::byte* pages = batch_.workspace.data();
+  const Batch reads{{}, files_.data(), 0, offsets_.data(), offsets_.size(), kPageBytes, pages, nullptr};
+  if (auto fault = fetch_(reads)) return fault;
+  for (std::size_t i = 0; i < cold.size(); ++i) rank_page(cold[i], pages + i * kPageBytes);
+  return std::nullopt;
+}
+
+void Rounds::rank_page(const Wanted& item, const std::byte* page) {
+  const std::int32_t file = batch_.files[item.candidate];
+  const auto of_file = [file](const PageRows& rows) { return rows.file == file; };
+  const PageRows& rows = *std::find_if(batch_.page_rows.begin(), batch_.page_rows.end(), of_file);
+  const auto per_page = static_cast<std::int64_t>(batch_.per_page);
+  const std::int64_t start = batch_.offsets[item.candidate] / static_cast<std::int64_t>(kPageBytes);
+  const std::int64_t first = start * per_page;
+  const auto count = static_cast<std::size_t>(std::min(per_page, rows.rows - first));
+  distances_.resize(batch_.per_page);
+  distances({batch_.queries + std::size_t{item.query} * batch_.dimension, page,
+             static_cast<std::ptrdiff_t>(batch_.row_bytes), count, batch_.dimension, nullptr, distances_.data()},
+            batch_.type, batch_.metric);
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::int64_t row = first + static_cast<std::int64_t>(i);
+    if (!rows.allows(row)) continue;
+    ++tally(item.query)[0];
+    const auto offset = start * static_cast<std::int64_t>(kPageBytes) + static_cast<std::int64_t>(i * batch_.row_bytes);
+    offer(item.query, {distances_[i], file, rows.id(row), offset});
+  }
+}
+
+void Rounds::offer(std::uint32_t query, const Nearest& found) {
+  Nearest item = found;
   // Rounding takes equal directions just below.
-  if (batch_.metric == Metric::cosine) distance = std::max(distance, 0.0F);
+  if (batch_.metric == Metric::cosine) item.distance = std::max(item.distance, 0.0F);
   auto& heap = nearest_[query];
-  const Nearest item{distance, id};
   if (heap.size() < batch_.k) {
     heap.push_back(item);
     std::push_heap(heap.begin(), heap.end());
@@ -194,6 +258,8 @@ void Rounds::finish() {
     for (std::size_t i = 0; i < batch_.k; ++i) {
       batch_.out_ids[query * batch_.k + i] = i < heap.size() ? heap[i].id : -1;
       batch_.out_distances[query * batch_.k + i] = i < heap.size() ? heap[i].distance : kInfinity;
+      batch_.out_files[query * batch_.k + i] = i < heap.size() ? heap[i].file : -1;
+      batch_.out_offsets[query * batch_.k + i] = i < heap.size() ? heap[i].offset : -1;
     }
   }
 }

@@ -24,6 +24,21 @@ struct HotPages {
   const std::byte* find(std::int32_t file, std::uint64_t page) const;
 };
 
+// The rows of a file that packs them in pages: row i lies in page i / per_page. What is on a page that was read is ranked
+// whether it was a candidate or not.
+struct PageRows {
+  std::int32_t file;
+  std::int64_t rows;
+  const std::uint32_t* short_ids;  // [rows] of one kind or the other
+  const std::int64_t* long_ids;
+  const std::uint64_t* allowed;  // a bit for each row that may be found, or null for all
+
+  std::int64_t id(std::int64_t row) const { return short_ids != nullptr ? std::int64_t{short_ids[row]} : long_ids[row]; }
+  bool allows(std::int64_t row) const {
+    return allowed == nullptr || (allowed[row >> 6] >> (static_cast<std::uint64_t>(row) & 63) & 1) != 0;
+  }
+};
+
 // The caller keeps all of it alive. Candidates of query q are those from first[q] to first[q + 1], by ascending bound.
 struct RankBatch {
   const float* queries;  // [count, dimension]
@@ -43,8 +58,12 @@ struct RankBatch {
   std::chrono::nanoseconds deadline;      // for the whole call
   std::span<std::byte> workspace;         // rows on their way, at least one
   HotPages hot;
+  std::size_t per_page;  // rows of a page, where whole pages are ranked; 0 where only candidates are
+  std::span<const PageRows> page_rows;  // then of every file
   std::int64_t* out_ids;    // [count, k], -1 where there is none
   float* out_distances;     // [count, k], infinity where there is none
+  std::int32_t* out_files;  // [count, k]: where each lies, -1 where there is none
+  std::int64_t* out_offsets;
   std::int64_t* out_tally;  // [count, 5]: rows ranked, pages read, pages found in DRAM, rounds, why it stopped
 };
 
@@ -61,7 +80,8 @@ class Rounds {
  private:
   struct Nearest {
     float distance;
-    std::int64_t id;
+    std::int32_t file;
+    std::int64_t id, offset;
     bool operator<(const Nearest& other) const {
       return distance < other.distance || (distance == other.distance && id < other.id);
     }
@@ -73,9 +93,12 @@ class Rounds {
 
   bool choose(std::uint32_t query);
   bool want(std::uint32_t query, std::int64_t candidate);
+  bool want_page(std::uint32_t query, std::int64_t candidate);
   void add_page_mates(std::uint32_t query, float threshold);
   std::optional<Fault> rank(std::span<const Wanted> wanted);
-  void offer(std::uint32_t query, float distance, std::int64_t id);
+  std::optional<Fault> rank_pages(std::span<const Wanted> wanted);
+  void rank_page(const Wanted& item, const std::byte* page);
+  void offer(std::uint32_t query, const Nearest& item);
   float threshold(std::uint32_t query) const;
   std::int64_t page_key(std::int64_t candidate) const;
   bool in_one_page(std::int64_t candidate) const;
@@ -84,10 +107,11 @@ class Rounds {
   void finish();
 
   const RankBatch& batch_;
-  Read read_;
+  Read fetch_;
   std::vector<std::vector<Nearest>> nearest_;  // by query, a max-heap
   std::vector<std::int64_t> next_;             // by query, the first candidate not looked at
   std::vector<bool> taken_;                    // by candidate
+  std::vector<std::vector<std::int64_t>> read_;  // by query, the pages that are ranked whole, ascending
   std::vector<Wanted> wanted_;
   std::vector<std::int64_t> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
   std::vector<std::int32_t> files_, query_of_row_;
