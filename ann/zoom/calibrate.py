@@ -26,8 +26,8 @@ RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
-_LISTS_LOSSES = (0.6, 0.45, 0.3, 0.15)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
-_READ_COST = 3000  # codes that are scanned for what a page costs: a third of it the processor, to check and rank it
+_LISTS_LOSSES = (0.6, 0.35, 0.15)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+_READ_COST = 1500  # codes that are scanned for what a page costs: a third of it the processor, to check and rank it
 _EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
 _LIMIT = 512  # candidates of a query that are looked at
@@ -86,6 +86,9 @@ class Calibration:
         known = min((each for each in self.efforts if each >= k), default=max(self.efforts))
         found, reached = self._at(known, recall)
         reached = reached and self.changes <= _CHANGES * self.vectors
+        if self.changes > _WORN * self.vectors:
+            # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
+            found = replace(found, zeta=np.inf, most=None)
         if k > known and found.most is not None:
             found = replace(found, most=-(-k * found.most // known))
         if found.candidates is not None:
@@ -207,9 +210,12 @@ class _Measure:
 
     def _cheapest_effort(self, k: int, needs: "_Needs", known: npt.NDArray[np.bool_], recall: float) -> Effort | None:
         """Return the lists and bounds that take the least time for a recall, None where none reach it."""
-        best, least = None, np.inf
+        best, least, tried = None, np.inf, set()
         for share in _LISTS_LOSSES:
             effort, covered, scanned = self._probe_effort(k, share * (1 - recall))
+            if effort in tried:
+                continue
+            tried.add(effort)
             bounds = self._cheapest_bounds(k, needs, covered, known, recall)
             if bounds is not None and (cost := scanned + _READ_COST * bounds[2]) < least:
                 best, least = replace(effort, eps=float(_EPS[bounds[0]]), most=max(k, bounds[1])), cost
@@ -231,8 +237,9 @@ class _Measure:
             spare = allowed - int((known & ~read).sum())
             if spare < 0:
                 continue
-            ranks = np.sort(needs.ranks[each][read])
-            most = int(ranks[max(0, len(ranks) - 1 - spare)]) + 1 if len(ranks) else 1
+            ranks = needs.ranks[each][read]
+            last = max(0, len(ranks) - 1 - spare)
+            most = int(np.partition(ranks, last)[last]) + 1 if len(ranks) else 1
             cost = needs.reads(each, max(k, most))
             if best is None or cost < best[2] - 1e-9:
                 best = each, most, cost

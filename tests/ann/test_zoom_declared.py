@@ -1,6 +1,7 @@
 """A declared recall is kept, or said not to be known, whatever the data; and it does not cost what it need not."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,3 +127,19 @@ def test_the_workload_prints_what_it_found(tmp_path):
         ("alike", 0, 0.9), ("alike", 1, 0.9), ("directions", 0, 0.9), ("directions", 1, 0.9),
     ]  # fmt: skip
     assert all(0.8 <= each["recall"] <= 1 and each["pages"] <= each["slow_pages"] for each in found)
+
+
+def test_an_index_that_has_grown_far_beyond_its_calibration_looks_further(tmp_path):
+    base, queries, _ = make_set("alike", 12_000, 300, 3)
+    near = exact_neighbours(base, queries, 10)[1]
+    with ZoomIndex.build(tmp_path / "index", base[:600], dram="4MiB", grow_to=12_000) as index:
+        for start in range(600, 12_000, 3800):
+            index.add(base[start : start + 3800])
+            index.commit(compact=False)
+        found = index.search(queries, 10, recall=0.95)
+        assert not found.stats["calibrated"]
+        assert recall_at_k(found.distances, near) > 0.93
+        calibration = index._state.calibration
+        before = replace(calibration, changes=0).effort(10, 0.95)[0]
+        after = calibration.effort(10, 0.95)[0]
+        assert after == replace(before, zeta=np.inf, most=None)
