@@ -46,11 +46,17 @@ class UsedSlots:
 
     Somebody who never ends a step would collect them for ever: of what was read long before, all that lies before as
     many reads as memory has slots is dropped, batch by batch.
+
+    Attributes
+    ----------
+    dropped
+        How many that is since the last step ended.
     """
 
     def __init__(self) -> None:
         self._batches: deque[Ints] = deque()
         self._count = 0
+        self.dropped = 0
 
     def __len__(self) -> int:
         return self._count
@@ -61,13 +67,15 @@ class UsedSlots:
             self._batches.append(slots)
             self._count += len(slots)
         while self._batches and self._count - len(self._batches[0]) >= most:
-            self._count -= len(self._batches.popleft())
+            gone = len(self._batches.popleft())
+            self._count -= gone
+            self.dropped += gone
 
     def take(self) -> Ints:
         """Return all in the order in which they were read, and forget them."""
         taken = np.concatenate([np.empty(0, np.int64), *self._batches])
         self._batches.clear()
-        self._count = 0
+        self._count = self.dropped = 0
         return taken
 
 

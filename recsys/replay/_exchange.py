@@ -27,7 +27,8 @@ _REFILLS = 256  # vacant slots that one step fills
 def as_used(parts: Parts, batch: Any) -> tuple[Ints, Ints]:
     """Return the slots and ids of a batch, or say what is wrong with it."""
     if isinstance(batch, Batch):
-        if len(batch) and int(batch.slots.max()) >= parts.tiers.residents.slots:
+        # One that was drawn ahead cannot be drawn anew: what memory has no slot for any more has left it.
+        if not parts.ahead.asked and batch.slots.max(initial=-1) >= parts.tiers.residents.slots:
             raise ValueError(f"batch: was drawn when memory had more than its {parts.tiers.residents.slots} slots; "
                              "draw another after resize")  # fmt: skip
         return batch.slots, batch.ids
@@ -82,6 +83,9 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     """
     policy, residents, members = parts.policy, parts.tiers.residents, parts.tiers.members
     assert policy is not None
+    known = slots < residents.slots
+    if not known.all():
+        slots, ids, scores = slots[known], ids[known], None if scores is None else scores[known]
     if len(set(slots.tolist())) < len(slots):
         distinct = np.sort(np.unique(slots, return_index=True)[1])
         slots, ids, scores = slots[distinct], ids[distinct], None if scores is None else scores[distinct]

@@ -221,9 +221,10 @@ def _resize_memory(parts: Parts, slots: int) -> None:
         there = number[swap.slots] >= 0
         swap.columns = {name: values[there] for name, values in swap.columns.items()}
         swap.slots, swap.positions = number[swap.slots[there]], swap.positions[there]
-    residents.table.mark_all()
-    kept, before = residents.table.rows(slots), old.table.rows(old.slots)
-    parts.storage.drop_index_rows(residents.table.keys(kept, before))
+    # Slots that were never used need no row: storage may be smaller than an index of all.
+    parts.storage.drop_index_rows(old.table.keys(0, old.table.rows(old.slots)))
+    used = (planned >= 0) | (visible >= 0) | (swapped >= 0) | (order != np.arange(slots))
+    residents.table.mark(np.flatnonzero(used))
     tiers.residents = residents
     tiers.recount_vacant()
     parts.memory.slab.close()

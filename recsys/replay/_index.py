@@ -71,10 +71,6 @@ class IndexTable:
         """Say that entries have changed."""
         self._dirty[numbers // self.per_row] = True
 
-    def mark_all(self) -> None:
-        """Say that every entry has changed."""
-        self._dirty[:] = True
-
     def changed(
         self, size: int, columns: Mapping[str, NDArray[np.integer]]
     ) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:

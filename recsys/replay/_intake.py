@@ -60,7 +60,8 @@ def take_in(parts: Parts, columns: Columns, labels: Ints, ids: Ints) -> Ints:
 def refresh(parts: Parts, slots: Ints, ids: Ints, values: Columns) -> None:
     """Give samples that are still where they were new values of mutable fields."""
     residents, memory = parts.tiers.residents, parts.memory
-    there = (residents.visible[slots] >= 0) & (memory.ids[slots] == ids)
+    there = slots < residents.slots
+    there[there] = (residents.visible[slots[there]] >= 0) & (memory.ids[slots[there]] == ids[there])
     memory.write(slots[there], parts.storage.round_trip_side({name: value[there] for name, value in values.items()}))
     residents.refreshed[slots[there]] = True
 

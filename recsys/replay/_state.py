@@ -105,10 +105,7 @@ def restore(parts: Parts, meta: dict[str, Any]) -> None:
     damaged: list[int] = []
     for start in range(0, len(used), together):
         some = used[start : start + together]
-        try:
-            show(parts, some, visible[some])
-        except CorruptionError:
-            damaged += _show_readable(parts, some, visible[some])
+        damaged += _show_readable(parts, some, visible[some])
     damaged = [*dict.fromkeys(damaged + parts.ahead.restore(parts.storage.read_ahead(meta["ahead"]), parts.storage))]
     if damaged:
         parts.errors += len(damaged)
@@ -131,16 +128,21 @@ def show(parts: Parts, slots: Ints, positions: Ints) -> None:
 
 def _show_readable(parts: Parts, slots: Ints, positions: Ints) -> list[int]:
     """Read what can be read into its slots, empty the others, and return the ids that they held."""
-    residents, damaged = parts.tiers.residents, list[int]()
-    for slot, position in zip(slots.tolist(), positions.tolist(), strict=True):
-        try:
-            show(parts, np.array([slot]), np.array([position]))
-        except CorruptionError:
-            damaged.append(int(parts.tiers.members.ids[position]))
-            residents.hide(slot)
-            if residents.planned[slot] == position:
-                parts.tiers.vacate(slot)
-    return damaged
+    try:
+        show(parts, slots, positions)
+    except CorruptionError:
+        pass
+    else:
+        return []
+    half = len(slots) // 2
+    if half:
+        found = _show_readable(parts, slots[:half], positions[:half])
+        return found + _show_readable(parts, slots[half:], positions[half:])
+    residents, slot, position = parts.tiers.residents, int(slots[0]), int(positions[0])
+    residents.hide(slot)
+    if residents.planned[slot] == position:
+        parts.tiers.vacate(slot)
+    return [int(parts.tiers.members.ids[position])]
 
 
 def _policy_spec(policy: SwapPolicy | None) -> Any:

@@ -52,7 +52,7 @@ class CarouselBuffer(Guarded):
         `memory_bytes` counts everything.
     storage
         Size of the storage tier: samples as an int, bytes as text, or None for all that come. In bytes, samples whose
-        packed size differs are counted as large as they may become.
+        packed size differs are counted as large as they may become; batches drawn ahead come on top.
     schema
         The fields of a sample: a `Schema`, or what it is made from.
     admit
@@ -397,7 +397,8 @@ class CarouselBuffer(Guarded):
         Parameters
         ----------
         memory, storage
-            As for the buffer; None leaves the tier as it is. ValueError when storage was to grow that dropped samples.
+            As for the buffer; None leaves the tier as it is. A storage in bytes is counted beside the memory there is
+            then: give it again with a larger memory. ValueError when storage was to grow that dropped samples.
         """
         self._check_open(writing=True)
         slots = None if memory is None else memory_slots(memory, self.schema)

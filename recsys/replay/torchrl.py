@@ -66,11 +66,16 @@ class CarouselStorage:
         return found if np.ndim(np.asarray(torch.as_tensor(index))) else found[0]
 
     def end_step(self, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
-        """End a step: what was sampled since the last one may be swapped. Scores are in the order of sampling.
+        """End a step: what was sampled since the last one may be swapped.
 
-        Of what was sampled long before, only about as many items as memory has slots count.
+        Scores and updates are those of all that was sampled, in that order; only the last of it counts, about as many
+        items as memory has slots.
         """
-        self.carousel.feedback(self._used.take(), scores=scores, update=update)
+        dropped, slots = self._used.dropped, self._used.take()
+        if dropped:
+            scores = None if scores is None else scores[dropped:]
+            update = {name: values[dropped:] for name, values in (update or {}).items()}
+        self.carousel.feedback(slots, scores=scores, update=update)
 
     def contains(self, item: Any) -> Any:
         """Return whether there is an item of a number."""

@@ -170,6 +170,22 @@ def test_bytes_of_storage_are_kept_to_with_a_large_memory(tmp_path: Path) -> Non
         assert len(buffer) == buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 2500
 
 
+def test_slots_never_used_take_no_storage(tmp_path: Path) -> None:
+    with CarouselBuffer(tmp_path / "b", memory=100, storage="1MiB", schema={"x": "int64"}) as buffer:
+        buffer.add({"x": np.arange(500)})
+        buffer.checkpoint()
+        for slots in (50_000, 70_000):
+            buffer.resize(memory=slots)
+            for _ in range(2):
+                buffer.feedback(buffer.sample(9))
+            buffer.checkpoint()
+            assert buffer.stats()["storage_bytes"] <= 2**20
+        inside = buffer.sample(500)
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        found = buffer.reader().read(inside.slots)
+        assert (buffer.capacity, len(buffer), found.ids.tolist()) == (70_000, 500, inside.ids.tolist())
+
+
 def test_everything_refuses_what_does_not_fit(tmp_path: Path) -> None:
     with filled(tmp_path / "b", admit="everything", storage=61) as buffer:
         with pytest.raises(BudgetError, match="storage=61"):

@@ -17,6 +17,7 @@ from memhier.recsys.replay import (
     RandomSwap,
     StoredSamples,
 )  # fmt: skip
+from memhier.recsys.replay._storage import StorageTier
 from memhier.recsys.replay._tiers import Tiers
 
 IMAGE = {"image": ("uint8", (8, 8, 3))}
@@ -94,6 +95,26 @@ def test_a_buffer_with_damage_in_memory_can_be_opened(tmp_path: Path) -> None:
         assert buffer.stats()["errors"] == A_PAGE
         assert buffer.forget({"id": range(A_PAGE, 2 * A_PAGE)})["samples"] == A_PAGE
         assert buffer.check() == []
+
+
+def test_damage_in_memory_is_found_in_few_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with CarouselBuffer(tmp_path / "b", memory=256, schema={"x": ("int64", 512)}) as buffer:  # a page each
+        buffer.add({"x": np.repeat(np.arange(256), 512).reshape(256, 512)})
+        buffer.checkpoint()
+    damage(tmp_path / "b", 77)
+    reads: list[int] = []
+    read = StorageTier.read
+
+    def counted(tier: StorageTier, positions: np.ndarray, columns: Any) -> None:
+        reads.append(len(positions))
+        read(tier, positions, columns)
+
+    monkeypatch.setattr(StorageTier, "read", counted)
+    with pytest.warns(RuntimeWarning, match=r"ids \[77\] are damaged"):
+        buffer = CarouselBuffer.open(tmp_path / "b")
+    with buffer:
+        assert sorted(buffer.sample(256).ids) == [*range(77), *range(78, 256)]
+    assert len(reads) <= 1 + 2 * 8 + 1  # halves of halves; batches drawn ahead, of which there are none
 
 
 def test_what_cannot_be_moved_is_told_before_anything_changes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.recsys.replay import Batch, CarouselBuffer, Field, RandomSwap
+from memhier.recsys.replay import Batch, CarouselBuffer, Field, LossSwap, RandomSwap, SwapPolicy
 from memhier.recsys.replay.loader import ReplayBatchSampler
 
 TRAINING = Path(__file__).with_name("train_with_loader.py")
@@ -151,6 +151,26 @@ def test_what_was_handed_out_and_not_used_comes_again(tmp_path: Path) -> None:
         assert seen(next(iter(ReplayBatchSampler(buffer, 4, 9, ahead=3)))) == first[1]
         with pytest.raises(ValueError, match="another sampler"):
             next(again)
+
+
+@pytest.mark.parametrize("swap", [RandomSwap(1.0), LossSwap(1.0)], ids=str)
+def test_what_was_drawn_of_a_larger_memory_can_be_used(tmp_path: Path, swap: SwapPolicy) -> None:
+    with make(tmp_path / "b", swap=swap) as buffer:
+        waiting = [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=5), 6)]
+        buffer.resize(memory=3)
+        batches = iter(ReplayBatchSampler(buffer, 4, 9, ahead=5))
+        for number, expected in enumerate(waiting):
+            batch = next(batches)
+            assert seen(batch) == expected
+            values = np.full((4, 2), 100 + number, np.float32)
+            inside = buffer.reader().read(np.arange(3))
+            buffer.feedback(batch, scores=np.arange(4.0), update={"logits": values})
+            assert buffer.step == number + 1
+            there = [row for row, slot in enumerate(batch.slots) if slot < 3 and inside.ids[slot] == batch.ids[row]]
+            with_values = {int(batch.ids[row]) for row in there}
+            after = buffer.reader().read(np.arange(3))
+            for id, logits in zip(after.ids.tolist(), after["logits"].tolist(), strict=True):
+                assert (logits == [100 + number] * 2) == (id in with_values)
 
 
 def test_any_number_of_batches_is_kept(tmp_path: Path) -> None:

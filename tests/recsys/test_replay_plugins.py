@@ -147,7 +147,8 @@ def test_slots_that_nobody_takes_are_dropped(sizes: list[int], most: int) -> Non
     for part in np.split(every, np.cumsum(sizes)[:-1]) if sizes else []:
         used.add(part, most)
         assert len(used) < most + max(sizes)
-    taken = used.take()
+    dropped, taken = used.dropped, used.take()
+    assert [dropped, used.dropped] == [len(every) - len(taken), 0]
     assert taken.tolist() == every[len(every) - len(taken) :].tolist()
     assert len(taken) >= min(most, len(every))
     assert len(used) == len(used.take()) == 0
@@ -176,14 +177,16 @@ def test_torchrl(tmp_path: Path, torchrl: Any) -> None:
     from memhier.recsys.replay.torchrl import CarouselStorage, ReservoirWriter
 
     make = importlib.import_module("tensordict").TensorDict
-    with CarouselBuffer(tmp_path / "b", memory=20, schema={"obs": ("float32", 3)}, swap=RandomSwap(1.0)) as buffer:
+    schema = {"obs": ("float32", 3), "value": Field("float32", mutable=True)}
+    with CarouselBuffer(tmp_path / "b", memory=20, schema=schema, swap=RandomSwap(1.0)) as buffer:
         storage = CarouselStorage(buffer, label_key="action")
         replay = torchrl.TensorDictReplayBuffer(
             storage=storage, writer=ReservoirWriter(), batch_size=6, collate_fn=as_it_is
         )
         for start in range(0, 100, 10):
             numbers = torch.arange(start, start + 10)
-            data = make({"obs": numbers[:, None].float().expand(10, 3), "action": numbers % 3}, batch_size=[10])
+            fields = {"obs": numbers[:, None].float().expand(10, 3), "action": numbers % 3, "value": -torch.ones(10)}
+            data = make(fields, batch_size=[10])
             index = replay.extend(data)
             assert index.shape == (10,)
             batch = replay.sample()
@@ -195,6 +198,12 @@ def test_torchrl(tmp_path: Path, torchrl: Any) -> None:
         for _ in range(50):
             replay.sample()
         assert 20 <= len(storage._used) < 20 + 6
+        last = np.concatenate([*storage._used._batches])
+        storage.end_step(update={"value": torch.arange(300.0)})  # of all, of which the last count
+        expected = dict(zip(last.tolist(), range(300 - len(last), 300), strict=True))
+        found = dict(zip(last.tolist(), buffer.reader().read(last)["value"].tolist(), strict=True))
+        assert any(found[slot] == expected[slot] for slot in found)
+        assert all(found[slot] in (expected[slot], -1) for slot in found)  # -1: swapped in by this step
         with pytest.raises(TypeError, match="ReservoirWriter"):
             storage.set(0, data)
 

@@ -140,7 +140,7 @@ class Everything(RuleBasedStateMachine):
         if len(batch) == 0 or batch.slots.max() < self.buffer.capacity:
             self.end(batch, updates, False)
         else:
-            self.buffer.feedback([], scores=self.scores(0))
+            self.buffer.feedback(batch, scores=self.scores(len(batch)))
 
     def end(self, batch: Batch, updates: bool, as_slots: bool) -> None:
         self.is_right_or_old(batch)
