@@ -13,29 +13,30 @@ if TYPE_CHECKING:
 
 __all__ = ["needs_ranks_alone", "ranks_alone", "ranks_are_enough"]
 
-_ENOUGH: ContextVar[bool] = ContextVar("memhier_ranks_are_enough", default=False)
+# The output layer of the model that writes in this thread: whoever asks another one meanwhile needs all of its answer.
+_ENOUGH_OF: ContextVar[object] = ContextVar("memhier_ranks_are_enough_of", default=None)
 
 # Each makes `generate` look at more than the largest logits, or lets the caller do so.
 _LOOKS_AT_ALL = (
     "output_scores", "output_logits", "logits_processor", "assistant_model", "penalty_alpha", "guidance_scale",
     "prompt_lookup_num_tokens", "dola_layers", "custom_generate", "constraints", "force_words_ids",
-    "watermarking_config", "sequence_bias", "prefix_allowed_tokens_fn", "top_h",
+    "watermarking_config", "sequence_bias", "prefix_allowed_tokens_fn", "top_h", "exponential_decay_length_penalty",
 )  # fmt: skip
 
 
-def ranks_are_enough() -> bool:
-    """Say whether whoever asks now needs the largest logits alone."""
-    return _ENOUGH.get()
+def ranks_are_enough(head: object) -> bool:
+    """Say whether whoever asks this output layer now needs the largest logits alone."""
+    return _ENOUGH_OF.get() is head
 
 
 @contextmanager
-def ranks_alone(enough: bool) -> "Iterator[None]":
-    """Let it be said for calls made within, in this thread."""
-    token = _ENOUGH.set(enough)
+def ranks_alone(head: object | None) -> "Iterator[None]":
+    """Let it be said of one output layer, or of none, for calls made within, in this thread."""
+    token = _ENOUGH_OF.set(head)
     try:
         yield
     finally:
-        _ENOUGH.reset(token)
+        _ENOUGH_OF.reset(token)
 
 
 def needs_ranks_alone(model: Any, k: int, config: Any, options: dict[str, Any]) -> bool:
@@ -44,15 +45,16 @@ def needs_ranks_alone(model: Any, k: int, config: Any, options: dict[str, Any]) 
     Parameters
     ----------
     config, options
-        Its `generation_config`, None for the model's, and its keyword arguments, which come first.
+        Its `generation_config` or None, and its keyword arguments, which come first. What neither sets is as the
+        model's own `generation_config` says.
     """
-    config = model.generation_config if config is None else config
 
     def option(name: str, default: Any = None) -> Any:
-        value = options.get(name)
-        value = getattr(config, name, None) if value is None else value
-        return default if value is None else value
+        if name in options:
+            return options[name]  # None, too: it turns off what a config sets
+        values = (getattr(each, name, None) for each in (config, model.generation_config))
+        return next((value for value in values if value is not None), default)
 
-    if any(option(name) for name in _LOOKS_AT_ALL) or option("num_beams", 1) > 1:
+    if any(option(name) for name in _LOOKS_AT_ALL) or (option("num_beams") or 1) > 1:
         return False
-    return not option("do_sample", False) or 0 < option("top_k", 50) <= k
+    return not option("do_sample") or 0 < (option("top_k", 50) or 0) <= k

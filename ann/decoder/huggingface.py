@@ -53,9 +53,10 @@ class AcceleratedHead(nn.Module):
         choices: tuple[tuple[int, str], ...] = ((1, "preview"),),
     ) -> None:
         super().__init__()
-        # Its parameters are registered under the layer's own names, so that a state dict stays what it was.
         self.__dict__["head"] = head
-        self.weight, self.bias = head.weight, head.bias
+        # The layer's own parameters under their own names: a state dict stays what it was, and what it puts in the
+        # place of one is in its place in the layer, too.
+        self._parameters = head._parameters
         self.decoder, self.certify, self.choices = decoder, certify, choices
         self._seen = _state_of(head)
         self.calls = self.rows = self.completed = 0
@@ -69,20 +70,21 @@ class AcceleratedHead(nn.Module):
         self.calls += 1
         rows = hidden.numel() // hidden.shape[-1]
         self.rows += rows
-        ranks = ranks_are_enough()
+        ranks = ranks_are_enough(self)
         if (self.decoder.index.way(rows) if ranks else way_for(self.choices, rows)) == "full":
             full = self.head(hidden)
             return full
-        if self._seen != _state_of(self.head):  # trained on, loaded anew, or moved
+        state = _state_of(self.head)
+        if self._seen != state:  # trained on, loaded anew, or moved
             self.decoder.refresh(self.head)
-            self._seen = _state_of(self.head)
+            self._seen = state
         logits = self._ranked(hidden) if ranks else self.decoder(hidden)
         return self._certified(hidden, logits) if self.certify else logits
 
     def _ranked(self, hidden: Tensor) -> Tensor:
         values, indices = self.decoder.topk(hidden)
         least = torch.finfo(hidden.dtype).min
-        logits = torch.full((*hidden.shape[:-1], self.weight.shape[0]), least, dtype=hidden.dtype)
+        logits = torch.full((*hidden.shape[:-1], self.head.weight.shape[0]), least, dtype=hidden.dtype)
         return logits.scatter_(-1, indices, values.to(hidden.dtype))
 
     def _certified(self, hidden: Tensor, logits: Tensor) -> Tensor:
@@ -136,8 +138,9 @@ def accelerate(
     Returns
     -------
     Model
-        The same object. Weights are shared; after they changed in place, by training or a state dict, the next step
-        codes again the rows that did. What was measured stays: after much training, :func:`undo` and accelerate again.
+        The same object. Weights are shared; after training or a state dict changed them, the next step codes again the
+        rows that did. What is written through ``weight.data`` PyTorch does not tell, nor in inference mode: then,
+        and after much training, as what was measured stays, :func:`undo` and accelerate again.
 
     Raises
     ------
@@ -166,7 +169,7 @@ def accelerate(
     replacement = AcceleratedHead(head, decoder, certify, choices)
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
-    if hasattr(model, "generate"):
+    if hasattr(model, "generate") and "generate" not in model.__dict__:  # one of the caller's own stays
         _settable(model).generate = MethodType(generate, model)
     return model
 
@@ -175,10 +178,13 @@ def generate(model: Any, *arguments: Any, **options: Any) -> Any:
     """Generate as the model's own class does, in the place of its method; tell its output layer what is needed."""
     config = arguments[1] if len(arguments) > 1 else options.get("generation_config")
     head = model.get_output_embeddings()
-    enough = isinstance(head, AcceleratedHead) and needs_ranks_alone(
-        model, head.decoder.index.settings.k, config, options
+    # Of what more is given by place, logits processors may look at all.
+    enough = (
+        len(arguments) <= 2
+        and isinstance(head, AcceleratedHead)
+        and needs_ranks_alone(model, head.decoder.index.settings.k, config, options)
     )
-    with ranks_alone(enough):
+    with ranks_alone(head if enough else None):
         return type(model).generate(model, *arguments, **options)
 
 
@@ -194,7 +200,8 @@ def undo(model: Model) -> Model:
     if not isinstance(head, AcceleratedHead):
         raise ValueError("model: not accelerated, so there is nothing to undo")
     _settable(model).set_output_embeddings(head.head)
-    model.__dict__.pop("generate", None)
+    if getattr(model.__dict__.get("generate"), "__func__", None) is generate:
+        del model.__dict__["generate"]
     return model
 
 
@@ -254,12 +261,13 @@ def _check_text(model: Any, input_ids: Tensor) -> None:
         raise TypeError(f"input_ids: expected a tensor of int64 [n, t], got {kind}")
     if input_ids.numel() < CONTEXTS_LEAST:
         raise ValueError(f"input_ids holds {input_ids.numel()} words: expected at least {CONTEXTS_LEAST}")
-    words = model.get_input_embeddings().num_embeddings
-    if int(input_ids.min()) < 0 or int(input_ids.max()) >= words:
+    embeddings = model.get_input_embeddings() if hasattr(model, "get_input_embeddings") else None
+    words = getattr(embeddings, "num_embeddings", None)
+    if words is not None and (int(input_ids.min()) < 0 or int(input_ids.max()) >= words):
         raise ValueError(
             f"input_ids: expected words 0 to {words - 1}, got {int(input_ids.min())} to {int(input_ids.max())}"
         )
-    longest = getattr(model.config, "max_position_embeddings", None)
+    longest = getattr(getattr(model, "config", None), "max_position_embeddings", None)
     if longest is not None and input_ids.shape[1] > longest:
         raise ValueError(
             f"input_ids: {input_ids.shape[1]} words a row, but the model reads {longest}; cut it in pieces"

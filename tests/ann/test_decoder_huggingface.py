@@ -240,9 +240,11 @@ def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, me
         ({"do_sample": True, "top_k": 20}, True),
         ({"do_sample": True, "top_k": 21}, False),
         ({"do_sample": True, "top_k": 0, "top_p": 0.9}, False),
+        ({"do_sample": True, "top_k": None}, False),
         ({"num_beams": 3}, False),
         ({"output_logits": True}, False),
         ({"guidance_scale": 1.5}, False),
+        ({"exponential_decay_length_penalty": (3, 1.05)}, False),
         ({"logits_processor": [print]}, False),
         ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 2}, True),
     ],
@@ -251,6 +253,53 @@ def test_what_generate_needs_follows_from_its_options(model, options, enough):
     assert needs_ranks_alone(model, 20, None, options) == enough
     if all(hasattr(transformers.GenerationConfig(), name) for name in options):
         assert needs_ranks_alone(model, 20, transformers.GenerationConfig(**options), {}) == enough
+
+
+def test_what_generate_needs_follows_from_the_models_own_options_too(model):
+    model.generation_config.num_beams = 3
+    assert not needs_ranks_alone(model, 20, transformers.GenerationConfig(max_new_tokens=5), {})
+    assert needs_ranks_alone(model, 20, transformers.GenerationConfig(num_beams=1), {})
+    assert needs_ranks_alone(model, 20, None, {"num_beams": 1})
+    model.generation_config.num_beams, model.generation_config.top_k = 1, 10
+    assert needs_ranks_alone(model, 20, transformers.GenerationConfig(do_sample=True), {})
+    # None given by name is no limit at all.
+    assert not needs_ranks_alone(model, 20, None, {"do_sample": True, "top_k": None})
+
+
+def test_processors_that_are_given_by_place_see_probabilities(model, monkeypatch):
+    accelerate(model, k=20, method="preview")
+    forbid_scans(model, monkeypatch)
+    processors = transformers.LogitsProcessorList([lambda _, scores: scores])
+    with pytest.raises(AssertionError, match="log Z"):
+        model.generate(prompts(), None, processors, max_new_tokens=2)
+
+
+def test_another_model_asked_while_one_generates_answers_in_full(model):
+    other = accelerate(copy.deepcopy(model), k=20, method="preview")
+    with torch.no_grad():
+        right = other(prompts()).logits
+    seen = []
+
+    def ask(*_, **__):
+        seen.append(other(prompts()).logits)
+        return torch.zeros(4, dtype=torch.bool)
+
+    generate(accelerate(model, k=20, method="preview"), do_sample=False, stopping_criteria=[ask])
+    assert len(seen) == 20
+    torch.testing.assert_close(seen[0], right)
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_weights_that_a_state_dict_puts_in_their_place_are_taken(trained, model, copied):
+    accelerate(model, k=60, method="preview")
+    model = copy.deepcopy(model) if copied else model
+    other = copy.deepcopy(trained)
+    with torch.no_grad():
+        other.lm_head.weight += torch.randn(other.lm_head.weight.shape, generator=torch.Generator().manual_seed(2))
+    model.load_state_dict(other.state_dict(), assign=True)
+    right = generate(other, do_sample=False)
+    torch.testing.assert_close(generate(model, do_sample=False), right)
+    torch.testing.assert_close(generate(undo(model), do_sample=False), right)
 
 
 def test_undo_gives_generate_back(model):
@@ -262,6 +311,13 @@ def test_undo_gives_generate_back(model):
     # Whoever puts a layer of their own in its place gets that.
     model.set_output_embeddings(model.get_output_embeddings().head)
     assert generate(model, do_sample=False).shape == (4, 26)
+
+
+def test_a_generate_of_the_users_own_stays(model):
+    model.generate = own = lambda *_, **__: "mine"
+    accelerate(model, k=10, input_ids=make_text(40, 24, torch.Generator().manual_seed(9)), method="preview")
+    assert model.generate() == "mine"
+    assert undo(model).generate is own
 
 
 def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
@@ -326,3 +382,26 @@ def test_a_model_that_does_not_write_is_asked_for_text():
         right = bert(text).logits.argmax(-1)
         accelerate(bert, input_ids=text, k=20, certify=True, method="preview")
         torch.testing.assert_close(bert(text).logits.argmax(-1), right)
+
+
+def test_a_model_of_anyones_own_may_have_no_more_than_its_output_layer():
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = torch.nn.Embedding(300, 16), torch.nn.Linear(16, 300)
+
+        def get_output_embeddings(self):
+            return self.head
+
+        def set_output_embeddings(self, layer):
+            self.head = layer
+
+        def forward(self, text):
+            return self.head(self.words(text))
+
+    torch.manual_seed(0)
+    plain, text = Plain().eval(), torch.randint(300, (4, 50), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        right = plain(text).argmax(-1)
+        accelerate(plain, input_ids=text, k=20, certify=True, method="preview")
+        torch.testing.assert_close(plain(text).argmax(-1), right)
