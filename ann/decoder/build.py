@@ -20,7 +20,7 @@ from memhier.ann.decoder.engine import Codes, Engine
 from memhier.ann.decoder.graph import Graph, build_links, giants, learn_seeds, relink
 from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection, fit_projection
-from memhier.ann.decoder.settings import Effort, Method, Settings
+from memhier.ann.decoder.settings import WAYS, Effort, Method, Settings
 
 __all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms", "warn_if_short"]
 
@@ -142,8 +142,9 @@ def _without_contexts(layer: OutputLayer, k: int, precision: float, rank: int | 
 
 def warn_if_short(settings: Settings, method: Method) -> None:
     """Warn where the precision was measured and is not what was declared."""
-    wanted, reached = settings.precision, settings.reached
-    short = max(reached.values(), default=1.0) if method == "auto" else reached.get(method, 1.0)
+    wanted = settings.precision
+    ways = WAYS if method == "auto" else (method,)
+    short = max((settings.reached[way] for way in ways if way in settings.reached), default=1.0)
     if short < wanted:
         way = "no way but the full product reaches" if method == "auto" else f"method={method!r} does not reach"
         warnings.warn(

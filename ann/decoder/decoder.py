@@ -51,8 +51,7 @@ class TopKSoftmax(nn.Module):
 
     def __init__(self, index: LogitIndex, weight: Tensor | None, bias: Tensor | None, output: str = "dense") -> None:
         super().__init__()
-        if output not in _FORMATS:
-            raise ValueError(f"output={output!r}: expected one of {', '.join(_FORMATS)}")
+        _check_output(output)
         self.index, self.output = index, output
         self._weight, self._bias = weight, bias
 
@@ -95,6 +94,7 @@ class TopKSoftmax(nn.Module):
         TypeError, ValueError
             When the layer or a parameter does not fit; the message names it.
         """
+        _check_output(output)
         weight, bias = _check_linear(lm_head)
         index = LogitIndex.build(
             *_arrays(weight, bias),
@@ -273,6 +273,7 @@ class TopKSoftmax(nn.Module):
     @classmethod
     def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
         """Open what :meth:`save` wrote; see :meth:`LogitIndex.open`."""
+        _check_output(output)
         return cls._around(LogitIndex.open(path, dram=dram), output)
 
     @classmethod
@@ -296,6 +297,11 @@ def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[
     """The full product, as the layer itself would compute it, and the k largest of it."""
     values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
     return values, indices
+
+
+def _check_output(output: str) -> None:
+    if output not in _FORMATS:
+        raise ValueError(f"output={output!r}: expected one of {', '.join(_FORMATS)}")
 
 
 def _check_linear(lm_head: nn.Linear) -> tuple[Tensor, Tensor | None]:

@@ -47,7 +47,16 @@ class LogitIndex:
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
         self.digest = digest
-        engine.keep(_CALLS_KEPT if engine.in_dram else 1, settings.candidates_most)
+        self._keep_usual()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Be what was pickled or copied."""
+        self.__dict__.update(state)
+        self._keep_usual()
+
+    def _keep_usual(self) -> None:
+        """Of what calls work in, keep what usual ones need."""
+        self._engine.keep(_CALLS_KEPT if self._engine.in_dram else 1, self._settings.candidates_most)
 
     @classmethod
     def build(
@@ -302,6 +311,7 @@ class LogitIndex:
             raise ValueError(f"weight: expected shape {list(self.shape)} as the index has, got {list(layer.shape)}")
         codes, changed = encode_again(self._engine.codes, layer)
         before, self._engine, self.digest = self._engine, Engine(codes, layer), layer.digest()
+        self._keep_usual()
         before.close()
         return changed
 
@@ -319,7 +329,7 @@ class LogitIndex:
             What the index may hold in DRAM, what calls from one thread at a time work in included; their answers, and
             what more than the build's k takes, come on top. None loads the layer's rows as well; with a budget that
             does not hold them, they stay on SSD and are read as they are needed, once a call for the whole batch, as
-            many at a time as the budget leaves room for.
+            many at a time as the budget leaves room for. Full products of rows in DRAM take some hundred MB besides.
         verify
             When pages are compared with their checksums; see :meth:`memhier.Store.open`.
 

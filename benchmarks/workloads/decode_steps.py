@@ -21,6 +21,7 @@ from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import data_folder
 from memhier.benchmarks.decode.layers import load_domains
 from memhier.benchmarks.decode.ptb import Floats, Lstm, read_tokens
+from memhier.benchmarks.workloads.options import json_option
 
 __all__ = ["main"]
 
@@ -102,7 +103,7 @@ def measure_steps(name: str, index: LogitIndex, sequences: Floats) -> list[dict[
 
 @click.command()
 @click.option("--steps", default=250, show_default=True, help="Of each of four sequences, at most 250.")
-@click.option("--json", "out", type=click.Path(path_type=Path), help="Write the figures to this file.")
+@json_option
 def main(steps: int, out: Path | None) -> None:
     """Measure what seeds of the step before change."""
     model = Lstm.load()

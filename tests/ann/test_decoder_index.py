@@ -1,5 +1,7 @@
 """LogitIndex against the full product: every way, odd sizes, certificates, log Z, files, faults."""
 
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -406,3 +408,27 @@ def test_any_number_of_a_row_changes_its_hash(dtype):
         assert np.flatnonzero(found != right).tolist() == [7]
     biased = codes.hash_rows(OutputLayer(rows, dtype, np.eye(50, dtype=np.float32)[3]))
     assert np.flatnonzero(biased != right).tolist() == [3]
+
+
+def test_what_far_contexts_reach_hides_no_shortfall():
+    with pytest.warns(UserWarning, match=r"no way but the full product reaches precision=0\.99 .* 0\.9800"):
+        build.warn_if_short(calibrate.Settings(reached={"preview": 0.97, "graph": 0.98, "far": 0.999}), "auto")
+
+
+def refreshed(index, weight):
+    index.refresh(weight + 1)
+    return index
+
+
+def pickled(index, _):
+    return pickle.loads(pickle.dumps(index))
+
+
+@pytest.mark.parametrize("how", [lambda index, _: index, refreshed, pickled])
+def test_room_of_unusual_calls_is_not_kept(how):
+    weight, bias, hidden = make_layer(20_000, 16)
+    index = how(LogitIndex.build(weight, bias, contexts=hidden, k=5, method="preview"), weight)
+    index.topk(hidden[:1])
+    usual = index.memory_bytes
+    index.topk(hidden[:1], 8000)
+    assert index.memory_bytes <= usual

@@ -271,3 +271,10 @@ def test_a_compiled_model_goes_around_it(built):
     _, hidden, decoder = built
     model = torch.nn.Sequential(torch.nn.Identity(), decoder)
     torch.testing.assert_close(torch.compile(model, backend="eager")(hidden[:3]), decoder(hidden[:3]))
+
+
+def test_an_output_that_there_is_not_is_refused_before_anything_is_made(tmp_path):
+    head, hidden = make_head()
+    with pytest.raises(ValueError, match="output='whole': expected one of dense, sparse, filled"):
+        TopKSoftmax.from_linear(head, k=5, contexts=hidden, output="whole", dram="100MB", path=tmp_path / "decoder")
+    assert not (tmp_path / "decoder").exists()
