@@ -68,9 +68,9 @@ class Ahead:
         self._drawn.append(_Drawn(batch, positions))
 
     def take(self) -> Batch:
-        """Hand out the next batch."""
+        """Hand out a copy of the next batch: a transform may work in place, and the batch come again."""
         self.asked += 1
-        return self._drawn[self.asked - 1].batch
+        return _chosen(self._drawn[self.asked - 1].batch, slice(None))
 
     def end_step(self) -> None:
         """Let go of the batch that a step has used."""
@@ -140,11 +140,15 @@ def _numbers(batch: Batch) -> tuple[Ints, Ints, Ints]:
     return batch.labels, batch.ids, batch.slots
 
 
+def _chosen(batch: Batch, which: Any) -> Batch:
+    """Return a copy of some of a batch."""
+    data = {name: values[which].copy() for name, values in batch.data.items()}
+    return Batch(data, *(numbers[which].copy() for numbers in _numbers(batch)))
+
+
 def _keep(drawn: _Drawn, which: NDArray[np.bool_]) -> None:
-    """Leave samples out, of a copy: the batch may be in somebody's hands."""
-    batch = drawn.batch
-    data = {name: values[which] for name, values in batch.data.items()}
-    drawn.batch = Batch(data, *(numbers[which] for numbers in _numbers(batch)))
+    """Leave samples out."""
+    drawn.batch = _chosen(drawn.batch, which)
     drawn.positions = drawn.positions[which]
 
 

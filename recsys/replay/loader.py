@@ -26,7 +26,7 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
     buffer
         Whose `feedback` ends every step.
     n
-        Samples in a batch.
+        Samples in a batch. What an earlier sampler has drawn and no step has used comes first, as it was drawn.
     steps
         How many batches.
     ahead

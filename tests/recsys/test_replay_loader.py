@@ -153,6 +153,18 @@ def test_what_was_handed_out_and_not_used_comes_again(tmp_path: Path) -> None:
             next(again)
 
 
+def test_what_is_done_to_a_batch_is_done_to_it_alone(tmp_path: Path) -> None:
+    with make(tmp_path / "b") as buffer:
+        batch = next(iter(ReplayBatchSampler(buffer, 4, 9, ahead=2)))
+        drawn = seen(batch)
+        for array in (batch.slots, batch.ids, batch.labels, *batch.data.values()):
+            array[:] = 0  # a transform that works in place
+        assert seen(next(iter(ReplayBatchSampler(buffer, 4, 9, ahead=2)))) == drawn
+        buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert seen(next(iter(ReplayBatchSampler(buffer, 4, 9, ahead=2)))) == drawn
+
+
 @pytest.mark.parametrize("swap", [RandomSwap(1.0), LossSwap(1.0)], ids=str)
 def test_what_was_drawn_of_a_larger_memory_can_be_used(tmp_path: Path, swap: SwapPolicy) -> None:
     with make(tmp_path / "b", swap=swap) as buffer:
