@@ -126,8 +126,9 @@ def accelerate(
         written. When not given, the model writes some itself, from random prompts.
     precision, method
         As for :meth:`LogitIndex.build`. They hold where ranks are enough: in ``generate``, greedily or with a `top_k`
-        of at most `k`, and nothing that looks at scores. What needs log Z (beams, top-p alone, plain calls of the
-        model) takes a scan of all codes, or the full product where that is faster.
+        of at most `k`, and nothing that looks at scores; a streamer or criterion that calls this same model meanwhile
+        sees these ranks, too. What needs log Z (beams, top-p alone, plain calls of the model) takes a scan of all
+        codes, or the full product where that is faster.
     certify
         Prove the likeliest word of every step, and compute those that cannot be proven in full: greedy decoding then
         equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a

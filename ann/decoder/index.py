@@ -47,16 +47,16 @@ class LogitIndex:
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
         self.digest = digest
-        self._keep_usual()
+        self._keep_usual(engine)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be what was pickled or copied."""
         self.__dict__.update(state)
-        self._keep_usual()
+        self._keep_usual(self._engine)
 
-    def _keep_usual(self) -> None:
+    def _keep_usual(self, engine: Engine) -> None:
         """Of what calls work in, keep what usual ones need."""
-        self._engine.keep(_CALLS_KEPT if self._engine.in_dram else 1, self._settings.candidates_most)
+        engine.keep(_CALLS_KEPT if engine.in_dram else 1, self._settings.candidates_most)
 
     @classmethod
     def build(
@@ -310,8 +310,9 @@ class LogitIndex:
         if layer.shape != self.shape:
             raise ValueError(f"weight: expected shape {list(self.shape)} as the index has, got {list(layer.shape)}")
         codes, changed = encode_again(self._engine.codes, layer)
-        before, self._engine, self.digest = self._engine, Engine(codes, layer), layer.digest()
-        self._keep_usual()
+        engine = Engine(codes, layer)
+        self._keep_usual(engine)  # before other threads see it
+        before, self._engine, self.digest = self._engine, engine, layer.digest()
         before.close()
         return changed
 

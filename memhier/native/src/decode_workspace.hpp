@@ -71,9 +71,8 @@ class Workspaces {
     return space;
   }
   void give(std::unique_ptr<Workspace> space) {
-    if (space->bytes() > bytes_) return;
     const std::lock_guard guard(lock_);
-    if (spaces_.size() < count_) spaces_.push_back(std::move(space));
+    if (space->bytes() <= bytes_ && spaces_.size() < count_) spaces_.push_back(std::move(space));
   }
 
   std::mutex lock_;
