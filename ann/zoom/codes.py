@@ -148,7 +148,7 @@ class CodeBook:
         return fields, values, factors
 
     def decode(self, codes: Bytes, numbers: Shorts) -> Floats:
-        """Return about what residuals codes ``[n, code_bytes]`` stand for, along the coded axes, ``[n, coded]``."""
+        """Return about what residuals codes ``[n, code_bytes]`` stand for, in units, on coded axes ``[n, coded]``."""
         fields = np.empty((len(codes), len(self.alpha)), np.float32)
         for start, first, width, dimensions in chunks(self.dimensions):
             columns = -(-dimensions * width // 8)
@@ -159,7 +159,8 @@ class CodeBook:
                 fields[:, first + low : first + low + taken] = part
         half = np.repeat((2.0 ** np.array(WIDTHS, np.float32) - 1) / 2, self.dimensions)
         _, factors, _ = self.numbers_of(numbers)
-        return (fields - half) * self.alpha * (factors * np.float32(self.unit))[:, None]
+        values = (fields - half) * self.alpha * factors[:, None]
+        return values.astype(np.float32, copy=False)
 
     def _round(self, relative: Floats, levels: Floats) -> Bytes:
         """Return the fields of axes in steps ``[n, coded]``, at the scale of each row that errs least."""

@@ -40,7 +40,7 @@ def workspace_bytes(row_bytes: int) -> int:
 
 def make_workspace(row_bytes: int) -> Bytes:
     """Return room for the rows of one submission, uint8 ``[w, row_bytes]``, where pages can land as they are read."""
-    count = max(1, workspace_bytes(row_bytes) // row_bytes)
+    count = (workspace_bytes(row_bytes) - PAGE_BYTES) // row_bytes
     room = np.empty(count * row_bytes + PAGE_BYTES, np.uint8)
     start = -room.ctypes.data % PAGE_BYTES
     return room[start : start + count * row_bytes].reshape(count, row_bytes)

@@ -6,6 +6,7 @@ of a page. Their codes tell that direction as well as the vectors themselves (ne
 of 7.83 in no order, with 30 bytes for 128 dimensions).
 """
 
+import itertools
 from typing import TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ __all__ = ["page_order"]
 
 _FEWEST = 8  # rows that are worth a halving
 _ROUNDS = 4
+_BLOCK_BYTES = 16 << 20  # of what codes stand for, at a time: a longer list is put in order piece by piece
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -47,8 +49,10 @@ def page_order(
     """
     on_page = page_rows_of(row_bytes) or max(1, PAGE_BYTES // row_bytes)
     together = on_page * -(-_FEWEST // on_page)
+    most = max(together, _BLOCK_BYTES // (4 * len(book.alpha)))
+    borders = np.union1d(starts, np.arange(0, len(codes), most))
     order = np.arange(len(codes))
-    for low, high in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+    for low, high in itertools.pairwise(borders.tolist()):
         cuts = list(range(together - (first + low) % together, high - low, together))
         if cuts:
             values = book.decode(codes[low:high], numbers[:, low:high])

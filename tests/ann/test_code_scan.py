@@ -150,6 +150,21 @@ def errors_of(lists: Lists) -> npt.NDArray[np.float32]:
     return lists.book.numbers_of(lists.part.numbers)[2]
 
 
+@given(seed=st.integers(0, 2**16), dimension=st.sampled_from([1, 3, 16, 40]), power=st.integers(-20, 15))
+@settings(max_examples=40, deadline=None)
+def test_what_a_byte_says_of_an_error_is_no_less_than_it_is(seed: int, dimension: int, power: int) -> None:
+    random = np.random.default_rng(seed)
+    book = train_codes((random.normal(size=(50, dimension)) * 10.0**power).astype(np.float32), 1 + dimension // 4, 0)
+    sizes = 10.0 ** (power + random.uniform(-12, 3, (60, 1)))  # from below what fp16 holds to about what it holds
+    residuals = (random.normal(size=(60, dimension)) * sizes).astype(np.float32)
+    residuals[0], residuals[1:4, 1:] = 0, 0
+    codes, numbers = book.encode(residuals)
+    errors = book.numbers_of(numbers)[2].astype(np.float64)
+    wrong = residuals / book.unit
+    wrong[:, : len(book.alpha)] -= book.decode(codes, numbers)
+    assert (np.sqrt(np.square(wrong.astype(np.float64)) @ book.share) <= errors * (1 + 1e-3) + 1e-12).all()
+
+
 def test_longer_codes_err_less() -> None:
     errors = [float(errors_of(Lists(128, size)).mean()) for size in (8, 16, 32, 64, 128)]
     assert all(shorter > 1.3 * longer for shorter, longer in itertools.pairwise(errors))
