@@ -345,12 +345,13 @@ class CarouselBuffer(Guarded):
         Raises
         ------
         OSError
-            When a write fails. The buffer takes no more calls then; opening it again finds the last checkpoint.
+            When a write fails. The buffer takes no more calls then, as after any other error of a checkpoint that has
+            begun, such as MemoryError; opening it again finds the last one.
         """
         self._check_open(writing=True)
         changes = {f"{USER}{name}": value for name, value in (values or {}).items()}
         self._parts.storage.samples.check_values(changes)
-        with self._writing(KeyboardInterrupt):
+        with self._writing(BaseException):
             return commit(self._parts, changes)
 
     def value(self, name: str) -> bytes | None:

@@ -80,6 +80,25 @@ def test_a_swap_whose_wait_was_interrupted_arrives_later(tmp_path: Path) -> None
         assert (buffer._parts.tiers.residents.visible[swap.slots] == swap.positions).all()
 
 
+def test_a_checkpoint_that_ran_out_of_memory_is_not_followed_by_half_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*arguments: Any) -> None:
+        raise MemoryError
+
+    with filled(tmp_path / "b") as buffer:
+        buffer.add(images(np.arange(100)), labels=np.zeros(100, np.int64))
+        monkeypatch.setattr(buffer._parts.storage._index, "append", fails)
+        with pytest.raises(MemoryError):
+            buffer.checkpoint()
+        monkeypatch.undo()
+        with pytest.raises(ClosedError, match="a change failed"):
+            buffer.checkpoint()
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert buffer.stats()["storage_samples"] == 60
+        assert buffer.check() == []
+
+
 # Damaged.
 
 
