@@ -32,7 +32,8 @@ class Codec(Protocol):
         error at most 0.5001 times the scale. A row of zeros is exact. Infinity and NaN are an error.
     ``int8ef``
         As int8, with the error of each integer kept beside it, as another integer, and added back when the row is
-        read: absolute error at most the row's largest magnitude / 64000. Infinity and NaN stay.
+        read: absolute error at most the row's largest magnitude / 64000, or 2**-126. Infinity and NaN stay. Takes two
+        bytes a number, as fp16 does.
     """
 
     name: ClassVar[str]

@@ -175,7 +175,8 @@ class Ahead:
         with self._changed:
             self._changed.wait_for(self._is_settled)
         self._let_go()
-        if self._blocked:
+        if self._blocked or not self._fetched:
+            # The next batch is fetched while nothing else has to stay.
             self._module._make_room()
         with self._changed:
             # Without lookahead a batch is fetched now; with it this is the time for one that found no room.

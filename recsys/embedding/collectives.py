@@ -82,7 +82,3 @@ class Collectives:
         there = values.to(self._device, copy=True)
         dist.all_reduce(there, group=self._group)
         return there.cpu()
-
-    def meet(self) -> None:
-        """Return once all ranks are here."""
-        self.all([0])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import torch
@@ -53,7 +54,7 @@ class Layout:
         return torch.from_numpy((self._ends[mine] - width)[:, None] + np.arange(width))
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Exchange:
     """What a step asks of whom.
 
@@ -74,7 +75,7 @@ class Exchange:
         Of `keys` and of `asked`: which rows no rank needs in the next step, so that what is to be added to them may
         take its time. None as long as the next step is not known.
     following
-        The next step.
+        The next step; who keeps one does not keep all that come after it.
     """
 
     ids: list[Ints]
@@ -88,7 +89,7 @@ class Exchange:
     asked: Ints
     later: Flags | None = field(default=None)
     asked_later: Flags | None = field(default=None)
-    following: "Exchange | None" = field(default=None)
+    following: "ReferenceType[Exchange] | None" = field(default=None)
 
 
 class Asked(list["Ints | None"]):
@@ -115,7 +116,7 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
 def say_what_can_wait(step: Exchange, following: Exchange, ranks: Collectives) -> None:
     """Tell those who asked for rows in a step which of these no rank asks for in the next."""
     # Before it is told: what others hold back has to wait here as well.
-    step.asked_later, step.following = ~np.isin(step.asked, following.asked), following
+    step.asked_later, step.following = ~np.isin(step.asked, following.asked), ref(following)
     flags = ranks.exchange(torch.from_numpy(step.asked_later.astype(np.uint8)), step.received, step.sent).numpy()
     later = np.empty(len(step.keys), np.bool_)
     later[step.order] = flags != 0

@@ -14,6 +14,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ class _Late:
     """
 
     rows: Rows
-    following: Exchange | None
+    following: "ReferenceType[Exchange] | None"
     here: _Contributions
     counts: list[int]
     keys: Arriving
@@ -142,7 +143,8 @@ class ShardedEmbeddingBagCollection(TableModule):
         bags = self._parser.bags_of(features)
         ids = [bag.indices.numpy() for bag in bags]
         exchange = self._expected(ids) or self._ask(ids, self._now)
-        if self._late is not None and self._late.following is not exchange:
+        late = self._late
+        if late is not None and (late.following is None or late.following() is not exchange):
             self._settle()
         trains = torch.is_grad_enabled() and self.training
         rows = self._rows_of(Asked(exchange), trains)
@@ -191,29 +193,41 @@ class ShardedEmbeddingBagCollection(TableModule):
         Raises
         ------
         RuntimeError
-            When the checkpoint before could not be written by all ranks. Open the tables again, which finds the last
-            one that was.
+            When some ranks could not write this checkpoint, or the one before. Open the tables again, which finds
+            the last one that all could.
         """
         self._await_all()
-        generation = super().checkpoint(extra)
-        self._now.meet()
-        return generation
+        done: Future[int] = Future()
+        try:
+            done.set_result(super().checkpoint(extra))
+        except Exception as error:
+            done.set_exception(error)  # the other ranks are told first: they wait
+        self._saving = done
+        self._await_all()
+        return done.result()
 
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
         """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`."""
         self._await_all()
-        self._saving = super().start_checkpoint(extra)
+        try:
+            self._saving = super().start_checkpoint(extra)
+        except Exception as error:
+            self._saving = Future()
+            self._saving.set_exception(error)
+            raise
         return self._saving
 
     def _await_all(self) -> None:
         """Return once every rank's last checkpoint is durable: two ranks are never more than one apart."""
-        failed = self._saving is not None and self._saving.exception() is not None
-        ranks = [rank for rank, (one,) in enumerate(self._now.all([failed])) if one]
-        if ranks:
+        failed = None if self._saving is None else self._saving.exception()
+        ranks = [rank for rank, (one,) in enumerate(self._now.all([failed is not None])) if one]
+        if len(ranks) == self._ranks:
+            self._saving = None  # none is ahead of another
+        elif ranks:
             raise RuntimeError(
                 f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from the "
                 "one before"
-            )
+            ) from failed
 
     def _checkpoint_values(self, extra: Any) -> dict[str, bytes]:
         self._settle()

@@ -1,5 +1,7 @@
 """What ranks exchange goes to the device of the group's backend, and comes back. nccl itself was not run."""
 
+import itertools
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 from memhier.recsys.embedding.collectives import Collectives, device_of
-from memhier.recsys.embedding.exchange import Layout
+from memhier.recsys.embedding.exchange import Layout, ask, say_what_can_wait
 
 
 def test_each_backend_has_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,6 +62,19 @@ def test_one_rank_gets_what_it_gives() -> None:
     assert ranks.exchange(torch.arange(5), [5], [5]).tolist() == [0, 1, 2, 3, 4]
     assert ranks.start(torch.arange(2.0), [2], [2]).wait().tolist() == [0, 1]
     assert (ranks.all([7, 8]), ranks.total(torch.ones(2)).tolist(), ranks.sent_bytes) == ([[7, 8]], [1, 1], 0)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_step_does_not_keep_those_after_it() -> None:
+    ranks, bases = Collectives(None), np.array([0, 50])
+    steps = [ask([np.arange(start, start + 5)], bases, ranks) for start in (0, 3, 20)]
+    for step, following in itertools.pairwise(steps):
+        say_what_can_wait(step, following, ranks)
+    first, last = steps[0], weakref.ref(steps[-1])
+    assert first.later is not None
+    assert first.later.tolist() == [True] * 3 + [False] * 2
+    del steps, step, following
+    assert last() is None
 
 
 @given(widths=st.lists(st.sampled_from([1, 3, 4]), max_size=20), spare=st.integers(0, 2))
