@@ -23,17 +23,21 @@ def train(folder: Path, ranks: int, how: str, run: str, victim: int = -1, when: 
     processes = [
         subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for each in arguments
     ]
-    if victim >= 0:
-        processes[victim].wait(100)
-    ended = []
-    for process in processes:
-        try:
-            # Ranks that wait for the dead one are told by gloo, sooner or later; what they do then is their commit too.
-            output = process.communicate(timeout=3 if victim >= 0 else 100)[0]
-        except subprocess.TimeoutExpired:
+    try:
+        if victim >= 0:
+            processes[victim].wait(100)
+        ended = []
+        for process in processes:
+            try:
+                # Ranks that wait for the dead one are told by gloo, sooner or later; what they do then is theirs.
+                output = process.communicate(timeout=3 if victim >= 0 else 100)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output = process.communicate()[0]
+            ended.append((process.returncode, output))
+    finally:
+        for process in processes:
             process.kill()
-            output = process.communicate()[0]
-        ended.append((process.returncode, output))
     return ended
 
 

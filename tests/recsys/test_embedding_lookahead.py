@@ -1,5 +1,6 @@
 """lookahead: the same bits, fewer reads, and nothing left behind however an epoch ends."""
 
+import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
@@ -202,6 +203,8 @@ def silent_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch_workers, "MP_STATUS_CHECK_INTERVAL", 0.2)
     handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     yield
+    # Reaps the dead one, for which torch would blame the next loader of this process at any child's end.
+    multiprocessing.active_children()
     signal.signal(signal.SIGCHLD, handler)
 
 
