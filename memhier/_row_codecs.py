@@ -168,7 +168,8 @@ class FeedbackCodec(_Float32Codec):
         dim = out.shape[1]
         scale = np.ascontiguousarray(data[:, -4:]).view("<f4")
         whole, error = data[:, :dim].view(np.int8), data[:, dim:-4].view(np.int8)
-        np.multiply(whole, scale, out=out, dtype=np.float32)
+        with np.errstate(over="ignore"):  # what marks no number may be beyond the largest, and is replaced
+            np.multiply(whole, scale, out=out, dtype=np.float32)
         out += error * (scale / _ERRORS)
         none = whole == _NO_NUMBER
         if none.any():

@@ -21,7 +21,7 @@ from memhier.ann.zoom.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.ids import as_ids, refuse_clashes
-from memhier.ann.zoom.layout import read_depth, scan_bytes
+from memhier.ann.zoom.layout import CONTEXTS_MOST, read_depth, scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
 from memhier.ann.zoom.preview import CODINGS, Coding
@@ -37,6 +37,7 @@ from memhier.store import Store, Verify
 __all__ = ["ZoomIndex"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+_TUNING_BYTES = 4096  # that the catalog may grow by, beside the pages named in it
 _TUNE_LEAST = 64
 
 
@@ -296,7 +297,10 @@ class ZoomIndex(SearchedIndex):
             raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
         writer = self._writer
         with nullcontext() if writer is None else writer.lock:
-            state = tune_snapshot(self._state, self._reader, matrix, self._about.dram - self.memory_bytes)
+            # What searches at a time will yet take of the reader is not to spare.
+            idle = min(self._about.searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
+            spare = self._about.dram - self.memory_bytes - max(0, idle) - _TUNING_BYTES
+            state = tune_snapshot(self._state, self._reader, matrix, spare)
             if writer is not None:
                 writer.keep_tuning(state)
             self._state = state

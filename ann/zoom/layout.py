@@ -12,7 +12,7 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
 
-__all__ = ["Layout", "lists_anew", "plan_layout", "read_depth", "scan_bytes"]
+__all__ = ["CONTEXTS_MOST", "Layout", "lists_anew", "plan_layout", "read_depth", "scan_bytes"]
 
 _VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
@@ -20,7 +20,7 @@ _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.125, 8  # of the budget for searches beyond the first; and of them
-_CONTEXTS_MOST = 4  # that a reader makes
+CONTEXTS_MOST = 4  # that a reader makes
 _ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation: without one codes tell a third as much
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
@@ -100,12 +100,13 @@ def plan_layout(
     """
     sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
     strings = PAGE_DRAM * text_pages
-    fitting = _fit(*sizes, dram, strings)
+    # A rotation that would leave no room for codes is done without.
+    fitting = _fit(*sizes, dram, strings, may_rotate=True) or _fit(*sizes, dram, strings, may_rotate=False)
     if fitting is not None:
         return fitting
     shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
     enough = max(dram + 1, count * (shortest + id_bytes))
-    while _fit(*sizes, enough, strings) is None:  # buffers grow with the budget, so what is missing is not all it takes
+    while _fit(*sizes, enough, strings, may_rotate=False) is None:  # buffers grow with the budget
         enough = enough * 17 // 16 + 1
     raise BudgetError(
         f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
@@ -123,17 +124,19 @@ def _fit(
     reader_bytes: int,
     dram: int,
     strings: int,
+    *,
+    may_rotate: bool,
 ) -> Layout | None:
     """Return the layout with the longest codes that fits, None where none does."""
     core = core_dimension(metric, dimension)
     each = workspace_bytes(row_bytes) + scan_bytes(dram)
     searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + reader_bytes)))
-    buffers = searches * each + min(searches, _CONTEXTS_MOST) * reader_bytes
+    buffers = searches * each + min(searches, CONTEXTS_MOST) * reader_bytes
     fixed = buffers + strings + _checksum_bytes(stored_bytes(count, row_bytes))
     for length, code_bytes, padded in _choices(core, coding):
         per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
         per_list = _list_bytes(count, padded)
-        rotate = coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
+        rotate = may_rotate and coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
         book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
         lists = _lists_within(count, padded, dram, length)

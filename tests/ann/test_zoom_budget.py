@@ -144,3 +144,15 @@ def test_searches_leave_the_page_cache_alone(tmp_path):
             index.search(vectors[start : start + 300], 10)
         assert index.stats()["pages"] > 400
         assert resident_pages(rows) <= before
+
+
+@pytest.mark.parametrize("count", [97, 1000])
+def test_whatever_suffices_leaves_more_sufficient_and_tuning_within_it(tmp_path, count):
+    """A rotation never crowds the codes out, and hot pages leave room for what searches take."""
+    vectors = np.random.default_rng(count).normal(size=(count, 256)).astype(np.float32)
+    for number, dram in enumerate([620_000, 650_000, 700_000, 800_000, 900_000]):
+        with ZoomIndex.build(tmp_path / str(number), vectors, metric="cosine", dram=dram) as index:
+            index.search(vectors[:64], 10)
+            index.tune(vectors[np.arange(256) % 70])
+            index.search(vectors[:64], 10, recall=1.0)
+            assert index.memory_bytes <= dram

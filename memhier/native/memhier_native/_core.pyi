@@ -216,15 +216,17 @@ class DecoderCore:
     def walk(
         self,
         hidden: Any,
-        probes: int,
-        ef: int,
-        limit: int,
+        near: tuple[int, int, int],
+        radius: float,
+        far: tuple[int, int, int],
+        far_radius: float,
         k: int,
         values: Any,
         indices: Any,
         distances: Any | None,
         tally: Any | None,
     ) -> int: ...
+    def keep(self, calls: int, candidates: int) -> None: ...
     @property
     def workspace_bytes(self) -> int: ...
 
