@@ -206,7 +206,7 @@ def test_later_queries_profit_from_the_tuning(installation: Path, tmp_path: Path
 
 
 def test_cost_counts_what_every_query_did(tmp_path: Path) -> None:
-    vectors = np.random.default_rng(0).standard_normal((300, 16), np.float32)
+    vectors = np.random.default_rng(0).standard_normal((3000, 64), np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     queries = vectors[:20]
     distances = 1 - queries @ vectors.T
@@ -221,12 +221,11 @@ def test_cost_counts_what_every_query_did(tmp_path: Path) -> None:
         scanned = [index.search(queries, 10, recall=cost.declared).stats["scanned"] / 20 for cost in costs]
     assert (all_.recall, all_.found, len(calls)) == (1.0, 1.0, 60)
     assert [cost.declared for cost in costs] == [1.0, 0.5, 0.95]
-    assert 0.3 < half.recall <= most.recall <= 1
-    assert half.scanned < most.scanned
+    assert 0.3 < half.recall < most.recall <= 1
     for name in ("pages", "reads"):
         assert sum(getattr(cost, name) for cost in costs) == pytest.approx((after[name] - before[name]) / 20)
     assert [cost.scanned for cost in costs] == scanned
-    assert half.pages <= most.pages < all_.pages
+    assert half.pages < most.pages < all_.pages
     assert all(0 < cost.p50_ms <= cost.p99_ms for cost in costs)
 
 

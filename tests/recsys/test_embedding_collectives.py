@@ -2,8 +2,6 @@
 
 import itertools
 import weakref
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,13 +19,6 @@ def test_each_backend_has_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert device_of("gloo") == torch.device("cpu")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert device_of("nccl") == torch.device("cuda", 3)
-
-
-@pytest.fixture
-def one_rank(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("one_rank")
