@@ -71,7 +71,6 @@ class PythonPageReader:
     def __init__(self, depth: int) -> None:
         self._threads = min(depth, THREADS_MAX)
         self._sources: dict[int, _Source] = {}
-        self._handles = itertools.count()
         self._counts = dict.fromkeys(("calls", "requests", "reads", "pages", "bytes"), 0)
         self._closed = False
         self._start()
@@ -106,8 +105,8 @@ class PythonPageReader:
         checksums: NDArray[np.uint32] | None,
         file: PageFile,
     ) -> int:
-        """Take a file in and return its handle; handles are never used twice."""
-        handle = next(self._handles)
+        """Take a file in and return its handle: the least that no file has."""
+        handle = next(each for each in itertools.count() if each not in self._sources)
         self._sources = {**self._sources, handle: _Source(file, length, checksums)}
         return handle
 

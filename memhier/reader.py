@@ -146,7 +146,7 @@ class Reader:
         Returns
         -------
         int
-            The handle that :meth:`read` takes. Handles are never used twice.
+            The handle that :meth:`read` takes. That of a file which was removed may be given again.
 
         Raises
         ------
@@ -195,8 +195,8 @@ class Reader:
     def remove(self, file: int) -> None:
         """Close a file; batches of other threads that still read it finish first."""
         self._check_open()
-        self._page_file(file)
         with self._guard():
+            self._page_file(file)
             self._lengths[file] = -1
             self._core.remove(file)
             del self._files[file]

@@ -251,7 +251,27 @@ def test_files_grow_and_go(engine: str, tmp_path: Path) -> None:
                 use()
         with pytest.raises(ValueError, match="handle from add"):
             reader.read(np.array([other, handle], np.int32), np.zeros(2, np.int64), 1)
-        assert reader.add(path) not in (handle, other)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_handles_of_removed_files_are_given_again(engine: str, tmp_path: Path) -> None:
+    """So that files which come and go take no memory; a batch on its way reads the file that it began with."""
+    paths = [tmp_path / str(number) for number in range(3)]
+    for number, path in enumerate(paths):
+        path.write_bytes(bytes([number]) * PAGE_BYTES)
+    with Reader(engine) as reader:
+        first, kept = reader.add(paths[0]), reader.add(paths[1])
+        there = reader.memory_bytes
+        for _ in range(500):
+            reader.remove(first)
+            first = reader.add(paths[2])
+            assert first != kept
+        assert reader.memory_bytes == there
+        rows = reader.read(np.array([first, kept], np.int32), np.zeros(2, np.int64), 3)
+        assert rows.tolist() == [[2] * 3, [1] * 3]
+        another = reader.add(paths[0])
+        assert another not in (first, kept)
+        assert reader.stats()["files"] == 3
 
 
 @pytest.mark.parametrize("engine", ENGINES)

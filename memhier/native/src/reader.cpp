@@ -25,7 +25,7 @@ struct OpenFile : Source {
 // The open files at one moment. A batch keeps the table it started with, so files may come and go while it runs. Tables
 // are only dropped with the GIL held, as that may drop Python objects.
 struct Table {
-  std::vector<std::shared_ptr<const OpenFile>> files;  // by handle; null where one was removed
+  std::vector<std::shared_ptr<const OpenFile>> files;  // by handle; null where one was removed, until the next is added
   std::vector<const Source*> sources;
 };
 
@@ -64,11 +64,9 @@ class PageReader {
 
   int add(int fd, bool direct, bool drops_cache, std::uint64_t length, nb::handle checksums, nb::object owner) {
     auto file = open(Source{fd, direct, drops_cache, length, nullptr}, checksums, std::move(owner));
-    auto next = std::make_shared<Table>(*table_);
-    next->sources.push_back(file.get());
-    next->files.push_back(std::move(file));
-    table_ = std::move(next);
-    return static_cast<int>(table_->files.size()) - 1;
+    const auto handle = static_cast<int>(std::find(table_->files.begin(), table_->files.end(), nullptr) - table_->files.begin());
+    replace(handle, std::move(file));
+    return handle;
   }
 
   void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, nb::handle checksums) {
@@ -283,7 +281,7 @@ class PageReader {
 
   std::size_t table_bytes() const {
     const auto& files = table_->files;
-    // Of a file that was removed only its place is left, as no handle is used twice.
+    // Of a file that was removed only its place is left, for the next one.
     const auto removed = static_cast<std::size_t>(std::count(files.begin(), files.end(), nullptr));
     return (files.size() - removed) * sizeof(OpenFile) + files.size() * (sizeof(files[0]) + sizeof(Source*));
   }
@@ -307,6 +305,9 @@ class PageReader {
 
   void replace(int handle, std::shared_ptr<const OpenFile> file) {
     auto next = std::make_shared<Table>(*table_);
+    const std::size_t count = std::max(next->files.size(), static_cast<std::size_t>(handle) + 1);
+    next->sources.resize(count);
+    next->files.resize(count);
     next->sources[handle] = file.get();
     next->files[handle] = std::move(file);
     table_ = std::move(next);
