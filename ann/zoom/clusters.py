@@ -2,7 +2,8 @@
 
 One level costs ``s * lists * d`` per round for a sample of ``s``; the second splits each of ``sqrt(lists)`` coarse
 clusters into its share of lists, which costs ``2 * s * sqrt(lists) * d``. The longest lists are divided again: SPANN
-(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest.
+(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest. What no
+division makes shorter, as copies of one vector, is dealt into several lists around one centroid.
 """
 
 import heapq
@@ -12,7 +13,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Assigner", "train_centroids", "training_rows"]
+__all__ = ["LONGEST", "Assigner", "deal_out", "train_centroids", "training_rows"]
 
 _FLAT_LISTS = 512
 _EXACT_ASSIGN = 2048
@@ -21,6 +22,7 @@ _ROUNDS = 10
 _DIVIDED = 8  # one list in as many comes from dividing the longest
 _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
+LONGEST = 4  # times the mean: what no list is made longer than
 _SEEDS = 2**31 - 1  # that faiss takes; each cluster that is divided adds its number to that of the index
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -91,6 +93,54 @@ def _divide_longest(sample: Floats, centroids: Floats, clusters: list[Ints], lis
     return np.stack(kept)[np.arange(lists) % len(kept)]
 
 
+def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.bool_]:
+    """Make no list longer than four times the mean (rounded up), in place; return which lists have another centroid.
+
+    A longer one is dealt, in the order of its vectors, into the fewest lists that may hold it, all around its centroid.
+    These are the lists that had the fewest vectors, which go to the nearest list with room for them.
+
+    Parameters
+    ----------
+    lists
+        int32 ``[n]``: the list of each vector.
+    centroids
+        float32 ``[lists, d]``.
+
+    Notes
+    -----
+    There always is room. Of ``L`` lists those that are too long, holding a share ``s`` of the vectors, become fewer
+    than ``s L / 2``, so more than half of all stay as they are. These hold no more than the mean on average, and
+    neither does any that is given up: two of them make one of twice the mean at most.
+    """
+    count = len(centroids)
+    most = -(-LONGEST * len(lists) // count)
+    sizes = np.bincount(lists, minlength=count)
+    long = np.flatnonzero(sizes > most)
+    changed = np.zeros(count, np.bool_)
+    if not len(long):
+        return changed
+    pieces = -(-sizes[long] // most)
+    room = np.where(sizes > most, -1, most - sizes)
+    free = np.argsort(np.where(sizes > most, np.iinfo(np.int64).max, sizes), kind="stable")[: int((pieces - 1).sum())]
+    room[free] = -1
+    number, norms = np.arange(count), np.einsum("ij,ij->i", centroids, centroids)
+    for each in free[sizes[free] > 0].tolist():
+        away = norms - 2 * np.einsum("ij,j->i", centroids, centroids[each])  # BLAS's sums may depend on its threads
+        nearest = int(np.where(room >= sizes[each], away, np.inf).argmin())
+        room[nearest] -= sizes[each]
+        number[each] = nearest
+    lists[:] = number[lists]
+    rows = np.flatnonzero(np.isin(lists, long))
+    rows = rows[np.argsort(lists[rows], kind="stable")]
+    for each, share in zip(long.tolist(), pieces.tolist(), strict=True):
+        taken, free = free[: share - 1], free[share - 1 :]
+        own, rows = rows[: sizes[each]], rows[sizes[each] :]
+        # The first vectors to the list of the lowest number: of centroids equally far a search takes that first.
+        lists[own] = np.sort(np.append(taken, each))[np.arange(len(own)) * share // len(own)]
+        centroids[taken], changed[taken] = centroids[each], True
+    return changed
+
+
 def _members(numbers: Ints, count: int) -> list[Ints]:
     """Return the rows of each number below `count`, ascending."""
     order = np.argsort(numbers, kind="stable")
@@ -113,9 +163,22 @@ def _apportion(sizes: Ints, lists: int) -> Ints:
     return shares
 
 
+def _distinct(sample: Floats, most: int) -> Floats | None:
+    """Return the different vectors of a sample; None where there are more than `most`."""
+    rows = np.ascontiguousarray(sample).view(np.dtype((np.void, sample[0].nbytes)))[:, 0]
+    for count in (2 * most + _FLAT_LISTS, len(rows)):  # mostly a few tell that there are many
+        first = np.unique(rows[:count], return_index=True)[1]
+        if len(first) > most:
+            return None
+    return sample[np.sort(first)]
+
+
 def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
     if clusters >= len(sample):
         return sample[np.resize(np.arange(len(sample)), clusters)]
+    few = _distinct(sample, clusters)
+    if few is not None:  # k-means would move centroids off their vectors, to have as many as it was asked for
+        return few[np.resize(np.arange(len(few)), clusters)]
     trainer = faiss.Kmeans(
         sample.shape[1], clusters, niter=_ROUNDS, seed=seed % _SEEDS, min_points_per_centroid=1,
         max_points_per_centroid=_ROWS_PER_CENTROID,

@@ -1,7 +1,7 @@
 """From vectors to what an index holds of them: lists, codes, and the effort that a recall takes."""
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibrate import Calibration, calibrate
-from memhier.ann.zoom.clusters import training_rows
+from memhier.ann.zoom.clusters import deal_out, training_rows
 from memhier.ann.zoom.code_scan import CodedPart
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import SortedRows, raw_rows
@@ -17,6 +17,7 @@ from memhier.ann.zoom.layout import Layout
 from memhier.ann.zoom.pages import page_order
 from memhier.ann.zoom.part import PartArrays
 from memhier.ann.zoom.preview import Coding, Preview, train_preview
+from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.space import PreviewSpace
 from memhier.ann.zoom.truth import QUERIES, NeighbourTruth
@@ -90,6 +91,9 @@ def construct(
         lists[part] = assigner.assign(turned)
         truth.add(np.arange(start, start + len(block)), mapped)
         bar.update(len(block))
+    centroids = preview.router.centroids.astype(np.float32)
+    if deal_out(lists, centroids).any():
+        preview = replace(preview, router=Router.build(centroids))
     positions, starts = _list_order(lists, layout.lists)
     bar.set_description("encode")
     rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)

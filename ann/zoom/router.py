@@ -2,8 +2,8 @@
 
 Zoom (arXiv 1809.04067) reaches its centroids through HNSW so that very many are affordable. Up to some twelve thousand
 it is faster to compare them all, exact, and takes no DRAM for links: 150 bytes a list. Beyond, the graph keeps every
-link it has room for: faiss's default pruning left up to half of the lists of some text vectors out of reach. The few
-that still are, every query probes.
+link it has room for: faiss's default pruning left up to half of the lists of some text vectors out of reach. Those that
+still are (a few; and where one centroid has many lists, which all link to each other, those) are compared one by one.
 """
 
 from contextlib import nullcontext
@@ -29,8 +29,11 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def router_bytes_per_list(padded: int, lists: int) -> int:
-    """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 12,288 lists its graph links."""
-    links = 4 * (2 * NEIGHBOURS + 2) + 8 + 4 if lists > EXACT_LISTS else 0
+    """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 12,288 lists its graph links.
+
+    With them, whether it cannot be walked to.
+    """
+    links = 4 * (2 * NEIGHBOURS + 2) + 8 + 4 + 4 if lists > EXACT_LISTS else 0
     return 2 * padded + 8 + links
 
 
@@ -49,7 +52,12 @@ class Router:
         storage = index if self._graph is None else faiss.downcast_index(index.storage)
         raw: npt.NDArray[np.uint8] = faiss.rev_swig_ptr(storage.codes.data(), storage.codes.size())
         self.centroids: npt.NDArray[np.float16] = raw.view(np.float16).reshape(index.ntotal, index.d)
-        self._strays: Ints = np.empty(0, np.int64) if self._graph is None else _find_strays(self._graph)
+        strays = np.empty(0, np.int64) if self._graph is None else _find_strays(self._graph)
+        # Those of one centroid beside each other.
+        rows = self.centroids[strays].view(np.dtype((np.void, 2 * index.d)))[:, 0]
+        _, group, sizes = np.unique(rows, return_inverse=True, return_counts=True)
+        self._strays = strays[np.argsort(group, kind="stable")].astype(np.int32)
+        self._groups: Ints = np.concatenate([[0], np.cumsum(sizes)])
 
     @classmethod
     def build(cls, centroids: Floats) -> Self:
@@ -93,13 +101,10 @@ class Router:
             return self.centroids.nbytes
         graph = self._graph
         links = 4 * (graph.neighbors.size() + graph.levels.size()) + 8 * graph.offsets.size()
-        return int(links) + self.centroids.nbytes + self._strays.nbytes
+        return int(links) + self.centroids.nbytes + self._strays.nbytes + self._groups.nbytes
 
     def route(self, queries: Floats, nprobe: int) -> Ints:
-        """Return the `nprobe` lists nearest to each query, and those that no graph search reaches, int64 ``[q, p]``.
-
-        -1 stands where the graph found fewer.
-        """
+        """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer."""
         lists = len(self.centroids)
         if nprobe >= lists:
             return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
@@ -109,13 +114,23 @@ class Router:
             backend.core.nearest_rows(queries, self.centroids.view(np.uint16), nearest)
             return nearest
         with one_thread() if len(queries) < _QUERIES_FOR_THREADS else nullcontext():
-            probes: Ints = self._index.search(queries, nprobe, params=parameters)[1]
-        if not len(self._strays):
-            return probes
-        strays = np.broadcast_to(self._strays, (len(queries), len(self._strays)))
-        # Some are reached after all, from an upper level.
-        known = np.stack([np.isin(self._strays, row) for row in probes]) if len(probes) else strays < 0
-        return np.hstack([probes, np.where(known, -1, strays)])
+            near, probes = self._index.search(queries, nprobe, params=parameters)
+        if len(self._strays):
+            self._put_strays(queries, near, probes)
+        return np.asarray(probes)
+
+    def _put_strays(self, queries: Floats, near: Floats, probes: Ints) -> None:
+        """Put lists that the graph does not reach where they are nearer than those it found."""
+        centroids = self.centroids[self._strays[self._groups[:-1]]].astype(np.float32)
+        away = faiss.pairwise_distances(queries, centroids)
+        for row in np.flatnonzero((away < near[:, -1:]).any(axis=1)).tolist():
+            groups = np.flatnonzero(away[row] < near[row, -1])
+            strays = np.concatenate([self._strays[self._groups[each] : self._groups[each + 1]] for each in groups])
+            apart = np.repeat(away[row, groups], np.diff(self._groups)[groups])
+            fresh = ~np.isin(strays, probes[row])  # some are reached after all, from an upper level
+            lists = np.concatenate([probes[row], strays[fresh]])
+            order = np.argsort(np.concatenate([near[row], apart[fresh]]), kind="stable")
+            probes[row] = lists[order[: probes.shape[1]]]
 
 
 def _find_strays(graph: Any) -> Ints:
