@@ -22,8 +22,10 @@ class DirectSegmentWriter(SegmentWriter):
     A failed write is reported by the call after it.
     """
 
-    def __init__(self, name: str, generation: int, path: Path, file: File, abort: Callable[[], None]) -> None:
-        super().__init__(name, generation, path, file, abort)
+    def __init__(
+        self, name: str, generation: int, path: Path, file: File, abort: Callable[[], None], buffer_bytes: int
+    ) -> None:
+        super().__init__(name, generation, path, file, abort, buffer_bytes)
         # Anonymous maps begin on a page, as direct writes demand.
         self._buffers = [np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8) for _ in range(2)]
         self._writes: list[Future[int] | None] = [None, None]

@@ -23,7 +23,8 @@ __all__ = ["PAGE_BYTES", "SegmentInfo", "SegmentWriter", "check_segment_name", "
 
 PAGE_BYTES = 4096
 _CHUNK_PAGES = 8192  # Checksums per catalog entry: 32 MiB of a segment in 32 KiB.
-_BUFFER_BYTES = 2**20
+BUFFER_BYTES = 2**20
+_LEAST_BYTES = 2**14
 _READ_BYTES = 4 * 2**20
 _RECORD = struct.Struct("<QQQ")  # generation in the file's name, length, payload
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -109,21 +110,30 @@ class SegmentInfo:
 class SegmentWriter:
     """Appends to a new segment. Made by `Transaction.segment`; for one thread.
 
-    Writes wait in a buffer of 1 MiB; long pieces go straight to the file, so that the memory held does not depend on
-    what is written, but for 4 bytes of checksum per page.
+    Writes wait in a buffer, of 1 MiB where nothing else is said, less while little waits; long pieces go straight to
+    the file, so that the memory held does not depend on what is written, but for 4 bytes of checksum per page.
     """
 
-    def __init__(self, name: str, generation: int, path: Path, file: File, abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        generation: int,
+        path: Path,
+        file: File,
+        abort: Callable[[], None],
+        buffer_bytes: int = BUFFER_BYTES,
+    ) -> None:
         self.name = name
         self.path = path
         self._generation = generation
         self._file = file
         self._abort = abort
-        self._buffer: NDArray[np.uint8] = np.empty(_BUFFER_BYTES, np.uint8)
+        self._most = buffer_bytes
+        self._buffer: NDArray[np.uint8] = np.empty(min(_LEAST_BYTES, buffer_bytes), np.uint8)
         self._filled = 0
         self._length = 0
         self._pages = 0
-        self._checksums: NDArray[np.uint32] = np.empty(_BUFFER_BYTES // PAGE_BYTES, np.uint32)
+        self._checksums: NDArray[np.uint32] = np.empty(BUFFER_BYTES // PAGE_BYTES, np.uint32)
         self._pid = os.getpid()
         self._open = True
 
@@ -157,18 +167,20 @@ class SegmentWriter:
         offset = self._length
         try:
             while len(source):
-                if self._filled == 0 and len(source) >= _BUFFER_BYTES:
+                if self._filled == 0 and len(source) >= self._most:
                     # The buffer ends on a page, so what follows an empty one begins on a page: no copy needed.
-                    self._write(source[:_BUFFER_BYTES])
-                    source = source[_BUFFER_BYTES:]
-                    self._length += _BUFFER_BYTES
+                    whole = min(len(source) // PAGE_BYTES * PAGE_BYTES, BUFFER_BYTES)
+                    self._write(source[:whole])
+                    source = source[whole:]
+                    self._length += whole
                     continue
-                size = min(len(source), _BUFFER_BYTES - self._filled)
+                self._make_room(self._filled + len(source))
+                size = min(len(source), self._most - self._filled)
                 self._buffer[self._filled : self._filled + size] = source[:size]
                 source = source[size:]
                 self._filled += size
                 self._length += size
-                if self._filled == _BUFFER_BYTES:
+                if self._filled == self._most:
                     self._write(self._buffer)
                     self._filled = 0
         except BaseException:
@@ -230,6 +242,14 @@ class SegmentWriter:
         if self._pid != os.getpid():
             # A forked child has the file open and the buffers filled, and would write where its parent does.
             raise ClosedError(f"segment {self.name!r}: belongs to process {self._pid}, which forked this one")
+
+    def _make_room(self, wanted: int) -> None:
+        """Let the buffer hold so many bytes, and those of whole pages, as far as it may."""
+        size = len(self._buffer)
+        if size < min(wanted, self._most):
+            grown = np.empty(min(max(2 * size, -(-wanted // PAGE_BYTES) * PAGE_BYTES), self._most), np.uint8)
+            grown[: self._filled] = self._buffer[: self._filled]
+            self._buffer = grown
 
     def _write(self, pages: NDArray[np.uint8]) -> None:
         count = len(pages) // PAGE_BYTES

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from memhier._segments import SegmentWriter, check_segment_name, segment_file_name
+from memhier._segments import BUFFER_BYTES, SegmentWriter, check_segment_name, segment_file_name
 from memhier.errors import ClosedError
 from memhier.files import Files
 
@@ -40,11 +40,14 @@ class Transaction:
     Leaving its ``with`` block without `commit` aborts it and removes what it wrote.
     """
 
-    def __init__(self, store: "Store", files: Files, directory: Path, generation: int) -> None:
+    def __init__(
+        self, store: "Store", files: Files, directory: Path, generation: int, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
         self._store = store
         self._files = files
         self._directory = directory
         self._generation = generation
+        self._buffer_bytes = buffer_bytes
         self._writers: dict[str, SegmentWriter] = {}
         self._dropped: set[str] = set()
         self._values: dict[str, bytes | None] = {}
@@ -93,7 +96,7 @@ class Transaction:
         if direct:
             # Its thread pool is of no use to those who only read.
             from memhier._direct_segment import DirectSegmentWriter as kind
-        writer = kind(name, self._generation, path, file, self.abort)
+        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes)
         self._writers[name] = writer
         return writer
 

@@ -19,7 +19,7 @@ from memhier._check import Finding, check_store
 from memhier._contents import Contents, check_kind
 from memhier._copy import copy_contents
 from memhier._segment_files import Pins, check_length, read_checked, remove_unnamed
-from memhier._segments import SegmentInfo, SegmentWriter
+from memhier._segments import BUFFER_BYTES, PAGE_BYTES, SegmentInfo, SegmentWriter
 from memhier._store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier._transaction import Transaction
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
@@ -231,8 +231,13 @@ class Store:
         read_checked(self._files, info, contents)
         return contents[: info.payload]
 
-    def begin(self) -> Transaction:
+    def begin(self, buffer_bytes: int = BUFFER_BYTES) -> Transaction:
         """Begin a transaction; there can be one at a time.
+
+        Parameters
+        ----------
+        buffer_bytes
+            What waits to be written of each segment at most: whole pages of 4,096 bytes, up to a mebibyte.
 
         Raises
         ------
@@ -242,8 +247,14 @@ class Store:
             When it was opened for reading (``EROFS``).
         LockedError
             When the last transaction is not over.
+        ValueError
+            When `buffer_bytes` is something else.
         """
         self._check_open()
+        if not PAGE_BYTES <= buffer_bytes <= BUFFER_BYTES or buffer_bytes % PAGE_BYTES:
+            raise ValueError(
+                f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES}, at most {BUFFER_BYTES}"
+            )
         if self._writer_pid is None:
             raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self._path))
         if self._writer_pid != os.getpid():
@@ -252,7 +263,9 @@ class Store:
             raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
         if self._transaction is not None:
             raise LockedError(f"{self._path}: another transaction of this store is open; commit or abort it first")
-        self._transaction = Transaction(self, self._files, self._path / "segments", self._contents.generation + 1)
+        self._transaction = Transaction(
+            self, self._files, self._path / "segments", self._contents.generation + 1, buffer_bytes
+        )
         return self._transaction
 
     def check(self) -> list[Finding]:

@@ -245,6 +245,9 @@ def test_create_takes_over_only_unfinished_stores(root: Path) -> None:
 def test_bad_arguments_change_nothing(root: Path) -> None:
     with Store.create(root, KIND) as store:
         commit(store, {"a": b"1"}, s=b"s")
+        for size in (0, 4095, 5000, 2 << 20):
+            with pytest.raises(ValueError, match=f"buffer_bytes={size}"):
+                store.begin(size)
         with store.begin() as tx:
             for name in ("", "a/b", "..", "a.b", "n" * 101, "ä"):
                 with pytest.raises(ValueError, match="name="):
@@ -353,3 +356,30 @@ def test_memory_can_be_asked_for_while_another_thread_begins_a_segment(root: Pat
         tx._writers["busy"] = cast(SegmentWriter, Interrupted())
         assert store.memory_bytes > 5
         del tx._writers["busy"]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.one_of(st.integers(0, 300), st.integers(4000, 40_000), st.integers(1 << 20, 3 << 20)), max_size=12),
+    st.sampled_from([4096, 8192, 3 * 4096, 1 << 20]),
+    st.integers(0, 20),
+)
+def test_no_more_waits_than_is_allowed(sizes: list[int], buffer_bytes: int, flushed: int) -> None:
+    random = np.random.default_rng(len(sizes))
+    pieces = [random.integers(0, 256, size, np.uint8) for size in sizes]
+    with (
+        tempfile.TemporaryDirectory(dir=FAST) as folder,
+        Store.create(Path(folder) / "store", KIND) as store,
+        store.begin(buffer_bytes) as tx,
+    ):
+        segment = tx.segment("all")
+        written, least = 0, segment.memory_bytes
+        for number, piece in enumerate(pieces):
+            assert segment.append(piece) == written
+            written += len(piece)
+            waiting = segment.memory_bytes - least + min(buffer_bytes, 1 << 14)
+            assert waiting <= min(buffer_bytes, 2 * written + (1 << 14)) + 8 * (written >> 12)
+            if number == flushed:
+                assert segment.flush()[0] == written // 4096 * 4096
+        tx.commit()
+        assert store.read_segment("all").tobytes() == b"".join(piece.tobytes() for piece in pieces)
