@@ -21,6 +21,7 @@ _COMPARE: dict[str, Callable[..., Flags]] = {
 KEYWORDS = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
 # No row that has a value has this code.
 _NO_CODE = -1
+_SORTED_BYTES = 50  # of a row that is looked for in a sorted list
 
 
 class Expression:
@@ -120,6 +121,15 @@ def leaves(expression: Expression) -> Iterator[Leaf]:
     else:
         assert isinstance(expression, Leaf)
         yield expression
+
+
+def row_bytes(expression: Expression) -> int:
+    """Return what :func:`select` holds of a row at a time, beside its columns, in bytes."""
+    if isinstance(expression, Not):
+        return row_bytes(expression.operand)
+    if isinstance(expression, And | Or):
+        return 1 + max(map(row_bytes, expression.operands))
+    return _SORTED_BYTES if isinstance(expression, Membership) else 2
 
 
 def values_of(leaf: Leaf) -> tuple[Value, ...]:

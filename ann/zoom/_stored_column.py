@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom._columns import BLOCK_ROWS, DTYPES, Column
+from memhier.ann.zoom._columns import DTYPES, Column
 from memhier.ann.zoom._conditions import AttributeType, Cells
 from memhier.ann.zoom._vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.bitmaps import Words, pack, unpack, word_count
@@ -109,13 +109,16 @@ class NullColumn:
         return Cells(np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_))
 
 
-def write_column(tx: Transaction, prefix: str, name: str, kind: AttributeType, column: Column, order: Ints) -> None:
+def write_column(
+    tx: Transaction, prefix: str, name: str, kind: AttributeType, column: Column, order: npt.NDArray[Any], step: int
+) -> None:
+    """Write rows of a column in an order, `step` of them at a time, a multiple of 64."""
     if kind == "str":
         write_vocabulary(tx, f"{prefix}{name}-words", column.words())
     segment = tx.segment(prefix + name)
     bits: list[Words] = []
-    for start in range(0, len(order), BLOCK_ROWS):
-        rows = order[start : start + BLOCK_ROWS].astype(np.int64)
+    for start in range(0, len(order), step):
+        rows = order[start : start + step].astype(np.int64)
         values, nulls = converted(name, column.read(rows), kind, rows)
         if nulls is not None:
             values[nulls] = {"int64": 0, "float64": np.nan, "bool": -1, "str": -1}[kind]

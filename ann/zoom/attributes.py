@@ -19,6 +19,7 @@ from memhier.ann.zoom._conditions import (
     check_types,
     leaves,
     on_codes,
+    row_bytes,
     select,
     values_of,
 )
@@ -33,10 +34,8 @@ __all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "write
 Schema: TypeAlias = dict[str, AttributeType]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-BLOCK_BYTES = 1 << 20
-# Held while a filter runs, by each thread: the columns' block, and arrays of one byte per row while it is evaluated.
 WORKSPACE_BYTES = 4 << 20
-_COLUMN_BYTES = 512
+COLUMN_BYTES = 512
 
 
 def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: int) -> Schema:
@@ -77,13 +76,20 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
     return merged
 
 
-def write_attributes(tx: Transaction, prefix: str, schema: Schema, attributes: Any, order: npt.ArrayLike) -> None:
+def write_attributes(
+    tx: Transaction,
+    prefix: str,
+    schema: Schema,
+    attributes: Any,
+    order: npt.ArrayLike,
+    block_rows: int = BLOCK_ROWS,
+) -> None:
     """Write the attributes of one part into segments named `prefix` + attribute.
 
     Parameters
     ----------
     tx
-        The transaction. It holds a buffer of 1 MiB for every segment until it is over; text takes two segments.
+        The transaction. It holds a buffer for every segment until it is over; text takes two segments.
     prefix
         Letters, digits, ``-`` or ``_``; the part's own.
     schema
@@ -94,6 +100,8 @@ def write_attributes(tx: Transaction, prefix: str, schema: Schema, attributes: A
         are.
     order
         int64 ``[n]``: row ``i`` of the part gets the values of row ``order[i]`` of `attributes`.
+    block_rows
+        How many rows are on their way at a time, at most 65,536.
     """
     rows = np.asarray(order)
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -106,7 +114,7 @@ def write_attributes(tx: Transaction, prefix: str, schema: Schema, attributes: A
             raise ValueError(f"order holds {int(rows.min())} to {int(rows.max())}: expected 0 to {len(column) - 1}")
     for name, column in columns.items():
         if column.type is not None:
-            write_column(tx, prefix, name, schema[name], column, rows)
+            write_column(tx, prefix, name, schema[name], column, rows, max(64, min(block_rows, BLOCK_ROWS) // 64 * 64))
 
 
 def chain(parts: Sequence["Attributes"], schema: Schema) -> dict[str, Column]:
@@ -134,6 +142,8 @@ class Attributes:
         Does the reads; stays the caller's.
     cache
         Keeps bitmaps; may be shared with other parts.
+    work_bytes
+        What a filter that runs may hold, beside its bitmap: blocks of the columns, and arrays while it is evaluated.
 
     Raises
     ------
@@ -163,10 +173,12 @@ class Attributes:
         count: int,
         reader: Reader,
         cache: BitmapCache | None = None,
+        work_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         self._schema = dict(schema)
         self._count = count
         self._cache = cache
+        self._work_bytes = work_bytes
         self._owner = object()  # Keys of the cache: a part to come may have this one's prefix.
         self._columns: dict[str, StoredColumn] = {}
         segments = store.segments()
@@ -185,8 +197,8 @@ class Attributes:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what store, reader and cache count, in bytes; a filter that runs takes 4 MiB more."""
-        return _COLUMN_BYTES * len(self._schema)
+        """DRAM held besides what store, reader and cache count, in bytes; a filter that runs holds `work_bytes`."""
+        return COLUMN_BYTES * len(self._schema)
 
     def bitmap(self, where: str | Expression) -> Words:
         """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``, not to be written.
@@ -261,7 +273,8 @@ class Attributes:
     def _select(self, expression: Expression) -> Words:
         expression = self._on_codes(expression)
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
-        step = _block_rows(sum(column.width for column in used.values()))
+        each = sum(column.width + 2 for column in used.values()) + row_bytes(expression)
+        step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
         buffers = {name: _aligned(min(step, self._count) * column.width) for name, column in used.items()}
         words = np.zeros(word_count(self._count), np.uint64)
         for start in range(0, self._count, step):
@@ -315,9 +328,9 @@ def _block_cells(
     return cells
 
 
-def _block_rows(width: int) -> int:
-    """Return the rows of a block: whole pages of every column, where that leaves any."""
-    rows = max(64, min(BLOCK_ROWS, BLOCK_BYTES // max(1, width)))
+def _block_rows(most: int) -> int:
+    """Return the rows of a block, at most so many: whole pages of every column, where that leaves any."""
+    rows = max(64, min(BLOCK_ROWS, most))
     return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)
 
 

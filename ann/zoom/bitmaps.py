@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memhier.budget import parse_bytes
 
-__all__ = ["BitmapCache", "Words", "from_ids", "pack", "popcount", "unpack", "word_count"]
+__all__ = ["BitmapCache", "Words", "bitmap_bytes", "from_ids", "pack", "popcount", "unpack", "word_count"]
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
@@ -21,6 +21,11 @@ _ENTRY_BYTES = 256  # the key, the array's head and the place in the order, besi
 def word_count(count: int) -> int:
     """Return how many words a bitmap of `count` rows has."""
     return -(-count // 64)
+
+
+def bitmap_bytes(count: int) -> int:
+    """Return the DRAM of a bitmap of `count` rows."""
+    return 8 * word_count(count)
 
 
 def pack(rows: npt.NDArray[np.bool_]) -> Words:
@@ -103,6 +108,11 @@ class BitmapCache:
         return len(self._bitmaps)
 
     @property
+    def limit(self) -> int:
+        """The most bytes that are held."""
+        return self._limit
+
+    @property
     def memory_bytes(self) -> int:
         """DRAM held by bitmaps and their keys, in bytes."""
         return self._held
@@ -116,13 +126,16 @@ class BitmapCache:
             return words
 
     def put(self, key: Hashable, words: Words) -> None:
-        """Keep a bitmap, which becomes read-only, in place of those that were not used for longest."""
-        words.flags.writeable = False
+        """Keep a bitmap, which becomes read-only, in place of those that were not used for longest.
+
+        One that is larger than the limit is not kept, and stays the caller's.
+        """
         with self._guard():
             self._remove(key)
             size = _size(key, words)
             if size > self._limit:
                 return
+            words.flags.writeable = False
             while self._held + size > self._limit:
                 self._remove(next(iter(self._bitmaps)))
             self._bitmaps[key] = words

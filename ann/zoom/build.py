@@ -65,6 +65,7 @@ def _write_source(
     layout = plan_layout(
         most, source.dimension, options.metric, options.coding, row_bytes,
         stored_ids.itemsize, _reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
+        filtered=bool(schema), growing=most > source.count,
     )  # fmt: skip
     space = fit_space(source, options.metric, layout.padded)
     with _progress(options.progress, source.count) as bar:

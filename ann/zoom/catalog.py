@@ -71,6 +71,11 @@ class Description:
     hot: list[tuple[str, int]] = field(default_factory=list)
     id_kind: IdKind = "int64"
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a vector on SSD."""
+        return np.dtype(self.dtype).itemsize * self.space.dimension
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
         values = {name: getattr(self, name) for name in self.__dataclass_fields__}

@@ -81,13 +81,12 @@ class Fresh:
         self, queries: Floats, metric: str, k: int, selected: npt.NDArray[np.bool_] | None
     ) -> tuple[Ints, Floats]:
         """Return ids and distances of the `k` nearest that are selected, ``[q, min(k, n)]``; ties by id."""
-        vectors, ids = self.vectors, self.ids
-        if selected is not None:
-            vectors, ids = vectors[selected], ids[selected]
+        ids = self.ids if selected is None else self.ids[selected]
         kept = min(k, len(ids))
         found, near = np.empty((len(queries), kept), np.int64), np.empty((len(queries), kept), np.float32)
         for row, query in enumerate(queries if kept else ()):
-            away = distances(query, vectors, metric)
+            away = distances(query, self.vectors, metric)  # of all: to take some out would be a copy of them
+            away = away if selected is None else away[selected]
             if metric == "cosine":
                 np.maximum(away, 0, out=away)
             rows = np.flatnonzero(away <= np.partition(away, kept - 1)[kept - 1])

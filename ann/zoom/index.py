@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
-from memhier.ann.zoom.bitmaps import BitmapCache
+from memhier.ann.zoom.attributes import COLUMN_BYTES
+from memhier.ann.zoom.bitmaps import BitmapCache, bitmap_bytes
 from memhier.ann.zoom.build import BuildOptions, write_index
 from memhier.ann.zoom.calibrate import TARGET
 from memhier.ann.zoom.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.ids import as_ids, refuse_clashes
-from memhier.ann.zoom.layout import CONTEXTS_MOST, read_depth, scan_bytes
+from memhier.ann.zoom.layout import CONTEXTS_MOST, attribute_bytes, read_depth, scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
 from memhier.ann.zoom.preview import CODINGS, Coding
@@ -64,17 +65,20 @@ class ZoomIndex(SearchedIndex):
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
         self._about = Description.from_json(json.loads(raw), store.path)
-        self._cache = BitmapCache(self._about.dram // 32)
+        self._cache = BitmapCache(max(1, attribute_bytes(self._about.dram) - _held_of_attributes(store, self._about)))
         reader = Reader(depth=read_depth(self._about.dram))
         try:
-            self._files = PartFiles(store, reader, self._cache, self._about.id_kind == "str")
+            work_bytes = workspace_bytes(self._about.row_bytes) + scan_bytes(
+                self._about.dram
+            )  # a search's own, before it
+            self._files = PartFiles(store, reader, self._cache, self._about.id_kind == "str", work_bytes)
             super().__init__(self._load(reader), reader, self._about.searches)
         except BaseException:
             reader.close()
             raise
         self._writer: IndexWriter | None = None
         if store.writable:
-            self._writer = IndexWriter(store, reader, self._files, self._about, self._bytes_of)
+            self._writer = IndexWriter(store, reader, self._files, self._about, self._planned)
 
     @classmethod
     def build(
@@ -117,8 +121,12 @@ class ZoomIndex(SearchedIndex):
             recall can be declared. ``"pq"``: product-quantised codes, the paper's form, which reads a fixed number of
             candidates; such an index is not changed or filtered.
         dram
-            What the open index may hold in DRAM, as bytes or text such as ``"64MiB"``. Longer codes, which let a
-            search read less for the same recall, are used as far as it allows.
+            What the open index may hold in DRAM, as bytes or text such as ``"64MiB"``: codes, ids, lists, checksums,
+            buffers of as many searches as run at a time, with their filters, marks of what was removed, vectors that
+            were not yet written, and what :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit` work with.
+            Beyond it come only what calls are given and return, Python's own objects, and :meth:`tune` and
+            :meth:`compact` while they run, which take what a build does. Longer codes, which let a search read less
+            for the same recall, are used as far as it allows.
         grow_to
             Vectors that the index is to hold in that DRAM some day, where they are more than now.
         seed
@@ -265,12 +273,12 @@ class ZoomIndex(SearchedIndex):
         ----------
         compact
             Whether to :meth:`compact` as well. None does once additions and removals exceed three tenths of the vectors
-            that the index was made for, so that recall stays that of a build; not after :meth:`tune`, which it undoes.
+            that the index was made for, or a twentieth and a list has grown to eight times the mean, so that recall
+            stays that of a build; not after :meth:`tune`, which it undoes.
         """
         writer = self._check_writable()
         with writer.lock:
-            wanted = self._state.calibration.worn if compact is None else compact
-            self._state = writer.compact(self._state) if wanted else writer.commit(self._state)
+            self._state = writer.commit(self._state, compact)
 
     def compact(self) -> None:
         """Commit, and make the index anew: without what was removed, with lists, codes and calibration as built now.
@@ -297,9 +305,7 @@ class ZoomIndex(SearchedIndex):
             raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
         writer = self._writer
         with nullcontext() if writer is None else writer.lock:
-            # What searches at a time will yet take of the reader is not to spare.
-            idle = min(self._about.searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
-            spare = self._about.dram - self.memory_bytes - max(0, idle) - _TUNING_BYTES
+            spare = self._about.dram - self._planned(self._state) - _TUNING_BYTES
             state = tune_snapshot(self._state, self._reader, matrix, spare)
             if writer is not None:
                 writer.keep_tuning(state)
@@ -314,7 +320,7 @@ class ZoomIndex(SearchedIndex):
         store, about = self._store, self._about
         preview = load_preview(store, about)
         dtype = np.dtype(about.dtype)
-        row_bytes = dtype.itemsize * about.space.dimension
+        row_bytes = about.row_bytes
         shape = about.lists, about.book_bytes, 2 if about.coding == "rabitq" else 0
         parts = tuple(self._files.load(each, shape, row_bytes, about.schema) for each in about.parts)
         fresh = Fresh.empty(about.space.dimension, dtype, about.id_kind == "str")
@@ -335,10 +341,21 @@ class ZoomIndex(SearchedIndex):
         return self._bytes_of(self._state)
 
     def _bytes_of(self, state: Snapshot) -> int:
-        buffers = self._about.searches * (workspace_bytes(state.row_bytes) + scan_bytes(self._about.dram))
+        each = workspace_bytes(state.row_bytes) + scan_bytes(self._about.dram)
+        if state.schema:  # a bitmap of what its filter leaves
+            each += sum(bitmap_bytes(len(part)) for part in state.parts)
+        buffers = self._about.searches * each
         held = state.preview.memory_bytes + sum(part.memory_bytes for part in state.parts) + state.fresh.memory_bytes
         held += state.hot.memory_bytes + self._cache.memory_bytes
         return held + self._store.memory_bytes + self._reader.memory_bytes + buffers
+
+    def _planned(self, state: Snapshot) -> int:
+        """Return what an index with a snapshot comes to hold: once as many search as may, with filters, and remove."""
+        idle = min(self._about.searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
+        filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
+        # What was removed, as it is and as it will be.
+        removals = sum(bitmap_bytes(len(part)) * (1 + (part.alive is None)) for part in state.parts)
+        return self._bytes_of(state) + max(0, idle) + filters + removals * (self._about.coding == "rabitq")
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes, what a search takes by default, and what the reader has done since open."""
@@ -403,3 +420,9 @@ class ZoomIndex(SearchedIndex):
                 str(self._store.path),
             )
         return self._writer
+
+
+def _held_of_attributes(store: Store, about: Description) -> int:
+    """Return the DRAM that attributes take beside the bitmaps of filters: what is known of columns, and checksums."""
+    checksums = sum(info.memory_bytes for name, info in store.segments().items() if "-a-" in name)
+    return checksums + COLUMN_BYTES * len(about.schema) * len(about.parts)

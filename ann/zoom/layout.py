@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from memhier.ann.zoom.bitmaps import bitmap_bytes
 from memhier.ann.zoom.fullview import stored_bytes, workspace_bytes
 from memhier.ann.zoom.preview import Coding
 from memhier.ann.zoom.router import EXACT_LISTS, router_bytes_per_list
@@ -12,7 +13,17 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
 
-__all__ = ["CONTEXTS_MOST", "Layout", "lists_anew", "plan_layout", "read_depth", "scan_bytes"]
+__all__ = [
+    "CONTEXTS_MOST",
+    "PART_BYTES",
+    "Layout",
+    "attribute_bytes",
+    "fresh_bytes",
+    "lists_anew",
+    "plan_layout",
+    "read_depth",
+    "scan_bytes",
+]
 
 _VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
@@ -21,6 +32,12 @@ _NUMBERS_BYTES = 4  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.125, 8  # of the budget for searches beyond the first; and of them
 CONTEXTS_MOST = 4  # that a reader makes
+PART_BYTES = 4096  # of a part, in catalog and description
+_CATALOG_BYTES = 8192  # of the description, most of it what recalls take
+_PARTS_MORE = 4  # that an index which grows has beside its first
+_FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
+_FRESH_MOST = 8 << 20
+_ATTRIBUTES_SHARE = 1 / 32  # of the budget, for what is known of attributes and for filters used last
 _ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation: without one codes tell a third as much
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
@@ -58,6 +75,16 @@ def scan_bytes(dram: int) -> int:
     return max(64 << 10, min(1 << 20, dram // 64))
 
 
+def fresh_bytes(dram: int) -> int:
+    """Return the most DRAM that vectors take which were not yet written."""
+    return min(_FRESH_MOST, int(_FRESH_SHARE * dram))
+
+
+def attribute_bytes(dram: int) -> int:
+    """Return the DRAM for what is held of attributes, most of it bitmaps of filters used last."""
+    return max(1, int(_ATTRIBUTES_SHARE * dram))
+
+
 def read_depth(dram: int) -> int:
     """Return how many reads of a search are in flight at a time; each takes a page of DRAM."""
     return max(32, min(128, dram // (64 * PAGE_BYTES)))
@@ -73,6 +100,9 @@ def plan_layout(
     reader_bytes: int,
     dram: int,
     text_pages: int = 0,
+    *,
+    filtered: bool = False,
+    growing: bool = False,
 ) -> Layout:
     """Return the layout with the longest codes that fits `dram` bytes.
 
@@ -92,6 +122,10 @@ def plan_layout(
         The budget in bytes.
     text_pages
         Pages of ids that are strings.
+    filtered
+        Whether there are attributes to filter by.
+    growing
+        Whether some of the vectors are still to come.
 
     Raises
     ------
@@ -99,14 +133,18 @@ def plan_layout(
         When even the shortest codes do not fit; says what would be enough.
     """
     sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
-    strings = PAGE_DRAM * text_pages
+
+    def fit(dram: int, may_rotate: bool) -> Layout | None:
+        strings = PAGE_DRAM * text_pages
+        return _fit(*sizes, dram, strings, may_rotate=may_rotate, filtered=filtered, growing=growing)
+
     # A rotation that would leave no room for codes is done without.
-    fitting = _fit(*sizes, dram, strings, may_rotate=True) or _fit(*sizes, dram, strings, may_rotate=False)
+    fitting = fit(dram, True) or fit(dram, False)
     if fitting is not None:
         return fitting
     shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
     enough = max(dram + 1, count * (shortest + id_bytes))
-    while _fit(*sizes, enough, strings, may_rotate=False) is None:  # buffers grow with the budget
+    while fit(enough, False) is None:  # buffers grow with the budget
         enough = enough * 17 // 16 + 1
     raise BudgetError(
         f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
@@ -126,13 +164,25 @@ def _fit(
     strings: int,
     *,
     may_rotate: bool,
+    filtered: bool,
+    growing: bool,
 ) -> Layout | None:
     """Return the layout with the longest codes that fits, None where none does."""
-    core = core_dimension(metric, dimension)
-    each = workspace_bytes(row_bytes) + scan_bytes(dram)
+    core, bits = core_dimension(metric, dimension), bitmap_bytes(count)
+    each = workspace_bytes(row_bytes) + scan_bytes(dram) + bits * filtered
     searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + reader_bytes)))
     buffers = searches * each + min(searches, CONTEXTS_MOST) * reader_bytes
-    fixed = buffers + strings + _checksum_bytes(stored_bytes(count, row_bytes))
+    fixed = (
+        buffers
+        + _CATALOG_BYTES
+        + strings
+        + _checksum_bytes(stored_bytes(count, row_bytes))
+        + attribute_bytes(dram) * filtered
+    )
+    if coding == "rabitq":
+        fixed += 2 * bits  # what was removed, as it is and as it will be
+    if growing:
+        fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
     for length, code_bytes, padded in _choices(core, coding):
         per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
         per_list = _list_bytes(count, padded)
@@ -141,6 +191,7 @@ def _fit(
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
         lists = _lists_within(count, padded, dram, length)
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
+        total += 8 * (lists + 1) * _PARTS_MORE * growing
         if total <= dram:
             return Layout(lists, code_bytes, padded, rotate, searches, total)
     return None

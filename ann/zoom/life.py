@@ -17,29 +17,32 @@ from tqdm import tqdm
 
 from memhier.ann.zoom.attributes import Schema, chain, merge_schema, write_attributes
 from memhier.ann.zoom.catalog import Description, write_preview
+from memhier.ann.zoom.clusters import LONGEST
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.construct import construct
 from memhier.ann.zoom.fresh import Fresh, as_objects, fresh_row_bytes
 from memhier.ann.zoom.fullview import RowWriter, raw_rows
 from memhier.ann.zoom.ids import Ids, Located, locate_all, refuse_known, texts_at
-from memhier.ann.zoom.layout import Layout, lists_anew
-from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, radii_of
-from memhier.ann.zoom.pages import page_order
-from memhier.ann.zoom.part import Part, PartArrays, PartFiles, compact_ids
+from memhier.ann.zoom.layout import Layout, fresh_bytes, lists_anew
+from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, merged_bytes, radii_of
+from memhier.ann.zoom.part import Part, PartArrays, PartFiles
 from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
+from memhier.ann.zoom.spill import spilled
 from memhier.ann.zoom.stored_texts import in_order, write_texts
 from memhier.ann.zoom.texts import Texts
-from memhier.errors import ClosedError
+from memhier.errors import BudgetError, ClosedError
 from memhier.ranking import HotPages
-from memhier.reader import Reader
+from memhier.reader import PAGE_BYTES, Reader
 from memhier.store import Store, Transaction
 
 __all__ = ["IndexWriter"]
 
-_FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
-_FRESH_MOST = 8 << 20
+_BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for what waits to be written of each segment
+_WRITTEN_BYTES = 64  # of a row of an attribute that is being written
+_LONG = 2 * LONGEST  # times the mean: how long a list may grow
+_LONG_CHANGES = 0.05  # of the vectors, before which it is not worth a compaction
 _JOIN = 2  # a part is joined with those after it once they come to half of it
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -59,7 +62,7 @@ class IndexWriter:
     about
         The catalog's description of the index.
     memory
-        Tells what an index with a given snapshot would hold in DRAM.
+        Tells what an index with a given snapshot comes to hold in DRAM, while it is searched and removed from.
     """
 
     def __init__(
@@ -72,8 +75,12 @@ class IndexWriter:
         self._dirty = False
         self._held: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
+        # What a change may hold beside what is counted: vectors that wait are few then, or in their part already.
+        self._work_bytes = fresh_bytes(about.dram)
+        share = int(_BUFFER_SHARE * about.dram) // PAGE_BYTES * PAGE_BYTES
+        self._buffer_bytes = min(max(share, PAGE_BYTES), _BUFFER_MOST)
         if about.pending or self._stale(about):
-            with store.begin() as tx:
+            with self._begin() as tx:
                 self._publish(tx, replace(about, pending=[]), durable=False)
 
     def add(self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any) -> tuple[Snapshot, Ids]:
@@ -91,25 +98,25 @@ class IndexWriter:
         with self._all_or_nothing(state):
             return self._remove(state, ids)
 
-    def commit(self, state: Snapshot) -> Snapshot:
-        """Make the snapshot durable, and join small parts."""
+    def commit(self, state: Snapshot, compact: bool | None) -> Snapshot:
+        """Make the snapshot durable, and join small parts.
+
+        Where `compact`, or None and it no longer fits what it was made for, make all of it anew from its vectors:
+        lists, codes and calibration.
+        """
         with self._all_or_nothing(state):
+            state = self._spill(state)
+            if compact or (compact is None and _outgrown(state)):
+                return self._renew(state) if state.count else self._rewrite(state, 0, durable=True)
             if not self._dirty:
                 return state
-            state = self._spill(state)
-            return self._rewrite(state, _first_to_join(state.parts, 0), durable=True)
-
-    def compact(self, state: Snapshot) -> Snapshot:
-        """Make all of the index anew from its vectors, lists and codes and calibration, and commit."""
-        with self._all_or_nothing(state):
-            state = self._spill(state)
-            return self._renew(state) if state.count else self._rewrite(state, 0, durable=True)
+            return self._rewrite(state, self._first_to_join(state, 0), durable=True)
 
     def keep_tuning(self, state: Snapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
         names = {part.places.file: part.name for part in state.parts}
         hot = [(names[key >> 40], key & ((1 << 40) - 1)) for key in state.hot.keys.tolist()]
-        with self._all_or_nothing(state), self._store.begin() as tx:
+        with self._all_or_nothing(state), self._begin() as tx:
             self._publish(tx, replace(self.about, calibration=state.calibration, hot=hot), durable=False)
 
     @contextmanager
@@ -152,7 +159,7 @@ class IndexWriter:
             parts = tuple(self._files.widened(part, schema) for part in state.parts)
             state = replace(state, schema=schema, parts=parts)
         self._dirty = True
-        most = max(1, self._fresh_most() // _waiting_bytes(state, names, schema))
+        most = max(1, fresh_bytes(self.about.dram) // _waiting_bytes(state, names, schema))
         for start in range(0, len(vectors), most):
             part = slice(start, start + most)
             ids = names.part(start, min(start + most, len(names)))
@@ -160,7 +167,7 @@ class IndexWriter:
             more = Fresh(vectors[part], ids.numbers, values, ids.texts)
             if len(state.fresh) + len(more) > most:
                 state = self._spill(state)
-                state = self._rewrite(state, _first_to_join(state.parts, len(self.about.parts)), durable=False)
+                state = self._rewrite(state, self._first_to_join(state, len(self.about.parts)), durable=False)
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
@@ -187,24 +194,17 @@ class IndexWriter:
         fresh, preview, about = state.fresh, state.preview, self.about
         if not len(fresh):
             return state
-        turned = preview.turn(state.space.vectors(fresh.vectors))
-        lists = preview.assigner().assign(turned)
-        starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
-        order = np.argsort(lists, kind="stable")
-        codes, numbers, _ = preview.encode(turned[order], lists[order])
-        assert isinstance(preview.book, CodeBook)  # the paper's form is written once
-        places = page_order(preview.book, codes, numbers, starts, state.row_bytes)
-        order, codes, numbers = order[places], codes[places], np.ascontiguousarray(numbers[:, places])
-        preview.arrange(codes)
-        arrays = PartArrays(starts, codes, numbers, compact_ids(fresh.ids[order]))
+        arrays, order = spilled(state, self._work_bytes)
         name = f"p{about.next_part}"
-        with self._store.begin() as tx:
+        with self._begin() as tx:
             writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
-            writer.append(raw_rows(fresh.vectors[order]))
+            step = max(1, self._work_bytes // (4 * state.row_bytes))
+            for start in range(0, len(order), step):
+                writer.append(raw_rows(fresh.vectors[order[start : start + step]]))
             writer.finish()
             arrays.write(tx, name)
             if fresh.attributes:
-                write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order)
+                write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order, self._written_rows)
             if fresh.texts is not None:
                 write_texts(tx, f"{name}-texts", [fresh.texts.take(order)])
             pending = [*about.pending, arrays.about(name)]
@@ -222,7 +222,7 @@ class IndexWriter:
         if not durable and not joined:
             return state
         merged, name = None, f"p{about.next_part}"
-        with self._store.begin() as tx:
+        with self._begin() as tx:
             if any(part.alive_count for part in joined):
                 merged = self._merge(tx, name, state, first)
                 about = replace(about, next_part=about.next_part + 1)
@@ -252,13 +252,13 @@ class IndexWriter:
         try:
             with tqdm(disable=True) as bar:
                 made = construct(source, source.ids, state.space, layout, "rabitq", about.seed, scratch, bar)
-            with self._store.begin() as tx:
+            with self._begin() as tx:
                 for _ in made.rows.write(RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)):
                     pass
                 made.arrays.write(tx, name)
                 write_preview(tx, made.preview)
                 self._write_attributes(tx, name, state.parts, source.rows[made.order])
-                self._write_texts(tx, name, state, source.positions[made.order])
+                self._write_texts(tx, name, state, 0, source.rows[made.order])
                 about = replace(about, next_part=about.next_part + 1, lists=lists, trained_on=source.count)
                 about = replace(about, book_bytes=made.preview.book.code_bytes, calibration=made.calibration)
                 about = replace(about, parts=[made.arrays.about(name)], pending=[], hot=[])
@@ -280,29 +280,39 @@ class IndexWriter:
         """Write the rows of the parts from number `first` on, with what goes with them."""
         joined = state.parts[first:]
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
-        merged = merge_parts(joined, range(first, len(state.parts)), state.preview, self._reader, writer)
+        merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
         merged.arrays.write(tx, name)
-        offsets = np.concatenate([[0], np.cumsum([len(part) for part in joined])])
-        rows = offsets[(merged.sources >> PART_SHIFT) - first] + (merged.sources & ((1 << PART_SHIFT) - 1))
-        self._write_attributes(tx, name, joined, rows)
-        self._write_texts(tx, name, state, merged.sources)
+        if merged.rows is not None:
+            self._write_attributes(tx, name, joined, merged.rows)
+            self._write_texts(tx, name, state, first, merged.rows)
         return merged
 
-    def _write_attributes(self, tx: Transaction, name: str, parts: Sequence[Part], rows: Ints) -> None:
+    def _moves_rows(self, state: Snapshot) -> bool:
+        """Return whether there is more to a row than its vector and its number."""
+        return bool(self.about.schema) or state.id_kind == "str"
+
+    def _write_attributes(self, tx: Transaction, name: str, parts: Sequence[Part], rows: npt.NDArray[Any]) -> None:
         """Write the attributes of rows, counted through all parts."""
         schema = self.about.schema
         if schema:
             attributes = [part.attributes for part in parts if part.attributes is not None]
-            write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows)
+            write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows, self._written_rows)
 
-    def _write_texts(self, tx: Transaction, name: str, state: Snapshot, positions: Ints) -> None:
-        """Write the strings that are ids of the rows at positions, where ids are strings."""
+    @property
+    def _written_rows(self) -> int:
+        return max(1, self._work_bytes // _WRITTEN_BYTES)
 
-        def take(some: Ints) -> Texts:
-            return texts_at(state.parts, state.fresh, Located(some, np.full(len(some), -1)))
+    def _write_texts(self, tx: Transaction, name: str, state: Snapshot, first: int, rows: npt.NDArray[Any]) -> None:
+        """Write the strings that are ids of rows, counted through all parts from number `first` on, if they are."""
+        offsets = np.cumsum([0, *map(len, state.parts[first:])])
+
+        def take(some: npt.NDArray[Any]) -> Texts:
+            part = np.searchsorted(offsets, some, side="right") - 1
+            positions = (part + first) << PART_SHIFT | (some.astype(np.int64) - offsets[part])
+            return texts_at(state.parts, state.fresh, Located(positions, np.full(len(some), -1)))
 
         if state.id_kind == "str":
-            write_texts(tx, f"{name}-texts", in_order(take, positions))
+            write_texts(tx, f"{name}-texts", in_order(take, rows))
 
     def _write_alive(self, tx: Transaction, parts: Sequence[Part]) -> tuple[Part, ...]:
         """Write which rows were removed, where that changed since the last commit."""
@@ -358,23 +368,44 @@ class IndexWriter:
             raise ValueError(f"ids: none are free above {first - 1}, the largest there was; give ids of your own")
         return Ids(np.arange(first, first + count, dtype=np.int64), None)
 
-    def _fresh_most(self) -> int:
-        return min(_FRESH_MOST, int(_FRESH_SHARE * self.about.dram))
+    def _begin(self) -> Transaction:
+        return self._store.begin(self._buffer_bytes)
 
     def _make_room(self, state: Snapshot, ids: Ids, schema: Schema) -> Snapshot:
         """Return the snapshot, without its hot pages where more vectors need their DRAM."""
-        more = len(ids)
-        waiting = min(self._fresh_most(), (more + len(state.fresh)) * _waiting_bytes(state, ids, schema))
-        held = self._memory(state)
+        dram = self.about.dram
+        waiting = min(fresh_bytes(dram), (len(ids) + len(state.fresh)) * _waiting_bytes(state, ids, schema))
+        filters = self.about.searches if schema else 0
+
+        def check(state: Snapshot) -> None:
+            check_room(state, self._memory(replace(state, schema=schema)), len(ids), waiting, filters, ids.texts, dram)
+
         if state.hot.memory_bytes:
             try:
-                check_room(state, held, more, waiting, ids.texts, self.about.dram)
-            except MemoryError:
-                held -= state.hot.memory_bytes
+                check(state)
+            except BudgetError:
                 state = replace(state, hot=HotPages.none())
                 self.about = replace(self.about, hot=[])
-        check_room(state, held, more, waiting, ids.texts, self.about.dram)
+        check(state)
         return state
+
+    def _first_to_join(self, state: Snapshot, earliest: int) -> int:
+        """Return the part, from number `earliest` on, from which on all are written anew.
+
+        So sizes fall by a factor from part to part, and no part holds more rows that were removed than others; as far
+        as there is room for the new part beside those that it is made of, which are searched until it is there.
+        """
+        parts, strings = state.parts, list(self.about.schema.values()).count("str")
+        room = self.about.dram - self._memory(state)
+        first, rows = len(parts), 0
+        for number in range(len(parts) - 1, earliest - 1, -1):
+            part = parts[number]
+            if merged_bytes(parts[number:], state.preview, strings, self._moves_rows(state)) > room:
+                break
+            if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
+                first = number
+            rows += len(part)
+        return first
 
 
 def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
@@ -382,18 +413,13 @@ def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
     return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
 
 
-def _first_to_join(parts: Sequence[Part], earliest: int) -> int:
-    """Return the part, from number `earliest` on, from which on all are written anew.
-
-    So sizes fall by a factor from part to part, and no part holds more rows that were removed than others.
-    """
-    first, rows = len(parts), 0
-    for number in range(len(parts) - 1, earliest - 1, -1):
-        part = parts[number]
-        if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
-            first = number
-        rows += len(part)
-    return first
+def _outgrown(state: Snapshot) -> bool:
+    """Return whether so much has changed, or a list grown so long, that the index had better be made anew."""
+    calibration = state.calibration
+    if calibration.worn or calibration.tuned or calibration.changes <= _LONG_CHANGES * calibration.vectors:
+        return calibration.worn
+    lengths = np.sum([np.diff(part.arrays.starts) for part in state.parts], axis=0)
+    return bool(np.max(lengths, initial=0) > _LONG * np.mean(lengths))
 
 
 def _hot_of(hot: HotPages, parts: Sequence[Part]) -> HotPages:

@@ -17,9 +17,12 @@ from memhier.ann.zoom.preview import Preview
 from memhier.ann.zoom.source import VectorSource
 from memhier.reader import Reader
 
-__all__ = ["Merged", "alive_blocks", "merge_parts", "radii_of"]
+__all__ = ["Merged", "PartsSource", "alive_blocks", "merge_parts", "merged_bytes", "radii_of"]
 
-_CHUNK_BYTES = 16 << 20  # of full vectors, held while they are put in order
+_CHUNK_BYTES = 16 << 20  # held while vectors are put in order
+_ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
+_WORD_BYTES = 24  # of a word of an attribute that is text
+_RADII_ROWS = 1 << 12
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -34,12 +37,13 @@ class Merged:
     ----------
     arrays
         Its codes, ids and lists.
-    sources
-        int64 ``[n]``: the position that each row had before.
+    rows
+        uint32 or int64 ``[n]``: number of each row when the rows of all parts are counted, with those that were
+        removed. None where nobody asks.
     """
 
     arrays: PartArrays
-    sources: Ints
+    rows: npt.NDArray[Any] | None
 
 
 @dataclass(slots=True)
@@ -47,52 +51,65 @@ class _Chunk:
     """The rows of a few neighbouring lists, from all parts, in list order, with what is kept of them in DRAM."""
 
     lengths: Ints  # of the lists
-    sources: Ints
-    vectors: Bytes
+    part: npt.NDArray[np.int32]  # of each row
+    rows: Ints  # of that part
     codes: Bytes
     numbers: npt.NDArray[np.uint16]
-    ids: Ints
+    ids: npt.NDArray[Any]
 
 
 def merge_parts(
-    parts: Sequence[Part], numbers: Sequence[int], preview: Preview, reader: Reader, writer: RowWriter
+    parts: Sequence[Part], preview: Preview, reader: Reader, writer: RowWriter, work_bytes: int, with_rows: bool
 ) -> Merged:
     """Write the vectors of `parts` that are alive and return what else there is to keep of them.
 
     Parameters
     ----------
-    parts, numbers
-        Parts, and their numbers in positions.
+    parts
+        In their order.
     preview
         Of the index.
     writer
         Takes the vectors.
-
-    Notes
-    -----
-    Holds, beside the new codes, some 16 MiB of vectors, or the longest list where that is more.
+    work_bytes
+        What may be held beside the new arrays, unless one list alone takes more.
+    with_rows
+        Whether it is asked where rows came from, for 4 bytes each (of more than 2**32 rows 8).
     """
     book = preview.book
     assert isinstance(book, CodeBook)  # the paper's form is written once
     total = sum(part.alive_count for part in parts)
-    codes = np.empty((total, book.code_bytes), np.uint8)
-    values = np.empty((2, total), np.uint16)
-    ids, sources = np.empty(total, np.int64), np.empty(total, np.int64)
-    lengths = []
-    at = 0
-    for chunk in _chunks(parts, numbers, preview.lists, book, reader):
-        lengths.append(chunk.lengths)
+    codes, values = np.empty((total, book.code_bytes), np.uint8), np.empty((2, total), np.uint16)
+    ids = np.empty(total, np.result_type(*(part.arrays.ids.dtype for part in parts)))
+    offsets = np.cumsum([0, *map(len, parts)])
+    rows = np.empty(total if with_rows else 0, np.uint32 if offsets[-1] <= 2**32 else np.int64)
+    files = np.array([part.places.file for part in parts], np.int32)
+    starts, at = np.zeros(preview.lists + 1, np.int64), 0
+    for low, chunk in _chunks(parts, preview.lists, book, work_bytes):
         ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
-        order = page_order(book, chunk.codes, chunk.numbers, ends, parts[0].places.row_bytes, at)
-        writer.append(chunk.vectors[order])
-        place = slice(at, at + len(chunk.ids))
+        starts[low + 1 : low + len(ends)] = at + ends[1:]
+        row_bytes = parts[0].places.row_bytes
+        order = page_order(book, chunk.codes, chunk.numbers, ends, row_bytes, at)
+        part, of_part = chunk.part[order], chunk.rows[order]
+        writer.append(reader.read(files[part], parts[0].places.offsets(of_part), row_bytes))
+        place = slice(at, at + len(order))
         codes[place], values[:, place] = chunk.codes[order], chunk.numbers[:, order]
-        ids[place], sources[place] = chunk.ids[order], chunk.sources[order]
+        ids[place] = chunk.ids[order]
+        if with_rows:
+            rows[place] = offsets[part] + of_part
         at = place.stop
     writer.finish()
     interleave(codes, book.dimensions)
-    starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
-    return Merged(PartArrays(starts, codes, values, compact_ids(ids)), sources)
+    return Merged(PartArrays(starts, codes, values, ids), rows if with_rows else None)
+
+
+def merged_bytes(parts: Sequence[Part], preview: Preview, strings: int, with_rows: bool) -> int:
+    """Return the DRAM that joining parts takes beside them: the new arrays, and while it lasts what goes with rows.
+
+    `strings` is how many attributes are text, whose words are numbered anew.
+    """
+    each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
+    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1)
 
 
 def radii_of(parts: Sequence[PartArrays], preview: Preview) -> Floats:
@@ -101,10 +118,15 @@ def radii_of(parts: Sequence[PartArrays], preview: Preview) -> Floats:
     squared, counts = np.zeros(lists), np.zeros(lists, np.int64)
     unit = getattr(preview.book, "unit", 1.0)
     for part in parts:
-        away = part.numbers[0].view(np.float16).astype(np.float64) * unit
-        sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
-        squared += np.diff(sums[part.starts])
         counts += np.diff(part.starts)
+        low = 0
+        while low < lists:  # a few lists at a time
+            high = max(low + 1, int(np.searchsorted(part.starts, part.starts[low] + _RADII_ROWS, side="right")) - 1)
+            starts = part.starts[low : high + 1]
+            away = part.numbers[0, starts[0] : starts[-1]].view(np.float16).astype(np.float64) * unit
+            sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
+            squared[low:high] += np.diff(sums[starts - starts[0]])
+            low = high
     radii: Floats = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
     return radii
 
@@ -122,24 +144,24 @@ def alive_blocks(
                 yield rows | number << PART_SHIFT, vectors_of(part.places.read(reader, rows), dtype)
 
 
-def _chunks(
-    parts: Sequence[Part], numbers: Sequence[int], lists: int, book: CodeBook, reader: Reader
-) -> Iterator[_Chunk]:
-    row_bytes = parts[0].places.row_bytes
+def _chunks(parts: Sequence[Part], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
+    """Yield the first list of each chunk, and the chunk."""
+    # The vectors, and those of a page's worth on their way; of all else what is taken, and what is put in order.
+    each = 3 * (parts[0].places.row_bytes + book.code_bytes + _ROW_BYTES)
     rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
     low = 0
     while low < lists:
-        most = rows_before[low] + _CHUNK_BYTES // row_bytes
+        most = rows_before[low] + min(_CHUNK_BYTES, work_bytes) // each
         high = max(low + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
-        taken = [_take(part, number, low, high, book, reader) for number, part in zip(numbers, parts, strict=True)]
-        member, sources, vectors, codes, ids, values = map(np.concatenate, zip(*taken, strict=True))
+        taken = [_take(part, number, low, high, book) for number, part in enumerate(parts)]
+        member, part_of, rows, codes, ids, values = map(np.concatenate, zip(*taken, strict=True))
         order = np.argsort(member, kind="stable")
         lengths = np.bincount(member, minlength=high - low)
-        yield _Chunk(lengths, sources[order], vectors[order], codes[order], values[order].T, ids[order])
+        yield low, _Chunk(lengths, part_of[order], rows[order], codes[order], values[order].T, ids[order])
         low = high
 
 
-def _take(part: Part, number: int, low: int, high: int, book: CodeBook, reader: Reader) -> tuple[npt.NDArray[Any], ...]:
+def _take(part: Part, number: int, low: int, high: int, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
     """Return what is alive of the lists from `low` to `high` of a part, its numbers as ``[n, 2]``."""
     arrays = part.arrays
     starts = arrays.starts[low : high + 1]
@@ -147,9 +169,8 @@ def _take(part: Part, number: int, low: int, high: int, book: CodeBook, reader: 
     alive = part.is_alive(rows)
     member = np.repeat(np.arange(high - low), np.diff(starts))[alive]
     rows = rows[alive]
-    vectors = part.places.read(reader, rows)
     codes = codes_of(arrays.codes, rows, book.dimensions)
-    return member, rows | number << PART_SHIFT, vectors, codes, arrays.ids[rows], arrays.numbers[:, rows].T
+    return member, np.full(len(rows), number, np.int32), rows, codes, arrays.ids[rows], arrays.numbers[:, rows].T
 
 
 class PartsSource(VectorSource):
@@ -161,8 +182,6 @@ class PartsSource(VectorSource):
         uint32 or int64 ``[n]``.
     rows
         int64 ``[n]``: number of each vector when the rows of all parts are counted, with those that were removed.
-    positions
-        int64 ``[n]``: the number of its part, and its row there, in one.
     """
 
     def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
@@ -170,7 +189,6 @@ class PartsSource(VectorSource):
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
         self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
-        self.positions: Ints = np.concatenate([rows | number << PART_SHIFT for number, rows in enumerate(alive)])
         self.ids = compact_ids(
             np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
         )

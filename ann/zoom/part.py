@@ -12,9 +12,10 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom._conditions import Expression
 from memhier.ann.zoom._stored_column import StoredColumn
 from memhier.ann.zoom.attributes import Attributes, Schema
-from memhier.ann.zoom.bitmaps import BitmapCache, Words, popcount
+from memhier.ann.zoom.bitmaps import BitmapCache, Words, popcount, word_count
 from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
 from memhier.ann.zoom.fullview import RowPlaces
 from memhier.ann.zoom.stored_texts import StoredTexts
@@ -26,6 +27,7 @@ from memhier.store import Store, Transaction
 __all__ = ["Part", "PartArrays", "PartFiles", "compact_ids", "find_ids", "gather"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+_SOUGHT_ROWS = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,14 +142,23 @@ class Part:
         return held + sum(each.memory_bytes for each in more if each is not None)
 
     def coded(self, selected: Words | None) -> CodedPart:
-        """Return what a scan may find: what is alive and, where given, selected."""
+        """Return what a scan may find: of what is alive everything or, where given, those that were selected."""
         arrays = self.arrays
-        allowed = self.alive if selected is None else selected if self.alive is None else self.alive & selected
-        return CodedPart(arrays.starts, arrays.codes, arrays.numbers, allowed)
+        return CodedPart(arrays.starts, arrays.codes, arrays.numbers, self.alive if selected is None else selected)
+
+    def select(self, expression: Expression) -> Words:
+        """Return which rows fulfil a filter and were not removed, a bit for each; not to be written."""
+        if self.attributes is None:
+            return np.zeros(word_count(len(self)), np.uint64)
+        selected = self.attributes.bitmap(expression)
+        if self.alive is None:
+            return selected
+        # One that was kept for other searches is not written.
+        return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
 
     def without(self, rows: Ints) -> "Part":
         """Return the part with these rows removed as well."""
-        bits = np.full(-(-len(self) // 64), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
+        bits = np.full(word_count(len(self)), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
         if self.alive is None and len(self) % 64:
             bits[-1] >>= np.uint64(64 - len(self) % 64)
         np.bitwise_and.at(bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
@@ -190,10 +201,13 @@ class PartFiles:
         Of the bitmaps of filters.
     texts
         Whether ids are strings.
+    work_bytes
+        What a filter that runs may hold.
     """
 
-    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool) -> None:
+    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool, work_bytes: int) -> None:
         self._store, self._reader, self._cache, self._texts = store, reader, cache, texts
+        self._work_bytes = work_bytes
         self._retired: deque[int | StoredColumn] = deque()
         self._busy = threading.Lock()
 
@@ -223,7 +237,9 @@ class PartFiles:
         if not schema:
             return part
         with self._busy:
-            attributes = Attributes(self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache)
+            attributes = Attributes(
+                self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes
+            )
         self._close_retired()
         columns = [attributes.column(name) for name in schema]
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
@@ -286,8 +302,8 @@ def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
     order = np.argsort(wanted, kind="stable")
     ascending = wanted[order]
     for number, part in enumerate(parts):
-        for start in range(0, len(part), 1 << 20):  # so that little is held for it
-            ids = part.arrays.ids[start : start + (1 << 20)].astype(np.int64)
+        for start in range(0, len(part), _SOUGHT_ROWS):  # so that little is held for it
+            ids = part.arrays.ids[start : start + _SOUGHT_ROWS].astype(np.int64)
             if len(wanted) <= 8:
                 hits = [np.flatnonzero(ids == value) for value in ascending]
                 place = np.repeat(np.arange(len(wanted)), [len(hit) for hit in hits])

@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.bitmaps import bitmap_bytes
 from memhier.ann.zoom.fullview import stored_bytes
+from memhier.ann.zoom.layout import PART_BYTES
 from memhier.ann.zoom.search import Snapshot
 from memhier.ann.zoom.space import PreviewSpace
 from memhier.ann.zoom.stored_texts import PAGE_DRAM, text_pages
@@ -18,12 +20,13 @@ __all__ = ["check_range", "check_room"]
 
 _NUMBERS_BYTES = 4  # of a code: radius, factor and error
 _ID_BYTES = 8
-_ENTRY_BYTES = 4096  # of a part, in catalog and description
 _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
-def check_room(state: Snapshot, held: int, more: int, waiting: int, texts: Texts | None, dram: int) -> None:
+def check_room(
+    state: Snapshot, held: int, more: int, waiting: int, filters: int, texts: Texts | None, dram: int
+) -> None:
     """Refuse vectors for which there is no room once they are written.
 
     Parameters
@@ -31,11 +34,13 @@ def check_room(state: Snapshot, held: int, more: int, waiting: int, texts: Texts
     state
         The index without them.
     held
-        Bytes that it holds in DRAM.
+        Bytes of DRAM that it comes to hold.
     more
         How many vectors.
     waiting
         The most bytes of vectors that wait in DRAM.
+    filters
+        How many searches with a filter there may be at a time.
     texts
         The strings that are ids of the vectors; None where the index has integers.
     dram
@@ -44,22 +49,25 @@ def check_room(state: Snapshot, held: int, more: int, waiting: int, texts: Texts
     Raises
     ------
     BudgetError
-        When it is exceeded.
+        When it is exceeded; says what would be enough.
     """
     count = more + len(state.fresh)
     each = state.preview.book.code_bytes + _NUMBERS_BYTES + _ID_BYTES
-    per_part = 8 * (state.preview.lists + 1) + _ENTRY_BYTES
-    needed = held - state.fresh.memory_bytes + waiting + per_part + count * each
+    per_part = 8 * (state.preview.lists + 1) + PART_BYTES
+    # Vectors that wait are copied to be joined with others; of bitmaps there are those of removals, before and after.
+    needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
+    needed += (2 + filters) * bitmap_bytes(count)
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
     if texts is not None and state.fresh.texts is not None:
         both = (texts, state.fresh.texts)
         letters = sum(len(each.letters) for each in both)
         needed += PAGE_DRAM * text_pages(count, letters, max(each.longest for each in both))
     if needed > dram:
+        total = state.count + more
         raise BudgetError(
-            f"{more:,} more vectors need {format_bytes(needed)} of DRAM in all, "
-            f"dram={format_bytes(dram)} was given at build: commit and compact free what was removed, "
-            f"grow_to= at build leaves room"
+            f"{more:,} more vectors need {format_bytes(needed)} ({needed} bytes) of DRAM in all, "
+            f"dram={format_bytes(dram)} was given at build. Build it again with grow_to={total}, which makes shorter "
+            f"codes where dram= is not raised to as much; commit() and compact() free the DRAM of what was removed"
         )
 
 

@@ -97,7 +97,7 @@ class Selection:
     Attributes
     ----------
     parts
-        For each part the bitmap of its rows, None for all.
+        For each part the bitmap of its rows, none of which were removed; None for all.
     fresh
         bool ``[n]`` of the fresh ones, None for all.
     share
@@ -131,11 +131,8 @@ class Selection:
             fresh = evaluate(expression, snapshot.fresh.attributes)
         bits, left = [], 0
         for part in snapshot.parts:
-            selected = np.zeros(-(-len(part) // 64), np.uint64)
-            if part.attributes is not None:
-                selected = part.attributes.bitmap(expression)
-            bits.append(selected)
-            left += popcount(selected if part.alive is None else selected & part.alive)
+            bits.append(part.select(expression))
+            left += popcount(bits[-1])
         every = sum(part.alive_count for part in snapshot.parts)
         return cls(tuple(bits), fresh, left / every if every else 1.0)
 

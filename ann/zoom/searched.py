@@ -94,26 +94,35 @@ class SearchedIndex:
             When a page read from SSD is not what was written.
         """
         self._check_open()
-        state = self._state
-        matrix, single = check_queries(queries, state.space.dimension)
-        k = check_count("k", k, 1, max(1, state.count), "the number of vectors in the index")
-        selection = Selection.everything(state) if where is None else Selection.of(state, where)
-        effort, calibrated = self._effort(state, k, recall, candidates, nprobe, selection.share)
+        matrix, single = check_queries(queries, self.dimension)
         limits = Limits(
             2**62 if max_reads is None else check_count("max_reads", max_reads, 1, None),
             np.inf if deadline_ms is None else check_milliseconds("deadline_ms", deadline_ms) / 1000,
         )
-        tally = np.zeros(3, np.int64)
-        with self._turns:
-            seen = _sightings(state)
-            found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally, seen)
-            if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
-                found = all_nearest(state, self._reader, matrix, found, selection, tally, seen)
-            ids = found.ids if seen is None else seen.named(found.ids, tally)
-        stats = search_stats(found, tally) | {"calibrated": calibrated}
-        if single:
-            return SearchResult(ids[0], found.distances[0], stats)
-        return SearchResult(ids, found.distances, stats)
+        with self._turns:  # a filter's bitmap is held, and made, by no more than these
+            found = self._search(matrix, k, recall, where, candidates, nprobe, limits)
+        return SearchResult(found.ids[0], found.distances[0], found.stats) if single else found
+
+    def _search(
+        self,
+        matrix: npt.NDArray[np.float32],
+        k: int,
+        recall: float | None,
+        where: str | None,
+        candidates: int | None,
+        nprobe: int | None,
+        limits: Limits,
+    ) -> SearchResult:
+        state, tally = self._state, np.zeros(3, np.int64)
+        k = check_count("k", k, 1, max(1, state.count), "the number of vectors in the index")
+        selection = Selection.everything(state) if where is None else Selection.of(state, where)
+        effort, calibrated = self._effort(state, k, recall, candidates, nprobe, selection.share)
+        seen = _sightings(state)
+        found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally, seen)
+        if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
+            found = all_nearest(state, self._reader, matrix, found, selection, tally, seen)
+        ids = found.ids if seen is None else seen.named(found.ids, tally)
+        return SearchResult(ids, found.distances, search_stats(found, tally) | {"calibrated": calibrated})
 
     def range_search(
         self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
@@ -138,16 +147,15 @@ class SearchedIndex:
             ``preview="pq"``, whose codes have no bounds.
         """
         self._check_open()
-        state = self._state
-        if state.preview.coding != "rabitq":
+        if self._state.preview.coding != "rabitq":
             raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
-        matrix, _ = check_queries(queries, state.space.dimension)
+        matrix, _ = check_queries(queries, self.dimension)
         radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
         wanted = TARGET if recall is None else check_fraction("recall", recall)
-        selection = Selection.everything(state) if where is None else Selection.of(state, where)
-        effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
-        tally = np.zeros(3, np.int64)
         with self._turns:
+            state, tally = self._state, np.zeros(3, np.int64)
+            selection = Selection.everything(state) if where is None else Selection.of(state, where)
+            effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
             seen = _sightings(state)
             found = search_range(state, self._reader, matrix, radii, effort, selection, tally, seen)
             return range_result(found, seen, tally, calibrated and where is None)
@@ -195,7 +203,8 @@ class SearchedIndex:
         stats = self.search(query, k, **options).stats
         state = self._state
         where = options.get("where")
-        share = 1.0 if where is None else Selection.of(state, where).share
+        with self._turns:
+            share = 1.0 if where is None else Selection.of(state, where).share
         effort, _ = self._effort(
             state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"), share
         )

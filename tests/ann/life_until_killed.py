@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import layout, life, merge
+from memhier.ann.zoom import layout, merge
 
 DIMENSION = 12
 ROWS = 250  # that an index comes to
@@ -76,7 +76,7 @@ def change(index: ZoomIndex, model: Model, rng: random.Random) -> None:
 
 def work(folder: Path, seed: int) -> None:
     """Change the index in `folder` until killed."""
-    life._FRESH_MOST, merge._CHUNK_BYTES, layout._VECTORS_PER_LIST = 1000, 2000, 25
+    layout._FRESH_MOST, merge._CHUNK_BYTES, layout._VECTORS_PER_LIST = 1000, 2000, 25
     rng = random.Random(seed)
     model = read_model(folder / "last.json")
     with ZoomIndex.open(folder / "index", writable=True) as index:

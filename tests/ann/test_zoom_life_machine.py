@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import layout, life, merge
+from memhier.ann.zoom import layout, merge
 from memhier.errors import BudgetError
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -33,7 +33,7 @@ counts = st.sampled_from([0, 1, 3, 17, 97])
 def small_sizes():
     """Make everything that is done at some size happen all the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(life, "_FRESH_MOST", 1500)
+        patch.setattr(layout, "_FRESH_MOST", 1500)
         patch.setattr(layout, "_VECTORS_PER_LIST", 20)
         patch.setattr(merge, "_CHUNK_BYTES", 700)
         yield

@@ -91,3 +91,17 @@ def test_no_data_makes_a_longer_list(tmp_path_factory, kinds, copies, plain, noi
     with ZoomIndex.build(path, vectors, dram="2MiB", grow_to=3 * len(vectors)) as index:
         assert lengths(index).max() <= most(index)
         assert index.search(vectors[:1], 1, recall=1.0).distances[0, 0] == 0
+
+
+def test_a_list_that_grows_far_beyond_the_others_is_divided(tmp_path):
+    vectors = np.random.default_rng(0).normal(size=(20_000, 8)).astype(np.float32)
+    same = np.repeat(vectors[:1], 1100, axis=0)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", grow_to=25_000) as index:
+        index.add(same[:900])
+        index.commit()  # so little has changed that it is not worth it
+        assert lengths(index).max() > 2 * most(index)
+        index.add(same[900:])
+        index.commit()
+        assert lengths(index).max() <= most(index)
+        assert index.stats()["parts"] == 1
+        assert index.search(vectors[:1], 1101, recall=1.0).distances.max() == 0

@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom import ids as ids_module
-from memhier.ann.zoom import layout, life, merge, part, room
+from memhier.ann.zoom import layout, merge, part, room
 from memhier.ann.zoom.stored_texts import write_texts
 from memhier.ann.zoom.texts import as_texts, hash_texts
 from memhier.errors import BudgetError
@@ -50,7 +50,7 @@ class Life(RuleBasedStateMachine):
         self.patch = pytest.MonkeyPatch()
         for module in (ids_module, part):
             self.patch.setattr(module, "hash_texts", narrow)
-        self.patch.setattr(life, "_FRESH_MOST", 6000)
+        self.patch.setattr(layout, "_FRESH_MOST", 6000)
         self.patch.setattr(layout, "_VECTORS_PER_LIST", 20)
         self.patch.setattr(merge, "_CHUNK_BYTES", 700)
         self.folder = Path(tempfile.mkdtemp(dir=FAST))

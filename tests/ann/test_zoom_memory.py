@@ -1,0 +1,155 @@
+"""The budget holds whatever is done with an index: filters, removals, additions and commits, measured byte by byte."""
+
+import threading
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom import build
+from memhier.ann.zoom.fullview import workspace_bytes
+from memhier.ann.zoom.layout import plan_layout, scan_bytes
+from memhier.errors import BudgetError
+
+PLAIN = 192 << 10  # Python's own objects, and what a call hands in and out
+
+
+def make(count, dimension=64, seed=0):
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(60, dimension)) * 2
+    return (centres[random.integers(0, 60, count)] + random.normal(size=(count, dimension))).astype(np.float32)
+
+
+def tightest(tmp_path, count, dimension, dram, **options):
+    """Return the smallest budget that makes an index as `dram` does: none of it is left over."""
+    held = build._reader_bytes(tmp_path, dram)
+
+    def made(dram):
+        sizes = count, dimension, "l2", "rabitq", 4 * dimension, 4, held, dram
+        try:
+            layout = plan_layout(*sizes, **options)
+        except BudgetError:
+            return None
+        return layout.code_bytes, layout.lists, layout.searches, layout.rotate
+
+    low, high, wanted = 0, dram, made(dram)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if made(middle) == wanted else (middle, high)
+    return high
+
+
+def traced(*works):
+    """Return how much more memory there was at a time while `works` ran, one in a thread each, than before."""
+    failures = []
+
+    def run(work):
+        try:
+            work()
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=(work,)) for work in works]
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    peak = tracemalloc.get_traced_memory()[1] - before
+    tracemalloc.stop()
+    assert failures == []
+    return peak
+
+
+def test_vectors_are_removed_from_an_index_that_is_full(tmp_path):
+    vectors = make(60_000)
+    dram = tightest(tmp_path, 60_000, 64, 2 << 20)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram=dram) as index:
+        index.search(vectors[:500], 10)
+        assert dram - index._planned(index._state) < 16 << 10
+        peak = traced(lambda: index.remove(np.arange(5)))
+        assert peak < 2 * 60_000 // 8 + PLAIN
+        index.search(vectors[:500], 10)
+        assert index.memory_bytes <= dram
+        assert traced(index.commit) <= PLAIN
+        index.search(vectors[:500], 10)
+        assert index.memory_bytes <= dram
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["price < 0.5", "price between 0.1 and 0.9 and not (kind in (1, 2, 3) or kind is null)", "word in ('a', 'b')"],
+)
+def test_filters_take_no_more_than_was_foreseen(tmp_path, where):
+    count, random = 60_000, np.random.default_rng(0)
+    vectors, kinds = make(count), random.integers(0, 100, count)
+    attributes = {
+        "price": random.random(count),
+        "kind": np.ma.MaskedArray(kinds, kinds < 50),
+        "word": np.array(["a", "b", "c"])[kinds % 3],
+    }
+    dram = tightest(tmp_path, count, 64, 3 << 20, filtered=True)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram=dram, attributes=attributes) as index:
+        index.search(vectors[:500], 10)
+        index.remove([7])
+        planned = index._planned(index._state)
+        assert planned <= dram
+        searches = index._about.searches
+        each = workspace_bytes(256) + scan_bytes(dram) + count // 8
+        found = []
+
+        def work(number):
+            result = index.search(vectors[number : number + 3], 10, where=f"{where} and price < {1 - number / 100}")
+            found.append(result.ids)
+            index.range_search(vectors[number], 1.0, where=where)
+
+        peak = traced(*(lambda number=number: work(number) for number in range(8)))
+        assert peak <= searches * each + index._cache.limit + PLAIN
+        assert len(found) == 8
+        assert index.memory_bytes <= index._planned(index._state) <= dram
+
+
+@pytest.mark.parametrize("strings", [False, True])
+def test_an_index_is_changed_within_its_budget(tmp_path, strings):
+    count = 30_000
+    vectors, more = make(count), make(count, seed=1)
+    names = np.arange(2 * count).astype(str) if strings else np.arange(2 * count)
+    attributes = {"price": np.arange(count) / count, "word": np.array(["a", "b", "c"])[np.arange(count) % 3]}
+    with ZoomIndex.build(
+        tmp_path / "index", vectors, ids=names[:count], dram="5MiB", attributes=attributes, grow_to=45_000
+    ) as index:
+        dram = index._about.dram
+        for step in range(12):
+            part = slice(step * 1000, step * 1000 + 1000)
+            values = {name: each[part] for name, each in attributes.items()}
+            held = index.memory_bytes
+            counts = [
+                traced(lambda part=part, values=values: index.add(more[part], names[count:][part], values)),
+                traced(lambda part=part: index.remove(names[part][:300])),
+                traced(lambda part=part: index.update(names[part][300:600], more[part][:300])),
+                traced(lambda: index.commit(compact=False)),
+            ]
+            assert index.memory_bytes <= dram
+            assert max(counts) + held <= dram + PLAIN, (step, counts, held)
+        assert index.stats()["parts"] < 12
+        assert len(index) == count + 12 * 700
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")
+def test_what_a_budget_error_says_is_enough(tmp_path):
+    vectors, less = make(20_000, 32), 900_000
+    with ZoomIndex.build(tmp_path / "index", vectors[:4000], dram=less) as index:
+        with pytest.raises(BudgetError, match=r"\(\d+ bytes\).*grow_to=20000") as refused:
+            index.add(vectors[4000:])
+        assert len(index) == 4000
+        needed = int(str(refused.value).split("(")[1].split()[0])
+        assert needed > less
+    for number, dram in enumerate((less, needed)):
+        with ZoomIndex.build(tmp_path / str(number), vectors[:4000], dram=dram, grow_to=20_000) as index:
+            for start in range(4000, 20_000, 4000):
+                index.add(vectors[start : start + 4000])
+                index.commit(compact=False)
+                assert index.memory_bytes <= dram
+            assert len(index) == 20_000
