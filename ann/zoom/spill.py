@@ -28,10 +28,10 @@ def spilled(state: Snapshot, work_bytes: int) -> tuple[PartArrays, Ints]:
     assert isinstance(preview.book, CodeBook)  # the paper's form is written once
     count = len(fresh)
     step = max(_FEWEST, work_bytes // (_AXIS_BYTES * space.padded))
-    lists = np.empty(count, np.int32)
+    routed, lists = min(_ROUTED, max(1, preview.lists - 1)), np.empty(count, np.int32)  # all of them come in no order
     for start in range(0, count, step):
         turned = preview.turn(space.vectors(fresh.vectors[start : start + step]))
-        lists[start : start + step] = preview.router.route(turned, min(_ROUTED, preview.lists))[:, 0]
+        lists[start : start + step] = preview.router.route(turned, routed)[:, 0]
     starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=preview.lists))]).astype(np.int64)
     order = np.argsort(lists, kind="stable")
     codes, numbers = np.empty((count, preview.book.code_bytes), np.uint8), np.empty((2, count), np.uint16)

@@ -1,0 +1,37 @@
+"""Vectors that were added go to the lists and codes that a build would give them."""
+
+import numpy as np
+import pytest
+
+from memhier.ann import ZoomIndex
+from memhier.ann.zoom import layout, router
+from memhier.ann.zoom.blocks import codes_of
+from memhier.ann.zoom.spill import spilled
+
+
+@pytest.mark.parametrize(("metric", "per_list", "graph"), [("l2", 200, False), ("cosine", 20, False), ("l2", 20, True)])
+def test_each_goes_to_the_nearest_list_whatever_the_blocks(tmp_path, monkeypatch, metric, per_list, graph):
+    random = np.random.default_rng(0)
+    centres = 3 * random.normal(size=(30, 24))
+    vectors = (centres[random.integers(0, 30, 3000)] + random.normal(size=(3000, 24))).astype(np.float32)
+    monkeypatch.setattr(layout, "_VECTORS_PER_LIST", per_list)
+    if graph:
+        monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    with ZoomIndex.build(tmp_path / "index", vectors[:2500], metric=metric, dram="8MiB", grow_to=4000) as index:
+        index.add(vectors[2500:])
+        state = index._state
+        assert len(state.fresh) == 500
+        preview, space = state.preview, state.space
+        made = [spilled(state, work_bytes) for work_bytes in (1, 200_000, 100 << 20)]
+    turned = preview.turn(space.vectors(vectors[2500:]))
+    away = np.square(turned[:, None] - preview.router.centroids.astype(np.float32)).sum(axis=2)
+    for arrays, order in made:
+        assert sorted(order.tolist()) == list(range(500))
+        np.testing.assert_array_equal(arrays.ids, 2500 + order)
+        lists = np.repeat(np.arange(preview.lists), np.diff(arrays.starts))
+        near = away[order, lists] <= away[order].min(axis=1) * (1 + 1e-5) + 1e-6
+        assert near.mean() >= (0.98 if graph else 1)
+        codes, numbers, _ = preview.encode(turned[order], lists.astype(np.int32))
+        found = codes_of(arrays.codes, np.arange(500), preview.book.dimensions)
+        assert (found == codes).all(axis=1).mean() > 0.99  # products of matrices differ by their last bits
+        assert (arrays.numbers == numbers).all(axis=0).mean() > 0.99
