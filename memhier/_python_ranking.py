@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["rank"]
 
 _LEAST_ROUND = 8
+_PAGES = 64  # read together; the compiled core ranks each as it lands
 _BOUND, _ALL_READ, _MAX_READS, _DEADLINE = range(4)
 
 Ints = npt.NDArray[np.int64]
@@ -32,16 +33,20 @@ def rank(
     end = time.monotonic() + request.deadline
     states = [_Query(request, hot, number, found.tally[number]) for number in range(len(request.queries))]
     active = states
+    rows = max(1, _PAGES * PAGE_BYTES // request.row_bytes)
+    room = workspace if len(workspace) else np.empty((rows, request.row_bytes), np.uint8)
+    step = len(room) if request.page_rows is None else _PAGES
     while active:
         active = [state for state in active if state.choose()]
         wanted = sorted(
             ((state, at) for state in active for at in state.wanted),
             key=lambda item: (request.files[item[1]], request.offsets[item[1]]),
         )
-        step = len(workspace) if request.page_rows is None else workspace.nbytes // PAGE_BYTES
-        rank_part = _rank_part if request.page_rows is None else _rank_pages
         for start in range(0, len(wanted), step):
-            rank_part(reader, request, wanted[start : start + step], workspace, tally)
+            if request.page_rows is None:
+                _rank_part(reader, request, wanted[start : start + step], room, tally)
+            else:
+                _rank_pages(reader, request, wanted[start : start + step], tally)
         if request.deadline < np.inf and time.monotonic() >= end:
             for state in active:
                 state.tally[4] = _DEADLINE
@@ -183,11 +188,10 @@ def _rank_pages(
     reader: Reader,
     request: "RankRequest",
     wanted: list[tuple[_Query, int]],
-    workspace: npt.NDArray[np.uint8],
     tally: Ints,
 ) -> None:
     """Rank all that is on the pages of some candidates."""
-    pages = workspace.reshape(-1)[: len(wanted) * PAGE_BYTES].reshape(len(wanted), PAGE_BYTES)
+    pages = np.empty((len(wanted), PAGE_BYTES), np.uint8)
     cold = [item for item in wanted if item[0].hot_page(item[1]) is None]
     warm = [item for item in wanted if item[0].hot_page(item[1]) is not None]
     places = np.array([at for _, at in cold], np.int64)

@@ -160,7 +160,7 @@ class Ranking:
 def rank_rows(
     reader: Reader,
     request: RankRequest,
-    workspace: npt.NDArray[np.uint8],
+    workspace: npt.NDArray[np.uint8] | None = None,
     *,
     hot: HotPages | None = None,
     tally: Ints | None = None,
@@ -174,8 +174,8 @@ def rank_rows(
     request
         What to rank.
     workspace
-        uint8 ``[w, row_bytes]``, at least one row, C-contiguous: the rows of one submission. With `page_rows` at least
-        a page.
+        Where rows straddle pages (:func:`page_rows_of` is 0), uint8 ``[w, row_bytes]``, at least one row, C-contiguous:
+        the rows of one submission. Others are ranked where they land, in the reader's own buffers.
     hot
         Pages that need not be read.
     tally
@@ -189,17 +189,21 @@ def rank_rows(
         When the device or the system refuses a read.
     """
     count = len(request.queries)
-    if (
-        workspace.dtype != np.uint8
+    whole = page_rows_of(request.row_bytes)
+    if whole:
+        workspace = np.empty((0, request.row_bytes), np.uint8)
+    elif (
+        workspace is None
+        or workspace.dtype != np.uint8
         or workspace.ndim != 2
         or workspace.shape[1] != request.row_bytes
         or not len(workspace)
     ):
         raise ValueError(f"workspace: expected uint8 [w, {request.row_bytes}] with w of at least 1")
     of_pages = [] if request.page_rows is None else [(rows.file, rows.ids, rows.allowed) for rows in request.page_rows]
-    per_page = page_rows_of(request.row_bytes) if of_pages else 0
-    if of_pages and (per_page == 0 or workspace.nbytes < PAGE_BYTES):
-        raise ValueError(f"page_rows: rows of {request.row_bytes} bytes straddle pages, or workspace holds no page")
+    per_page = whole if of_pages else 0
+    if of_pages and per_page == 0:
+        raise ValueError(f"page_rows: rows of {request.row_bytes} bytes straddle pages")
     if request.k < 1 or request.first_round < 1:
         raise ValueError(f"k={request.k}, first_round={request.first_round}: expected at least 1")
     pages = hot if hot is not None else HotPages.none()

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier import backend
+
 __all__ = ["WIDTHS", "CodeBook", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
@@ -22,7 +24,7 @@ _BLOCK = 8  # dimensions that get their bits together, so that each takes whole 
 _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
 _ERROR = {0: 1.0, 1: 0.3634, 2: 0.1188, 4: 0.01154, 8: 0.00012}
 _SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more gain less than 2 % of its error
-_FEW_ROWS = 4
+_MANY_ROWS = 1024  # are worth BLAS's threads; queries come by fewer, and from several threads that would wait for those
 _HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
 _BYTE, _UNKNOWN = 256, 255  # values of a byte, and the one of an error of which nothing is known
 # What factors and errors may be of those of the sample: beyond, a factor is wrong by more, an error unknown. Errors far
@@ -78,10 +80,13 @@ class CodeBook:
         if self.rotation.ndim == 1:
             return np.ascontiguousarray(vectors[:, self.rotation])
         turned: Floats
-        if len(vectors) <= _FEW_ROWS:  # a matrix product would wake BLAS's threads, which costs more than it does
-            turned = np.einsum("ij,jk->ik", vectors, self.rotation)
-        else:
+        if len(vectors) > _MANY_ROWS:
             turned = vectors @ self.rotation
+        elif backend.core is not None:
+            turned = np.empty(vectors.shape, np.float32)
+            backend.core.turn_rows(np.ascontiguousarray(vectors), self.rotation, turned)
+        else:
+            turned = np.einsum("ij,jk->ik", vectors, self.rotation)
         return turned
 
     def encode(self, residuals: Floats) -> tuple[Bytes, Shorts]:

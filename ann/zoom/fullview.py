@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier._segments import SegmentWriter
+from memhier.ranking import page_rows_of
 from memhier.reader import PAGE_BYTES, Reader
 from memhier.rows import rows_per_page
 
@@ -34,16 +35,16 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def workspace_bytes(row_bytes: int) -> int:
-    """Return the DRAM for the rows of one submission of reads: 256 KiB, or 128 rows where those take more."""
-    return max(256 << 10, 128 * row_bytes)
+    """Return the DRAM for the rows of one submission of reads: none where rows lie whole in pages.
+
+    Those are ranked in the reader's buffers. Others take 256 KiB, or 128 rows where these take more.
+    """
+    return 0 if page_rows_of(row_bytes) else max(256 << 10, 128 * row_bytes)
 
 
 def make_workspace(row_bytes: int) -> Bytes:
-    """Return room for the rows of one submission, uint8 ``[w, row_bytes]``, where pages can land as they are read."""
-    count = (workspace_bytes(row_bytes) - PAGE_BYTES) // row_bytes
-    room = np.empty(count * row_bytes + PAGE_BYTES, np.uint8)
-    start = -room.ctypes.data % PAGE_BYTES
-    return room[start : start + count * row_bytes].reshape(count, row_bytes)
+    """Return room for the rows of one submission, uint8 ``[w, row_bytes]``."""
+    return np.empty((workspace_bytes(row_bytes) // row_bytes, row_bytes), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class Layout:
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
-    return max(64 << 10, min(1 << 20, dram // 64))
+    return max(64 << 10, min(512 << 10, dram // 128))
 
 
 def fresh_bytes(dram: int) -> int:
@@ -87,7 +87,7 @@ def attribute_bytes(dram: int) -> int:
 
 def read_depth(dram: int) -> int:
     """Return how many reads of a search are in flight at a time; each takes a page of DRAM."""
-    return max(32, min(128, dram // (64 * PAGE_BYTES)))
+    return max(32, min(128, dram // (128 * PAGE_BYTES)))
 
 
 def plan_layout(

@@ -1,6 +1,7 @@
 """Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide what they should."""
 
 import itertools
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -289,3 +290,19 @@ def test_bad_arrays_are_refused_by_the_core() -> None:
     damaged[-1] += 1
     with pytest.raises(ValueError, match="ascend"):
         lists.scan(parts=[CodedPart(damaged, lists.part.codes, lists.part.numbers)])
+
+
+@needs_core
+@given(dimension=st.sampled_from([1, 3, 16, 63, 64, 97, 200]), count=st.integers(0, 11), seed=st.integers(0, 9))
+@settings(max_examples=40, deadline=None)
+def test_vectors_are_turned_alike_however_many_go_together(dimension: int, count: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    axes, _ = np.linalg.qr(random.normal(size=(dimension, dimension)))
+    book = train_codes(random.normal(size=(50, dimension)).astype(np.float32), 8, seed)
+    book = replace(book, rotation=np.ascontiguousarray(axes, np.float32))
+    vectors = random.normal(size=(2 * count, dimension)).astype(np.float32)[::2]  # not contiguous
+    turned = book.turn(vectors)
+    assert turned.shape == vectors.shape
+    assert np.allclose(turned, vectors.astype(np.float64) @ book.rotation, atol=1e-5)
+    for row, vector in enumerate(vectors):
+        assert (book.turn(vector[None])[0] == turned[row]).all()

@@ -325,16 +325,16 @@ def test_a_damaged_page_is_an_error(reader: Reader, folder: Path, dimension: int
 @pytest.mark.parametrize(
     ("change", "workspace", "message"),
     [
-        ({"k": 0}, (4, 32), "k=0"),
-        ({"first_round": 0}, (4, 32), "first_round=0"),
-        ({}, (0, 32), "workspace"),
-        ({}, (4, 31), "workspace"),
+        ({"k": 0}, (4, 3000), "k=0"),
+        ({"first_round": 0}, (4, 3000), "first_round=0"),
+        ({}, (0, 3000), "workspace"),
+        ({}, (4, 2999), "workspace"),
     ],
 )
 def test_bad_requests_are_named(
     reader: Reader, folder: Path, change: dict[str, Any], workspace: tuple[int, int], message: str
 ) -> None:
-    rows = Rows.write(folder, reader, 50, 8, "float32", 17)
+    rows = Rows.write(folder, reader, 50, 750, "float32", 17)  # which straddle pages
     request = replace(rows.request(1, "l2", 2, 18), **change)
     with pytest.raises(ValueError, match=message):
         rank_rows(reader, request, np.empty(workspace, np.uint8))

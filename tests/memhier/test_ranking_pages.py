@@ -99,7 +99,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     metric=st.sampled_from(METRICS),
     k=st.sampled_from([1, 4, 300]),
     first_round=st.sampled_from([1, 50]),
-    workspace=st.sampled_from([1, 3, 40]),
     hot=st.booleans(),
 )
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -112,18 +111,16 @@ def test_all_that_lies_on_the_pages_of_candidates_is_ranked(
     metric: str,
     k: int,
     first_round: int,
-    workspace: int,
     hot: bool,
 ) -> None:
     packed = Packed(folder, reader, counts, *shape, seed)
     request = replace(packed.request(3, metric, k, seed), first_round=first_round)
     request = replace(request, lower=np.full(len(request.lower), -np.inf, np.float32))  # all are to be read
-    rows = np.empty((workspace * PAGE_BYTES // packed.row_bytes + 1, packed.row_bytes), np.uint8)
     pages = HotPages.none()
     if hot:
         file = packed.page_rows[0].file
         pages = HotPages(np.array([file << 40]), reader.read(file, np.array([0]), PAGE_BYTES))
-    found = rank_rows(reader, request, rows, hot=pages)
+    found = rank_rows(reader, request, hot=pages)
     for query in range(3):
         nearest = packed.nearest(request, query)
         assert found.tally[query, 0] == len(nearest)
@@ -154,7 +151,7 @@ def test_both_implementations_read_the_same_pages(
             packed = Packed(folder, opened, (300, 200), 128, "float32", seed)
             request = replace(packed.request(4, metric, k, seed), first_round=first_round, max_reads=most)
             sums = np.zeros(3, np.int64)
-            found = rank_rows(opened, request, np.empty((16, packed.row_bytes), np.uint8), tally=sums)
+            found = rank_rows(opened, request, tally=sums)
             results.append((found, sums))
             assert (found.tally[:, 1] <= most).all()
     (one, sums), (other, other_sums) = results
@@ -166,8 +163,6 @@ def test_both_implementations_read_the_same_pages(
 def test_rows_that_straddle_pages_are_refused(reader: Reader, folder: Path) -> None:
     packed = Packed(folder, reader, (10, 10), 128, "uint8", 1)
     request = packed.request(1, "l2", 1, 1)
-    with pytest.raises(ValueError, match="page_rows"):
-        rank_rows(reader, request, np.empty((31, 128), np.uint8))  # less than a page
     with pytest.raises(ValueError, match="straddle"):
         rank_rows(reader, replace(request, row_bytes=3000), np.empty((31, 3000), np.uint8))
     assert page_rows_of(128) == 32

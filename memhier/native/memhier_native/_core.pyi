@@ -3,6 +3,7 @@
 from typing import Any
 
 def nearest_rows(queries: Any, rows: Any, nearest: Any) -> None: ...
+def turn_rows(vectors: Any, matrix: Any, out: Any) -> None: ...
 def code_scan(
     queries: Any,
     probes: Any,

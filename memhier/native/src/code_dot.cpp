@@ -14,8 +14,7 @@
 namespace memhier {
 namespace {
 
-constexpr std::size_t kStride = 64;  // between the fields of a query
-constexpr std::size_t kPiece = 16;   // bytes of a query that are copied at a time
+constexpr std::size_t kStride = 64;  // bytes of a chunk
 constexpr std::size_t kWord = 4;     // bytes of a code that are multiplied at a time
 constexpr std::size_t kRows = CodeFormat::kBlockRows;
 constexpr std::size_t kTogether = 4;  // blocks: as many chains of additions, none waiting for another
@@ -35,28 +34,21 @@ Instructions instructions(Instructions most) {
 
 ByteQuery::ByteQuery(const CodeFormat& format, Instructions most)
     : format_(format), use_(instructions(most)), code_bytes_(format.bytes()) {
-  std::uint32_t at = 0, query = 0;
+  std::uint32_t at = 0, axis = 0;
   for (std::size_t group = 0; group < 4; ++group) {
     const auto width = static_cast<std::uint32_t>(CodeFormat::kWidths[group]);
     const auto end = at + static_cast<std::uint32_t>(format.group_bytes(group));
+    const auto last = axis + static_cast<std::uint32_t>(format.dimensions[group]);
     for (; at < end; at += chunks_.back().bytes) {
-      chunks_.push_back({at, std::min<std::uint32_t>(kStride, end - at), width, query});
-      query += 8 / width;
+      chunks_.push_back({at, std::min<std::uint32_t>(kStride, end - at), width, axis});
+      axis = std::min(last, axis + chunks_.back().bytes * (8 / width));
     }
   }
-  bytes_.resize(query * kStride + kWord);  // of the last byte of a field a whole word is read
-  rounded_.resize(format.coded_dimensions() + kStride);
+  // Fields past the last dimension are zero in every code, so it does not matter what of the query they meet.
+  bytes_.resize(format.coded_dimensions() + kStride);
 }
 
 namespace {
-
-MEMHIER_CLONES
-float largest_of(const float* values, std::size_t count) {
-  float largest = 0;
-#pragma omp simd reduction(max : largest)
-  for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(values[i]));
-  return largest;
-}
 
 // Rounds values times a factor, all within 127, to the nearest.
 MEMHIER_CLONES
@@ -76,32 +68,57 @@ std::int32_t sum_of(const std::int8_t* bytes, std::size_t count) {
   return sum;
 }
 
+// The sum over dimensions of (2^width - 1) * byte.
+std::int32_t weighted_sum(const std::int8_t* bytes, const CodeFormat& format) {
+  std::int32_t sum = 0;
+  for (std::size_t group = 0; group < 4; bytes += format.dimensions[group++])
+    sum += ((1 << CodeFormat::kWidths[group]) - 1) * sum_of(bytes, format.dimensions[group]);
+  return sum;
+}
+
+#if defined(__x86_64__)
+#define MEMHIER_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
+
+MEMHIER_VNNI void round_avx512(const float* values, float factor, std::size_t count, std::int8_t* bytes) {
+  const __m512 by = _mm512_set1_ps(factor);
+  for (std::size_t i = 0; i < count; i += 16) {
+    const auto present = static_cast<__mmask16>(count - i >= 16 ? 0xffff : (1u << (count - i)) - 1);
+    const __m512 value = _mm512_mul_ps(_mm512_maskz_loadu_ps(present, values + i), by);
+    _mm512_mask_cvtepi32_storeu_epi8(bytes + i, present, _mm512_cvtps_epi32(value));
+  }
+}
+
+MEMHIER_VNNI std::int32_t weighted_sum_vnni(const std::int8_t* bytes, const CodeFormat& format) {
+  const __m512i one = _mm512_set1_epi8(1);
+  __m512i sum = _mm512_setzero_si512();
+  for (std::size_t group = 0; group < 4; bytes += format.dimensions[group++]) {
+    const std::size_t count = format.dimensions[group];
+    __m512i of_group = _mm512_setzero_si512();
+    for (std::size_t i = 0; i < count; i += kStride) {
+      const __mmask64 present = count - i >= kStride ? ~__mmask64{0} : (__mmask64{1} << (count - i)) - 1;
+      of_group = _mm512_dpbusd_epi32(of_group, one, _mm512_maskz_loadu_epi8(present, bytes + i));
+    }
+    // 2^width - 1 times it.
+    sum = _mm512_add_epi32(sum, _mm512_sub_epi32(_mm512_slli_epi32(of_group, CodeFormat::kWidths[group]), of_group));
+  }
+  return _mm512_reduce_add_epi32(sum);
+}
+#endif
+
 }  // namespace
 
-void ByteQuery::assign(const float* values) {
-  const float largest = largest_of(values, format_.coded_dimensions());
+void ByteQuery::assign(const float* values, float largest) {
   scale_ = largest / 127;
-  round_to_bytes(values, largest > 0 ? 127 / largest : 0, format_.coded_dimensions(), rounded_.data());
-  offset_ = 0;
-  const std::int8_t* next = rounded_.data();
-  std::size_t chunk = 0;
-  for (std::size_t group = 0; group < 4; ++group) {
-    std::size_t left = format_.dimensions[group];
-    const float half = static_cast<float>((1 << CodeFormat::kWidths[group]) - 1) / 2;
-    offset_ += half * static_cast<float>(sum_of(next, left));
-    for (std::size_t bytes = format_.group_bytes(group); bytes > 0; bytes -= chunks_[chunk++].bytes) {
-      const Chunk& part = chunks_[chunk];
-      for (std::uint32_t field = 0; field < 8 / part.width; ++field) {
-        std::int8_t* to = bytes_.data() + (part.query + field) * kStride;
-        const std::size_t filled = std::min<std::size_t>(part.bytes, left);
-        // Whole pieces are copied: what lies past the chunk meets no code, what lies past the last dimension is zeroed.
-        for (std::size_t at = 0; at < filled; at += kPiece) std::memcpy(to + at, next + at, kPiece);
-        if (filled < part.bytes) std::memset(to + filled, 0, part.bytes - filled);
-        next += filled;
-        left -= filled;
-      }
-    }
+  const float factor = largest > 0 ? 127 / largest : 0;
+#if defined(__x86_64__)
+  if (use_ == Instructions::kAvx512) {
+    round_avx512(values, factor, format_.coded_dimensions(), bytes_.data());
+    offset_ = static_cast<float>(weighted_sum_vnni(bytes_.data(), format_)) / 2;
+    return;
   }
+#endif
+  round_to_bytes(values, factor, format_.coded_dimensions(), bytes_.data());
+  offset_ = static_cast<float>(weighted_sum(bytes_.data(), format_)) / 2;
 }
 
 void ByteQuery::dot(const std::uint8_t* base, std::size_t total, const std::uint32_t* rows, std::size_t count,
@@ -131,6 +148,21 @@ void ByteQuery::dot(const std::uint8_t* base, std::size_t total, const std::uint
   for (; i < count; ++i) sums[i] = dot_row(base + rows[i] * code_bytes_);
 }
 
+const std::int32_t* ByteQuery::dot_range(const std::uint8_t* base, std::size_t total, std::size_t first,
+                                         std::size_t count, std::int32_t* sums) const {
+  const std::size_t whole = total / kRows * kRows, stop = first + count, start = first / kRows * kRows;
+  std::size_t row = start;
+  while (row < stop && row < whole) {
+    const std::uint8_t* block[kTogether];
+    std::int32_t* to = sums + (row - start);
+    std::size_t blocks = 0;
+    for (; blocks < kTogether && row < stop && row < whole; row += kRows) block[blocks++] = base + row * code_bytes_;
+    dot_blocks(block, blocks, to);
+  }
+  for (row = std::max(row, first); row < stop; ++row) sums[row - start] = dot_row(base + row * code_bytes_);
+  return sums + (first - start);
+}
+
 void ByteQuery::dot_blocks(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const {
 #if defined(__x86_64__)
   if (use_ == Instructions::kAvx512) return dot_vnni(block, blocks, sums);
@@ -147,7 +179,7 @@ std::int32_t ByteQuery::dot_row(const std::uint8_t* code) const {
   for (const Chunk& chunk : chunks_) {
     const std::uint32_t mask = (1u << chunk.width) - 1;
     for (std::uint32_t field = 0; field < 8 / chunk.width; ++field) {
-      const std::int8_t* query = bytes_.data() + (chunk.query + field) * kStride;
+      const std::int8_t* query = bytes_.data() + chunk.query + field * chunk.bytes;
       for (std::uint32_t b = 0; b < chunk.bytes; ++b)
         sum += static_cast<std::int32_t>(code[chunk.at + b] >> (field * chunk.width) & mask) * query[b];
     }
@@ -185,7 +217,7 @@ void ByteQuery::dot_plain(const std::uint8_t* block, std::int32_t* sums) const {
       for (std::uint32_t byte = 0; byte < taken; ++byte, ++at) {
         for (std::uint32_t field = 0; field < 8 / chunk.width; ++field)
           add_products(words, 8 * byte + field * chunk.width, (1u << chunk.width) - 1,
-                       bytes_[(chunk.query + field) * kStride + at], sums);
+                       bytes_[chunk.query + field * chunk.bytes + at], sums);
       }
     }
   }
@@ -199,14 +231,14 @@ namespace {
 
 // The products of all fields of up to four bytes of eight codes. For most, 16 bits hold the sum of a pair of bytes.
 template <int width>
-MEMHIER_AVX2_INLINE __m256i products(__m256i bytes, const std::int8_t* query) {
+MEMHIER_AVX2_INLINE __m256i products(__m256i bytes, const std::int8_t* query, std::size_t stride) {
   constexpr int kField = width == 8 ? 4 : width;  // of 8 bits they do not: by halves
   const __m256i mask = _mm256_set1_epi8(static_cast<char>((1u << kField) - 1)), one = _mm256_set1_epi16(1);
   __m256i sum = _mm256_setzero_si256();
 #pragma GCC unroll 8
   for (int field = 0; field < 8 / kField; ++field) {
     std::int32_t word;
-    std::memcpy(&word, query + (width == 8 ? 0 : field) * static_cast<std::ptrdiff_t>(kStride), kWord);
+    std::memcpy(&word, query + (width == 8 ? 0 : field) * stride, kWord);
     const __m256i values = _mm256_and_si256(_mm256_srli_epi16(bytes, field * kField), mask);
     const __m256i pairs = _mm256_maddubs_epi16(values, _mm256_set1_epi32(word));
     if constexpr (width == 8)
@@ -225,18 +257,18 @@ MEMHIER_AVX2_INLINE void add_chunk_avx2(const std::uint8_t* bytes, std::size_t c
     std::size_t done = 0;
     for (; done + 4 <= count; done += 4) {
       const auto* at = reinterpret_cast<const __m256i*>(bytes + done * kRows + half * kHalf * 4);
-      sums[half] = _mm256_add_epi32(sums[half], products<width>(_mm256_loadu_si256(at), query + done));
+      sums[half] = _mm256_add_epi32(sums[half], products<width>(_mm256_loadu_si256(at), query + done, count));
     }
     if (count & 2) {
       const auto* at = reinterpret_cast<const __m128i*>(bytes + done * kRows + half * kHalf * 2);
       const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(at));
-      sums[half] = _mm256_add_epi32(sums[half], products<width>(words, query + done));
+      sums[half] = _mm256_add_epi32(sums[half], products<width>(words, query + done, count));
       done += 2;
     }
     if (count & 1) {
       const auto* at = reinterpret_cast<const __m128i*>(bytes + done * kRows + half * kHalf);
       const __m256i words = _mm256_cvtepu8_epi32(_mm_loadl_epi64(at));
-      sums[half] = _mm256_add_epi32(sums[half], products<width>(words, query + done));
+      sums[half] = _mm256_add_epi32(sums[half], products<width>(words, query + done, count));
     }
   }
 }
@@ -246,7 +278,7 @@ MEMHIER_AVX2_INLINE void add_chunk_avx2(const std::uint8_t* bytes, std::size_t c
 MEMHIER_AVX2 void ByteQuery::dot_avx2(const std::uint8_t* block, std::int32_t* sums) const {
   __m256i sum[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
   for (const Chunk& chunk : chunks_) {
-    const std::int8_t* query = bytes_.data() + chunk.query * kStride;
+    const std::int8_t* query = bytes_.data() + chunk.query;
     const std::uint8_t* bytes = block + chunk.at * kRows;
     if (chunk.width == 8) add_chunk_avx2<8>(bytes, chunk.bytes, query, sum);
     else if (chunk.width == 4) add_chunk_avx2<4>(bytes, chunk.bytes, query, sum);
@@ -257,14 +289,13 @@ MEMHIER_AVX2 void ByteQuery::dot_avx2(const std::uint8_t* block, std::int32_t* s
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + kRows / 2), sum[1]);
 }
 
-#define MEMHIER_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni")))
 #define MEMHIER_VNNI_INLINE MEMHIER_VNNI __attribute__((always_inline)) inline
 
 namespace {
 
 // Adds the products of one field of the bytes, then those of the fields above it.
 template <int blocks, int width, int shift = 0>
-MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* query, __m512i* sums) {
+MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* query, std::size_t stride, __m512i* sums) {
   std::int32_t word;
   std::memcpy(&word, query, kWord);
   const __m512i values = _mm512_set1_epi32(word);
@@ -272,7 +303,7 @@ MEMHIER_VNNI_INLINE void add_fields(const __m512i* bytes, const std::int8_t* que
 #pragma GCC unroll kTogether  // the sums stay in registers
   for (int j = 0; j < blocks; ++j)
     sums[j] = _mm512_dpbusd_epi32(sums[j], _mm512_and_si512(_mm512_srli_epi16(bytes[j], shift), mask), values);
-  if constexpr (shift + width < 8) add_fields<blocks, width, shift + width>(bytes, query + kStride, sums);
+  if constexpr (shift + width < 8) add_fields<blocks, width, shift + width>(bytes, query + stride, stride, sums);
 }
 
 template <int blocks, int width>
@@ -283,14 +314,14 @@ MEMHIER_VNNI_INLINE void add_chunk(const std::uint8_t* const* block, std::size_t
   for (; done + 4 <= count; done += 4) {
 #pragma GCC unroll kTogether
     for (int j = 0; j < blocks; ++j) bytes[j] = _mm512_loadu_si512(block[j] + (at + done) * kRows);
-    add_fields<blocks, width>(bytes, query + done, sums);
+    add_fields<blocks, width>(bytes, query + done, count, sums);
   }
   if (count & 2) {
 #pragma GCC unroll kTogether
     for (int j = 0; j < blocks; ++j)
       bytes[j] = _mm512_maskz_cvtepu16_epi32(
           0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(block[j] + (at + done) * kRows)));
-    add_fields<blocks, width>(bytes, query + done, sums);
+    add_fields<blocks, width>(bytes, query + done, count, sums);
     done += 2;
   }
   if (count & 1) {
@@ -298,7 +329,7 @@ MEMHIER_VNNI_INLINE void add_chunk(const std::uint8_t* const* block, std::size_t
     for (int j = 0; j < blocks; ++j)
       bytes[j] = _mm512_maskz_cvtepu8_epi32(
           0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(block[j] + (at + done) * kRows)));
-    add_fields<blocks, width>(bytes, query + done, sums);
+    add_fields<blocks, width>(bytes, query + done, count, sums);
   }
 }
 
@@ -309,7 +340,7 @@ MEMHIER_VNNI_INLINE void dot_together(const std::uint8_t* const* block, const Ch
 #pragma GCC unroll kTogether
   for (int j = 0; j < blocks; ++j) sum[j] = _mm512_setzero_si512();
   for (const auto& chunk : chunks) {
-    const std::int8_t* query = bytes + chunk.query * kStride;
+    const std::int8_t* query = bytes + chunk.query;
     if (chunk.width == 8) add_chunk<blocks, 8>(block, chunk.at, chunk.bytes, query, sum);
     else if (chunk.width == 4) add_chunk<blocks, 4>(block, chunk.at, chunk.bytes, query, sum);
     else if (chunk.width == 2) add_chunk<blocks, 2>(block, chunk.at, chunk.bytes, query, sum);

@@ -40,13 +40,13 @@ enum class Instructions { kPlain, kAvx2, kAvx512 };
 // What this processor has, but no more than `most`.
 Instructions instructions(Instructions most);
 
-// One query, laid out as the codes are: for each chunk and field 64 bytes, zeros where there is no dimension.
+// One query as signed bytes, in the order of the dimensions.
 class ByteQuery {
  public:
   ByteQuery(const CodeFormat& format, Instructions most);
 
-  // Takes values[coded_dimensions], rounds them to `scale` steps of signed bytes.
-  void assign(const float* values);
+  // Takes values[coded_dimensions], of which the largest magnitude is known, and rounds them to steps of `scale`.
+  void assign(const float* values, float largest);
 
   float scale() const { return scale_; }
   // What a code of half its range in every dimension gives: sum over dimensions of (2^width - 1) / 2 * byte.
@@ -56,12 +56,17 @@ class ByteQuery {
   void dot(const std::uint8_t* base, std::size_t total, const std::uint32_t* rows, std::size_t count,
            std::int32_t* sums) const;
 
+  // The same for `count` neighbours from row `first` on. Whole blocks are multiplied, so `sums` has room for two more;
+  // returns where in it the first row's sum lies.
+  const std::int32_t* dot_range(const std::uint8_t* base, std::size_t total, std::size_t first, std::size_t count,
+                                std::int32_t* sums) const;
+
  private:
   struct Chunk {
     std::uint32_t at;     // first byte within the code
     std::uint32_t bytes;  // 1 to 64
     std::uint32_t width;
-    std::uint32_t query;  // first of its 8 / width rows of 64 bytes
+    std::uint32_t query;  // its first dimension; those of the next field follow `bytes` later
   };
 
   void dot_blocks(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const;
@@ -74,7 +79,7 @@ class ByteQuery {
   Instructions use_;
   std::size_t code_bytes_;
   std::vector<Chunk> chunks_;
-  std::vector<std::int8_t> rounded_, bytes_;
+  std::vector<std::int8_t> bytes_;
   float scale_ = 0, offset_ = 0;
 };
 

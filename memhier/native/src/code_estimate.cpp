@@ -17,29 +17,52 @@ namespace {
 constexpr float kRounding = 4e-6F;
 
 MEMHIER_CLONES
-Residual subtract_plain(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out) {
-  float squared = 0;
-#pragma omp simd reduction(+ : squared)
+Residual subtract_plain(const float* query, const std::uint16_t* centroid, const float* by, std::size_t dimension,
+                        float* out) {
+  float squared = 0, largest = 0;
+#pragma omp simd reduction(+ : squared) reduction(max : largest)
   for (std::size_t t = 0; t < dimension; ++t) {
-    out[t] = query[t] - half_to_float(centroid[t]);
-    squared += out[t] * out[t];
+    const float difference = query[t] - half_to_float(centroid[t]);
+    squared += difference * difference;
+    out[t] = difference * by[t];
+    largest = std::max(largest, std::fabs(out[t]));
   }
-  return {squared, std::sqrt(squared)};
+  return {squared, std::sqrt(squared), largest};
 }
 
 MEMHIER_CLONES
-void estimate_plain(Block& block, std::size_t count, const Numbers& numbers, const Terms& of) {
+void estimate_plain(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers, const Terms& of) {
 #pragma omp simd
   for (std::size_t i = 0; i < count; ++i) {
     const float units = half_to_float(numbers.radius[i]), radius = of.unit * units;
     const std::int32_t factor = numbers.ratios[i] & 255, error = numbers.ratios[i] >> 8;
     const float product = units * std::bit_cast<float>(of.factor.least + factor * of.factor.step) * of.scale *
-                          (static_cast<float>(block.sums[i]) - of.offset);
+                          (static_cast<float>(sums[i]) - of.offset);
     const float sum = of.squared + radius * radius;
     block.estimate[i] = sum - 2 * of.unit * product;
     const float wrong = error == kUnknown ? kInfinity : units * std::bit_cast<float>(of.error.least + error * of.error.step);
     const float margin = std::max(of.distance, of.nearest * radius) * wrong + kRounding * sum;
     block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
+  }
+}
+
+// Whether any of 16 rows has a lower bound of at most `threshold`.
+MEMHIER_CLONES
+bool any_near(const float* estimate, const float* margin, float threshold) {
+  int any = 0;
+#pragma omp simd reduction(| : any)
+  for (std::size_t i = 0; i < kLanes; ++i) any |= estimate[i] - margin[i] <= threshold ? 1 : 0;
+  return any != 0;
+}
+
+void note_near(Block& block, std::size_t count, float threshold) {
+  for (std::size_t first = 0; first < count; first += kLanes) {
+    const std::size_t lanes = std::min(kLanes, count - first);
+    const float *estimate = block.estimate + first, *margin = block.margin + first;
+    std::uint32_t near = 0;
+    if (lanes < kLanes || any_near(estimate, margin, threshold))
+      for (std::size_t i = 0; i < lanes; ++i) near |= (estimate[i] - margin[i] <= threshold ? 1u : 0u) << i;
+    block.near[first / kLanes] = static_cast<std::uint16_t>(near);
   }
 }
 
@@ -53,20 +76,23 @@ MEMHIER_AVX512 __m512 take_halves(__mmask16 present, const std::uint16_t* halves
 
 __mmask16 first_of(std::size_t left) { return static_cast<__mmask16>(left >= 16 ? 0xffff : (1u << left) - 1); }
 
-MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t* centroid, std::size_t dimension,
-                                        float* out) {
-  __m512 squares = _mm512_setzero_ps();
+MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t* centroid, const float* by,
+                                        std::size_t dimension, float* out) {
+  __m512 squares = _mm512_setzero_ps(), largest = _mm512_setzero_ps();
   for (std::size_t t = 0; t < dimension; t += 16) {
     const __mmask16 present = first_of(dimension - t);
     const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(present, query + t), take_halves(present, centroid + t));
-    _mm512_mask_storeu_ps(out + t, present, difference);
+    const __m512 scaled = _mm512_mul_ps(difference, _mm512_maskz_loadu_ps(present, by + t));
+    _mm512_mask_storeu_ps(out + t, present, scaled);
     squares = _mm512_fmadd_ps(difference, difference, squares);
+    largest = _mm512_max_ps(largest, _mm512_abs_ps(scaled));
   }
   const float squared = _mm512_reduce_add_ps(squares);
-  return {squared, std::sqrt(squared)};
+  return {squared, std::sqrt(squared), _mm512_reduce_max_ps(largest)};
 }
 
-MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const Numbers& numbers, const Terms& of) {
+MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers,
+                                    const Terms& of, float threshold) {
   const __m512i factor_least = _mm512_set1_epi32(of.factor.least), factor_step = _mm512_set1_epi32(of.factor.step);
   const __m512i error_least = _mm512_set1_epi32(of.error.least), error_step = _mm512_set1_epi32(of.error.step);
   const __m512i low = _mm512_set1_epi32(255);
@@ -83,41 +109,39 @@ MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const Numbe
         units, _mm512_castsi512_ps(_mm512_add_epi32(error_least, _mm512_mullo_epi32(error_byte, error_step))));
     const __m512 error =
         _mm512_mask_mov_ps(known, _mm512_cmpeq_epi32_mask(error_byte, low), _mm512_set1_ps(kInfinity));
-    const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(block.sums + i)), offset);
+    const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_maskz_loadu_epi32(present, sums + i)), offset);
     const __m512 product = _mm512_mul_ps(_mm512_mul_ps(factor, scale), field);
     const __m512 sum = _mm512_fmadd_ps(radius, radius, _mm512_set1_ps(of.squared));
-    _mm512_storeu_ps(block.estimate + i, _mm512_sub_ps(sum, product));
+    const __m512 estimate = _mm512_sub_ps(sum, product);
     const __m512 apart = _mm512_max_ps(_mm512_set1_ps(of.distance), _mm512_mul_ps(_mm512_set1_ps(of.nearest), radius));
-    const __m512 margin = _mm512_fmadd_ps(apart, error, _mm512_mul_ps(_mm512_set1_ps(kRounding), sum));
-    const __mmask16 unknown = _mm512_cmp_ps_mask(margin, margin, _CMP_UNORD_Q);
-    _mm512_storeu_ps(block.margin + i, _mm512_mask_mov_ps(margin, unknown, _mm512_set1_ps(kInfinity)));
+    const __m512 wrong = _mm512_fmadd_ps(apart, error, _mm512_mul_ps(_mm512_set1_ps(kRounding), sum));
+    const __mmask16 unknown = _mm512_cmp_ps_mask(wrong, wrong, _CMP_UNORD_Q);
+    const __m512 margin = _mm512_mask_mov_ps(wrong, unknown, _mm512_set1_ps(kInfinity));
+    _mm512_storeu_ps(block.estimate + i, estimate);
+    _mm512_storeu_ps(block.margin + i, margin);
+    block.near[i / kLanes] = _mm512_mask_cmp_ps_mask(present, _mm512_sub_ps(estimate, margin), _mm512_set1_ps(threshold),
+                                                     _CMP_LE_OQ);
   }
 }
 #endif
 
 }  // namespace
 
-Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out,
-                           Instructions use) {
+Residual subtract_centroid(const float* query, const std::uint16_t* centroid, const float* by, std::size_t dimension,
+                           float* out, Instructions use) {
 #if defined(__x86_64__)
-  if (use == Instructions::kAvx512) return subtract_avx512(query, centroid, dimension, out);
+  if (use == Instructions::kAvx512) return subtract_avx512(query, centroid, by, dimension, out);
 #endif
-  return subtract_plain(query, centroid, dimension, out);
+  return subtract_plain(query, centroid, by, dimension, out);
 }
 
-void estimate_block(Block& block, std::size_t count, const Numbers& numbers, const Terms& of, Instructions use) {
+void estimate_block(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers, const Terms& of,
+                    float threshold, Instructions use) {
 #if defined(__x86_64__)
-  if (use == Instructions::kAvx512) return estimate_avx512(block, count, numbers, of);
+  if (use == Instructions::kAvx512) return estimate_avx512(block, count, sums, numbers, of, threshold);
 #endif
-  estimate_plain(block, count, numbers, of);
-}
-
-MEMHIER_CLONES
-bool any_below(const float* estimate, const float* margin, float threshold) {
-  int any = 0;
-#pragma omp simd reduction(| : any)
-  for (std::size_t i = 0; i < kLanes; ++i) any |= estimate[i] - margin[i] <= threshold ? 1 : 0;
-  return any != 0;
+  estimate_plain(block, count, sums, numbers, of);
+  note_near(block, count, threshold);
 }
 
 }  // namespace memhier

@@ -9,18 +9,19 @@
 
 namespace memhier {
 
-constexpr std::size_t kBlock = 256;  // codes whose distances are made together
+constexpr std::size_t kBlock = 128;  // codes whose distances are made together
 constexpr std::size_t kLanes = 16;   // of them, that are looked at together
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Residual {
   float squared;   // |q - c|^2
   float distance;  // its root
+  float largest;   // magnitude of what was put out
 };
 
-// out[dimension] = query - centroid, of which the centroid is fp16.
-Residual subtract_centroid(const float* query, const std::uint16_t* centroid, std::size_t dimension, float* out,
-                           Instructions use);
+// out[dimension] = (query - centroid) * by, of which the centroid is fp16.
+Residual subtract_centroid(const float* query, const std::uint16_t* centroid, const float* by, std::size_t dimension,
+                           float* out, Instructions use);
 
 // Of some rows the radius, fp16 in units, and in two bytes what factor and error are of it: the factor's in the lower.
 struct Numbers {
@@ -45,15 +46,15 @@ struct Terms {
 
 struct Block {
   std::uint32_t rows[kBlock];
-  std::int32_t sums[kBlock];
+  std::int32_t sums[kBlock + 2 * CodeFormat::kBlockRows];
   std::uint16_t radius[kBlock], ratios[kBlock];
   float estimate[kBlock], margin[kBlock];
+  std::uint16_t near[kBlock / kLanes];  // a bit for each row
 };
 
-// Fills the first `count` estimates and margins from the sums.
-void estimate_block(Block& block, std::size_t count, const Numbers& numbers, const Terms& of, Instructions use);
-
-// Whether any of 16 rows has a lower bound of at most `threshold`; most have not.
-bool any_below(const float* estimate, const float* margin, float threshold);
+// Fills the first `count` estimates and margins from their sums, and notes which have a lower bound of at most
+// `threshold`: most have not.
+void estimate_block(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers, const Terms& of,
+                    float threshold, Instructions use);
 
 }  // namespace memhier

@@ -25,6 +25,8 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kLine = 64;    // bytes of the processor's caches
+constexpr std::size_t kAhead = 512;  // rows of a list at most that are asked for before it is scanned
+constexpr std::size_t kAskedLines = 96;  // in the time that a block of rows is scanned
 constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
 // A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
@@ -118,19 +120,39 @@ struct Part {
   std::int64_t rows;
 };
 
-MEMHIER_CLONES
-void multiply(float* values, const float* by, std::size_t count) {
-#pragma omp simd
-  for (std::size_t t = 0; t < count; ++t) values[t] *= by[t];
-}
+// Memory that will be read soon.
+class Ahead {
+ public:
+  void clear() { ranges_.clear(); next_ = 0; }
+  void add(const void* start, std::size_t bytes) {
+    const auto* first = static_cast<const char*>(start);
+    if (bytes > 0) ranges_.push_back({first, first + bytes});
+  }
+  // Asks for the next so many lines.
+  void ask(std::size_t lines) {
+    for (; next_ < ranges_.size(); ++next_) {
+      const char *at = ranges_[next_].at, *end = ranges_[next_].end;
+      for (; at < end && lines > 0; at += kLine, --lines) __builtin_prefetch(at);
+      ranges_[next_].at = at;
+      if (at < end) return;
+    }
+  }
+
+ private:
+  struct Range { const char *at, *end; };
+  std::vector<Range> ranges_;
+  std::size_t next_ = 0;
+};
 
 class Scanner {
  public:
   Scanner(const CodeFormat& format, std::size_t dimension, const float* alpha, std::vector<Part> parts, float unit,
           RatioScale factor, RatioScale error, std::size_t k, float eps, std::size_t limit, Instructions most)
-      : format_(format), code_bytes_(format.bytes()), dimension_(dimension), alpha_(alpha), parts_(std::move(parts)),
+      : code_bytes_(format.bytes()), dimension_(dimension), alpha_(dimension), parts_(std::move(parts)),
         unit_(unit), factor_(factor), error_(error), margin_(2 * eps * unit), use_(instructions(most)), query_(format, most),
-        residual_(dimension), nearest_(k), admitted_(k, limit) {}
+        residual_(dimension), nearest_(k), admitted_(k, limit) {
+    std::copy_n(alpha, format.coded_dimensions(), alpha_.begin());  // axes without bits count for the distance alone
+  }
 
   void start(float most) {
     nearest_.clear();
@@ -141,7 +163,8 @@ class Scanner {
 
   // Scans a list, unless what is known of it says that it can hardly hold one of the k nearest.
   void scan(const float* query, const std::uint16_t* centroid, std::int64_t list, float radius, float zeta) {
-    const Residual residual = subtract_centroid(query, centroid, dimension_, residual_.data(), use_);
+    const Residual residual = 
+        subtract_centroid(query, centroid, alpha_.data(), dimension_, residual_.data(), use_);
     const float kth = std::min(nearest_.value(), most_);
     // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
     if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
@@ -154,53 +177,57 @@ class Scanner {
       std::int64_t row = part.starts[list];
       const std::int64_t stop = part.starts[list + 1];
       while (row < stop) {
+        const auto first = static_cast<std::size_t>(row);
         const std::size_t count = choose(part, row, stop);
         if (count == 0) continue;
-        if (!assigned) {
-          multiply(residual_.data(), alpha_, format_.coded_dimensions());
-          query_.assign(residual_.data());
-          assigned = true;
-        }
-        query_.dot(part.codes, static_cast<std::size_t>(part.rows), block_.rows, count, block_.sums);
-        estimate_block(block_, count, numbers_of(part, count),
+        if (!assigned) query_.assign(residual_.data(), residual.largest);
+        assigned = true;
+        const auto total = static_cast<std::size_t>(part.rows);
+        const std::int32_t* sums = block_.sums;
+        if (part.allowed == nullptr) sums = query_.dot_range(part.codes, total, first, count, block_.sums);
+        else query_.dot(part.codes, total, block_.rows, count, block_.sums);
+        estimate_block(block_, count, sums, numbers_of(part, first, count),
                        {residual.squared, residual.distance * margin_, kNearest * margin_, query_.scale(),
                         query_.offset(), unit_, factor_, error_},
-                       use_);
-        offer(static_cast<std::int64_t>(p) << kPartShift, count);
+                       admitted_.threshold(), use_);
+        ahead_.ask(kAskedLines);
+        offer(part, static_cast<std::int64_t>(p) << kPartShift, first, count);
         scanned += static_cast<std::int64_t>(count);
       }
     }
   }
 
-  // Asks for what scanning a list will read while another one is scanned: lists are short, and a processor that guesses
-  // what is read next has seen too little of each.
-  void prefetch(const std::uint16_t* centroid, std::int64_t list) const {
-    ask(centroid, dimension_ * sizeof(std::uint16_t));
+  // Notes what scanning a list will read, to ask for it bit by bit while the one before is scanned: lists are short, and a
+  // processor that guesses what is read next has seen too little of each; asked for at once, it is more than the processor
+  // can wait for and go on.
+  void prefetch(const std::uint16_t* centroid, std::int64_t list) {
+    ahead_.clear();
+    ahead_.add(centroid, dimension_ * sizeof(std::uint16_t));
     for (const Part& part : parts_) {
       const auto start = static_cast<std::size_t>(part.starts[list]);
-      const std::size_t rows = std::min(static_cast<std::size_t>(part.starts[list + 1]) - start, kBlock);
-      ask(part.codes + start * code_bytes_, rows * code_bytes_);
+      const std::size_t rows = std::min(static_cast<std::size_t>(part.starts[list + 1]) - start, kAhead);
       for (const std::uint16_t* numbers : {part.radius, part.ratios})
-        ask(numbers + start, rows * sizeof(std::uint16_t));
+        ahead_.add(numbers + start, rows * sizeof(std::uint16_t));
+      ahead_.add(part.codes + start * code_bytes_, rows * code_bytes_);
     }
   }
+
+  // Asks for what of it was not yet asked for.
+  void prefetch_rest() { ahead_.ask(SIZE_MAX); }
 
   Admitted& admitted() { return admitted_; }
 
   std::int64_t probed = 0, scanned = 0;
 
  private:
-  static void ask(const void* start, std::size_t bytes) {
-    const auto* at = static_cast<const char*>(start);
-    for (std::size_t line = 0; line < bytes; line += kLine) __builtin_prefetch(at + line);
-  }
-
-  // Fills the block with the next rows that are allowed and moves `row` past them.
+  // Moves `row` past the next rows that are allowed, and returns how many; under a filter, fills the block with them.
   std::size_t choose(const Part& part, std::int64_t& row, std::int64_t stop) {
     std::size_t count = 0;
     if (part.allowed == nullptr) {
-      for (; row < stop && count < kBlock; ++row) block_.rows[count++] = static_cast<std::uint32_t>(row);
-      return count;
+      // No further than to the end of a block of codes, which are multiplied together.
+      const std::int64_t first = row;
+      row = std::min<std::int64_t>(stop, row + kBlock - row % CodeFormat::kBlockRows);
+      return static_cast<std::size_t>(row - first);
     }
     while (row < stop && count < kBlock) {
       std::uint64_t word = part.allowed[row >> 6] >> (row & 63);
@@ -218,10 +245,8 @@ class Scanner {
     return count;
   }
 
-  Numbers numbers_of(const Part& part, std::size_t count) {
-    const std::uint32_t first = block_.rows[0];
-    if (block_.rows[count - 1] - first == count - 1)  // neighbours, as always without a filter
-      return {part.radius + first, part.ratios + first};
+  Numbers numbers_of(const Part& part, std::size_t first, std::size_t count) {
+    if (part.allowed == nullptr) return {part.radius + first, part.ratios + first};
     for (std::size_t i = 0; i < count; ++i) {
       block_.radius[i] = part.radius[block_.rows[i]];
       block_.ratios[i] = part.ratios[block_.rows[i]];
@@ -229,24 +254,23 @@ class Scanner {
     return {block_.radius, block_.ratios};
   }
 
-  void offer(std::int64_t base, std::size_t count) {
+  void offer(const Part& part, std::int64_t base, std::size_t first, std::size_t count) {
     float threshold = admitted_.threshold();
-    for (std::size_t i = 0; i < count; ++i) {
-      if (i % kLanes == 0 && i + kLanes <= count && !any_below(block_.estimate + i, block_.margin + i, threshold)) {
-        i += kLanes - 1;
-        continue;
+    for (std::size_t lanes = 0; lanes < count; lanes += kLanes) {
+      for (std::uint32_t near = block_.near[lanes / kLanes]; near != 0; near &= near - 1) {
+        const std::size_t i = lanes + static_cast<std::size_t>(std::countr_zero(near));
+        const float estimate = block_.estimate[i], margin = block_.margin[i];
+        if (!(estimate - margin <= threshold)) continue;  // which has fallen meanwhile
+        nearest_.offer(estimate);
+        const std::int64_t row = part.allowed == nullptr ? static_cast<std::int64_t>(first + i) : block_.rows[i];
+        admitted_.offer({estimate - margin, estimate, base | row}, estimate + margin);
+        threshold = admitted_.threshold();
       }
-      const float estimate = block_.estimate[i], margin = block_.margin[i];
-      if (!(estimate - margin <= threshold)) continue;
-      nearest_.offer(estimate);
-      admitted_.offer({estimate - margin, estimate, base | block_.rows[i]}, estimate + margin);
-      threshold = admitted_.threshold();
     }
   }
 
-  const CodeFormat format_;
   const std::size_t code_bytes_, dimension_;
-  const float* alpha_;
+  std::vector<float> alpha_;
   const std::vector<Part> parts_;
   const float unit_;
   const RatioScale factor_, error_;
@@ -258,6 +282,7 @@ class Scanner {
   KthSmallest nearest_;
   Admitted admitted_;
   Block block_;
+  Ahead ahead_;
 };
 
 template <class T, int axes>
@@ -338,6 +363,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
       if (next >= 0) scanner.prefetch(centroids.data() + static_cast<std::size_t>(next) * dimension, next);
       scanner.scan(queries.data() + q * dimension, centroids.data() + static_cast<std::size_t>(list) * dimension, list,
                    radii.data()[list], zeta);
+      scanner.prefetch_rest();
     }
     thresholds.data()[q] = scanner.admitted().finish();
     const std::vector<Candidate>& items = scanner.admitted().items();

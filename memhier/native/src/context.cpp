@@ -64,7 +64,7 @@ void Context::reset() {
 std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, Counters& counters) {
   assert(free_ios_.size() == ios_.size());
   batch_ = &batch;
-  lands_in_rows_ = batch.length >= kPageBytes;
+  lands_in_rows_ = batch.out != nullptr && batch.length >= kPageBytes;
   fault_ = plan_window(batch, start);
   if (fault_) return fault_;
   counters_ = {};
@@ -117,6 +117,8 @@ std::optional<Fault> Context::plan_window(const Batch& batch, std::size_t start)
       return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
     requests_.push_back({static_cast<std::uint64_t>(offset), static_cast<std::uint32_t>(file),
                          static_cast<std::uint32_t>(row)});
+    if (batch.out == nullptr && static_cast<std::uint64_t>(offset) % kPageBytes + batch.length > kPageBytes)
+      return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
     if (batch.latency != nullptr) batch.latency[row] = 0;
   }
   plan_ = Plan(batch.length);
@@ -239,6 +241,11 @@ void Context::deliver(const Io& io) {
   const std::uint64_t io_end = io.offset + io.pages * kPageBytes;
   for (std::uint32_t i = io.first_request; i < io.stop_request; ++i) {
     const Request& request = requests_[i];
+    if (batch_->out == nullptr) {
+      const std::uint64_t within = request.offset - io.offset;
+      (*batch_->landed)(request.row, io.page[within / kPageBytes] + within % kPageBytes);
+      continue;
+    }
     const std::uint64_t high = std::min(request.offset + batch_->length, io_end);
     std::uint64_t at = std::max(request.offset, io.offset);
     while (at < high) {

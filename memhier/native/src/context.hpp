@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -22,6 +23,9 @@ struct Fault {
   std::int64_t first = 0, second = 0, third = 0;
 };
 
+// Told of a range that lies within one page as soon as this is read: its number, and its bytes, which stay until it returns.
+using Landed = std::function<void(std::uint32_t, const std::byte*)>;
+
 // One call. The caller keeps all of it alive, and the files open, until read() returns.
 struct Batch {
   std::span<const Source* const> sources;  // by handle; null where there is none
@@ -30,8 +34,9 @@ struct Batch {
   const std::int64_t* offsets;  // [count]
   std::size_t count;
   std::size_t length;  // bytes of each range
-  std::byte* out;      // [count, length]
+  std::byte* out;      // [count, length], or null where `landed` takes them
   float* latency;      // [count] or null
+  const Landed* landed = nullptr;
 };
 
 struct Counters {

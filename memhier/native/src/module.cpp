@@ -18,4 +18,5 @@ NB_MODULE(_core, m) {
   register_pq_scan(m);
   register_reader(m);
   register_slotmap(m);
+  register_turn(m);
 }

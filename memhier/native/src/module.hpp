@@ -17,3 +17,4 @@ void register_policies(nanobind::module_& m);
 void register_pq_scan(nanobind::module_& m);
 void register_reader(nanobind::module_& m);
 void register_slotmap(nanobind::module_& m);
+void register_turn(nanobind::module_& m);

@@ -11,6 +11,7 @@
 
 #include "distance.hpp"
 #include "module.hpp"
+#include "simd.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,6 +25,7 @@ namespace {
 template <class T, int axes>
 using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
 
+constexpr std::size_t kGroup = 8;     // rows of which the nearest stands for them
 constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
 
 #if defined(__x86_64__)
@@ -82,13 +84,43 @@ void measure(const float* queries, std::size_t together, const std::uint16_t* ro
               RowType::float16, Metric::l2);
 }
 
+// Bits of floats that are not negative order as these do, and those of NaN after all.
+MEMHIER_INLINE std::uint32_t order_of(float away) { return std::bit_cast<std::uint32_t>(away); }
+
+// least[groups] = the least of every kGroup, which stand `groups` apart.
+MEMHIER_CLONES
+void least_of_groups(const float* away, std::size_t groups, std::uint32_t* least) {
+  for (std::size_t group = 0; group < groups; ++group) least[group] = order_of(away[group]);
+  for (std::size_t each = 1; each < kGroup; ++each)
+#pragma omp simd
+    for (std::size_t group = 0; group < groups; ++group)
+      least[group] = std::min(least[group], order_of(away[each * groups + group]));
+}
+
+// What at least `wanted` do not exceed, and few more: of the least of every group, the wanted-th.
+std::uint32_t bound_of(const float* away, std::size_t count, std::size_t wanted, std::vector<std::uint32_t>& least) {
+  const std::size_t groups = count / kGroup;
+  if (wanted > groups) return UINT32_MAX;
+  least.resize(groups);
+  least_of_groups(away, groups, least.data());
+  const auto last = least.begin() + static_cast<std::ptrdiff_t>(wanted - 1);
+  std::nth_element(least.begin(), last, least.end());
+  return *last;
+}
+
 // Fills nearest[wanted] with the numbers of the smallest distances; `keys` has room for all.
-void choose(const float* away, std::vector<std::uint64_t>& keys, std::size_t wanted, std::int64_t* nearest) {
-  // Distance above, number below: floats that are not negative order as their bits do.
-  for (std::size_t row = 0; row < keys.size(); ++row)
-    keys[row] = std::uint64_t{std::bit_cast<std::uint32_t>(away[row])} << 32 | row;
+void choose(const float* away, std::size_t count, std::vector<std::uint32_t>& least, std::vector<std::uint64_t>& keys,
+            std::size_t wanted, std::int64_t* nearest) {
+  if (wanted == 0) return;
+  const std::uint32_t bound = bound_of(away, count, wanted, least);
+  std::size_t kept = 0;
+  for (std::size_t row = 0; row < count; ++row) {
+    keys[kept] = std::uint64_t{order_of(away[row])} << 32 | row;
+    kept += order_of(away[row]) <= bound ? 1 : 0;
+  }
   const auto last = keys.begin() + static_cast<std::ptrdiff_t>(wanted);
-  if (wanted < keys.size()) std::nth_element(keys.begin(), last, keys.end());
+  const auto end = keys.begin() + static_cast<std::ptrdiff_t>(kept);
+  if (last < end) std::nth_element(keys.begin(), last, end);
   std::sort(keys.begin(), last);
   std::transform(keys.begin(), last, nearest,
                  [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
@@ -103,11 +135,13 @@ void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> r
   nb::gil_scoped_release released;
   std::vector<float> away(std::min(kTogether, queries.shape(0)) * count);
   std::vector<std::uint64_t> keys(count);
+  std::vector<std::uint32_t> least;
+  least.reserve(count / kGroup);
   for (std::size_t first = 0; first < queries.shape(0); first += kTogether) {
     const std::size_t together = std::min(kTogether, queries.shape(0) - first);
     measure(queries.data() + first * dimension, together, rows.data(), count, dimension, away.data());
     for (std::size_t q = 0; q < together; ++q)
-      choose(away.data() + q * count, keys, wanted, nearest.data() + (first + q) * wanted);
+      choose(away.data() + q * count, count, least, keys, wanted, nearest.data() + (first + q) * wanted);
   }
 }
 

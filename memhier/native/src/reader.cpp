@@ -142,7 +142,8 @@ class PageReader {
     file_view.require(file_view.count<std::int32_t>() == total && lower_view.count<float>() == total &&
                           id_view.count<std::int64_t>() == total,
                       "files, lower, ids: one for each candidate");
-    row_view.require(k > 0 && first_round > 0 && row_bytes > 0 && row_view.bytes() >= row_bytes, "workspace: room for a row");
+    row_view.require(k > 0 && first_round > 0 && row_bytes > 0 && (row_view.bytes() == 0 || row_view.bytes() >= row_bytes),
+                     "workspace: empty, or room for a row");
     page_view.require(page_view.bytes() == key_view.count<std::int64_t>() * kPageBytes, "hot_pages: a page for each key");
     found.require(found.count<float>() == count * k && found_ids.count<std::int64_t>() == count * k &&
                       found_files.count<std::int32_t>() == count * k && found_offsets.count<std::int64_t>() == count * k &&
@@ -151,8 +152,8 @@ class PageReader {
     row_view.require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "type, metric: known");
     std::vector<Buffer> kept;
     const std::vector<PageRows> of_pages = take_page_rows(page_rows, kept);
-    row_view.require(per_page == 0 || (per_page * row_bytes <= kPageBytes && row_view.bytes() >= kPageBytes),
-                     "page_rows: rows that fit their page, and room for a page");
+    row_view.require(per_page == 0 || (per_page * row_bytes <= kPageBytes && row_view.bytes() == 0),
+                     "page_rows: rows that fit their page, which need no workspace");
     const auto* file_of = file_view.as<const std::int32_t>();
     const auto* start_of = offset_view.as<const std::int64_t>();
     for (std::size_t i = 0; per_page > 0 && i < total; ++i) {

@@ -16,6 +16,7 @@ std::size_t next_round(std::int64_t ranked) { return std::max(kLeastRound, stati
 }  // namespace
 
 const std::byte* HotPages::find(std::int32_t file, std::uint64_t page) const {
+  if (keys.empty()) return nullptr;
   const std::int64_t wanted = key(file, page);
   const auto found = std::lower_bound(keys.begin(), keys.end(), wanted);
   if (found == keys.end() || *found != wanted) return nullptr;
@@ -27,6 +28,7 @@ Rounds::Rounds(const RankBatch& batch, Read read)
       taken_(batch.per_page > 0 ? 0 : static_cast<std::size_t>(batch.first[batch.count])),
       read_(batch.per_page > 0 ? batch.count : 0) {
   for (auto& heap : nearest_) heap.reserve(batch.k);
+  distances_.resize(batch.per_page);  // now: nothing may throw while reads are on their way
   std::fill_n(batch.out_tally, batch.count * 5, 0);
 }
 
@@ -43,11 +45,7 @@ std::optional<Fault> Rounds::run() {
       const std::int32_t file_a = batch_.files[a.candidate], file_b = batch_.files[b.candidate];
       return file_a != file_b ? file_a < file_b : batch_.offsets[a.candidate] < batch_.offsets[b.candidate];
     });
-    const std::size_t step = batch_.workspace.size() / (batch_.per_page > 0 ? kPageBytes : batch_.row_bytes);
-    for (std::size_t at = 0; at < wanted_.size(); at += step) {
-      const auto part = std::span(wanted_).subspan(at, std::min(step, wanted_.size() - at));
-      if (auto fault = batch_.per_page > 0 ? rank_pages(part) : rank(part)) return fault;
-    }
+    if (auto fault = batch_.workspace.empty() ? rank_as_they_land() : rank_by_parts()) return fault;
     if (end != Clock::time_point::max() && Clock::now() >= end) {
       for (const std::uint32_t query : active) tally(query)[4] = static_cast<std::int64_t>(Stop::deadline);
       break;
@@ -150,69 +148,75 @@ void Rounds::add_page_mates(std::uint32_t query, float most) {
   }
 }
 
-std::optional<Fault> Rounds::rank(std::span<const Wanted> wanted) {
+// Ranks what is wanted, rows or whole pages, each as soon as it is read, while the rest is on its way.
+std::optional<Fault> Rounds::rank_as_they_land() {
+  const bool whole = batch_.per_page > 0;
+  const auto rank = [this, whole](const Wanted& item, const std::byte* at) {
+    if (whole) rank_page(item, at);
+    else rank_row(item, at);
+  };
   files_.clear();
   offsets_.clear();
-  query_of_row_.clear();
-  std::vector<std::int64_t> ids;
-  ids.reserve(wanted.size());
-  std::byte* row = batch_.workspace.data();
-  DistanceBatch one{batch_.queries, nullptr, 0, 1, batch_.dimension, nullptr, nullptr};
-  for (const Wanted& item : wanted) {
-    ++tally(item.query)[0];
+  cold_.clear();
+  for (const Wanted& item : wanted_) {
+    const std::int32_t file = batch_.files[item.candidate];
     const auto offset = static_cast<std::uint64_t>(batch_.offsets[item.candidate]);
-    const std::byte* page = batch_.hot.keys.empty() || !in_one_page(item.candidate)
-                                ? nullptr
-                                : batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes);
+    const std::uint64_t within = whole ? 0 : offset % kPageBytes;
+    if (const std::byte* page = batch_.hot.find(file, offset / kPageBytes)) {
+      rank(item, page + within);
+      continue;
+    }
+    files_.push_back(file);
+    offsets_.push_back(static_cast<std::int64_t>(offset / kPageBytes * kPageBytes + within));
+    cold_.push_back(item);
+  }
+  if (cold_.empty()) return std::nullopt;
+  const Landed landed = [&](std::uint32_t number, const std::byte* at) { rank(cold_[number], at); };
+  const std::size_t length = whole ? kPageBytes : batch_.row_bytes;
+  return fetch_({{}, files_.data(), 0, offsets_.data(), offsets_.size(), length, nullptr, nullptr, &landed});
+}
+
+// Ranks rows that may straddle pages: read as many at a time as there is room for, then compared.
+std::optional<Fault> Rounds::rank_by_parts() {
+  const std::size_t step = batch_.workspace.size() / batch_.row_bytes;
+  for (std::size_t at = 0; at < wanted_.size(); at += step) {
+    const auto part = std::span(wanted_).subspan(at, std::min(step, wanted_.size() - at));
+    if (auto fault = rank_part(part)) return fault;
+  }
+  return std::nullopt;
+}
+
+std::optional<Fault> Rounds::rank_part(std::span<const Wanted> wanted) {
+  files_.clear();
+  offsets_.clear();
+  cold_.clear();
+  for (const Wanted& item : wanted) {
+    const auto offset = static_cast<std::uint64_t>(batch_.offsets[item.candidate]);
+    const std::byte* page = in_one_page(item.candidate)
+                                ? batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes)
+                                : nullptr;
     if (page != nullptr) {
-      float distance = 0;
-      one.queries = batch_.queries + std::size_t{item.query} * batch_.dimension;
-      one.rows = page + offset % kPageBytes;
-      one.out = &distance;
-      distances(one, batch_.type, batch_.metric);
-      offer(item.query, {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
+      rank_row(item, page + offset % kPageBytes);
       continue;
     }
     files_.push_back(batch_.files[item.candidate]);
     offsets_.push_back(batch_.offsets[item.candidate]);
-    query_of_row_.push_back(static_cast<std::int32_t>(item.query));
-    ids.push_back(batch_.ids[item.candidate]);
+    cold_.push_back(item);
   }
-  if (offsets_.empty()) return std::nullopt;
-  const Batch reads{{}, files_.data(), 0, offsets_.data(), offsets_.size(), batch_.row_bytes, row, nullptr};
+  if (cold_.empty()) return std::nullopt;
+  std::byte* rows = batch_.workspace.data();
+  const Batch reads{{}, files_.data(), 0, offsets_.data(), offsets_.size(), batch_.row_bytes, rows, nullptr};
   if (auto fault = fetch_(reads)) return fault;
-  distances_.resize(offsets_.size());
-  distances({batch_.queries, row, static_cast<std::ptrdiff_t>(batch_.row_bytes), offsets_.size(), batch_.dimension,
-             query_of_row_.data(), distances_.data()},
-            batch_.type, batch_.metric);
-  for (std::size_t i = 0; i < ids.size(); ++i)
-    offer(static_cast<std::uint32_t>(query_of_row_[i]), {distances_[i], files_[i], ids[i], offsets_[i]});
+  for (std::size_t i = 0; i < cold_.size(); ++i) rank_row(cold_[i], rows + i * batch_.row_bytes);
   return std::nullopt;
 }
 
-// As rank(), but reads whole pages and ranks all that is on them.
-std::optional<Fault> Rounds::rank_pages(std::span<const Wanted> wanted) {
-  files_.clear();
-  offsets_.clear();
-  std::vector<Wanted> cold;
-  cold.reserve(wanted.size());
-  for (const Wanted& item : wanted) {
-    const std::int32_t file = batch_.files[item.candidate];
-    const auto number = static_cast<std::uint64_t>(batch_.offsets[item.candidate]) / kPageBytes;
-    if (const std::byte* page = batch_.hot.keys.empty() ? nullptr : batch_.hot.find(file, number)) {
-      rank_page(item, page);
-      continue;
-    }
-    files_.push_back(file);
-    offsets_.push_back(static_cast<std::int64_t>(number * kPageBytes));
-    cold.push_back(item);
-  }
-  if (cold.empty()) return std::nullopt;
-  std::byte* pages = batch_.workspace.data();
-  const Batch reads{{}, files_.data(), 0, offsets_.data(), offsets_.size(), kPageBytes, pages, nullptr};
-  if (auto fault = fetch_(reads)) return fault;
-  for (std::size_t i = 0; i < cold.size(); ++i) rank_page(cold[i], pages + i * kPageBytes);
-  return std::nullopt;
+void Rounds::rank_row(const Wanted& item, const std::byte* row) {
+  ++tally(item.query)[0];
+  float distance = 0;
+  distances({batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
+            batch_.type, batch_.metric);
+  offer(item.query, {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
 }
 
 void Rounds::rank_page(const Wanted& item, const std::byte* page) {
@@ -223,7 +227,6 @@ void Rounds::rank_page(const Wanted& item, const std::byte* page) {
   const std::int64_t start = batch_.offsets[item.candidate] / static_cast<std::int64_t>(kPageBytes);
   const std::int64_t first = start * per_page;
   const auto count = static_cast<std::size_t>(std::min(per_page, rows.rows - first));
-  distances_.resize(batch_.per_page);
   distances({batch_.queries + std::size_t{item.query} * batch_.dimension, page,
              static_cast<std::ptrdiff_t>(batch_.row_bytes), count, batch_.dimension, nullptr, distances_.data()},
             batch_.type, batch_.metric);

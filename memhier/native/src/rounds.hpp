@@ -56,7 +56,7 @@ struct RankBatch {
   std::size_t first_round;                // candidates of it
   std::size_t max_reads;                  // pages a query
   std::chrono::nanoseconds deadline;      // for the whole call
-  std::span<std::byte> workspace;         // rows on their way, at least one
+  std::span<std::byte> workspace;         // for rows on their way that straddle pages; empty where none does
   HotPages hot;
   std::size_t per_page;  // rows of a page, where whole pages are ranked; 0 where only candidates are
   std::span<const PageRows> page_rows;  // then of every file
@@ -95,8 +95,10 @@ class Rounds {
   bool want(std::uint32_t query, std::int64_t candidate);
   bool want_page(std::uint32_t query, std::int64_t candidate);
   void add_page_mates(std::uint32_t query, float threshold);
-  std::optional<Fault> rank(std::span<const Wanted> wanted);
-  std::optional<Fault> rank_pages(std::span<const Wanted> wanted);
+  std::optional<Fault> rank_as_they_land();
+  std::optional<Fault> rank_by_parts();
+  std::optional<Fault> rank_part(std::span<const Wanted> wanted);
+  void rank_row(const Wanted& item, const std::byte* row);
   void rank_page(const Wanted& item, const std::byte* page);
   void offer(std::uint32_t query, const Nearest& item);
   float threshold(std::uint32_t query) const;
@@ -112,9 +114,9 @@ class Rounds {
   std::vector<std::int64_t> next_;             // by query, the first candidate not looked at
   std::vector<bool> taken_;                    // by candidate
   std::vector<std::vector<std::int64_t>> read_;  // by query, the pages that are ranked whole, ascending
-  std::vector<Wanted> wanted_;
+  std::vector<Wanted> wanted_, cold_;  // of this round; and of these, what is not held in DRAM
   std::vector<std::int64_t> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
-  std::vector<std::int32_t> files_, query_of_row_;
+  std::vector<std::int32_t> files_;
   std::vector<std::int64_t> offsets_;
   std::vector<float> distances_;
 };
