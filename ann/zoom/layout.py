@@ -30,7 +30,7 @@ _FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
-_SEARCHES_SHARE, _SEARCHES_MOST = 0.125, 8  # of the budget for searches beyond the first; and of them
+_SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 CONTEXTS_MOST = 4  # that a reader makes
 PART_BYTES = 4096  # of a part, in catalog and description
 _CATALOG_BYTES = 8192  # of the description, most of it what recalls take
@@ -72,7 +72,7 @@ class Layout:
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
-    return max(64 << 10, min(512 << 10, dram // 128))
+    return max(64 << 10, min(512 << 10, dram // 192))
 
 
 def fresh_bytes(dram: int) -> int:
