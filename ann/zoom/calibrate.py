@@ -27,7 +27,7 @@ NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
 _LISTS_LOSSES = (0.6, 0.35, 0.15)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
-# Codes that are scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
+# Codes scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
 _READ_COST = 6000
 _EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
