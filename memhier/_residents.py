@@ -228,9 +228,23 @@ class Residents:
     def _encode(self, slots: Ints) -> NDArray[np.uint8]:
         """Return rows as they are written, valid until others are."""
         rows = self._slab.gather(slots, out=self._outgoing[: len(slots)]).reshape(len(slots), -1)
-        return (
-            rows.view(np.uint8) if self._codec.lossless else self._codec.encode(rows, out=self._encoded[: len(slots)])
-        )
+        if self._codec.lossless:
+            return rows.view(np.uint8)
+        try:
+            return self._codec.encode(rows, out=self._encoded[: len(slots)])
+        except ValueError:
+            for slot, row in zip(slots, rows, strict=True):
+                self._check_encodable(slot, row)
+            raise
+
+    def _check_encodable(self, slot: Any, row: NDArray[Any]) -> None:
+        try:
+            self._codec.encode(row[None], out=self._encoded[:1])
+        except ValueError as error:
+            key = int(self.map.keys_of(np.array([slot]))[0])
+            raise ValueError(
+                f"the row of key {key} cannot be written: {error}; what was committed is still there"
+            ) from error
 
     def _wrote(self, slots: Ints) -> None:
         self._of_image[slots] = False

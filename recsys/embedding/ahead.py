@@ -281,9 +281,11 @@ class Ahead:
     def _read(self) -> None:
         started = time.perf_counter()
         try:
-            batch = next(self._batches)
-            self._loader_s += time.perf_counter() - started
-            ids = self._ids_of(batch)
+            with self._module._reading():
+                batch = next(self._batches)
+                self._loader_s += time.perf_counter() - started
+                asked = self._asked_of(batch)
+            ids = self._module._ids_of(*asked)
             rows = self._module._distinct(ids)
             self._module.tables.check_fits(rows)
         except StopIteration:
@@ -305,13 +307,14 @@ class Ahead:
             self._window.append(_Waiting(batch, ids, rows, size))
             self._waiting_bytes += size
 
-    def _ids_of(self, batch: Any) -> list[Ints | None]:
+    def _asked_of(self, batch: Any) -> tuple[Any, ...]:
+        """Return what the module is to be called with for a batch."""
         try:
             found = self._ids(batch)
         except StopIteration as error:
             # Let through, it would end the epoch as if the loader had.
             raise RuntimeError("ids: raised StopIteration") from error
-        return self._module._ids_of(*(found if isinstance(found, tuple) else (found,)))
+        return found if isinstance(found, tuple) else (found,)
 
     def _agree(self, size: int) -> None:
         """Settle with the other ranks, if there are any that read in step, how many batches may wait."""

@@ -1,5 +1,7 @@
 """What a step asks of whom, and rows of different widths as one vector, for the ranks of a sharded collection."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import ReferenceType, ref
@@ -13,9 +15,11 @@ from memhier.recsys.embedding.collectives import Collectives
 from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.tables import Ints
 
-__all__ = ["Asked", "Exchange", "Layout", "ask", "say_what_can_wait"]
+__all__ = ["Asked", "Exchange", "Layout", "ask", "refused_together", "say_what_can_wait"]
 
 Flags = NDArray[np.bool_]
+
+_NO_BATCH = -1  # in place of how many keys a rank asks for
 
 
 class Layout:
@@ -101,7 +105,13 @@ class Asked(list["Ints | None"]):
 
 
 def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
-    """Tell the owners of rows which of them this rank's batch needs."""
+    """Tell the owners of rows which of them this rank's batch needs.
+
+    Raises
+    ------
+    RuntimeError
+        When other ranks have none.
+    """
     flat = np.concatenate(ids, dtype=np.int64)
     ends = np.cumsum([len(some) for some in ids])
     keys, starts, _, inverse, _ = distinct_rows(flat, ends, bases, in_order=False)
@@ -109,8 +119,24 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     order = np.argsort(owners, kind="stable")
     sent = np.bincount(owners, minlength=ranks.ranks)
     received: list[int] = ranks.of_each(torch.from_numpy(sent[:, None]))[:, 0].tolist()
+    without = [rank for rank, count in enumerate(received) if count == _NO_BATCH]
+    if without:
+        raise RuntimeError(
+            f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
+            "or failed, or gave what the tables refuse; no rank takes the step"
+        )
     asked: Any = ranks.exchange(torch.from_numpy(keys[order]), sent.tolist(), received).numpy()
     return Exchange(ids, keys, starts, inverse, ends, order, sent.tolist(), received, asked // ranks.ranks)
+
+
+@contextmanager
+def refused_together(ranks: Collectives) -> Iterator[None]:
+    """Where there proves to be no batch inside the block, or an unfit one, tell those who wait in `ask` for its ids."""
+    try:
+        yield
+    except Exception:
+        ranks.of_each(torch.full((ranks.ranks, 1), _NO_BATCH))
+        raise
 
 
 def say_what_can_wait(step: Exchange, following: Exchange, ranks: Collectives) -> None:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args
 
@@ -253,6 +254,10 @@ class TableModule(nn.Module):
 
     def _make_room(self) -> None:
         """Let rows go, if there are any, that need not stay."""
+
+    def _reading(self) -> AbstractContextManager[None]:
+        """Return a context to read the loader in: other ranks, if there are any, hear where that fails."""
+        return nullcontext()
 
     def _largest(self, size: int) -> int | None:
         """Return the largest of the sizes of all that must read their loaders in step; None for one that need not."""

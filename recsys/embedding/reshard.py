@@ -31,8 +31,10 @@ def reshard(
     """Copy a checkpoint of :class:`ShardedEmbeddingBagCollection` for another number of ranks.
 
     Rows go with their optimizer's state; those that were never trained are not copied, as no rank has them. No process
-    group is needed, and the first checkpoint stays as it is. Reads every shard once for each new one. Where ranks gave
-    their checkpoints different `extra`, every new shard has ``{"shards": [...]}`` of all of them, by their old ranks.
+    group is needed. Where the ranks ended amid a checkpoint, the shards that have it go back to the one before, which
+    all have, as they would when opened for training; else the first folder stays as it is. Reads every shard once for
+    each new one. Where ranks gave their checkpoints different `extra`, every new shard has ``{"shards": [...]}`` of all
+    of them, by their old ranks.
 
     Parameters
     ----------

@@ -11,10 +11,9 @@ arXiv 2202.12429) travel while that runs, and are added before the one after it 
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
-from weakref import ReferenceType
 
 import numpy as np
 import torch
@@ -24,8 +23,9 @@ from memhier._arrays import as_ints
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
-from memhier.recsys.embedding.collectives import Arriving, Collectives
-from memhier.recsys.embedding.exchange import Asked, Exchange, Flags, Layout, ask, say_what_can_wait
+from memhier.recsys.embedding.collectives import Collectives
+from memhier.recsys.embedding.contributions import Contributions, Late, in_order
+from memhier.recsys.embedding.exchange import Asked, Exchange, Layout, ask, refused_together, say_what_can_wait
 from memhier.recsys.embedding.fused import Sparse, apply_sparse
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
@@ -33,49 +33,6 @@ from memhier.recsys.embedding.shard import Shard
 from memhier.recsys.embedding.tables import Ints, Rows, TableSpec
 
 __all__ = ["ShardedEmbeddingBagCollection"]
-
-
-@dataclass(frozen=True, slots=True)
-class _Contributions:
-    """Gradients of ids: the numbers of their rows int64 [n], values float32 [n, widest], from which rank int64 [n]."""
-
-    numbers: Ints
-    values: Tensor
-    ranks: Ints
-
-    def only(self, wanted: Flags) -> "_Contributions":
-        return _Contributions(self.numbers[wanted], self.values[torch.from_numpy(wanted)], self.ranks[wanted])
-
-    def then(self, others: "_Contributions") -> "_Contributions":
-        """Return both, in the order of ranks."""
-        ranks = np.concatenate((self.ranks, others.ranks))
-        order = np.argsort(ranks, kind="stable")
-        values = torch.cat((self.values, others.values))[torch.from_numpy(order)]
-        return _Contributions(np.concatenate((self.numbers, others.numbers))[order], values, ranks[order])
-
-
-@dataclass(slots=True)
-class _Late:
-    """Contributions to a step that travel while the next one runs.
-
-    Attributes
-    ----------
-    here
-        Those for rows that can wait which came at once, from ranks that did not know.
-    counts
-        How many come from each rank.
-    group, steps
-        Hyperparameters and numbers of updates as of the step.
-    """
-
-    rows: Rows
-    following: "ReferenceType[Exchange] | None"
-    here: _Contributions
-    counts: list[int]
-    keys: Arriving
-    values: Arriving
-    group: dict[str, Any]
-    steps: list[int]
 
 
 class ShardedEmbeddingBagCollection(TableModule):
@@ -135,12 +92,20 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._dims = np.array([spec.dim for spec in parser.specs])
         self._average = average
         self._previous: Exchange | None = None  # the last one that was made ahead
-        self._late: _Late | None = None
+        self._late: Late | None = None
 
     @not_compiled
     def forward(self, features: Any) -> Pooled:
-        """Return pooled rows of every feature of this rank's batch; see :class:`EmbeddingBagCollection`."""
-        bags = self._parser.bags_of(features)
+        """Return pooled rows of every feature of this rank's batch; see :class:`EmbeddingBagCollection`.
+
+        Raises
+        ------
+        RuntimeError
+            Where other ranks raise, because of an id out of range or the like. No rank has taken the step then.
+        """
+        # Of a batch that was read ahead all have heard already.
+        with refused_together(self._now) if self._planned is None else nullcontext():
+            bags = self._parser.bags_of(features)
         ids = [bag.indices.numpy() for bag in bags]
         exchange = self._expected(ids) or self._ask(ids, self._now)
         late = self._late
@@ -267,12 +232,16 @@ class ShardedEmbeddingBagCollection(TableModule):
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
         """Exchange the ids of a batch to come; what is asked of this rank are the ids of its tables."""
-        ids = [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
+        with self._reading():
+            ids = [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
         exchange, previous = self._ask(ids, self._ahead), self._previous
         if previous is not None and self._ranks > 1 and self._update == "backward":
             say_what_can_wait(previous, exchange, self._ahead)
         self._previous = exchange
         return Asked(exchange)
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return refused_together(self._ahead)
 
     def _largest(self, size: int) -> int:
         """Return the largest of the sizes of all ranks, which read their loaders in step."""
@@ -289,8 +258,9 @@ class ShardedEmbeddingBagCollection(TableModule):
         return asked.exchange
 
     def _ask(self, ids: list[Ints], ranks: Collectives) -> Exchange:
-        for table, some in enumerate(ids):
-            self._parser.check_ids(table, some)
+        with refused_together(ranks):
+            for table, some in enumerate(ids):
+                self._parser.check_ids(table, some)
         return ask(ids, self._bases, ranks)
 
     def _fetched(self, rows: Rows, exchange: Exchange) -> list[Tensor]:
@@ -339,14 +309,14 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._add_up(rows, found.only(~held))
         steps = list(self.tables.record.steps)
         here = found.only(held)
-        self._late = _Late(late, exchange.following, here, late_in, of_keys, of_values, dict(group), steps)
+        self._late = Late(late, exchange.following, here, late_in, of_keys, of_values, dict(group), steps)
 
-    def _contributions(self, keys: Tensor, vector: Tensor, counts: list[int]) -> _Contributions:
+    def _contributions(self, keys: Tensor, vector: Tensor, counts: list[int]) -> Contributions:
         numbers = self._shard.numbers(keys.numpy())
         values = Layout(self._dims[self._shard.tables_of(numbers)]).parted(vector, max(self._dims))
         if self._average:
             values /= self._ranks
-        return _Contributions(numbers, values, np.repeat(np.arange(self._ranks), counts))
+        return Contributions(numbers, values, np.repeat(np.arange(self._ranks), counts))
 
     def _settle(self) -> None:
         """Add what travelled beside a step to its rows."""
@@ -358,7 +328,7 @@ class ShardedEmbeddingBagCollection(TableModule):
             apply_sparse(self.tables, late.rows, some, late.group, late.steps)
             late.rows.release()
 
-    def _add_up(self, rows: Rows, found: _Contributions) -> None:
+    def _add_up(self, rows: Rows, found: Contributions) -> None:
         gradients = self._gradients(rows, found)
         if self._update == "step":
             self._pending.append((rows, gradients))
@@ -366,7 +336,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         apply_sparse(self.tables, rows, gradients, self.optimizer.param_groups[0])
         rows.release()
 
-    def _gradients(self, rows: Rows, found: _Contributions) -> Sparse:
+    def _gradients(self, rows: Rows, found: Contributions) -> Sparse:
         """Return the gradients of a step's rows, of each table."""
         places = np.searchsorted(rows.keys, found.numbers)
         table_of = np.searchsorted(rows.starts, places, side="right") - 1
@@ -376,7 +346,7 @@ class ShardedEmbeddingBagCollection(TableModule):
             values = found.values[torch.from_numpy(mine), :dim]
             count = of_table.stop - of_table.start
             at = torch.from_numpy(places[mine] - of_table.start)
-            gradients.append((table, _in_order(at, values, count, self.tables.optimizer)))
+            gradients.append((table, in_order(at, values, count, self.tables.optimizer)))
         return gradients
 
 
@@ -433,14 +403,3 @@ class _Look(torch.autograd.Function):
             )
         ctx.module._send_gradients(ctx.rows, ctx.exchange, torch.cat(places).numpy(), torch.cat(values))
         return None, None, None, None, None, *of_samples
-
-
-def _in_order(places: Tensor, values: Tensor, count: int, optimizer: SparseOptimizer) -> Tensor:
-    """Return a sparse gradient whose repeats add up in the order in which they came."""
-    shape = (count, values.shape[1])
-    if isinstance(optimizer, SGD) and not optimizer.momentum and not optimizer.weight_decay:
-        # Applied one after the other, as torch does.
-        return torch.sparse_coo_tensor(places.unsqueeze(0), values, shape, check_invariants=False)
-    distinct, inverse = torch.unique(places, return_inverse=True)
-    sums = torch.zeros(len(distinct), values.shape[1]).index_add_(0, inverse, values)
-    return torch.sparse_coo_tensor(distinct.unsqueeze(0), sums, shape, is_coalesced=True, check_invariants=False)

@@ -276,6 +276,20 @@ def test_rows_that_are_no_numbers_leave_as_others_do(tmp_path: Path, codec: str)
         assert not bag.weights(np.arange(3, 300)).isnan().any()
 
 
+def test_a_row_that_outgrew_its_codec_is_named_and_the_last_commit_stays(tmp_path: Path) -> None:
+    rule = SGD(lr=1.0)
+    with make(tmp_path, codec="fp16", policy=Belady(40), optimizer=rule) as bag:
+        bag(torch.tensor([[1, 2]])).sum().backward()
+        bag.checkpoint()
+        before = bag.weights([1, 2])
+        bag(torch.tensor([[2]])).mul(1e5).sum().backward()
+        for write in (bag.checkpoint, lambda: bag(torch.arange(10, 50)[:, None])):
+            with pytest.raises(ValueError, match=r"row of key 2 cannot be written: .* largest number is 65504"):
+                write()
+    with make(tmp_path, codec="fp16", policy=Belady(40), optimizer=rule, resume=True) as bag:
+        torch.testing.assert_close(bag.weights([1, 2]), before, rtol=0, atol=1e-3)
+
+
 @pytest.mark.parametrize("codec", ["fp16", "bf16", "int8ef"])
 def test_state_is_never_rounded(tmp_path: Path, codec: str) -> None:
     for rule in (Adagrad(), Adam(), SGD(lr=0.1, momentum=0.9)):

@@ -1,5 +1,6 @@
 """Several trainers: their tables have the bits of one trainer's."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,12 +31,17 @@ def run(folder: Path, ranks: int, rule: str, window: int, first: int = 0, last: 
 
 def start(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
     """Run a script once for each rank; return the words that the first one prints."""
+    return run_all(script, folder, ranks, *arguments)[0].split()
+
+
+def run_all(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
+    """Run a script once for each rank; return what each prints."""
     folder.mkdir(exist_ok=True)
     commands = [[sys.executable, str(script), *map(str, (folder, ranks, rank, *arguments))] for rank in range(ranks)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
     outputs = [process.communicate(timeout=100)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    return outputs[0].split()
+    return outputs
 
 
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
@@ -61,6 +67,25 @@ def test_three_ranks_without_looking_ahead(tmp_path: Path) -> None:
 def test_little_room_and_checkpoints_that_fail(tmp_path: Path) -> None:
     # Rows of one step were held back for others' gradients while those of the next found no room.
     assert int(start(SCRIPT.with_name("train_in_little_room.py"), tmp_path, 2)[0]) > 0
+
+
+def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None:
+    outputs = run_all(SCRIPT.with_name("train_with_unfit_batches.py"), tmp_path, 2)
+    (*told, first), (*own, second) = (output.splitlines() for output in outputs)
+    faults = ["range", "shape", "range", "shape", "raises", "ends"]
+    assert [line.split(": ")[0] for line in told] == [f"{fault} after 4" for fault in faults]
+    assert all("RuntimeError: ranks [1] have no batch for this step" in line for line in told)
+    reasons = {
+        "range": r": IndexError: input\[0\]=69: expected a row of table 'a', 0 to 39",
+        "shape": r": ValueError: features: expected integers \[samples, 2\].*",
+        "raises": ": OSError: the file is gone",
+        "ends": "",
+    }
+    for fault, line in zip(faults, own, strict=True):
+        assert re.fullmatch(f"{fault} after 4{reasons[fault]}", line)
+    # What was trained before, and what is trained after, is the same on all.
+    assert first == second
+    assert first.startswith("30 ")
 
 
 def test_the_dense_part_under_ddp(tmp_path: Path) -> None:
