@@ -1,7 +1,11 @@
 """What the workloads of embedding tables share: a DLRM, ids with the sizes and skew of Criteo's tables, real data."""
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +18,8 @@ __all__ = [
     "CRITEO_ROWS",
     "DLRM",
     "Sample",
+    "Stretch",
+    "Stretches",
     "checkpoint_costs",
     "criteo_dac",
     "gowalla",
@@ -29,8 +35,6 @@ CRITEO_ROWS = (
     1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10, 5652,
     2173, 4, 7046547, 18, 15, 286181, 105, 142572,
 )  # fmt: skip
-
-_AFTER = 10  # steps that a checkpoint beside them may hold up
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +70,60 @@ class DLRM(nn.Module):
         return logits
 
 
-def checkpoint_costs(spent: list[float], calls: dict[int, float], every: int) -> dict[int, float]:
-    """Return what each checkpoint costs, as a share of the steps between two.
+class Stretch(NamedTuple):
+    """Steps from one checkpoint to the next, in seconds by the clock and of the whole process's processor time.
 
-    That is the time that the call takes, and what the ten steps after it take beyond the median of all others.
+    `way` is the kind of checkpoint at its beginning, "" for none.
+    """
+
+    way: str
+    clock: float
+    busy: float
+
+
+class Stretches:
+    """Times stretches of a training that take turns: without a checkpoint, and with one, in each way.
+
+    All of a checkpoint's cost lies in its stretch, however long it lasts: where it is not durable at the end, that is
+    waited for.
 
     Parameters
     ----------
-    spent
-        Seconds of each step.
-    calls
-        Seconds of calls for a checkpoint, by how many steps came before. One that has not ten steps after it is left
-        out.
+    ways
+        What takes a checkpoint, by name; what it returns is waited for where it is a future.
     """
-    after = {at + step for at in calls for step in range(_AFTER)}
-    usual = float(np.median([each for at, each in enumerate(spent) if at not in after]))
-    excess = {at: max(0.0, sum(spent[at : at + _AFTER]) - _AFTER * usual) for at in calls if at + _AFTER <= len(spent)}
-    return {at: (calls[at] + more) / (every * usual) for at, more in excess.items()}
+
+    def __init__(self, ways: dict[str, Callable[[], Any]]) -> None:
+        self._ways = ways
+        self._turns = itertools.cycle([turn for way in ways for turn in ("", way)])
+        self._way: str | None = None
+        self._begun = (0.0, 0.0)
+        self._saving: Any = None
+        self.done: list[Stretch] = []
+
+    def next(self) -> None:
+        """End the stretch that is under way, if one is, and begin the next."""
+        if isinstance(self._saving, Future):
+            self._saving.result()
+        now = time.perf_counter(), time.process_time()
+        if self._way is not None:
+            clock, busy = (end - begin for begin, end in zip(self._begun, now, strict=True))
+            self.done.append(Stretch(self._way, clock, busy))
+        self._way, self._begun = next(self._turns), now
+        self._saving = self._ways[self._way]() if self._way else None
+
+
+def checkpoint_costs(stretches: Sequence[Stretch], way: str) -> tuple[list[float], list[float]]:
+    """Return what each checkpoint of a way costs, by the clock and in processor time.
+
+    A share of the stretches beside its own, which have none: more than their mean. Below 0 it is the machine's noise.
+    """
+    found = []
+    for before, own, after in zip(stretches, stretches[1:], stretches[2:], strict=False):
+        if own.way == way:
+            usual = (before.clock + after.clock) / 2, (before.busy + after.busy) / 2
+            found.append((own.clock / usual[0] - 1, own.busy / usual[1] - 1))
+    return [clock for clock, _ in found], [busy for _, busy in found]
 
 
 def table_sizes(scale: float) -> list[int]:
