@@ -24,10 +24,11 @@ from memhier.store import Store
 if TYPE_CHECKING:
     from memhier.reader import Reader
 
-__all__ = ["CompactingLog"]
+__all__ = ["CompactingLog", "rewriting_bytes"]
 
 _MOVE_BYTES = 2**20
-_ENTRIES_BLOCK = 2**16  # read at a time
+_ENTRIES_BLOCK = 2**12  # read at a time
+_ENTRY_BYTES = ENTRY.itemsize + 24  # with where its record is
 # So many parts of about one size (within a factor of 8) become one, so that there are at most 7 of each size.
 _MERGE_PARTS = 8
 _MERGE_BYTES_MAX = 2**31  # what they become is not larger than a part may be
@@ -86,6 +87,8 @@ class CompactingLog(LogCore):
         self._rewriting: _Rewriting | None = None
         self._unreadable: set[int] = set()  # numbers of parts
         self._debt = 0.0
+        self._later = False
+        self._due: set[int] = set()  # numbers of parts that were left to be rewritten
         self._thread = ThreadPoolExecutor(1, "compact") if compact_below else None
         self._job: Future[None] | None = None
         self._pid = os.getpid()
@@ -108,8 +111,9 @@ class CompactingLog(LogCore):
         yield
         if self._thread is not None:
             died = before + added - self._live_bytes()
-            self._debt += died * self._compact_below / (1 - self._compact_below)
-            if (self._job is None or self._job.done()) and (self._rewriting or self._sparse_parts(self._compact_below)):
+            if not self._later:
+                self._debt += died * self._compact_below / (1 - self._compact_below)
+            if (self._job is None or self._job.done()) and (self._rewriting or self._parts_to_rewrite()):
                 self._job = self._thread.submit(self._compact_in_background)
 
     def _live_bytes(self) -> int:
@@ -128,7 +132,7 @@ class CompactingLog(LogCore):
 
     def _pay(self) -> None:
         """Take the steps that are owed; before a commit."""
-        while self._debt > 0 and self._step():
+        while (self._debt > 0 or self._due) and self._step():
             continue
         self._debt = 0.0
 
@@ -163,7 +167,7 @@ class CompactingLog(LogCore):
     def _next_rewriting(self) -> _Rewriting | None:
         with self._writer:
             if self._tx is not None:
-                for part in self._sparse_parts(self._compact_below):
+                for part in self._parts_to_rewrite():
                     self._rewriting = _Rewriting(part, self._steps(part))
                     break
         return self._rewriting
@@ -174,7 +178,7 @@ class CompactingLog(LogCore):
         if rewriting is None:
             return 0
         waiting = 0 if rewriting.waiting is None else int(rewriting.waiting.lengths.sum())
-        return min(rewriting.part.entries, _ENTRIES_BLOCK) * (ENTRY.itemsize + 24) + max(_MOVE_BYTES, waiting)
+        return min(rewriting.part.entries, _ENTRIES_BLOCK) * _ENTRY_BYTES + max(_MOVE_BYTES, waiting)
 
     def _stop(self) -> None:
         """End the background, after the step that is under way. The log is closed already."""
@@ -188,18 +192,22 @@ class CompactingLog(LogCore):
 
     def _merge(self) -> None:
         """Rewrite small parts that have become many; each byte is rewritten once per size, a factor of 8 apart."""
-        sizes: dict[int, list[Part]] = {}
-        for part in self._parts.values():
-            if part.bytes <= _MERGE_BYTES_MAX:
-                sizes.setdefault(part.bytes.bit_length() // 3, []).append(part)
-        crowded = [part for parts in sizes.values() if len(parts) >= _MERGE_PARTS for part in parts]
-        for part in sorted(crowded, key=lambda part: part.number):
+        for part in self._crowded_parts():
             try:
                 self._rewrite(part)
             except (CorruptionError, OSError):
                 # What cannot be read stays where it is, and keeps no one from committing.
                 if self._failure is not None:
                     raise
+
+    def _crowded_parts(self) -> list[Part]:
+        """Return the parts of sizes of which there are many, the oldest first."""
+        sizes: dict[int, list[Part]] = {}
+        for part in self._parts.values():
+            if part.bytes <= _MERGE_BYTES_MAX:
+                sizes.setdefault(part.bytes.bit_length() // 3, []).append(part)
+        crowded = [part for parts in sizes.values() if len(parts) >= _MERGE_PARTS for part in parts]
+        return sorted(crowded, key=lambda part: part.number)
 
     def _rewrite(self, part: Part) -> None:
         """Append what is alive in a committed part once more, and drop the part."""
@@ -208,6 +216,26 @@ class CompactingLog(LogCore):
         self._drop(part)
 
     # What both do.
+
+    def _parts_to_rewrite(self) -> list[Part]:
+        """Return what the background has to do, the oldest first."""
+        if self._later:
+            return [part for part in self._parts.values() if part.number in self._due - self._unreadable]
+        return self._sparse_parts(self._compact_below)
+
+    def compact_later(self) -> None:
+        """Let commits rewrite nothing any more, but say what is to be rewritten beside the changes that follow.
+
+        So do what is found at open. The next commit pays what the thread has not: the log holds what would have been
+        rewritten by one commit until the next. For those who wait for commits.
+        """
+        self._later = True
+        self._leave_for_later()
+
+    def _leave_for_later(self) -> None:
+        if self._later:
+            parts = [*self._sparse_parts(self._compact_below), *self._crowded_parts()]
+            self._due = {part.number for part in parts}
 
     def _sparse_parts(self, live_below: float) -> list[Part]:
         """Return the parts of which less than a share is alive, the oldest first."""
@@ -226,7 +254,9 @@ class CompactingLog(LogCore):
         """Return what a part holds that may have to be kept, read a step at a time; no lock need be held."""
         is_oldest = part.slot == next(iter(self._parts))
         return self._read_steps(
-            part, read_entries(self._store, self._name, self._reader, part, self._per_page), is_oldest
+            part,
+            read_entries(self._store, self._name, self._reader, part, self._per_page, _ENTRIES_BLOCK),
+            is_oldest,
         )
 
     def _read_steps(self, part: Part, blocks: Iterator[Block], is_oldest: bool) -> Iterator[_Step]:
@@ -285,3 +315,8 @@ class CompactingLog(LogCore):
                 tx.drop(segment)
             del self._parts[part.slot]
             self._retired.append(self._table.give_back(part.slot))
+
+
+def rewriting_bytes(record_bytes: int) -> int:
+    """Return the DRAM that a log of records of one length takes at most for rewriting in the background."""
+    return _ENTRIES_BLOCK * _ENTRY_BYTES + max(_MOVE_BYTES, record_bytes)

@@ -55,16 +55,18 @@ def replay(
     return {part.slot: part for part in reversed(parts)}
 
 
-def read_entries(store: Store, name: str, reader: "Reader", part: Part, per_page: int | None) -> Iterator[Block]:
-    """Return the entries of a committed part in order, in blocks; its segment may be dropped meanwhile."""
-    return _read_blocks(store.attach(part.segments(name)[1], reader), reader, part, per_page)
+def read_entries(
+    store: Store, name: str, reader: "Reader", part: Part, per_page: int | None, count: int = _BLOCK
+) -> Iterator[Block]:
+    """Return the entries of a committed part in order, so many at a time; its segment may be dropped meanwhile."""
+    return _read_blocks(store.attach(part.segments(name)[1], reader), reader, part, per_page, count)
 
 
-def _read_blocks(handle: int, reader: "Reader", part: Part, per_page: int | None) -> Iterator[Block]:
+def _read_blocks(handle: int, reader: "Reader", part: Part, per_page: int | None, count: int) -> Iterator[Block]:
     try:
         end = 0
-        for start in range(0, part.entries, _BLOCK):
-            block = _read_block(reader, handle, part, per_page, start, end)
+        for start in range(0, part.entries, count):
+            block = _read_block(reader, handle, part, per_page, start, end, count)
             end = block[2]
             yield block
     finally:
@@ -92,8 +94,10 @@ def _newest_first(store: Store, name: str, reader: "Reader", part: Part, per_pag
         reader.remove(handle)
 
 
-def _read_block(reader: "Reader", handle: int, part: Part, per_page: int | None, start: int, end: int) -> Block:
-    count = min(_BLOCK, part.entries - start)
+def _read_block(
+    reader: "Reader", handle: int, part: Part, per_page: int | None, start: int, end: int, most: int = _BLOCK
+) -> Block:
+    count = min(most, part.entries - start)
     raw = reader.read(handle, [start * ENTRY.itemsize], count * ENTRY.itemsize)
     block = raw.reshape(-1).view(ENTRY)
     lengths = block["length"][block["length"] != DELETED].astype(np.int64)

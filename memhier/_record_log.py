@@ -186,7 +186,8 @@ class RecordLog(CompactingLog):
             for log in logs:
                 held.enter_context(log._writer)
                 log._begin()
-                log._merge()
+                if not log._later:
+                    log._merge()
             with self._failing() as tx:
                 for key, value in changes.items():
                     tx.put(key, value)
@@ -197,6 +198,7 @@ class RecordLog(CompactingLog):
                 generation = tx.commit()
                 for log in logs:
                     log._adopt()
+                    log._leave_for_later()
             for log in logs:
                 log._tx = None
         return generation

@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from memhier._tiered_calls import Calls
 from memhier._tiered_parts import TieredParts
-from memhier.errors import CorruptionError, LockedError
+from memhier.errors import LockedError
 
 __all__ = ["Commits"]
 
@@ -31,7 +31,7 @@ class Commits:
     def now(self, values: dict[str, bytes]) -> int:
         """Commit while the caller waits; inside of a call."""
         with self._parts.loader.paused(), self._failing():
-            return self._commit(values)
+            return self._parts.log.commit(values)
 
     def beside(self, values: dict[str, bytes]) -> "Future[int]":
         """Take an image of this moment and commit it on a thread; inside of a call."""
@@ -66,7 +66,7 @@ class Commits:
                         if there:
                             residents.save_some()
                 queue.drain()
-                generation = self._commit(values)
+                generation = self._parts.log.commit(values)
         except BaseException as error:
             # A call that waits for room in the queue goes on now, so that there is a time between calls.
             queue.release()
@@ -78,13 +78,6 @@ class Commits:
         else:
             queue.release()
             done.set_result(generation)
-
-    def _commit(self, values: dict[str, bytes]) -> int:
-        # What cannot be read stays where it is, and keeps nobody from saving the rest. After a write that failed the
-        # log refuses to commit.
-        with suppress(OSError, CorruptionError):
-            self._parts.log.compact()
-        return self._parts.log.commit(values)
 
     @contextmanager
     def _failing(self) -> Iterator[None]:

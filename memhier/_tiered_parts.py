@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from memhier._arguments import check_int
+from memhier._log_compaction import rewriting_bytes
 from memhier._residents import Residents
 from memhier._row_loader import Initial, RowLoader
 from memhier._slab_memory import Layout
@@ -28,6 +29,7 @@ from memhier.store import Store
 __all__ = ["KIND", "TieredParts"]
 
 KIND = "tiered"
+_COMPACT_BELOW = 0.5  # of a part of the log is alive: the log takes about twice its rows at most
 
 
 class TieredParts:
@@ -63,7 +65,7 @@ class TieredParts:
         self.key_space = None if key_space is None else check_int("key_space", key_space, 1, 2**63 - 1, "possible keys")
         self._own_reader = self._own_store = None
         with ExitStack() as opened:
-            fixed_bytes = log_bytes(int(rows), encoded_bytes, key_space)
+            fixed_bytes = log_bytes(int(rows), encoded_bytes, key_space) + rewriting_bytes(encoded_bytes)
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
                 fixed_bytes += reader.planned_bytes
@@ -80,9 +82,11 @@ class TieredParts:
             self.schema = Schema(store, name, layout, codec)
             self.schema.check()
             self.log = RowLog(
-                store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows), key_space=key_space
-            )
+                store, name, row_bytes=encoded_bytes, reader=reader, capacity=int(rows), key_space=key_space,
+                compact_below=_COMPACT_BELOW,
+            )  # fmt: skip
             opened.callback(self.log.close)
+            self.log.compact_later()
             self.slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
             self.queue = WriteQueue(self.log, sizes.queued, encoded_bytes)
             opened.callback(self.queue.close)

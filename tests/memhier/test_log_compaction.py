@@ -163,6 +163,47 @@ def test_space_stays_bounded_without_help_from_the_thread(root: Path, reader: Re
         assert len(os.listdir(root / "segments")) == 2 * stats["parts"]
 
 
+@pytest.mark.parametrize("threaded", [False, True])
+def test_commits_leave_rewriting_for_later(
+    root: Path, reader: Reader, threaded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not threaded:
+        monkeypatch.setattr(RowLog, "_compact_in_background", lambda log: None)
+    width, keys, truth = 64, 2000, {}
+    rng = np.random.default_rng(0)
+    for session in range(3):
+        with (
+            Store.create(root, KIND) if session == 0 else Store.open(root, KIND, writable=True) as store,
+            RowLog(store, "r", width, reader, keys, compact_below=0.5) as log,
+        ):
+            log.compact_later()
+            for _ in range(12):
+                due, dead = set(log._due), log.stats()["dead_bytes"]
+                some = rng.choice(keys, 700, replace=False)
+                rows = random_rows(len(some), width, int(rng.integers(2**31)))
+                log.append(some, rows)
+                truth.update(zip(some.tolist(), rows, strict=True))
+                if threaded:
+                    settle(log)
+                    # Beside the changes, before any commit.
+                    assert not due & {part.number for part in log._parts.values()}
+                written = log.stats()["written_bytes"]
+                before = {part.number for part in log._parts.values()} - due
+                log.commit()
+                # What was due is gone, and nothing that became due by this transaction was rewritten.
+                assert not due & {part.number for part in log._parts.values()}
+                assert before <= {part.number for part in log._parts.values()}
+                assert not threaded or log.stats()["written_bytes"] - written < 3 * 4096
+                # Of a session that begins anew what was found is due.
+                assert log.stats()["dead_bytes"] <= dead + 2 * 700 * width
+            found = log.stats()
+            assert found["dead_bytes"] < 2 * found["live_bytes"]
+            assert found["parts"] < 2 * 8
+            read, there = log.read(np.arange(keys))
+            assert [key for key in range(keys) if there[key]] == sorted(truth)
+            assert all(np.array_equal(read[key], row) for key, row in truth.items())
+
+
 def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are changed and deleted after the thread has read them and before it appends them."""
     rows, new = random_rows(100, 4096), random_rows(100, 4096, 1)

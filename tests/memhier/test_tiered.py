@@ -219,7 +219,7 @@ def test_a_budget_too_small_says_what_is_enough(make: Make, codec: str) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "lfu", "s3fifo", "belady"])
-@pytest.mark.parametrize("dram", ["9MiB", "20MiB"])
+@pytest.mark.parametrize("dram", ["11MiB", "20MiB"])
 def test_memory_stays_under_the_budget(make: Make, policy: str, dram: str) -> None:
     tier = make(shape=256, rows=30_000, dram=dram, policy=policy, batch=500)
     budget = int(dram[:-3]) * 2**20
