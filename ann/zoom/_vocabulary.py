@@ -20,7 +20,7 @@ __all__ = ["Vocabulary", "write_vocabulary"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
-_BATCH_BYTES = 1 << 18
+_BATCH_BYTES = 1 << 16
 _STREAM_WORDS = 1 << 12
 WORDS_MAX = 2**31 - 1
 

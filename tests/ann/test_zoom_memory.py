@@ -22,22 +22,14 @@ def make(count, dimension=64, seed=0):
 
 
 def tightest(tmp_path, count, dimension, dram, **options):
-    """Return the smallest budget that makes an index as `dram` does: none of it is left over."""
+    """Return a budget not above `dram` that an index takes to the last of its codes' bytes."""
     held = build._reader_bytes(tmp_path, dram)
-
-    def made(dram):
-        sizes = count, dimension, "l2", "rabitq", 4 * dimension, 4, held, dram
-        try:
-            layout = plan_layout(*sizes, **options)
-        except BudgetError:
-            return None
-        return layout.code_bytes, layout.lists, layout.searches, layout.rotate
-
-    low, high, wanted = 0, dram, made(dram)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if made(middle) == wanted else (middle, high)
-    return high
+    for _ in range(100):
+        planned = plan_layout(count, dimension, "l2", "rabitq", 4 * dimension, 4, held, dram, **options).memory_bytes
+        if planned == dram:
+            break
+        dram = planned
+    return dram
 
 
 def traced(*works):
