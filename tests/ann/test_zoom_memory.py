@@ -57,7 +57,7 @@ def traced(*works):
 
 def test_vectors_are_removed_from_an_index_that_is_full(tmp_path):
     vectors = make(60_000)
-    dram = tightest(tmp_path, 60_000, 64, 2 << 20)
+    dram = tightest(tmp_path, 60_000, 64, 1_800_000)
     with ZoomIndex.build(tmp_path / "index", vectors, dram=dram) as index:
         index.search(vectors[:500], 10)
         assert dram - index._planned(index._state) < 16 << 10
