@@ -23,6 +23,7 @@ _DIVIDED = 8  # one list in as many comes from dividing the longest
 _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
 LONGEST = 4  # times the mean: what no list is made longer than
+_LOOKED_AT = 4  # lists, for one that is given up
 _SEEDS = 2**31 - 1  # that faiss takes; each cluster that is divided adds its number to that of the index
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -97,7 +98,7 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
     """Make no list longer than four times the mean (rounded up), in place; return which lists have another centroid.
 
     A longer one is dealt, in the order of its vectors, into the fewest lists that may hold it, all around its centroid.
-    These are the lists that had the fewest vectors, which go to the nearest list with room for them.
+    These are lists of at most twice the mean whose vectors lose least by going to the nearest list with room for them.
 
     Parameters
     ----------
@@ -108,9 +109,9 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
 
     Notes
     -----
-    There always is room. Of ``L`` lists those that are too long, holding a share ``s`` of the vectors, become fewer
-    than ``s L / 2``, so more than half of all stay as they are. These hold no more than the mean on average, and
-    neither does any that is given up: two of them make one of twice the mean at most.
+    There always is room. Of ``L`` lists those that are too long, with a share ``s`` of the vectors, become fewer than
+    ``s L / 2``. Of the others fewer than ``(1 - s) L / 2`` have more than twice the mean, so enough have not; and those
+    that stay hold no more than the mean on average, so that one of them and one that is given up make three at most.
     """
     count = len(centroids)
     most = -(-LONGEST * len(lists) // count)
@@ -121,7 +122,7 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
         return changed
     pieces = -(-sizes[long] // most)
     room = np.where(sizes > most, -1, most - sizes)
-    free = np.argsort(np.where(sizes > most, np.iinfo(np.int64).max, sizes), kind="stable")[: int((pieces - 1).sum())]
+    free = _cheapest(centroids, sizes, np.flatnonzero(sizes <= 2 * len(lists) / count), int((pieces - 1).sum()))
     room[free] = -1
     number, norms = np.arange(count), np.einsum("ij,ij->i", centroids, centroids)
     for each in free[sizes[free] > 0].tolist():
@@ -139,6 +140,15 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
         lists[own] = np.sort(np.append(taken, each))[np.arange(len(own)) * share // len(own)]
         centroids[taken], changed[taken] = centroids[each], True
     return changed
+
+
+def _cheapest(centroids: Floats, sizes: Ints, lists: Ints, count: int) -> Ints:
+    """Return `count` of some lists whose vectors are few and near another centroid, the fewest vectors first."""
+    lists = lists[np.argsort(sizes[lists], kind="stable")][: _LOOKED_AT * count]
+    # The first found is itself, or a copy.
+    cost = sizes[lists] * faiss.knn(centroids[lists], centroids, 2)[0][:, 1]
+    chosen = lists[np.argsort(cost, kind="stable")[:count]]
+    return chosen[np.argsort(sizes[chosen], kind="stable")]
 
 
 def _members(numbers: Ints, count: int) -> list[Ints]:

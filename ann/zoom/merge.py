@@ -21,6 +21,7 @@ __all__ = ["Merged", "PartsSource", "alive_blocks", "merge_parts", "merged_bytes
 
 _CHUNK_BYTES = 16 << 20  # held while vectors are put in order
 _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
+_FEWEST_ROWS = 16
 _WORD_BYTES = 24  # of a word of an attribute that is text
 _RADII_ROWS = 1 << 12
 
@@ -72,7 +73,7 @@ def merge_parts(
     writer
         Takes the vectors.
     work_bytes
-        What may be held beside the new arrays, unless one list alone takes more.
+        What may be held beside the new arrays.
     with_rows
         Whether it is asked where rows came from, for 4 bytes each (of more than 2**32 rows 8).
     """
@@ -89,7 +90,7 @@ def merge_parts(
         ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
         starts[low + 1 : low + len(ends)] = at + ends[1:]
         row_bytes = parts[0].places.row_bytes
-        order = page_order(book, chunk.codes, chunk.numbers, ends, row_bytes, at)
+        order = page_order(book, chunk.codes, chunk.numbers, ends, row_bytes, at, work_bytes)
         part, of_part = chunk.part[order], chunk.rows[order]
         writer.append(reader.read(files[part], parts[0].places.offsets(of_part), row_bytes))
         place = slice(at, at + len(order))
@@ -145,32 +146,46 @@ def alive_blocks(
 
 
 def _chunks(parts: Sequence[Part], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
-    """Yield the first list of each chunk, and the chunk."""
+    """Yield the first list of each chunk, and the chunk: a few lists, or a piece of a long one."""
     # The vectors, and those of a page's worth on their way; of all else what is taken, and what is put in order.
     each = 3 * (parts[0].places.row_bytes + book.code_bytes + _ROW_BYTES)
+    limit = max(_FEWEST_ROWS, min(_CHUNK_BYTES, work_bytes) // each)
     rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
     low = 0
     while low < lists:
-        most = rows_before[low] + min(_CHUNK_BYTES, work_bytes) // each
-        high = max(low + 1, int(np.searchsorted(rows_before, most, side="right")) - 1)
-        taken = [_take(part, number, low, high, book) for number, part in enumerate(parts)]
-        member, part_of, rows, codes, ids, values = map(np.concatenate, zip(*taken, strict=True))
-        order = np.argsort(member, kind="stable")
-        lengths = np.bincount(member, minlength=high - low)
-        yield low, _Chunk(lengths, part_of[order], rows[order], codes[order], values[order].T, ids[order])
+        high = max(low + 1, int(np.searchsorted(rows_before, rows_before[low] + limit, side="right")) - 1)
+        if rows_before[high] - rows_before[low] <= limit:
+            starts = [part.arrays.starts[low : high + 1] for part in parts]
+            yield low, _chunk([_take(part, number, starts[number], book) for number, part in enumerate(parts)])
+        else:
+            for number, part in enumerate(parts):
+                first, stop = part.arrays.starts[low : high + 1].tolist()
+                for start in range(first, stop, limit):
+                    borders = np.array([start, min(start + limit, stop)])
+                    yield low, _chunk([_take(part, number, borders, book)])
         low = high
 
 
-def _take(part: Part, number: int, low: int, high: int, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
-    """Return what is alive of the lists from `low` to `high` of a part, its numbers as ``[n, 2]``."""
+def _chunk(taken: Sequence[tuple[npt.NDArray[Any], ...]]) -> _Chunk:
+    lengths, member, part, rows, codes, ids, values = zip(*taken, strict=True)
+    order = np.argsort(np.concatenate(member), kind="stable")
+    return _Chunk(
+        np.sum(lengths, axis=0), np.concatenate(part)[order], np.concatenate(rows)[order],
+        np.concatenate(codes)[order], np.concatenate(values)[order].T, np.concatenate(ids)[order],
+    )  # fmt: skip
+
+
+def _take(part: Part, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
+    """Return what is alive of the lists of a part that begin and end at `starts`, how many of each before it."""
     arrays = part.arrays
-    starts = arrays.starts[low : high + 1]
     rows = np.arange(starts[0], starts[-1])
     alive = part.is_alive(rows)
-    member = np.repeat(np.arange(high - low), np.diff(starts))[alive]
+    member = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[alive]
     rows = rows[alive]
-    codes = codes_of(arrays.codes, rows, book.dimensions)
-    return member, np.full(len(rows), number, np.int32), rows, codes, arrays.ids[rows], arrays.numbers[:, rows].T
+    return (
+        np.bincount(member, minlength=len(starts) - 1), member, np.full(len(rows), number, np.int32), rows,
+        codes_of(arrays.codes, rows, book.dimensions), arrays.ids[rows], arrays.numbers[:, rows].T,
+    )  # fmt: skip
 
 
 class PartsSource(VectorSource):

@@ -20,6 +20,7 @@ __all__ = ["page_order"]
 
 _FEWEST = 8  # rows that are worth a halving
 _ROUNDS = 4
+_COPIES = 8  # of what codes stand for, at most
 _BLOCK_BYTES = 16 << 20  # of what codes stand for, at a time: a longer list is put in order piece by piece
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -33,6 +34,7 @@ def page_order(
     starts: Ints,
     row_bytes: int,
     first: int = 0,
+    work_bytes: int | None = None,
 ) -> Ints:
     """Return which row goes to each place, int64 ``[n]``; all stay in their list.
 
@@ -46,10 +48,13 @@ def page_order(
         Of a row on SSD.
     first
         The row of the file that row 0 is to be.
+    work_bytes
+        What may be held meanwhile; some 128 MiB where nothing is said.
     """
     on_page = page_rows_of(row_bytes) or max(1, PAGE_BYTES // row_bytes)
+    block = _BLOCK_BYTES if work_bytes is None else work_bytes // _COPIES
     together = on_page * -(-_FEWEST // on_page)
-    most = max(together, _BLOCK_BYTES // (4 * len(book.alpha)))
+    most = max(together, block // (4 * len(book.alpha)))
     borders = np.union1d(starts, np.arange(0, len(codes), most))
     order = np.arange(len(codes))
     for low, high in itertools.pairwise(borders.tolist()):

@@ -40,7 +40,7 @@ def spilled(state: Snapshot, work_bytes: int) -> tuple[PartArrays, Ints]:
         turned = preview.turn(space.vectors(fresh.vectors[part]))
         coded, numbers[:, start : start + step], _ = preview.encode(turned, lists[part])
         codes[start : start + step] = coded
-    places = page_order(preview.book, codes, numbers, starts, state.row_bytes)
+    places = page_order(preview.book, codes, numbers, starts, state.row_bytes, work_bytes=work_bytes)
     order, codes, numbers = order[places], codes[places], np.ascontiguousarray(numbers[:, places])
     preview.arrange(codes)
     return PartArrays(starts, codes, numbers, compact_ids(fresh.ids[order])), order
