@@ -112,7 +112,9 @@ class Residents:
     def is_for(self, ticket: Ticket, keys: Ints) -> bool:
         """Return whether a ticket holds just these keys, each once, in this order."""
         # Slots of one ticket are distinct, and so are the keys in them. Slots that it has let go may be free by now.
-        return keys.ndim == 1 and len(ticket) == len(keys) and np.array_equal(self.map.keys_of(ticket.slots), keys)
+        if keys.ndim != 1 or len(ticket) != len(keys):
+            return False
+        return ticket.is_of(keys) or np.array_equal(self.map.keys_of(ticket.slots), keys)
 
     def check_pinned(self, keys: Ints, slots: Ints) -> None:
         """Raise ValueError for a key that is not pinned."""

@@ -1,5 +1,6 @@
 """Slots that may not be evicted: pinned rows, and rows read ahead that wait to be gathered."""
 
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -24,9 +25,16 @@ class Ticket:
     """
 
     def __init__(
-        self, slots: NDArray[np.int32], job: Job, wait: Callable[[Job], None], release: Callable[["Ticket"], None]
+        self,
+        slots: NDArray[np.int32],
+        job: Job,
+        wait: Callable[[Job], None],
+        release: Callable[["Ticket"], None],
+        keys: Ints | None,
     ) -> None:
         self._slots = slots
+        # An array that nobody can change, of the keys in these slots: to know them again without comparing them.
+        self._keys = None if keys is None else weakref.ref(keys)
         self._job = job
         self._wait = wait
         self._release = release
@@ -39,6 +47,10 @@ class Ticket:
     def slots(self) -> Ints:
         """Where the rows are that are still held, int64 [n]."""
         return self._slots.astype(np.int64)
+
+    def is_of(self, keys: Ints) -> bool:
+        """Return whether this is known to be the array whose keys were in the slots at first."""
+        return self._keys is not None and self._keys() is keys
 
     @property
     def done(self) -> bool:

@@ -253,7 +253,9 @@ class Tiered:
             self._residents.admit(unique, slots, index.reshape(-1))
             empty = self._loader.states[slots] == EMPTY
             job = Job(*self._loader.prepare(unique[empty], slots[empty]))
-            ticket = Ticket(slots.astype(np.int32), job, self._wait, self._release)
+            # Distinct keys keep their order.
+            is_fixed = index.flags.owndata and not index.flags.writeable and len(unique) == index.size
+            ticket = Ticket(slots.astype(np.int32), job, self._wait, self._release, index if is_fixed else None)
             self._residents.pins.open(ticket)
             self._loader.submit(job, slots)
             self._residents.served()

@@ -73,7 +73,7 @@ class Rows:
     Attributes
     ----------
     keys
-        int64 [u]: all of them, rising.
+        int64 [u]: all of them, rising. Cannot be changed, so that a ticket for them knows them again at once.
     starts
         int64 [tables + 1]: where the rows of each table begin in `keys`, and where the last ones end.
     ends
@@ -92,6 +92,9 @@ class Rows:
     inverse: Places
     order: Places
     loan: Loan | None = None
+
+    def __post_init__(self) -> None:
+        self.keys.flags.writeable = False
 
     def of_table(self, table: int) -> slice:
         """Return which of `keys` are a table's."""

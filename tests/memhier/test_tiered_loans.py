@@ -364,3 +364,26 @@ def test_a_loan_may_be_collected_in_the_middle_of_a_call(make: Make) -> None:
     Forgotten(tier.lend([1]))
     assert np.array_equal(tier.gather([2]), initial(np.array([2])))
     tier.gather([3, 4])
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_ticket_knows_keys_again_that_cannot_have_changed(
+    make: Make, fixed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier, keys = make(), np.array([5, 1, 3])
+    keys.flags.writeable = not fixed
+    ticket = tier.prefetch(keys)
+    if not fixed:
+        keys[:] = [2, 1, 3]  # the ticket holds other rows
+    with monkeypatch.context() as during:
+        if fixed:
+            during.setattr(tier._residents.map, "keys_of", None)
+        loan = tier.lend(keys, ticket=ticket)
+    assert np.array_equal(loan.rows[loan.slots], initial(keys))
+    loan.release()
+    ticket.release()
+    ticket = tier.prefetch(keys)
+    tier.gather(keys[:1])  # the ticket has let go of it
+    tier.gather(np.arange(10, 16))
+    with tier.lend(keys, ticket=ticket) as loan:
+        assert np.array_equal(loan.rows[loan.slots], initial(keys))
