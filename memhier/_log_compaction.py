@@ -107,14 +107,16 @@ class CompactingLog(LogCore):
         A part of which a share s is alive frees 1 - s for every s that is moved: with this debt, what is moved frees as
         much as dies.
         """
-        before = self._live_bytes()
+        owes = self._thread is not None and not self._later
+        before = self._live_bytes() if owes else 0
         yield
-        if self._thread is not None:
+        if owes:
             died = before + added - self._live_bytes()
-            if not self._later:
-                self._debt += died * self._compact_below / (1 - self._compact_below)
-            if (self._job is None or self._job.done()) and (self._rewriting or self._parts_to_rewrite()):
-                self._job = self._thread.submit(self._compact_in_background)
+            self._debt += died * self._compact_below / (1 - self._compact_below)
+        if self._thread is None or not (self._job is None or self._job.done()):
+            return
+        if self._rewriting or self._parts_to_rewrite():
+            self._job = self._thread.submit(self._compact_in_background)
 
     def _live_bytes(self) -> int:
         records, sizes = self._index.live(len(self._table.handles))
@@ -220,7 +222,8 @@ class CompactingLog(LogCore):
     def _parts_to_rewrite(self) -> list[Part]:
         """Return what the background has to do, the oldest first."""
         if self._later:
-            return [part for part in self._parts.values() if part.number in self._due - self._unreadable]
+            due = self._due - self._unreadable
+            return [part for part in self._parts.values() if part.number in due]
         return self._sparse_parts(self._compact_below)
 
     def compact_later(self) -> None:

@@ -127,8 +127,11 @@ class LogIndex:
 
     def live(self, parts: int) -> tuple[Ints, Ints]:
         """Return the records and the bytes of records, by slot of the part table, that are the newest of their key."""
-        missing = max(0, parts - len(self._live))
-        return np.pad(self._live, (0, missing))[:parts], np.pad(self._live_bytes, (0, missing))[:parts]
+        found = np.zeros((2, parts), np.int64)
+        for counts, kept in zip(found, (self._live, self._live_bytes), strict=True):
+            known = kept[:parts]
+            counts[: len(known)] = known
+        return found[0], found[1]
 
     def _grow(self, key_space: int) -> None:
         """Keep a place for more possible keys."""
