@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from memhier._row_loader import Job
 from memhier.errors import BudgetError
 
-__all__ = ["Pin", "Pins", "Ticket"]
+__all__ = ["Pin", "Pins", "Ticket", "fixed_keys"]
 
 Ints = NDArray[np.int64]
 
@@ -188,6 +188,12 @@ class Pins:
         self._ahead[ticket._slots[taken]] -= np.uint16(1)
         ticket._slots = ticket._slots[~taken]
         self._rows_ahead -= int(np.count_nonzero(taken))
+
+
+def fixed_keys(keys: Ints, distinct: Ints) -> Ints | None:
+    """Return an array of keys that all differ, and that nobody can change; None for any other."""
+    # Keys that all differ keep their order.
+    return keys if keys.flags.owndata and not keys.flags.writeable and len(distinct) == keys.size else None
 
 
 def _rows_max(slots: int) -> int:

@@ -20,7 +20,7 @@ from memhier._arrays import as_ints, check_array, check_range
 from memhier._loans import Loan, change
 from memhier._row_loader import EMPTY, Initial, Job, RowLoader
 from memhier._slab_memory import Layout
-from memhier._tickets import Pin, Ticket
+from memhier._tickets import Pin, Ticket, fixed_keys
 from memhier._tiered_calls import Calls
 from memhier._tiered_commit import Commits
 from memhier._tiered_parts import KIND, TieredParts
@@ -253,9 +253,7 @@ class Tiered:
             self._residents.admit(unique, slots, index.reshape(-1))
             empty = self._loader.states[slots] == EMPTY
             job = Job(*self._loader.prepare(unique[empty], slots[empty]))
-            # Distinct keys keep their order.
-            is_fixed = index.flags.owndata and not index.flags.writeable and len(unique) == index.size
-            ticket = Ticket(slots.astype(np.int32), job, self._wait, self._release, index if is_fixed else None)
+            ticket = Ticket(slots.astype(np.int32), job, self._wait, self._release, fixed_keys(index, unique))
             self._residents.pins.open(ticket)
             self._loader.submit(job, slots)
             self._residents.served()
