@@ -237,7 +237,8 @@ class Rows:
 
     def close(self) -> None:
         """Detach from the reader."""
-        self._reader.remove(self._handle)
+        handle, self._handle = self._handle, -1  # which may be another file's from now on
+        self._reader.remove(handle)
 
     def __enter__(self) -> Self:
         return self

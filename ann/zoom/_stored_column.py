@@ -81,7 +81,8 @@ class StoredColumn:
 
     def close(self) -> None:
         """Detach from the reader."""
-        self._reader.remove(self._handle)
+        handle, self._handle = self._handle, -1  # which may be another file's from now on
+        self._reader.remove(handle)
         if self._vocabulary is not None:
             self._vocabulary.close()
 

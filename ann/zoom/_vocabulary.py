@@ -114,7 +114,8 @@ class Vocabulary:
 
     def close(self) -> None:
         """Detach from the reader."""
-        self._reader.remove(self._handle)
+        handle, self._handle = self._handle, -1  # which may be another file's from now on
+        self._reader.remove(handle)
 
     def _bounds(self, ranks: Ints) -> npt.NDArray[Any]:
         """Return where words begin and end, int64 [n, 2]."""

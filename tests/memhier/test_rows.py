@@ -217,3 +217,17 @@ def test_a_flipped_bit_is_found_when_its_row_is_read(root: Path, reader: Reader)
         assert np.array_equal(rows.read(good), table[good])
         with pytest.raises(CorruptionError, match=r"rows\.00000001\.seg"):
             rows.read([83, 0])
+
+
+def test_what_was_closed_reads_no_other_file(root: Path, reader: Reader) -> None:
+    """Whose handle may be the one it had."""
+    with Store.create(root, KIND) as store:
+        write(store, one=random_rows(9, 97), other=random_rows(9, 97, 1))
+        rows = Rows(store, "one", reader)
+        rows.close()
+        with Rows(store, "other", reader) as other:
+            with pytest.raises(ValueError, match="handle from add"):
+                rows.read([0])
+            with pytest.raises(ValueError, match="handle from add"):
+                rows.close()
+            assert np.array_equal(other.read([0]), random_rows(9, 97, 1)[:1])
