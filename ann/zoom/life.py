@@ -17,15 +17,15 @@ from tqdm import tqdm
 
 from memhier.ann.zoom.attributes import Schema, chain, merge_schema, write_attributes
 from memhier.ann.zoom.catalog import Description, write_preview
-from memhier.ann.zoom.clusters import LONGEST
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.construct import construct
 from memhier.ann.zoom.fresh import Fresh, as_objects, fresh_row_bytes
 from memhier.ann.zoom.fullview import RowWriter, raw_rows
 from memhier.ann.zoom.ids import Ids, Located, locate_all, refuse_known, texts_at
+from memhier.ann.zoom.joins import first_to_join, outgrown
 from memhier.ann.zoom.layout import Layout, fresh_bytes, lists_anew
-from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, merged_bytes, radii_of
+from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, radii_of
 from memhier.ann.zoom.part import Part, PartArrays, PartFiles
 from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
@@ -41,9 +41,6 @@ __all__ = ["IndexWriter"]
 
 _BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for what waits to be written of each segment
 _WRITTEN_BYTES = 64  # of a row of an attribute that is being written
-_LONG = 2 * LONGEST  # times the mean: how long a list may grow
-_LONG_CHANGES = 0.05  # of the vectors, before which it is not worth a compaction
-_JOIN = 2  # a part is joined with those after it once they come to half of it
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -106,7 +103,7 @@ class IndexWriter:
         """
         with self._all_or_nothing(state):
             state = self._spill(state)
-            if compact or (compact is None and _outgrown(state)):
+            if compact or (compact is None and outgrown(state)):
                 return self._renew(state) if state.count else self._rewrite(state, 0, durable=True)
             if not self._dirty:
                 return state
@@ -390,36 +387,13 @@ class IndexWriter:
         return state
 
     def _first_to_join(self, state: Snapshot, earliest: int) -> int:
-        """Return the part, from number `earliest` on, from which on all are written anew.
-
-        So sizes fall by a factor from part to part, and no part holds more rows that were removed than others; as far
-        as there is room for the new part beside those that it is made of, which are searched until it is there.
-        """
-        parts, strings = state.parts, list(self.about.schema.values()).count("str")
-        room = self.about.dram - self._memory(state)
-        first, rows = len(parts), 0
-        for number in range(len(parts) - 1, earliest - 1, -1):
-            part = parts[number]
-            if merged_bytes(parts[number:], state.preview, strings, self._moves_rows(state)) > room:
-                break
-            if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
-                first = number
-            rows += len(part)
-        return first
+        room, strings = self.about.dram - self._memory(state), list(self.about.schema.values()).count("str")
+        return first_to_join(state, earliest, room, strings=strings, with_rows=self._moves_rows(state))
 
 
 def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
     """Return the DRAM of a vector that is not yet written: of those there are, or of those to come."""
     return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
-
-
-def _outgrown(state: Snapshot) -> bool:
-    """Return whether so much has changed, or a list grown so long, that the index had better be made anew."""
-    calibration = state.calibration
-    if calibration.worn or calibration.tuned or calibration.changes <= _LONG_CHANGES * calibration.vectors:
-        return calibration.worn
-    lengths = np.sum([np.diff(part.arrays.starts) for part in state.parts], axis=0)
-    return bool(np.max(lengths, initial=0) > _LONG * np.mean(lengths))
 
 
 def _hot_of(hot: HotPages, parts: Sequence[Part]) -> HotPages:
