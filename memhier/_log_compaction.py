@@ -29,8 +29,10 @@ __all__ = ["CompactingLog", "rewriting_bytes"]
 _MOVE_BYTES = 2**20
 _ENTRIES_BLOCK = 2**12  # read at a time
 _ENTRY_BYTES = ENTRY.itemsize + 24  # with where its record is
-# So many parts of about one size (within a factor of 8) become one, so that there are at most 7 of each size.
-_MERGE_PARTS = 8
+# So many parts of about one size (within a factor of 8) become one, so that there are fewer of each size. Large ones
+# are much to move and few in any case: they may be more before files run out.
+_MERGE_PARTS, _MERGE_LARGE_PARTS = 8, 64
+_LARGE_PART_BYTES = 2**28
 _MERGE_BYTES_MAX = 2**31  # what they become is not larger than a part may be
 
 
@@ -134,9 +136,14 @@ class CompactingLog(LogCore):
 
     def _pay(self) -> None:
         """Take the steps that are owed; before a commit."""
-        while (self._debt > 0 or self._due) and self._step():
+        while (self._debt > 0 or (self._due and self._is_mostly_dead())) and self._step():
             continue
         self._debt = 0.0
+
+    def _is_mostly_dead(self) -> bool:
+        with self._writer:
+            parts = [*self._parts.values(), *(opened.part for opened in self._fresh)]
+            return sum(part.size for part in parts) > 2 * int(self._index.live(len(self._table.handles))[1].sum())
 
     def _step(self) -> bool:
         """Take the background a step further, unless there is no transaction; return whether there was one to take."""
@@ -208,7 +215,11 @@ class CompactingLog(LogCore):
         for part in self._parts.values():
             if part.bytes <= _MERGE_BYTES_MAX:
                 sizes.setdefault(part.bytes.bit_length() // 3, []).append(part)
-        crowded = [part for parts in sizes.values() if len(parts) >= _MERGE_PARTS for part in parts]
+        crowded: list[Part] = []
+        for parts in sizes.values():
+            large = min(part.bytes for part in parts) >= _LARGE_PART_BYTES
+            if len(parts) >= (_MERGE_LARGE_PARTS if large else _MERGE_PARTS):
+                crowded += parts
         return sorted(crowded, key=lambda part: part.number)
 
     def _rewrite(self, part: Part) -> None:
@@ -229,8 +240,8 @@ class CompactingLog(LogCore):
     def compact_later(self) -> None:
         """Let commits rewrite nothing any more, but say what is to be rewritten beside the changes that follow.
 
-        So do what is found at open. The next commit pays what the thread has not: the log holds what would have been
-        rewritten by one commit until the next. For those who wait for commits.
+        So do what is found at open. A commit waits for that only while more than half of the log is dead. For those
+        who wait for commits, or for whom they hold something up.
         """
         self._later = True
         self._leave_for_later()

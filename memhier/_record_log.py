@@ -161,7 +161,7 @@ class RecordLog(CompactingLog):
         With it goes what the logs have that were opened beside this one; they do not commit by themselves.
 
         Where many small parts have come together, they are merged first, and with `compact_below` what the thread has
-        not moved of what is due is moved now.
+        not moved of what is due is moved now; but see :meth:`compact_later`.
 
         Parameters
         ----------

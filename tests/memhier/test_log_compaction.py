@@ -178,7 +178,7 @@ def test_commits_leave_rewriting_for_later(
         ):
             log.compact_later()
             for _ in range(12):
-                due, dead = set(log._due), log.stats()["dead_bytes"]
+                due = set(log._due)
                 some = rng.choice(keys, 700, replace=False)
                 rows = random_rows(len(some), width, int(rng.integers(2**31)))
                 log.append(some, rows)
@@ -190,12 +190,11 @@ def test_commits_leave_rewriting_for_later(
                 written = log.stats()["written_bytes"]
                 before = {part.number for part in log._parts.values()} - due
                 log.commit()
-                # What was due is gone, and nothing that became due by this transaction was rewritten.
-                assert not due & {part.number for part in log._parts.values()}
+                # Nothing that became due by this transaction was rewritten.
                 assert before <= {part.number for part in log._parts.values()}
                 assert not threaded or log.stats()["written_bytes"] - written < 3 * 4096
-                # Of a session that begins anew what was found is due.
-                assert log.stats()["dead_bytes"] <= dead + 2 * 700 * width
+                # Half of the log at most was dead before this transaction, which killed no more than it wrote.
+                assert log.stats()["dead_bytes"] <= log.stats()["live_bytes"] + 700 * width
             found = log.stats()
             assert found["dead_bytes"] < 2 * found["live_bytes"]
             assert found["parts"] < 2 * 8
