@@ -183,6 +183,8 @@ def rank_rows(
 
     Raises
     ------
+    ValueError
+        When `workspace` is not what it should be, or a row straddles pages that is of a size to lie whole in them.
     CorruptionError
         When a page does not match its checksum.
     OSError
@@ -192,6 +194,7 @@ def rank_rows(
     whole = page_rows_of(request.row_bytes)
     if whole:
         workspace = np.empty((0, request.row_bytes), np.uint8)
+        _check_whole(request.offsets, request.row_bytes)
     elif (
         workspace is None
         or workspace.dtype != np.uint8
@@ -228,3 +231,13 @@ def rank_rows(
     if fault is not None:
         raise_fault(fault, reader.engine)
     return found
+
+
+def _check_whole(offsets: Ints, row_bytes: int) -> None:
+    beyond = (offsets & (PAGE_BYTES - 1)) > PAGE_BYTES - row_bytes
+    if beyond.any():
+        index = int(beyond.argmax())
+        raise ValueError(
+            f"offsets[{index}]={int(offsets[index])}: expected rows of {row_bytes} bytes to lie whole in pages of "
+            f"{PAGE_BYTES}, as memhier.rows packs them"
+        )

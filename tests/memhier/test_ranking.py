@@ -340,6 +340,19 @@ def test_bad_requests_are_named(
         rank_rows(reader, request, np.empty(workspace, np.uint8))
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_rows_of_a_size_that_lies_whole_in_pages_do(reader: Reader, folder: Path, held: bool) -> None:
+    """They are ranked where their page lies: what straddles its end would be ranked by whatever comes after it."""
+    rows = Rows.write(folder, reader, 50, 128, "float32", 21)
+    request = rows.request(1, "l2", 2, 22, share=100.0)
+    offsets = request.offsets.copy()
+    offsets[3] = PAGE_BYTES - 100
+    pages = np.zeros((int(held), PAGE_BYTES), np.uint8)
+    hot = HotPages(np.array([int(request.files[3]) << 40] * int(held), np.int64), pages)
+    with pytest.raises(ValueError, match=r"offsets\[3\]=3996"):
+        rank_rows(reader, replace(request, offsets=offsets), hot=hot)
+
+
 def test_a_closed_reader_says_so(folder: Path) -> None:
     with Reader() as reader:
         rows = Rows.write(folder, reader, 50, 8, "float32", 19)

@@ -162,7 +162,9 @@ std::optional<Fault> Rounds::rank_as_they_land() {
     const std::int32_t file = batch_.files[item.candidate];
     const auto offset = static_cast<std::uint64_t>(batch_.offsets[item.candidate]);
     const std::uint64_t within = whole ? 0 : offset % kPageBytes;
-    if (const std::byte* page = batch_.hot.find(file, offset / kPageBytes)) {
+    // Arrays are the caller's: a row that straddles pages is left to the reader, which refuses it.
+    const bool inside = whole || in_one_page(item.candidate);
+    if (const std::byte* page = inside ? batch_.hot.find(file, offset / kPageBytes) : nullptr) {
       rank(item, page + within);
       continue;
     }
