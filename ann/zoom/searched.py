@@ -1,5 +1,6 @@
 """The searches of an open index, whatever else is done with it."""
 
+import os
 import threading
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -45,7 +46,8 @@ class SearchedIndex:
 
     def __init__(self, state: Snapshot, reader: Reader, searches: int) -> None:
         self._state, self._reader = state, reader
-        self._turns = threading.BoundedSemaphore(searches)
+        self._searches = searches
+        self._turns, self._pid = threading.BoundedSemaphore(searches), os.getpid()
         self._closed = False
 
     def search(
@@ -99,7 +101,7 @@ class SearchedIndex:
             2**62 if max_reads is None else check_count("max_reads", max_reads, 1, None),
             np.inf if deadline_ms is None else check_milliseconds("deadline_ms", deadline_ms) / 1000,
         )
-        with self._turns:  # a filter's bitmap is held, and made, by no more than these
+        with self._turn():  # a filter's bitmap is held, and made, by no more than these
             found = self._search(matrix, k, recall, where, candidates, nprobe, limits)
         return SearchResult(found.ids[0], found.distances[0], found.stats) if single else found
 
@@ -152,7 +154,7 @@ class SearchedIndex:
         matrix, _ = check_queries(queries, self.dimension)
         radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
         wanted = TARGET if recall is None else check_fraction("recall", recall)
-        with self._turns:
+        with self._turn():
             state, tally = self._state, np.zeros(3, np.int64)
             selection = Selection.everything(state) if where is None else Selection.of(state, where)
             effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
@@ -203,7 +205,7 @@ class SearchedIndex:
         stats = self.search(query, k, **options).stats
         state = self._state
         where = options.get("where")
-        with self._turns:
+        with self._turn():
             share = 1.0 if where is None else Selection.of(state, where).share
         effort, _ = self._effort(
             state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"), share
@@ -280,6 +282,11 @@ class SearchedIndex:
     def metric(self) -> Metric:
         """The metric chosen at build."""
         return self._state.space.metric
+
+    def _turn(self) -> threading.BoundedSemaphore:
+        if self._pid != os.getpid():  # threads that did not survive the fork may have had all turns
+            self._turns, self._pid = threading.BoundedSemaphore(self._searches), os.getpid()
+        return self._turns
 
     def _check_open(self) -> None:
         if self._closed:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import build, clusters, router
+from memhier.ann.zoom import build, clusters, router, searched
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.layout import scan_bytes
 from memhier.ann.zoom.router import Router
@@ -136,6 +136,18 @@ def test_routes_are_the_nearest_however_many_queries_go_together(dimension, coun
         assert np.array_equal(router.route(query[None], 11)[0], row), "one alone and one of many"
 
 
+def exit_code_of(child):
+    """Wait for a child, and end one that hangs."""
+    deadline = time.monotonic() + 30
+    while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if ended[0] == 0:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert ended[0] == child, "the child hangs"
+    return os.waitstatus_to_exitcode(ended[1])
+
+
 @pytest.mark.parametrize("queries", [1, 300])
 def test_a_child_of_a_process_that_used_many_threads_can_route(queries):
     centroids = text_like(300, 16, 12)
@@ -151,16 +163,41 @@ def test_a_child_of_a_process_that_used_many_threads_can_route(queries):
                 code = 0 if np.array_equal(whole.route(centroids[:queries], 5), expected[:queries]) else 2
             finally:
                 os._exit(code)
-        deadline = time.monotonic() + 30
-        while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if ended[0] == 0:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-        assert ended[0] == child, "the child hangs"
-        assert os.waitstatus_to_exitcode(ended[1]) == 0
+        assert exit_code_of(child) == 0
     finally:
         faiss.omp_set_num_threads(threads)
+
+
+def test_a_child_can_search_however_many_threads_of_its_parent_did(tmp_path, monkeypatch):
+    vectors = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    under_way, go_on, whole = threading.Semaphore(0), threading.Event(), searched.search_snapshot
+
+    def waiting(*arguments):
+        if threading.current_thread() is not threading.main_thread():
+            under_way.release()
+            go_on.wait()
+        return whole(*arguments)
+
+    monkeypatch.setattr(searched, "search_snapshot", waiting)
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="2MiB") as index:
+        at_a_time = index._about.searches
+        threads = [threading.Thread(target=index.search, args=(vectors[0], 1)) for _ in range(at_a_time)]
+        try:
+            for thread in threads:
+                thread.start()
+            assert all(under_way.acquire(timeout=30) for _ in threads)
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    code = 0 if index.search(vectors[7], 1).ids.tolist() == [7] else 2
+                finally:
+                    os._exit(code)
+            assert exit_code_of(child) == 0
+        finally:
+            go_on.set()
+            for thread in threads:
+                thread.join()
 
 
 def test_stats_are_those_of_the_call_whatever_runs_beside(tmp_path):
