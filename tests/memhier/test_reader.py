@@ -259,7 +259,7 @@ def test_handles_of_removed_files_are_given_again(engine: str, tmp_path: Path) -
     paths = [tmp_path / str(number) for number in range(3)]
     for number, path in enumerate(paths):
         path.write_bytes(bytes([number]) * PAGE_BYTES)
-    with Reader(engine) as reader:
+    with open_reader(engine) as reader:
         first, kept = reader.add(paths[0]), reader.add(paths[1])
         there = reader.memory_bytes
         for _ in range(500):
