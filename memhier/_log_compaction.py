@@ -34,6 +34,7 @@ _ENTRY_BYTES = ENTRY.itemsize + 24  # with where its record is
 _MERGE_PARTS, _MERGE_LARGE_PARTS = 8, 64
 _LARGE_PART_BYTES = 2**28
 _MERGE_BYTES_MAX = 2**31  # what they become is not larger than a part may be
+_LATER_PARTS = 64  # may wait to be rewritten: each has a file open
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +137,15 @@ class CompactingLog(LogCore):
 
     def _pay(self) -> None:
         """Take the steps that are owed; before a commit."""
-        while (self._debt > 0 or (self._due and self._is_mostly_dead())) and self._step():
+        while (self._debt > 0 or (self._due and self._is_behind())) and self._step():
             continue
         self._debt = 0.0
 
-    def _is_mostly_dead(self) -> bool:
+    def _is_behind(self) -> bool:
+        """Whether what was left for later is too much: too many parts, or more than half of the log is dead."""
         with self._writer:
+            if len(self._parts_to_rewrite()) > _LATER_PARTS:
+                return True
             parts = [*self._parts.values(), *(opened.part for opened in self._fresh)]
             return sum(part.size for part in parts) > 2 * int(self._index.live(len(self._table.handles))[1].sum())
 
@@ -177,8 +181,11 @@ class CompactingLog(LogCore):
         with self._writer:
             if self._tx is not None:
                 for part in self._parts_to_rewrite():
-                    self._rewriting = _Rewriting(part, self._steps(part))
-                    break
+                    try:
+                        self._rewriting = _Rewriting(part, self._steps(part))
+                        break
+                    except (CorruptionError, OSError):
+                        self._unreadable.add(part.number)  # not even opened
         return self._rewriting
 
     def _background_bytes(self) -> int:
@@ -186,7 +193,8 @@ class CompactingLog(LogCore):
         rewriting = self._rewriting
         if rewriting is None:
             return 0
-        waiting = 0 if rewriting.waiting is None else int(rewriting.waiting.lengths.sum())
+        step = rewriting.waiting  # which a commit may take at any time
+        waiting = 0 if step is None else int(step.lengths.sum())
         return min(rewriting.part.entries, _ENTRIES_BLOCK) * _ENTRY_BYTES + max(_MOVE_BYTES, waiting)
 
     def _stop(self) -> None:
@@ -240,8 +248,8 @@ class CompactingLog(LogCore):
     def compact_later(self) -> None:
         """Let commits rewrite nothing any more, but say what is to be rewritten beside the changes that follow.
 
-        So do what is found at open. A commit waits for that only while more than half of the log is dead. For those
-        who wait for commits, or for whom they hold something up.
+        What is found at open is left so as well. A commit waits for that only while more than half of the log is dead
+        or more than `_LATER_PARTS` parts are left. For those who wait for commits, or for whom they hold something up.
         """
         self._later = True
         self._leave_for_later()

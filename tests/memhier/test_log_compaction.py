@@ -203,6 +203,21 @@ def test_commits_leave_rewriting_for_later(
             assert all(np.array_equal(read[key], row) for key, row in truth.items())
 
 
+def test_parts_left_for_later_stay_few_without_help_from_the_thread(
+    root: Path, reader: Reader, no_thread: None
+) -> None:
+    rows = random_rows(300, 64)
+    with Store.create(root, KIND) as store, RowLog(store, "t", 64, reader, 300, compact_below=0.5) as log:
+        log.compact_later()
+        for key in range(300):
+            log.append([key], rows[key : key + 1])
+            log.commit()
+            assert log.stats()["parts"] <= 64 + 2 * 8
+        assert log.stats()["dead_bytes"] == 0, "nothing else calls for rewriting"
+        assert log.stats()["write_amplification"] < 12
+        assert np.array_equal(log.read(np.arange(300))[0], rows)
+
+
 def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are changed and deleted after the thread has read them and before it appends them."""
     rows, new = random_rows(100, 4096), random_rows(100, 4096, 1)
@@ -388,7 +403,8 @@ def test_what_goes_wrong_in_the_thread_closes_the_log(
             assert np.array_equal(again.read(np.arange(100))[0], rows)
 
 
-def test_damage_keeps_no_one_from_going_on(root: Path, reader: Reader) -> None:
+@pytest.mark.parametrize("fault", ["a flipped bit", "no file of entries"])
+def test_damage_keeps_no_one_from_going_on(root: Path, reader: Reader, fault: str) -> None:
     rows = random_rows(300, 4096)
     with (
         Store.create(root, KIND) as store,
@@ -396,10 +412,14 @@ def test_damage_keeps_no_one_from_going_on(root: Path, reader: Reader) -> None:
     ):
         log.append(np.arange(300), rows)
         log.commit()
-        path = store.segments()["t-0"].path
-        path.write_bytes(b"!" + path.read_bytes()[1:])
+        if fault == "a flipped bit":
+            path = store.segments()["t-0"].path
+            path.write_bytes(b"!" + path.read_bytes()[1:])
+        else:
+            store.segments()["t-0-keys"].path.unlink()
         for turn in range(1, 5):
             log.append(np.arange(100 + turn, 200), rows[100 + turn : 200])
+            settle(log)
             log.commit()
         assert "t-0" in store.segments()
         assert np.array_equal(log.read(np.arange(1, 300))[0], rows[1:])
