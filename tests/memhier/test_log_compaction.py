@@ -163,61 +163,6 @@ def test_space_stays_bounded_without_help_from_the_thread(root: Path, reader: Re
         assert len(os.listdir(root / "segments")) == 2 * stats["parts"]
 
 
-@pytest.mark.parametrize("threaded", [False, True])
-def test_commits_leave_rewriting_for_later(
-    root: Path, reader: Reader, threaded: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not threaded:
-        monkeypatch.setattr(RowLog, "_compact_in_background", lambda log: None)
-    width, keys, truth = 64, 2000, {}
-    rng = np.random.default_rng(0)
-    for session in range(3):
-        with (
-            Store.create(root, KIND) if session == 0 else Store.open(root, KIND, writable=True) as store,
-            RowLog(store, "r", width, reader, keys, compact_below=0.5) as log,
-        ):
-            log.compact_later()
-            for _ in range(12):
-                due = set(log._due)
-                some = rng.choice(keys, 700, replace=False)
-                rows = random_rows(len(some), width, int(rng.integers(2**31)))
-                log.append(some, rows)
-                truth.update(zip(some.tolist(), rows, strict=True))
-                if threaded:
-                    settle(log)
-                    # Beside the changes, before any commit.
-                    assert not due & {part.number for part in log._parts.values()}
-                written = log.stats()["written_bytes"]
-                before = {part.number for part in log._parts.values()} - due
-                log.commit()
-                # Nothing that became due by this transaction was rewritten.
-                assert before <= {part.number for part in log._parts.values()}
-                assert not threaded or log.stats()["written_bytes"] - written < 3 * 4096
-                # Half of the log at most was dead before this transaction, which killed no more than it wrote.
-                assert log.stats()["dead_bytes"] <= log.stats()["live_bytes"] + 700 * width
-            found = log.stats()
-            assert found["dead_bytes"] < 2 * found["live_bytes"]
-            assert found["parts"] < 2 * 8
-            read, there = log.read(np.arange(keys))
-            assert [key for key in range(keys) if there[key]] == sorted(truth)
-            assert all(np.array_equal(read[key], row) for key, row in truth.items())
-
-
-def test_parts_left_for_later_stay_few_without_help_from_the_thread(
-    root: Path, reader: Reader, no_thread: None
-) -> None:
-    rows = random_rows(300, 64)
-    with Store.create(root, KIND) as store, RowLog(store, "t", 64, reader, 300, compact_below=0.5) as log:
-        log.compact_later()
-        for key in range(300):
-            log.append([key], rows[key : key + 1])
-            log.commit()
-            assert log.stats()["parts"] <= 64 + 2 * 8
-        assert log.stats()["dead_bytes"] == 0, "nothing else calls for rewriting"
-        assert log.stats()["write_amplification"] < 12
-        assert np.array_equal(log.read(np.arange(300))[0], rows)
-
-
 def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are changed and deleted after the thread has read them and before it appends them."""
     rows, new = random_rows(100, 4096), random_rows(100, 4096, 1)
