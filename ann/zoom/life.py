@@ -375,7 +375,7 @@ class IndexWriter:
         filters = self.about.searches if schema else 0
 
         def check(state: Snapshot) -> None:
-            check_room(state, self._memory(replace(state, schema=schema)), len(ids), waiting, filters, ids.texts, dram)
+            check_room(state, self._memory(replace(state, schema=schema)), ids, waiting, filters, dram)
 
         if state.hot.memory_bytes:
             try:

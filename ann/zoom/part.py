@@ -24,7 +24,7 @@ from memhier.errors import ClosedError, CorruptionError
 from memhier.reader import Reader
 from memhier.store import Store, Transaction
 
-__all__ = ["Part", "PartArrays", "PartFiles", "compact_ids", "find_ids", "gather"]
+__all__ = ["Part", "PartArrays", "PartFiles", "compact_dtype", "compact_ids", "find_ids", "gather"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _SOUGHT_ROWS = 1 << 12
@@ -277,10 +277,15 @@ class PartFiles:
                 self._busy.release()
 
 
+def compact_dtype(ids: Ints) -> np.dtype[Any]:
+    """Return what ids are held as: uint32 where all of them fit, else int64."""
+    fit = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < 2**32)
+    return np.dtype(np.uint32 if fit else np.int64)
+
+
 def compact_ids(ids: Ints) -> npt.NDArray[Any]:
     """Return ids as uint32 where all of them fit, else as int64."""
-    fit = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < 2**32)
-    return ids.astype(np.uint32) if fit else ids
+    return ids.astype(compact_dtype(ids), copy=False)
 
 
 def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:

@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.bitmaps import bitmap_bytes
 from memhier.ann.zoom.fullview import stored_bytes
+from memhier.ann.zoom.ids import Ids
 from memhier.ann.zoom.layout import PART_BYTES
+from memhier.ann.zoom.part import compact_dtype
 from memhier.ann.zoom.search import Snapshot
 from memhier.ann.zoom.space import PreviewSpace
 from memhier.ann.zoom.stored_texts import PAGE_DRAM, text_pages
-from memhier.ann.zoom.texts import Texts
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.reader import PAGE_BYTES
@@ -19,14 +20,11 @@ from memhier.reader import PAGE_BYTES
 __all__ = ["check_range", "check_room"]
 
 _NUMBERS_BYTES = 4  # of a code: radius, factor and error
-_ID_BYTES = 8
 _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
-def check_room(
-    state: Snapshot, held: int, more: int, waiting: int, filters: int, texts: Texts | None, dram: int
-) -> None:
+def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
     """Refuse vectors for which there is no room once they are written.
 
     Parameters
@@ -35,14 +33,12 @@ def check_room(
         The index without them.
     held
         Bytes of DRAM that it comes to hold.
-    more
-        How many vectors.
+    ids
+        Of the vectors.
     waiting
         The most bytes of vectors that wait in DRAM.
     filters
         How many searches with a filter there may be at a time.
-    texts
-        The strings that are ids of the vectors; None where the index has integers.
     dram
         The budget.
 
@@ -51,8 +47,10 @@ def check_room(
     BudgetError
         When it is exceeded; says what would be enough.
     """
+    more, texts = len(ids), ids.texts
     count = more + len(state.fresh)
-    each = state.preview.book.code_bytes + _NUMBERS_BYTES + _ID_BYTES
+    id_bytes = max(compact_dtype(some).itemsize for some in (ids.numbers, state.fresh.ids))
+    each = state.preview.book.code_bytes + _NUMBERS_BYTES + id_bytes
     per_part = 8 * (state.preview.lists + 1) + PART_BYTES
     # Vectors that wait are copied to be joined with others; of bitmaps there are those of removals, before and after.
     needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each

@@ -133,7 +133,7 @@ def test_an_index_is_changed_within_its_budget(tmp_path, strings, alike):
 
 @pytest.mark.filterwarnings("ignore:calibration found")
 def test_what_a_budget_error_says_is_enough(tmp_path):
-    vectors, less = make(20_000, 32), 900_000
+    vectors, less = make(20_000, 32), 780_000
     with ZoomIndex.build(tmp_path / "index", vectors[:4000], dram=less) as index:
         with pytest.raises(BudgetError, match=r"\(\d+ bytes\).*grow_to=20000") as refused:
             index.add(vectors[4000:])
@@ -147,3 +147,25 @@ def test_what_a_budget_error_says_is_enough(tmp_path):
                 index.commit(compact=False)
                 assert index.memory_bytes <= dram
             assert len(index) == 20_000
+
+
+@pytest.mark.filterwarnings("ignore:calibration found")
+@pytest.mark.parametrize("filtered", [False, True])
+@pytest.mark.parametrize("step", [10_000, 2500])
+@pytest.mark.parametrize("commits", [False, True])
+def test_an_index_grows_to_what_was_said_however_it_comes(tmp_path, filtered, step, commits):
+    vectors = make(11_000)
+    kinds = {"kind": np.arange(len(vectors)) % 7} if filtered else {}
+    dram = tightest(tmp_path, len(vectors), 64, 600_000, filtered=filtered, growing=True)
+    some = {name: each[:1000] for name, each in kinds.items()} or None
+    with ZoomIndex.build(tmp_path / "index", vectors[:1000], dram=dram, attributes=some, grow_to=len(vectors)) as index:
+        for start in range(1000, len(vectors), step):
+            part = slice(start, start + step)
+            index.add(vectors[part], attributes={name: each[part] for name, each in kinds.items()} or None)
+            if commits:
+                index.commit(compact=False)
+            assert index._planned(index._state) <= dram
+        assert len(index) == len(vectors)
+        index.commit(compact=False)
+        assert index.search(vectors[-5:], 1, recall=1.0).ids[:, 0].tolist() == list(range(10_995, 11_000))
+        assert index._planned(index._state) <= dram
