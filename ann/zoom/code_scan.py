@@ -59,7 +59,8 @@ class Candidates:
     thresholds
         float32 ``[q]``: the k-th smallest upper bound, or the largest distance wanted where that is less.
     tally
-        int64 ``[q, 3]``: lists probed, codes scanned, and 1 where candidates were dropped for lack of room.
+        int64 ``[q, 3]``: lists probed (of which any row may be found), codes scanned, and 1 where candidates were dropped
+        for lack of room.
     """
 
     positions: Ints
@@ -152,6 +153,9 @@ def _scan_one(
     estimates = margins = np.empty(0, np.float32)
     probed = 0
     for chosen in probes[probes >= 0]:
+        wanted = [_wanted_rows(part, int(chosen)) for part in parts]
+        if not any(map(len, wanted)):
+            continue
         residual = query - centroids[chosen].astype(np.float32)
         squared = float(residual @ residual)
         distance, radius = squared**0.5, float(radii[chosen])
@@ -159,10 +163,7 @@ def _scan_one(
         if radius > 0 and distance > 0 and squared + radius**2 - kth > zeta * 2 * distance * radius:
             continue
         probed += 1
-        for part_number, part in enumerate(parts):
-            rows = np.arange(part.starts[chosen], part.starts[chosen + 1])
-            if part.allowed is not None:
-                rows = rows[unpack(part.allowed, len(part.codes))[rows]]
+        for part_number, (part, rows) in enumerate(zip(parts, wanted, strict=True)):
             sums, scale, offset = _dot(book, codes_of(part.codes, rows, book.dimensions), residual)
             lengths, factors, errors = book.numbers_of(part.numbers[:, rows])
             product = factors * scale * (sums - offset)
@@ -185,6 +186,12 @@ def _scan_one(
     found.counts[number] = len(kept)
     found.thresholds[number] = threshold
     found.tally[number] = probed, len(positions), len(order) > len(kept)
+
+
+def _wanted_rows(part: CodedPart, chosen: int) -> Ints:
+    """Return the rows of a list that may be found."""
+    rows = np.arange(part.starts[chosen], part.starts[chosen + 1])
+    return rows if part.allowed is None else rows[unpack(part.allowed, len(part.codes))[rows]]
 
 
 def _kth(values: Floats, k: int) -> float:

@@ -121,46 +121,22 @@ void ByteQuery::assign(const float* values, float largest) {
   offset_ = static_cast<float>(weighted_sum(bytes_.data(), format_)) / 2;
 }
 
-void ByteQuery::dot(const std::uint8_t* base, std::size_t total, const std::uint32_t* rows, std::size_t count,
+void ByteQuery::dot(const std::uint8_t* base, std::size_t total, const RowGroup* groups, std::size_t count,
                     std::int32_t* sums) const {
   const std::size_t whole = total / kRows * kRows;
-  std::size_t i = 0;
-  while (i < count && rows[i] < whole) {
+  std::size_t g = 0;
+  while (g < count && groups[g].first < whole) {
     const std::uint8_t* block[kTogether];
-    std::size_t first[kTogether + 1] = {i}, blocks = 0;
-    while (blocks < kTogether && i < count && rows[i] < whole) {
-      const std::size_t number = rows[i] / kRows;
-      block[blocks] = base + number * kRows * code_bytes_;
-      if (i + kRows <= count && rows[i + kRows - 1] / kRows == number) i += kRows;
-      else while (i < count && rows[i] / kRows == number) ++i;
-      first[++blocks] = i;
-    }
-    alignas(64) std::int32_t found[kTogether * kRows];
-    dot_blocks(block, blocks, found);
-    for (std::size_t b = 0; b < blocks; ++b) {
-      if (first[b + 1] - first[b] == kRows) {
-        std::memcpy(sums + first[b], found + b * kRows, sizeof(std::int32_t) * kRows);
-        continue;
-      }
-      for (std::size_t j = first[b]; j < first[b + 1]; ++j) sums[j] = found[b * kRows + rows[j] % kRows];
-    }
+    const std::size_t start = g;
+    for (; g - start < kTogether && g < count && groups[g].first < whole; ++g)
+      block[g - start] = base + groups[g].first * code_bytes_;
+    dot_blocks(block, g - start, sums + start * kRows);
   }
-  for (; i < count; ++i) sums[i] = dot_row(base + rows[i] * code_bytes_);
-}
-
-const std::int32_t* ByteQuery::dot_range(const std::uint8_t* base, std::size_t total, std::size_t first,
-                                         std::size_t count, std::int32_t* sums) const {
-  const std::size_t whole = total / kRows * kRows, stop = first + count, start = first / kRows * kRows;
-  std::size_t row = start;
-  while (row < stop && row < whole) {
-    const std::uint8_t* block[kTogether];
-    std::int32_t* to = sums + (row - start);
-    std::size_t blocks = 0;
-    for (; blocks < kTogether && row < stop && row < whole; row += kRows) block[blocks++] = base + row * code_bytes_;
-    dot_blocks(block, blocks, to);
-  }
-  for (row = std::max(row, first); row < stop; ++row) sums[row - start] = dot_row(base + row * code_bytes_);
-  return sums + (first - start);
+  for (; g < count; ++g)
+    for (std::uint32_t wanted = groups[g].wanted; wanted != 0; wanted &= wanted - 1) {
+      const auto i = static_cast<std::size_t>(std::countr_zero(wanted));
+      sums[g * kRows + i] = dot_row(base + (groups[g].first + i) * code_bytes_);
+    }
 }
 
 void ByteQuery::dot_blocks(const std::uint8_t* const* block, std::size_t blocks, std::int32_t* sums) const {

@@ -34,6 +34,12 @@ struct CodeFormat {
   }
 };
 
+// Some of the 16 rows of a block.
+struct RowGroup {
+  std::uint32_t first;   // row, a multiple of 16
+  std::uint16_t wanted;  // a bit for each
+};
+
 // What a processor may have, the least first.
 enum class Instructions { kPlain, kAvx2, kAvx512 };
 
@@ -52,14 +58,9 @@ class ByteQuery {
   // What a code of half its range in every dimension gives: sum over dimensions of (2^width - 1) / 2 * byte.
   float offset() const { return offset_; }
 
-  // sums[i] = sum over dimensions of field * byte, for the codes of rows[i], which ascend, among `total` from `base` on.
-  void dot(const std::uint8_t* base, std::size_t total, const std::uint32_t* rows, std::size_t count,
-           std::int32_t* sums) const;
-
-  // The same for `count` neighbours from row `first` on. Whole blocks are multiplied, so `sums` has room for two more;
-  // returns where in it the first row's sum lies.
-  const std::int32_t* dot_range(const std::uint8_t* base, std::size_t total, std::size_t first, std::size_t count,
-                                std::int32_t* sums) const;
+  // sums[16 g + i] = sum over dimensions of field * byte, for row i of group g if it is wanted, of codes of which there
+  // are `total` from `base` on.
+  void dot(const std::uint8_t* base, std::size_t total, const RowGroup* groups, std::size_t count, std::int32_t* sums) const;
 
  private:
   struct Chunk {

@@ -31,18 +31,21 @@ Residual subtract_plain(const float* query, const std::uint16_t* centroid, const
 }
 
 MEMHIER_CLONES
-void estimate_plain(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers, const Terms& of) {
+void estimate_plain(Block& block, std::size_t group, const Numbers& numbers, const Terms& of) {
+  const std::size_t first = block.groups[group].first, lanes = std::min(kLanes, numbers.rows - first);
+  const std::int32_t* sums = block.sums + group * kLanes;
+  float *estimates = block.estimate + group * kLanes, *margins = block.margin + group * kLanes;
 #pragma omp simd
-  for (std::size_t i = 0; i < count; ++i) {
-    const float units = half_to_float(numbers.radius[i]), radius = of.unit * units;
-    const std::int32_t factor = numbers.ratios[i] & 255, error = numbers.ratios[i] >> 8;
+  for (std::size_t i = 0; i < lanes; ++i) {
+    const float units = half_to_float(numbers.radius[first + i]), radius = of.unit * units;
+    const std::int32_t factor = numbers.ratios[first + i] & 255, error = numbers.ratios[first + i] >> 8;
     const float product = units * std::bit_cast<float>(of.factor.least + factor * of.factor.step) * of.scale *
                           (static_cast<float>(sums[i]) - of.offset);
     const float sum = of.squared + radius * radius;
-    block.estimate[i] = sum - 2 * of.unit * product;
+    estimates[i] = sum - 2 * of.unit * product;
     const float wrong = error == kUnknown ? kInfinity : units * std::bit_cast<float>(of.error.least + error * of.error.step);
     const float margin = std::max(of.distance, of.nearest * radius) * wrong + kRounding * sum;
-    block.margin[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
+    margins[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
   }
 }
 
@@ -55,15 +58,15 @@ bool any_near(const float* estimate, const float* margin, float threshold) {
   return any != 0;
 }
 
-void note_near(Block& block, std::size_t count, float threshold) {
-  for (std::size_t first = 0; first < count; first += kLanes) {
-    const std::size_t lanes = std::min(kLanes, count - first);
-    const float *estimate = block.estimate + first, *margin = block.margin + first;
-    std::uint32_t near = 0;
-    if (lanes < kLanes || any_near(estimate, margin, threshold))
-      for (std::size_t i = 0; i < lanes; ++i) near |= (estimate[i] - margin[i] <= threshold ? 1u : 0u) << i;
-    block.near[first / kLanes] = static_cast<std::uint16_t>(near);
+std::uint16_t near_of(const Block& block, std::size_t group, float threshold) {
+  const float *estimate = block.estimate + group * kLanes, *margin = block.margin + group * kLanes;
+  std::uint32_t wanted = block.groups[group].wanted, near = 0;
+  if (wanted == 0xffff && !any_near(estimate, margin, threshold)) return 0;
+  for (; wanted != 0; wanted &= wanted - 1) {
+    const int i = std::countr_zero(wanted);
+    near |= (estimate[i] - margin[i] <= threshold ? 1u : 0u) << i;
   }
+  return static_cast<std::uint16_t>(near);
 }
 
 #if defined(__x86_64__)
@@ -91,17 +94,17 @@ MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t*
   return {squared, std::sqrt(squared), _mm512_reduce_max_ps(largest)};
 }
 
-MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers,
-                                    const Terms& of, float threshold) {
+MEMHIER_AVX512 void estimate_avx512(Block& block, const Numbers& numbers, const Terms& of, float threshold) {
   const __m512i factor_least = _mm512_set1_epi32(of.factor.least), factor_step = _mm512_set1_epi32(of.factor.step);
   const __m512i error_least = _mm512_set1_epi32(of.error.least), error_step = _mm512_set1_epi32(of.error.step);
   const __m512i low = _mm512_set1_epi32(255);
   const __m512 scale = _mm512_set1_ps(2 * of.unit * of.scale), offset = _mm512_set1_ps(of.offset);
-  for (std::size_t i = 0; i < count; i += kLanes) {
-    const __mmask16 present = first_of(count - i);
-    const __m512 units = take_halves(present, numbers.radius + i);
+  for (std::size_t group = 0; group < block.count; ++group) {
+    const std::size_t first = block.groups[group].first, i = group * kLanes;
+    const __mmask16 present = first_of(numbers.rows - first);
+    const __m512 units = take_halves(present, numbers.radius + first);
     const __m512 radius = _mm512_mul_ps(_mm512_set1_ps(of.unit), units);
-    const __m512i ratios = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, numbers.ratios + i));
+    const __m512i ratios = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(present, numbers.ratios + first));
     const __m512i factor_byte = _mm512_and_si512(ratios, low), error_byte = _mm512_srli_epi32(ratios, 8);
     const __m512 factor = _mm512_mul_ps(
         units, _mm512_castsi512_ps(_mm512_add_epi32(factor_least, _mm512_mullo_epi32(factor_byte, factor_step))));
@@ -109,7 +112,7 @@ MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const std::
         units, _mm512_castsi512_ps(_mm512_add_epi32(error_least, _mm512_mullo_epi32(error_byte, error_step))));
     const __m512 error =
         _mm512_mask_mov_ps(known, _mm512_cmpeq_epi32_mask(error_byte, low), _mm512_set1_ps(kInfinity));
-    const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_maskz_loadu_epi32(present, sums + i)), offset);
+    const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(block.sums + i)), offset);
     const __m512 product = _mm512_mul_ps(_mm512_mul_ps(factor, scale), field);
     const __m512 sum = _mm512_fmadd_ps(radius, radius, _mm512_set1_ps(of.squared));
     const __m512 estimate = _mm512_sub_ps(sum, product);
@@ -119,8 +122,8 @@ MEMHIER_AVX512 void estimate_avx512(Block& block, std::size_t count, const std::
     const __m512 margin = _mm512_mask_mov_ps(wrong, unknown, _mm512_set1_ps(kInfinity));
     _mm512_storeu_ps(block.estimate + i, estimate);
     _mm512_storeu_ps(block.margin + i, margin);
-    block.near[i / kLanes] = _mm512_mask_cmp_ps_mask(present, _mm512_sub_ps(estimate, margin), _mm512_set1_ps(threshold),
-                                                     _CMP_LE_OQ);
+    block.near[group] = _mm512_mask_cmp_ps_mask(block.groups[group].wanted, _mm512_sub_ps(estimate, margin),
+                                                _mm512_set1_ps(threshold), _CMP_LE_OQ);
   }
 }
 #endif
@@ -135,13 +138,14 @@ Residual subtract_centroid(const float* query, const std::uint16_t* centroid, co
   return subtract_plain(query, centroid, by, dimension, out);
 }
 
-void estimate_block(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers, const Terms& of,
-                    float threshold, Instructions use) {
+void estimate_block(Block& block, const Numbers& numbers, const Terms& of, float threshold, Instructions use) {
 #if defined(__x86_64__)
-  if (use == Instructions::kAvx512) return estimate_avx512(block, count, sums, numbers, of, threshold);
+  if (use == Instructions::kAvx512) return estimate_avx512(block, numbers, of, threshold);
 #endif
-  estimate_plain(block, count, sums, numbers, of);
-  note_near(block, count, threshold);
+  for (std::size_t group = 0; group < block.count; ++group) {
+    estimate_plain(block, group, numbers, of);
+    block.near[group] = near_of(block, group, threshold);
+  }
 }
 
 }  // namespace memhier

@@ -9,8 +9,8 @@
 
 namespace memhier {
 
-constexpr std::size_t kBlock = 128;  // codes whose distances are made together
-constexpr std::size_t kLanes = 16;   // of them, that are looked at together
+constexpr std::size_t kLanes = CodeFormat::kBlockRows;
+constexpr std::size_t kGroups = 8;  // of so many rows, whose distances are made together
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 struct Residual {
@@ -23,9 +23,10 @@ struct Residual {
 Residual subtract_centroid(const float* query, const std::uint16_t* centroid, const float* by, std::size_t dimension,
                            float* out, Instructions use);
 
-// Of some rows the radius, fp16 in units, and in two bytes what factor and error are of it: the factor's in the lower.
+// Of all rows the radius, fp16 in units, and in two bytes what factor and error are of it: the factor's in the lower.
 struct Numbers {
   const std::uint16_t *radius, *ratios;
+  std::size_t rows;
 };
 
 // A byte u is the float whose bits are `least + u step`: steps of about one ratio, for one addition. 255 is an error of
@@ -45,16 +46,15 @@ struct Terms {
 };
 
 struct Block {
-  std::uint32_t rows[kBlock];
-  std::int32_t sums[kBlock + 2 * CodeFormat::kBlockRows];
-  std::uint16_t radius[kBlock], ratios[kBlock];
-  float estimate[kBlock], margin[kBlock];
-  std::uint16_t near[kBlock / kLanes];  // a bit for each row
+  RowGroup groups[kGroups];
+  std::size_t count = 0;  // of the groups
+  std::int32_t sums[kGroups * kLanes];
+  float estimate[kGroups * kLanes], margin[kGroups * kLanes];
+  std::uint16_t near[kGroups];  // a bit for each row
 };
 
-// Fills the first `count` estimates and margins from their sums, and notes which have a lower bound of at most
+// Fills estimates and margins from the sums, and notes which of the rows wanted have a lower bound of at most
 // `threshold`: most have not.
-void estimate_block(Block& block, std::size_t count, const std::int32_t* sums, const Numbers& numbers, const Terms& of,
-                    float threshold, Instructions use);
+void estimate_block(Block& block, const Numbers& numbers, const Terms& of, float threshold, Instructions use);
 
 }  // namespace memhier

@@ -25,8 +25,9 @@ namespace memhier {
 namespace {
 
 constexpr std::size_t kLine = 64;    // bytes of the processor's caches
-constexpr std::size_t kAhead = 512;  // rows of a list at most that are asked for before it is scanned
+constexpr std::int64_t kAhead = 512;  // rows of a list at most that are asked for before it is scanned
 constexpr std::size_t kAskedLines = 96;  // in the time that a block of rows is scanned
+constexpr std::int64_t kRowsOfGroup = CodeFormat::kBlockRows;
 constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
 // A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
@@ -118,6 +119,24 @@ struct Part {
   const std::uint16_t* ratios;  // [rows]: of factor and error to it
   const std::uint64_t* allowed;  // a bit for each row, or null for all
   std::int64_t rows;
+
+  // Which of the 16 rows from `first` on lie in a list and may be found: a bit for each.
+  std::uint32_t wanted(std::int64_t first, std::int64_t list) const {
+    const std::int64_t low = std::max(starts[list] - first, std::int64_t{0}), high = starts[list + 1] - first;
+    std::uint32_t bits = 0xffffu << low & 0xffffu >> std::max(kRowsOfGroup - high, std::int64_t{0});
+    if (allowed != nullptr) bits &= static_cast<std::uint32_t>(allowed[first >> 6] >> (first & 63));
+    return bits;
+  }
+
+  // The first of the groups of 16 rows from `first` on in which any row of a list may be found.
+  std::int64_t next_wanted(std::int64_t first, std::int64_t list) const {
+    while (allowed != nullptr && first < starts[list + 1] && wanted(first, list) == 0) first += kRowsOfGroup;
+    return first;
+  }
+  std::int64_t first_wanted(std::int64_t list) const {
+    if (starts[list] == starts[list + 1]) return starts[list];
+    return next_wanted(starts[list] / kRowsOfGroup * kRowsOfGroup, list);
+  }
 };
 
 // Memory that will be read soon.
@@ -161,54 +180,49 @@ class Scanner {
     probed = scanned = 0;
   }
 
-  // Scans a list, unless what is known of it says that it can hardly hold one of the k nearest.
+  // Scans a list, unless none of its rows may be found, or what is known of it says that it can hardly hold one of the k
+  // nearest.
   void scan(const float* query, const std::uint16_t* centroid, std::int64_t list, float radius, float zeta) {
-    const Residual residual = 
-        subtract_centroid(query, centroid, alpha_.data(), dimension_, residual_.data(), use_);
+    const auto holds = [list](const Part& part) { return part.first_wanted(list) < part.starts[list + 1]; };
+    if (std::none_of(parts_.begin(), parts_.end(), holds)) return;
+    const Residual residual = subtract_centroid(query, centroid, alpha_.data(), dimension_, residual_.data(), use_);
     const float kth = std::min(nearest_.value(), most_);
     // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
     if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
         (residual.squared + radius * radius - kth) > zeta * 2 * residual.distance * radius)
       return;
     ++probed;
-    bool assigned = false;
+    query_.assign(residual_.data(), residual.largest);
+    const Terms terms{residual.squared, residual.distance * margin_, kNearest * margin_, query_.scale(),
+                      query_.offset(),  unit_,                       factor_,            error_};
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       const Part& part = parts_[p];
-      std::int64_t row = part.starts[list];
-      const std::int64_t stop = part.starts[list + 1];
-      while (row < stop) {
-        const auto first = static_cast<std::size_t>(row);
-        const std::size_t count = choose(part, row, stop);
-        if (count == 0) continue;
-        if (!assigned) query_.assign(residual_.data(), residual.largest);
-        assigned = true;
-        const auto total = static_cast<std::size_t>(part.rows);
-        const std::int32_t* sums = block_.sums;
-        if (part.allowed == nullptr) sums = query_.dot_range(part.codes, total, first, count, block_.sums);
-        else query_.dot(part.codes, total, block_.rows, count, block_.sums);
-        estimate_block(block_, count, sums, numbers_of(part, first, count),
-                       {residual.squared, residual.distance * margin_, kNearest * margin_, query_.scale(),
-                        query_.offset(), unit_, factor_, error_},
-                       admitted_.threshold(), use_);
+      const auto rows = static_cast<std::size_t>(part.rows);
+      for (std::int64_t at = part.first_wanted(list); choose(part, at, list);) {
+        query_.dot(part.codes, rows, block_.groups, block_.count, block_.sums);
+        estimate_block(block_, {part.radius, part.ratios, rows}, terms, admitted_.threshold(), use_);
         ahead_.ask(kAskedLines);
-        offer(part, static_cast<std::int64_t>(p) << kPartShift, first, count);
-        scanned += static_cast<std::int64_t>(count);
+        offer(static_cast<std::int64_t>(p) << kPartShift);
       }
     }
   }
 
-  // Notes what scanning a list will read, to ask for it bit by bit while the one before is scanned: lists are short, and a
+  // Notes what scanning a list will read, to ask for it bit by bit while one before it is scanned: lists are short, and a
   // processor that guesses what is read next has seen too little of each; asked for at once, it is more than the processor
   // can wait for and go on.
   void prefetch(const std::uint16_t* centroid, std::int64_t list) {
     ahead_.clear();
     ahead_.add(centroid, dimension_ * sizeof(std::uint16_t));
     for (const Part& part : parts_) {
-      const auto start = static_cast<std::size_t>(part.starts[list]);
-      const std::size_t rows = std::min(static_cast<std::size_t>(part.starts[list + 1]) - start, kAhead);
-      for (const std::uint16_t* numbers : {part.radius, part.ratios})
-        ahead_.add(numbers + start, rows * sizeof(std::uint16_t));
-      ahead_.add(part.codes + start * code_bytes_, rows * code_bytes_);
+      const std::int64_t stop = std::min(part.starts[list + 1], part.starts[list] + kAhead);
+      std::int64_t at = part.first_wanted(list);
+      while (at < stop) {
+        const std::int64_t first = at;
+        do at += kRowsOfGroup;
+        while (at < stop && (part.allowed == nullptr || part.wanted(at, list) != 0));
+        ask_for(part, first, std::min(at, stop));
+        at = part.next_wanted(at, list);
+      }
     }
   }
 
@@ -220,49 +234,35 @@ class Scanner {
   std::int64_t probed = 0, scanned = 0;
 
  private:
-  // Moves `row` past the next rows that are allowed, and returns how many; under a filter, fills the block with them.
-  std::size_t choose(const Part& part, std::int64_t& row, std::int64_t stop) {
-    std::size_t count = 0;
-    if (part.allowed == nullptr) {
-      // No further than to the end of a block of codes, which are multiplied together.
-      const std::int64_t first = row;
-      row = std::min<std::int64_t>(stop, row + kBlock - row % CodeFormat::kBlockRows);
-      return static_cast<std::size_t>(row - first);
-    }
-    while (row < stop && count < kBlock) {
-      std::uint64_t word = part.allowed[row >> 6] >> (row & 63);
-      const std::int64_t end = std::min<std::int64_t>(stop, (row | 63) + 1);
-      while (word != 0 && count < kBlock) {
-        const int skip = std::countr_zero(word);
-        if (row + skip >= end) break;
-        row += skip;
-        block_.rows[count++] = static_cast<std::uint32_t>(row++);
-        word = skip == 63 ? 0 : word >> (skip + 1);
-      }
-      if (count == kBlock && row < end) break;
-      row = end;
-    }
-    return count;
+  void ask_for(const Part& part, std::int64_t first, std::int64_t stop) {
+    const auto rows = static_cast<std::size_t>(stop - first);
+    for (const std::uint16_t* numbers : {part.radius, part.ratios})
+      ahead_.add(numbers + first, rows * sizeof(std::uint16_t));
+    ahead_.add(part.codes + static_cast<std::size_t>(first) * code_bytes_, rows * code_bytes_);
   }
 
-  Numbers numbers_of(const Part& part, std::size_t first, std::size_t count) {
-    if (part.allowed == nullptr) return {part.radius + first, part.ratios + first};
-    for (std::size_t i = 0; i < count; ++i) {
-      block_.radius[i] = part.radius[block_.rows[i]];
-      block_.ratios[i] = part.ratios[block_.rows[i]];
+  // Fills the block with the groups of a list from row `at` on, and moves it past them; false where there are none.
+  bool choose(const Part& part, std::int64_t& at, std::int64_t list) {
+    block_.count = 0;
+    const std::int64_t start = part.starts[list], stop = part.starts[list + 1];
+    for (; at < stop && block_.count < kGroups; at = part.next_wanted(at + kRowsOfGroup, list)) {
+      const bool whole = part.allowed == nullptr && at >= start && at + kRowsOfGroup <= stop;
+      const std::uint32_t wanted = whole ? 0xffff : part.wanted(at, list);
+      block_.groups[block_.count++] = {static_cast<std::uint32_t>(at), static_cast<std::uint16_t>(wanted)};
+      scanned += std::popcount(wanted);
     }
-    return {block_.radius, block_.ratios};
+    return block_.count > 0;
   }
 
-  void offer(const Part& part, std::int64_t base, std::size_t first, std::size_t count) {
+  void offer(std::int64_t base) {
     float threshold = admitted_.threshold();
-    for (std::size_t lanes = 0; lanes < count; lanes += kLanes) {
-      for (std::uint32_t near = block_.near[lanes / kLanes]; near != 0; near &= near - 1) {
-        const std::size_t i = lanes + static_cast<std::size_t>(std::countr_zero(near));
+    for (std::size_t group = 0; group < block_.count; ++group) {
+      for (std::uint32_t near = block_.near[group]; near != 0; near &= near - 1) {
+        const auto lane = static_cast<std::size_t>(std::countr_zero(near)), i = group * kLanes + lane;
         const float estimate = block_.estimate[i], margin = block_.margin[i];
         if (!(estimate - margin <= threshold)) continue;  // which has fallen meanwhile
         nearest_.offer(estimate);
-        const std::int64_t row = part.allowed == nullptr ? static_cast<std::int64_t>(first + i) : block_.rows[i];
+        const std::int64_t row = static_cast<std::int64_t>(block_.groups[group].first + lane);
         admitted_.offer({estimate - margin, estimate, base | row}, estimate + margin);
         threshold = admitted_.threshold();
       }
@@ -281,7 +281,7 @@ class Scanner {
   std::vector<float> residual_;
   KthSmallest nearest_;
   Admitted admitted_;
-  Block block_;
+  Block block_{};
   Ahead ahead_;
 };
 
@@ -359,7 +359,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
     for (std::size_t p = 0; p < probe_count; ++p) {
       const std::int64_t list = probes.data()[q * probe_count + p];
       if (list < 0) continue;
-      const std::int64_t next = p + 1 < probe_count ? probes.data()[q * probe_count + p + 1] : -1;
+      const std::int64_t next = p + 2 < probe_count ? probes.data()[q * probe_count + p + 2] : -1;
       if (next >= 0) scanner.prefetch(centroids.data() + static_cast<std::size_t>(next) * dimension, next);
       scanner.scan(queries.data() + q * dimension, centroids.data() + static_cast<std::size_t>(list) * dimension, list,
                    radii.data()[list], zeta);
