@@ -59,8 +59,8 @@ class Candidates:
     thresholds
         float32 ``[q]``: the k-th smallest upper bound, or the largest distance wanted where that is less.
     tally
-        int64 ``[q, 3]``: lists probed (of which any row may be found), codes scanned, and 1 where candidates were dropped
-        for lack of room.
+        int64 ``[q, 3]``: lists probed (of which any row may be found), codes scanned, and 1 where candidates were left
+        out for lack of room.
     """
 
     positions: Ints
