@@ -29,7 +29,8 @@ from memhier.store import Store
 __all__ = ["KIND", "TieredParts"]
 
 KIND = "tiered"
-_COMPACT_BELOW = 0.5  # of a part of the log is alive: the log takes about twice its rows at most
+# Of a part of the log is alive: the log takes about twice its rows at most, and what the last transaction wrote.
+_COMPACT_BELOW = 0.5
 
 
 class TieredParts:

@@ -15,7 +15,7 @@ from memhier.recsys.embedding.collectives import Collectives
 from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.tables import Ints
 
-__all__ = ["Asked", "Exchange", "Layout", "ask", "refused_together", "say_what_can_wait"]
+__all__ = ["Asked", "Exchange", "Layout", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
 
 Flags = NDArray[np.bool_]
 
@@ -119,8 +119,7 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     order = np.argsort(owners, kind="stable")
     sent = np.bincount(owners, minlength=ranks.ranks)
     received: list[int] = ranks.of_each(torch.from_numpy(sent[:, None]))[:, 0].tolist()
-    without = [rank for rank, count in enumerate(received) if count == _NO_BATCH]
-    if without:
+    if without := _refusing(received):
         raise RuntimeError(
             f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
             "or failed, or gave what the tables refuse; no rank takes the step"
@@ -129,9 +128,28 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     return Exchange(ids, keys, starts, inverse, ends, order, sent.tolist(), received, asked // ranks.ranks)
 
 
+def check_all_hold(ranks: Collectives) -> None:
+    """Say that this rank holds the rows that a step asks of it, and hear the same of all.
+
+    Raises
+    ------
+    RuntimeError
+        When other ranks cannot.
+    """
+    if without := _refusing(ranks.of_each(torch.zeros((ranks.ranks, 1), dtype=torch.int64))[:, 0].tolist()):
+        raise RuntimeError(
+            f"ranks {without} cannot hold the rows that all ask of them for this step, and say why themselves; no rank "
+            "takes the step"
+        )
+
+
+def _refusing(said: list[int]) -> list[int]:
+    return [rank for rank, number in enumerate(said) if number == _NO_BATCH]
+
+
 @contextmanager
 def refused_together(ranks: Collectives) -> Iterator[None]:
-    """Where there proves to be no batch inside the block, or an unfit one, tell those who wait in `ask` for its ids."""
+    """Where what happens inside the block fails, tell those who wait for this rank in `ask` or `check_all_hold`."""
     try:
         yield
     except Exception:

@@ -25,7 +25,15 @@ from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
 from memhier.recsys.embedding.collectives import Collectives
 from memhier.recsys.embedding.contributions import Contributions, Late, in_order
-from memhier.recsys.embedding.exchange import Asked, Exchange, Layout, ask, refused_together, say_what_can_wait
+from memhier.recsys.embedding.exchange import (
+    Asked,
+    Exchange,
+    Layout,
+    ask,
+    check_all_hold,
+    refused_together,
+    say_what_can_wait,
+)
 from memhier.recsys.embedding.fused import Sparse, apply_sparse
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
@@ -101,18 +109,20 @@ class ShardedEmbeddingBagCollection(TableModule):
         Raises
         ------
         RuntimeError
-            Where other ranks raise, because of an id out of range or the like. No rank has taken the step then.
+            Where other ranks raise, because of an id out of range, rows beyond their budget or the like. No rank has
+            taken the step then.
         """
         # Of a batch that was read ahead all have heard already.
         with refused_together(self._now) if self._planned is None else nullcontext():
             bags = self._parser.bags_of(features)
         ids = [bag.indices.numpy() for bag in bags]
-        exchange = self._expected(ids) or self._ask(ids, self._now)
+        planned = self._expected(ids)
+        exchange = planned or self._ask(ids, self._now)
         late = self._late
         if late is not None and (late.following is None or late.following() is not exchange):
             self._settle()
         trains = torch.is_grad_enabled() and self.training
-        rows = self._rows_of(Asked(exchange), trains)
+        rows = self._rows_of(Asked(exchange), trains) if planned else self._rows_now(exchange, trains)
         with torch.set_grad_enabled(trains):
             samples = [bag.weights for bag in bags]
             output: Tensor = _Look.apply(self._anchor, self, rows, exchange, bags, *samples)  # type: ignore[no-untyped-call]
@@ -235,10 +245,25 @@ class ShardedEmbeddingBagCollection(TableModule):
         with self._reading():
             ids = [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
         exchange, previous = self._ask(ids, self._ahead), self._previous
+        with refused_together(self._ahead):
+            if len(exchange.asked) > min(self.tables.capacity, self.tables.call_rows):
+                self.tables.check_fits(self._shard.rows_of(exchange.asked))
+        check_all_hold(self._ahead)
         if previous is not None and self._ranks > 1 and self._update == "backward":
             say_what_can_wait(previous, exchange, self._ahead)
         self._previous = exchange
         return Asked(exchange)
+
+    def _rows_now(self, exchange: Exchange, trains: bool) -> Rows:
+        """Return the rows of a step that was not read ahead, once all ranks have theirs."""
+        with refused_together(self._now):
+            rows = self._rows_of(Asked(exchange), trains)
+        try:
+            check_all_hold(self._now)
+        except BaseException:
+            rows.release()
+            raise
+        return rows
 
     def _reading(self) -> AbstractContextManager[None]:
         return refused_together(self._ahead)

@@ -33,6 +33,8 @@ def unfit(fault: str, rank: int) -> Iterator[Tensor]:
         yield batch(4) + 40
     elif fault == "shape":
         yield batch(4)[:, :1]
+    elif fault == "large":
+        yield torch.arange(0, 40, 2)[:, None].expand(-1, 2)  # whose rows are all the first rank's
     elif fault == "raises":
         raise OSError("the file is gone")
 
@@ -42,9 +44,9 @@ def main(folder: Path, ranks: int, rank: int) -> None:
     meet, patience = f"file://{folder}/meet", timedelta(hours=1)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
     found = hashlib.sha256()
-    with ShardedEmbeddingBagCollection(CONFIGS, dram="64MiB", path=folder / "tables") as tables:
+    with ShardedEmbeddingBagCollection(CONFIGS, dram="64MiB", path=folder / "tables", step_rows=30) as tables:
         for ahead in (False, True):
-            for fault in ("range", "shape", "raises", "ends") if ahead else ("range", "shape"):
+            for fault in ("range", "shape", "large", "raises", "ends") if ahead else ("range", "shape", "large"):
                 batches = unfit(fault, rank)
                 taken = 0
                 try:
