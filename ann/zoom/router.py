@@ -58,6 +58,7 @@ class Router:
         _, group, sizes = np.unique(rows, return_inverse=True, return_counts=True)
         self._strays = strays[np.argsort(group, kind="stable")].astype(np.int32)
         self._groups: Ints = np.concatenate([[0], np.cumsum(sizes)])
+        self._copies = 0 if self._graph is None else _most_alike(self.centroids) - 1
 
     @classmethod
     def build(cls, centroids: Floats) -> Self:
@@ -108,7 +109,9 @@ class Router:
         lists = len(self.centroids)
         if nprobe >= lists:
             return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
-        parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=max(2 * nprobe, 32))
+        # Lists of one centroid link to each other alone: a walk that had room for no more would end among them.
+        sight = max(2 * nprobe, 32) + self._copies
+        parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=sight)
         if self._graph is None and backend.core is not None:
             nearest = np.empty((len(queries), nprobe), np.int64)
             backend.core.nearest_rows(queries, self.centroids.view(np.uint16), nearest)
@@ -131,6 +134,12 @@ class Router:
             lists = np.concatenate([probes[row], strays[fresh]])
             order = np.argsort(np.concatenate([near[row], apart[fresh]]), kind="stable")
             probes[row] = lists[order[: probes.shape[1]]]
+
+
+def _most_alike(centroids: npt.NDArray[np.float16]) -> int:
+    """Return how many lists there are around one centroid at most."""
+    rows = centroids.view(np.dtype((np.void, centroids[0].nbytes)))[:, 0]
+    return int(np.unique(rows, return_counts=True)[1].max())
 
 
 def _find_strays(graph: Any) -> Ints:

@@ -136,6 +136,21 @@ def test_routes_are_the_nearest_however_many_queries_go_together(dimension, coun
         assert np.array_equal(router.route(query[None], 11)[0], row), "one alone and one of many"
 
 
+@pytest.mark.parametrize("copies", [0, 50, 300])
+def test_a_walk_passes_lists_of_one_centroid_in_the_middle_of_all(monkeypatch, copies):
+    """As of vectors that are zero: they link to each other alone, and would be all that a walk has in sight."""
+    monkeypatch.setattr(router, "EXACT_LISTS", 100)
+    random = np.random.default_rng(0)
+    centroids = 1.5 * random.normal(size=(100, 64))[random.integers(0, 100, 4000)] + random.normal(size=(4000, 64))
+    queries = (centroids[:200] + 0.5 * random.normal(size=(200, 64))).astype(np.float32)
+    centroids[random.choice(4000, copies, replace=False)] = 0
+    whole = Router.build(centroids.astype(np.float32))
+    away = np.square(queries[:, None] - whole.centroids.astype(np.float32)).sum(axis=2)
+    for probed in (1, 8, 32):
+        found = np.take_along_axis(away, whole.route(queries, probed), 1)
+        assert (found <= np.sort(away, axis=1)[:, probed - 1 : probed] * 1.0001).mean() > 0.98
+
+
 def exit_code_of(child):
     """Wait for a child, and end one that hangs."""
     deadline = time.monotonic() + 30
