@@ -178,6 +178,7 @@ class Transaction:
             self.abort()
             raise
         self._open = False
+        self._writers = {}  # they know this transaction: their buffers would stay until Python looks for cycles
         self._store._commit(self._values, written, self._dropped)
         return self._generation
 
@@ -187,7 +188,8 @@ class Transaction:
             return
         self._open = False
         self._store._end_transaction()
-        for writer in self._writers.values():
+        writers, self._writers = self._writers, {}
+        for writer in writers.values():
             writer.close()
             try:
                 self._files.remove(str(writer.path))

@@ -1,9 +1,11 @@
 """Store: what is committed is there, what is not is not, and errors at the border change nothing."""
 
+import gc
 import os
 import shutil
 import struct
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
@@ -356,6 +358,18 @@ def test_memory_can_be_asked_for_while_another_thread_begins_a_segment(root: Pat
         tx._writers["busy"] = cast(SegmentWriter, Interrupted())
         assert store.memory_bytes > 5
         del tx._writers["busy"]
+
+
+@pytest.mark.parametrize("end", ["commit", "abort"])
+def test_buffers_go_with_their_transaction(root: Path, end: str, request: pytest.FixtureRequest) -> None:
+    gc.disable()  # beside torch's many objects Python hardly ever looks for cycles
+    request.addfinalizer(gc.enable)
+    with Store.create(root, KIND) as store:
+        tx = store.begin()
+        tx.segment("s").append(bytes(2**20 - 1))
+        buffer = weakref.ref(tx._writers["s"]._buffer)
+        getattr(tx, end)()
+        assert (tx.memory_bytes, buffer()) == (0, None)
 
 
 @settings(max_examples=60, deadline=None)
