@@ -193,7 +193,10 @@ class Reader:
             self._lengths[file] = length
 
     def remove(self, file: int) -> None:
-        """Close a file; batches of other threads that still read it finish first."""
+        """Close a file; batches of other threads that still read it finish first.
+
+        The next file may get its handle: whoever removes a file sees to it that nobody asks for it afterwards.
+        """
         self._check_open()
         with self._guard():
             self._page_file(file)
