@@ -34,7 +34,6 @@ _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
 _LIMIT = 512  # candidates of a query that are looked at
 _FIRST_PROBES, _MOST_PROBES = 8, 2048
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
-_ROUTE_COST = 5  # codes that are scanned in the time that the graph takes to find one more list
 _CENTROIDS = 4096  # compared at a time
 _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
@@ -299,7 +298,7 @@ class _Measure:
             spare = max(0, min(allowed - missed, len(inside) - 1))
             zeta = float(inside[-1 - spare]) + 1e-4 if skip and len(inside) else np.inf
             cost = float(np.where(cosine[:, :nprobe] <= zeta, self._sizes[:, :nprobe], 0).sum())
-            cost += _ROUTE_COST * nprobe * len(cosine)
+            cost += self._preview.router.cost(nprobe) * len(cosine)
             if cost < least:
                 best, least = Effort(nprobe, zeta), cost
         return best, (rank < best.nprobe) & (needed <= best.zeta), least / max(1, len(cosine))

@@ -20,6 +20,7 @@ from memhier.errors import CorruptionError
 __all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
 
 EXACT_LISTS = 12288
+_FOUND_COST, _WALK_COST = 10, 100  # codes scanned in the time that one more list takes, of all and by the graph
 NEIGHBOURS = 16  # M of HNSW: a node has up to 2 M links on the ground level
 _EF_CONSTRUCTION = 80
 _QUERIES_FOR_THREADS = 64
@@ -104,15 +105,28 @@ class Router:
         links = 4 * (graph.neighbors.size() + graph.levels.size()) + 8 * graph.offsets.size()
         return int(links) + self.centroids.nbytes + self._strays.nbytes + self._groups.nbytes
 
+    def cost(self, nprobe: int) -> float:
+        """Return how many codes are scanned in the time that it takes to find so many lists."""
+        if self._compares_all(nprobe):
+            return len(self.centroids) + _FOUND_COST * nprobe
+        sight = self._sight(nprobe)
+        return (_WALK_COST + sight / 4) * sight / 2
+
+    def _sight(self, nprobe: int) -> int:
+        # Lists of one centroid link to each other alone: a walk that had room for no more would end among them.
+        return max(2 * nprobe, 32) + self._copies
+
+    def _compares_all(self, nprobe: int) -> bool:
+        # The more a walk has in sight, the longer it takes to keep them in order: beyond so many it is slower.
+        return self._graph is None or self._sight(nprobe) ** 2 > 4 * len(self.centroids)
+
     def route(self, queries: Floats, nprobe: int) -> Ints:
         """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer."""
         lists = len(self.centroids)
         if nprobe >= lists:
             return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
-        # Lists of one centroid link to each other alone: a walk that had room for no more would end among them.
-        sight = max(2 * nprobe, 32) + self._copies
-        parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=sight)
-        if self._graph is None and backend.core is not None:
+        parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=self._sight(nprobe))
+        if backend.core is not None and self._compares_all(nprobe):
             nearest = np.empty((len(queries), nprobe), np.int64)
             backend.core.nearest_rows(queries, self.centroids.view(np.uint16), nearest)
             return nearest

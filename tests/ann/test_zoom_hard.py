@@ -11,6 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
+from memhier import backend
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom import build, clusters, router, searched
 from memhier.ann.zoom.fullview import workspace_bytes
@@ -49,10 +50,16 @@ def test_copies_of_the_queries_do_not_flatter_calibration(tmp_path, copies):
     assert measured_recall(tmp_path / "index", vectors, queries, dram="4MiB")[0] >= 0.95
 
 
+def walk_only(monkeypatch):
+    """Let lists be found by walking a graph, however few there are and however many are wanted."""
+    monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    monkeypatch.setattr(Router, "_compares_all", lambda self, nprobe: self._graph is None)
+
+
 @pytest.mark.parametrize("dimension", [16, 256])
 def test_a_graph_of_centroids_reaches_every_list(monkeypatch, dimension):
     centroids = text_like(700, dimension, 12)
-    monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    walk_only(monkeypatch)
     graph = Router.build(centroids)
     assert graph._graph is not None
     seen = set()
@@ -73,7 +80,7 @@ def test_lists_that_no_walk_reaches_are_probed_where_they_are_near(monkeypatch):
     centroids = text_like(300, 16, 12)
     copies = np.arange(40, 300, 3)
     centroids[copies] = centroids[40]  # more than a node has links: they reach each other alone
-    monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    walk_only(monkeypatch)
     graph = Router.build(centroids)
     assert len(graph._strays)
     probes = graph.route(centroids, 40)
@@ -86,8 +93,22 @@ def test_lists_that_no_walk_reaches_are_probed_where_they_are_near(monkeypatch):
     assert reached.mean() > 0.99
 
 
-def test_the_index_works_over_a_graph(tmp_path, monkeypatch):
+@pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
+@pytest.mark.parametrize(("lists", "nprobe"), [(100, 11), (5000, 71), (9000, 3000), (8193, 8192)])
+def test_where_many_lists_are_wanted_of_a_graph_all_are_compared(monkeypatch, lists, nprobe):
+    random = np.random.default_rng(lists)
+    centroids = random.integers(-2, 3, (lists, 3)).astype(np.float32)  # copies, and distances that are exact
     monkeypatch.setattr(router, "EXACT_LISTS", 0)
+    made = Router.build(centroids)
+    assert made._graph is not None
+    queries = random.integers(-2, 3, (5, 3)).astype(np.float32)
+    away = np.square(queries[:, None] - centroids).sum(axis=2)
+    nearest = np.lexsort((np.broadcast_to(np.arange(lists), away.shape), away), axis=1)[:, :nprobe]
+    np.testing.assert_array_equal(made.route(queries, nprobe), nearest)
+
+
+def test_the_index_works_over_a_graph(tmp_path, monkeypatch):
+    walk_only(monkeypatch)
     monkeypatch.setattr(clusters, "_FLAT_LISTS", 0)
     vectors = text_like(6000, 48, 30)
     queries = text_like(6000, 48, 30)[:100] + np.float32(0.02)

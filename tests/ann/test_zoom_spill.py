@@ -17,6 +17,7 @@ def test_each_goes_to_the_nearest_list_whatever_the_blocks(tmp_path, monkeypatch
     monkeypatch.setattr(layout, "_VECTORS_PER_LIST", per_list)
     if graph:
         monkeypatch.setattr(router, "EXACT_LISTS", 0)
+        monkeypatch.setattr(router.Router, "_compares_all", lambda self, nprobe: self._graph is None)
     with ZoomIndex.build(tmp_path / "index", vectors[:2500], metric=metric, dram="8MiB", grow_to=4000) as index:
         index.add(vectors[2500:])
         state = index._state

@@ -1,4 +1,4 @@
-// The nearest of some thousand half-precision vectors to each query, by comparing all of them.
+// The nearest of many thousand half-precision vectors to each query, by comparing all of them.
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -25,6 +25,7 @@ namespace {
 template <class T, int axes>
 using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
 
+constexpr std::size_t kRows = 4096;  // compared at a time
 constexpr std::size_t kGroup = 8;     // rows of which the nearest stands for them
 constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
 
@@ -108,40 +109,69 @@ std::uint32_t bound_of(const float* away, std::size_t count, std::size_t wanted,
   return *last;
 }
 
-// Fills nearest[wanted] with the numbers of the smallest distances; `keys` has room for all.
-void choose(const float* away, std::size_t count, std::vector<std::uint32_t>& least, std::vector<std::uint64_t>& keys,
-            std::size_t wanted, std::int64_t* nearest) {
-  if (wanted == 0) return;
-  const std::uint32_t bound = bound_of(away, count, wanted, least);
-  std::size_t kept = 0;
-  for (std::size_t row = 0; row < count; ++row) {
-    keys[kept] = std::uint64_t{order_of(away[row])} << 32 | row;
-    kept += order_of(away[row]) <= bound ? 1 : 0;
-  }
-  const auto last = keys.begin() + static_cast<std::ptrdiff_t>(wanted);
-  const auto end = keys.begin() + static_cast<std::ptrdiff_t>(kept);
-  if (last < end) std::nth_element(keys.begin(), last, end);
-  std::sort(keys.begin(), last);
-  std::transform(keys.begin(), last, nearest,
-                 [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
-}
+// The rows nearest to one query of those seen so far, and some more.
+class Nearest {
+ public:
+  explicit Nearest(std::size_t wanted) : wanted_(wanted), keys_(2 * wanted + kRows) {}
 
-// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number.
+  void clear() { kept_ = 0; bound_ = UINT32_MAX; }
+
+  // Takes the distances of rows from `first` on, of at most kRows; `least` is room.
+  void add(const float* away, std::size_t first, std::size_t count, std::vector<std::uint32_t>& least) {
+    if (first == 0) bound_ = bound_of(away, count, wanted_, least);
+    for (std::size_t row = 0; row < count; ++row) {
+      keys_[kept_] = std::uint64_t{order_of(away[row])} << 32 | (first + row);
+      kept_ += order_of(away[row]) <= bound_ ? 1 : 0;
+    }
+    if (kept_ <= 2 * wanted_) return;
+    shrink();
+    bound_ = static_cast<std::uint32_t>(keys_[wanted_ - 1] >> 32);
+  }
+
+  // Fills nearest[wanted] with their numbers, by distance and at equal ones by number.
+  void finish(std::int64_t* nearest) {
+    if (kept_ > wanted_) shrink();
+    const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(wanted_);
+    std::sort(keys_.begin(), last);
+    std::transform(keys_.begin(), last, nearest,
+                   [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
+  }
+
+ private:
+  void shrink() {
+    const auto at = [this](std::size_t place) { return keys_.begin() + static_cast<std::ptrdiff_t>(place); };
+    std::nth_element(at(0), at(wanted_ - 1), at(kept_));
+    kept_ = wanted_;
+  }
+
+  const std::size_t wanted_;
+  std::size_t kept_ = 0;
+  std::uint32_t bound_ = UINT32_MAX;  // beyond it none is one of the nearest
+  std::vector<std::uint64_t> keys_;   // distance above, number below
+};
+
+// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number. Takes
+// no more room for more rows.
 void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> rows, Array<std::int64_t, 2> nearest) {
-  const std::size_t dimension = queries.shape(1), count = rows.shape(0), wanted = nearest.shape(1);
-  if (rows.shape(1) != dimension || nearest.shape(0) != queries.shape(0) || wanted > count || count > UINT32_MAX)
+  const std::size_t dimension = queries.shape(1), total = rows.shape(0), wanted = nearest.shape(1);
+  if (rows.shape(1) != dimension || nearest.shape(0) != queries.shape(0) || wanted > total || total > UINT32_MAX)
     throw std::invalid_argument("nearest_rows: array shapes do not fit together");
+  if (wanted == 0) return;
 
   nb::gil_scoped_release released;
-  std::vector<float> away(std::min(kTogether, queries.shape(0)) * count);
-  std::vector<std::uint64_t> keys(count);
+  std::vector<float> away(std::min(kTogether, queries.shape(0)) * std::min(kRows, total));
   std::vector<std::uint32_t> least;
-  least.reserve(count / kGroup);
+  least.reserve(kRows / kGroup);
+  std::vector<Nearest> found(std::min(kTogether, queries.shape(0)), Nearest(wanted));
   for (std::size_t first = 0; first < queries.shape(0); first += kTogether) {
     const std::size_t together = std::min(kTogether, queries.shape(0) - first);
-    measure(queries.data() + first * dimension, together, rows.data(), count, dimension, away.data());
-    for (std::size_t q = 0; q < together; ++q)
-      choose(away.data() + q * count, count, least, keys, wanted, nearest.data() + (first + q) * wanted);
+    for (Nearest& each : found) each.clear();
+    for (std::size_t row = 0; row < total; row += kRows) {
+      const std::size_t count = std::min(kRows, total - row);
+      measure(queries.data() + first * dimension, together, rows.data() + row * dimension, count, dimension, away.data());
+      for (std::size_t q = 0; q < together; ++q) found[q].add(away.data() + q * count, row, count, least);
+    }
+    for (std::size_t q = 0; q < together; ++q) found[q].finish(nearest.data() + (first + q) * wanted);
   }
 }
 
