@@ -26,7 +26,7 @@ from memhier.slab import Slab
 from memhier.slots import CAPACITY_MAX
 from memhier.store import Store
 
-__all__ = ["KIND", "TieredParts"]
+__all__ = ["KIND", "TieredParts", "store_bytes"]
 
 KIND = "tiered"
 # Of a part of the log is alive: the log takes about twice its rows at most, and what the last transaction wrote.
@@ -103,10 +103,7 @@ class TieredParts:
             return 0
         held = sum(part.memory_bytes for part in (self.slab, self.residents, self.queue, self.loader, self.log))
         if self._own_store is not None:
-            # What the store itself would count includes the open transaction, as the log's count does.
-            names = self._own_store.keys()
-            held += sum(len(name) + len(self._own_store.get(name) or b"") for name in names)
-            held += sum(info.memory_bytes for info in self._own_store.segments().values())
+            held += store_bytes(self._own_store)
         return held + (0 if self._own_reader is None else self._own_reader.memory_bytes)
 
     def stats(self) -> dict[str, Any]:
@@ -140,6 +137,13 @@ class TieredParts:
         self._finalizer()
         del self.slab, self.queue, self.loader, self.log, self.residents
         return True
+
+
+def store_bytes(store: Store) -> int:
+    """Return the DRAM that a store holds beside its open transaction, which a log counts."""
+    names = store.keys()
+    values = sum(len(name) + len(store.get(name) or b"") for name in names)
+    return values + sum(info.memory_bytes for info in store.segments().values())
 
 
 def _open_store(path: Path) -> Store:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from memhier._arguments import check_int
 from memhier._loans import Loan
 from memhier._tickets import Ticket
+from memhier._tiered_parts import store_bytes
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, FormatError
 from memhier.policies import Belady, Policy
@@ -216,7 +217,7 @@ class Tables:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        return self._tier.memory_bytes + self._scratch.nbytes
+        return self._tier.memory_bytes + self._scratch.nbytes + (store_bytes(self._store) if self._open else 0)
 
     @property
     def planner(self) -> Belady | None:
@@ -356,6 +357,7 @@ class Tables:
         self._open = False
         self._tier.close()
         self._store.close()
+        self._scratch = np.empty(0, np.float32)
 
     def _first_rows(self, keys: Ints) -> Floats:
         tables = np.searchsorted(self.bases, keys, side="right") - 1

@@ -333,3 +333,14 @@ def test_what_is_no_quantised_table_is_said_to_be_none(tmp_path: Path, content: 
     path.write_bytes(content)
     with pytest.raises(FormatError, match="table"):
         QuantisedTable(path)
+
+
+def test_memory_counts_the_store_and_goes_with_the_tables(tmp_path: Path) -> None:
+    bag = EmbeddingBag(4000, 256, dram="32MiB", path=tmp_path)
+    bag(torch.arange(4000).reshape(8, -1)).sum().backward()
+    bag.checkpoint()
+    store = bag.tables._store
+    assert store.memory_bytes > 4 * 1000  # checksums of the pages of rows
+    assert bag.memory_bytes >= bag.tables._tier.memory_bytes + sum(i.memory_bytes for i in store.segments().values())
+    bag.close()
+    assert bag.memory_bytes == 0
