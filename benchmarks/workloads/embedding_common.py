@@ -84,8 +84,9 @@ class Stretch(NamedTuple):
 class Stretches:
     """Times stretches of a training that take turns: without a checkpoint, and with one, in each way.
 
-    All of a checkpoint's cost lies in its stretch, however long it lasts: where it is not durable at the end, that is
-    waited for.
+    A checkpoint's cost lies in its stretch, however long it lasts: where it is not durable at the end, that is waited
+    for. What it leaves the log to rewrite beside the steps that follow is not waited for, and where the stretch is too
+    short for it, goes on in the next; a young log has nothing to rewrite.
 
     Parameters
     ----------
