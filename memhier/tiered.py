@@ -269,8 +269,8 @@ class Tiered:
         again
             The rows are lent or pinned already, and this is no further access of them.
         ticket
-            Of a prefetch of just these keys, where they are distinct: spares looking them up, and is released. Keys in an
-            array that is not writeable are taken to be what they were then: do not change them through a view.
+            Of a prefetch of just these keys, where they are distinct: spares looking them up, and is released. Keys in
+            an array that is not writeable are taken to be what they were then: do not change them through a view.
 
         Raises
         ------
