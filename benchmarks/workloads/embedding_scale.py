@@ -6,8 +6,13 @@ lengths; the dense part is MLPerf's as well. A share of the rows is written firs
 rows have to be read; then the training looks ahead. Of its stretches of 50 steps each second one begins with a
 checkpoint beside it, which is waited for at the end. Memory is what is private to the process (RssAnon), beyond the
 most that it held while the dense part was trained alone on the same batches; the batches that wait are part of it.
+
+What glibc's malloc keeps free is left out of that, and told beside, as the system counts it all. Each step frees the
+gradients of the dense part, MLPerf's whatever the budget and up to 14 MB each, and takes them anew between what lives
+longer, so holes come and go: without tables too, as one figure says, with them more. Of a small budget that is much.
 """
 
+import ctypes
 import tempfile
 import time
 from collections.abc import Iterator
@@ -84,10 +89,30 @@ def batches(sizes: list[int], batch: int, count: int) -> Iterator[Batch]:
         yield ids, torch.from_numpy(dense), torch.from_numpy((rng.random(batch) < 0.25).astype(np.float32))
 
 
-def private_bytes() -> int:
-    """Return this process's private memory."""
-    with open("/proc/self/status") as lines:
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+class _Mallinfo(ctypes.Structure):
+    # Of glibc's malloc.h: ten numbers, of which the last but one is what is free.
+    _fields_ = (("others", 8 * ctypes.c_size_t), ("free", ctypes.c_size_t), ("top", ctypes.c_size_t))
+
+
+# Of glibc 2.33 and later; elsewhere what is free counts as used.
+_mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if _mallinfo is not None:
+    _mallinfo.restype = _Mallinfo
+
+
+class Peaks:
+    """The most private memory there was: all, what malloc keeps free of it, and all but that."""
+
+    def __init__(self) -> None:
+        self.private = self.free = self.used = 0
+
+    def note(self) -> None:
+        """Look at it now."""
+        with open("/proc/self/status") as lines:
+            private = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+        free = 0 if _mallinfo is None else int(_mallinfo().free)
+        self.private, self.free = max(self.private, private), max(self.free, free)
+        self.used = max(self.used, private - free)
 
 
 def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int, fill: float) -> dict[str, Any]:
@@ -98,10 +123,10 @@ def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int
     torch.manual_seed(0)
     net = DCN(len(sizes), DIM)
     optimizer = torch.optim.Adagrad(net.parameters(), lr=0.01)
-    before = 0
+    alone, peaks = Peaks(), Peaks()
     for _, dense, labels in batches(sizes, batch, ALONE_STEPS):
         _step(net, optimizer, torch.zeros(batch, len(sizes) * DIM, requires_grad=True), dense, labels)
-        before = max(before, private_bytes())
+        alone.note()
     configs = [
         EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=Uniform())
         for table, rows in enumerate(sizes)
@@ -120,7 +145,8 @@ def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int
         tables.checkpoint()
         found["fill_s"] = time.perf_counter() - started
         filled = tables.stats()
-        spent, calls, peak = list[float](), list[float](), private_bytes()
+        peaks.note()
+        spent, calls = list[float](), list[float]()
 
         def save() -> Any:
             called = time.perf_counter()
@@ -137,9 +163,10 @@ def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int
             spent.append(time.perf_counter() - started)
             if number % SAVE_EVERY == 0:
                 stretches.next()
-            peak = max(peak, private_bytes())
+            peaks.note()
             started = time.perf_counter()
-        found |= {"steps_s": spent, "calls_s": calls, "private_bytes": peak - before}
+        found |= {"steps_s": spent, "calls_s": calls, "used_bytes": peaks.used - alone.used}
+        found |= {"private_bytes": peaks.private - alone.private, "free_bytes": peaks.free, "free_alone": alone.free}
         found["stretches"] = [each._asdict() for each in stretches.done]
         found |= {"memory_bytes": tables.memory_bytes, "filled": filled, "stats": tables.stats()}
     return found
@@ -155,10 +182,14 @@ def _step(net: DCN, optimizer: torch.optim.Optimizer, pooled: Tensor, dense: Ten
 def record(found: dict[str, Any]) -> Record:
     """Return time and memory."""
     steps, calls = found["steps_s"], found["calls_s"]
+    budget = found["budget"]
     reads = (found["stats"]["refetches"] - found["filled"]["refetches"]) / len(steps)
     figures = [
-        Figure.of("table over budget", found["table_bytes"] / found["budget"], "times", "neither"),
-        Figure.of("private memory over budget", found["private_bytes"] / found["budget"], "times", "less"),
+        Figure.of("table over budget", found["table_bytes"] / budget, "times", "neither"),
+        Figure.of("private memory over budget", found["used_bytes"] / budget, "times", "less"),
+        Figure.of("private memory, what malloc keeps free included", found["private_bytes"] / budget, "times", "less"),
+        Figure.of("what malloc keeps free, at most", found["free_bytes"] / budget, "times", "neither"),
+        Figure.of("the same, dense part alone", found["free_alone"] / budget, "times", "neither"),
         Figure.of("step", [1e3 * each for each in steps[len(steps) // 4 :]], "ms", "less", clock=True),
         Figure.of("rows read per step", reads, "rows", "less"),
     ]
