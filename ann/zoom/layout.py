@@ -72,7 +72,7 @@ class Layout:
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
-    return max(64 << 10, min(512 << 10, dram // 192))
+    return max(64 << 10, min(512 << 10, dram // 256))
 
 
 def fresh_bytes(dram: int) -> int:
@@ -170,7 +170,11 @@ def _fit(
     """Return the layout with the longest codes that fits, None where none does."""
     core, bits = core_dimension(metric, dimension), bitmap_bytes(count)
     each = workspace_bytes(row_bytes) + scan_bytes(dram) + bits * filtered
-    searches = max(1, min(_SEARCHES_MOST, int(_SEARCHES_SHARE * dram) // (each + reader_bytes)))
+    for_searches = int(_SEARCHES_SHARE * dram)
+    searches = for_searches // (each + reader_bytes)
+    if searches >= CONTEXTS_MOST:  # those beyond compute meanwhile
+        searches = (for_searches - CONTEXTS_MOST * reader_bytes) // each
+    searches = max(1, min(_SEARCHES_MOST, searches))
     buffers = searches * each + min(searches, CONTEXTS_MOST) * reader_bytes
     fixed = (
         buffers
