@@ -58,26 +58,32 @@ class HeldOut:
         float32 ``[n]``: the k-th largest exact logit. A word with as much is right, so that ties do not count.
     k
         Of `kth`.
+    slack
+        float32 ``[n]``: what another order of summing may take from it.
     """
 
     hidden: Floats
     kth: Floats
     k: int
+    slack: Floats
 
     @classmethod
     def of(cls, layer: OutputLayer, hidden: Floats, k: int) -> "HeldOut":
         """Compute the full product for the contexts, in one pass over the layer."""
         wanted = min(k, layer.shape[0])
         best = np.full((len(hidden), wanted), -np.inf, np.float32)
+        largest = 0.0  # norm of a row: where large terms cancel, a logit is less than what rounding takes from it
         for start, rows in layer.blocks():
             logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
             best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
-        return cls(hidden, best.min(1, initial=np.inf), wanted)
+            largest = max(largest, float(np.linalg.norm(rows, axis=1).max(initial=0)))
+        kth = best.min(1, initial=np.inf)
+        slack = 1e-5 * np.maximum(1, np.abs(kth)) + 1e-6 * largest * np.linalg.norm(hidden, axis=1)
+        return cls(hidden, kth, wanted, slack.astype(np.float32))
 
     def precision(self, values: Floats) -> float:
         """Return the mean share of the k largest that was found."""
-        slack = 1e-5 * np.maximum(1, np.abs(self.kth))
-        return float((values[:, : self.k] >= (self.kth - slack)[:, None]).mean())
+        return float((values[:, : self.k] >= (self.kth - self.slack)[:, None]).mean())
 
 
 def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
@@ -108,8 +114,8 @@ def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precisio
     """
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     whole, best = words * (width + _NUMBERS), (float("inf"), ALL_DIRECTIONS)
-    states, kth = held.hidden[:_COARSE_HELD], held.kth[:_COARSE_HELD]
-    few = HeldOut(states, kth, held.k)
+    states = held.hidden[:_COARSE_HELD]
+    few = HeldOut(states, held.kth[:_COARSE_HELD], held.k, held.slack[:_COARSE_HELD])
 
     def reaches(coarse: Coarse) -> bool:
         found = engine.preview(states, held.k, settings.preview_limit, coarse)
