@@ -16,9 +16,8 @@ from memhier.budget import parse_bytes
 
 ALLOWED_BEYOND = parse_bytes("32MiB")
 
-# What a child process does: everything is imported, and the libraries' threads and arenas exist, before its limit is
-# set. It then opens the index, and eight threads search it in single queries and batches.
-CHILD = """
+# How a child process begins: everything is imported.
+PRELUDE = """
 import json, resource, sys, threading, time
 from pathlib import Path
 import faiss
@@ -31,6 +30,13 @@ def field(name):
 
 threading.stack_size(256 * 1024)
 faiss.omp_set_num_threads(1)
+"""
+
+# What a child process does: everything is imported, and the libraries' threads and arenas exist, before its limit is
+# set. It then opens the index, and eight threads search it in single queries and batches.
+CHILD = (
+    PRELUDE
+    + """
 path, dram, allowed, seconds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 queries = np.load(path + ".npy")
 np.ones((64, 64), np.float32) @ np.ones((64, 64), np.float32)
@@ -61,22 +67,13 @@ with ZoomIndex.open(path) as index:
     found = {"held": max(held), "failures": failures, "searches": len(searches)}
     print(json.dumps({"peak": field("VmHWM") - before, **found}))
 """
+)
 
 
 # The same while eight threads search with filters, and one changes the index.
-CHANGING = """
-import json, resource, sys, threading, time
-from pathlib import Path
-import faiss
-import numpy as np
-from memhier.ann import ZoomIndex
-
-def field(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name + ":"))
-
-threading.stack_size(256 * 1024)
-faiss.omp_set_num_threads(1)
+CHANGING = (
+    PRELUDE
+    + """
 path, dram, allowed, rounds = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 more = np.load(path + ".npy")
 np.ones((64, 64), np.float32) @ np.ones((64, 64), np.float32)
@@ -122,6 +119,7 @@ with ZoomIndex.open(path, writable=True) as index:
     found = {"held": max(held), "failures": failures, "searches": len(searches), "parts": index.stats()["parts"]}
     print(json.dumps({"peak": field("VmHWM") - before, **found}))
 """
+)
 
 
 def can_reset_peak() -> bool:
