@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python demo test lint types pytest pytest-python soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python demo test test-plugins lint types pytest pytest-python soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -47,6 +47,22 @@ demo: build  ## index every function of this Python installation and search it f
 	$(BIN)/memhier demo
 
 test: lint types pytest pytest-python  ## all checks: ruff, mypy, the tests, and memhier's own again in pure Python
+
+# Avalanche and TorchRL in an environment of their own, which sees all of .venv: they would bring other builds of torch.
+PLUGINS := .venv-plugins
+PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py)
+
+test-plugins: $(PLUGINS)/.installed  ## the replay adapters, tried with the real Avalanche and TorchRL
+	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers"
+
+$(PLUGINS)/.installed: $(VENV)/.installed constraints-plugins.txt
+	@echo "Installing Avalanche and TorchRL into $(PLUGINS) (some 350 MB)"
+	@rm -rf $(PLUGINS)
+	@$(PYTHON) -m venv $(PLUGINS)
+	@$(PLUGINS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-plugins.txt
+	@$(BIN)/python -c "import site; print(*(f'import site; site.addsitedir({path!r})' for path in site.getsitepackages()), sep='\n')" \
+	    > "$$($(PLUGINS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/memhier-parent.pth"
+	@touch $@
 
 lint: build  ## ruff, rules and format
 	$(BIN)/ruff check $(TREE)

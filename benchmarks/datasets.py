@@ -5,14 +5,15 @@ import lzma
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._outside import npy_header, reading
 from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
-from memhier.errors import FormatError
 
 __all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set", "use_data_folder"]
 
@@ -72,22 +73,23 @@ def _load_sift(name: str, folder: Path) -> SearchSet:
 
 def _read_idx_images(path: Path) -> Matrix:
     raw = _decompress(path)
-    magic, count, rows, columns = np.frombuffer(raw, ">u4", 4)
-    if magic != 0x803:
-        raise ValueError(f"{path}: magic {magic:#x} is not that of an IDX image file")
-    return np.frombuffer(raw, np.uint8, offset=16).reshape(int(count), int(rows * columns))
+    with reading(path, "no IDX file of images"):
+        magic, count, rows, columns = np.frombuffer(raw, ">u4", 4).tolist()
+        if magic != 0x803:
+            raise ValueError(f"magic {magic:#x} is not that of an IDX image file")
+        return np.frombuffer(raw, np.uint8, offset=16).reshape(count, rows * columns)
 
 
 def _decompress(path: Path) -> bytes:
-    try:
+    with reading(path, "it is cut or damaged, copy it again"):
         return lzma.decompress(path.read_bytes())
-    except lzma.LZMAError as error:
-        raise FormatError(f"{path}: {error}: it is cut or damaged, copy it again") from error
 
 
 def _read_npy(path: Path) -> Matrix:
-    loaded: Matrix = np.load(io.BytesIO(_decompress(path)), allow_pickle=False)
-    return loaded
+    raw = _decompress(path)
+    head = io.BytesIO(raw)
+    shape, by_column, dtype = npy_header(head, path, len(raw))
+    return np.frombuffer(raw, dtype, prod(shape), head.tell()).reshape(shape, order="F" if by_column else "C")
 
 
 SEARCH_SETS: dict[str, Callable[[str, Path], SearchSet]] = {

@@ -5,6 +5,7 @@ import os
 import platform
 import resource
 import time
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
@@ -18,8 +19,9 @@ _PROBE_SECONDS = 2.0
 
 
 def describe_machine() -> dict[str, str | int | float]:
-    """Return processor, cores, memory, kernel, load and the versions of what is measured."""
+    """Return the date, processor, cores, memory, kernel, load and the versions of the measured packages."""
     machine: dict[str, str | int | float] = {
+        "date": datetime.now(UTC).date().isoformat(),
         "processor": _first_field("/proc/cpuinfo", "model name") or platform.processor(),
         "cores": os.cpu_count() or 0,
         "memory": _first_field("/proc/meminfo", "MemTotal"),

@@ -11,11 +11,13 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from memhier._outside import reading
 from memhier.benchmarks.curve_plot import draw_curves, save_curves
 from memhier.benchmarks.traces import TRACE_FORMATS, read_trace
 from memhier.budget import format_bytes, parse_bytes
 from memhier.cost import CostModel
 from memhier.curves import CURVE_POLICIES, MissRatioCurve, miss_ratio_curve
+from memhier.device import DeviceProfile
 from memhier.simulation import SIMULATED_POLICIES, Simulation
 from memhier.simulation import simulate as run
 
@@ -96,7 +98,12 @@ def simulate(
 
 def _device(device: str) -> str:
     """Return a class's name as it is, and a profile's file as its text."""
-    return device if device in CostModel.CLASSES or not Path(device).is_file() else Path(device).read_text()
+    if device in CostModel.CLASSES or not Path(device).is_file():
+        return device
+    with reading(device):
+        text = Path(device).read_text()
+        DeviceProfile.from_json(text)
+    return text
 
 
 def _curves(

@@ -6,11 +6,12 @@ import lzma
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._outside import parse_npy_header, reading
 from memhier.errors import FormatError
 
 __all__ = ["TRACE_FORMATS", "guess_format", "read_blocks", "read_trace"]
@@ -49,11 +50,14 @@ def read_blocks(path: str | os.PathLike[str], trace_format: str | None = None) -
     chosen = guess_format(path) if trace_format is None else trace_format
     if chosen not in TRACE_FORMATS:
         raise ValueError(f"trace_format={chosen!r}: expected one of {', '.join(TRACE_FORMATS)}")
-    with _open(Path(path)) as file:
-        try:
-            yield from TRACE_FORMATS[chosen](file)
-        except (lzma.LZMAError, EOFError, gzip.BadGzipFile, ValueError) as error:
-            raise FormatError(f"{path}: not a trace in the format {chosen!r}: {error}") from error
+    count = 0
+    with (
+        reading(path, lambda: f"not a trace in the format {chosen!r} after {count:,} keys"),
+        _open(Path(path)) as file,
+    ):
+        for block in TRACE_FORMATS[chosen](file):
+            yield block
+            count += len(block)
 
 
 def guess_format(path: str | os.PathLike[str]) -> str:
@@ -62,11 +66,8 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     for part, known in _NAMES.items():
         if part in name:
             return known
-    with _open(Path(path)) as file:
-        try:
-            start = file.read(4096)
-        except (lzma.LZMAError, EOFError, gzip.BadGzipFile) as error:
-            raise FormatError(f"{path}: the file cannot be decompressed: {error}") from error
+    with reading(path, "the file cannot be decompressed"), _open(Path(path)) as file:
+        start = file.read(4096)
     if start.startswith(b"\x93NUMPY"):
         return "npy"
     if not start or set(start) <= set(b"0123456789- \t\r\n" + _MARK):
@@ -129,10 +130,12 @@ def _columns(column: int, columns: int) -> Callable[[File], Iterator[Keys]]:
 
 
 def _npy(file: File) -> Iterator[Keys]:
-    array: npt.NDArray[Any] = np.load(io.BytesIO(file.read()), allow_pickle=False)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise ValueError(f"an array of {array.dtype} {array.shape}; expected integers [n]")
-    yield array.astype(np.int64)
+    contents = file.read()
+    head = io.BytesIO(contents)
+    shape, _, dtype = parse_npy_header(head)
+    if len(shape) != 1 or dtype.kind not in "iu":
+        raise ValueError(f"an array of {dtype} {shape}; expected integers [n]")
+    yield np.frombuffer(contents, dtype, shape[0], head.tell()).astype(np.int64)
 
 
 TRACE_FORMATS: dict[str, Callable[[File], Iterator[Keys]]] = {

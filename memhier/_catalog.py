@@ -9,6 +9,7 @@ LMDB runs without its own lock file: the store's lock lets in one writer, and re
 """
 
 import errno
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping
@@ -24,13 +25,12 @@ from memhier.kernels import crc32c
 
 __all__ = ["Catalog", "Snapshot"]
 
-# Address space only, nothing is allocated: room for the checksums of 60 TiB of rows, and small enough for
-# machines and containers that cap a process's address space at some hundreds of GiB.
-_MAP_BYTES = 64 * 2**30
+_MAP_SPARE_BYTES = 2**20
 _CHECKSUM = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _NUMBER_KEY = b"transaction"
 _RACE_SECONDS = 10.0
+_FIRST_PAGES = 3  # Of the first transaction: two roots and a leaf.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +62,8 @@ class Catalog:
         for path in (self._sum, self._data):
             if self._files.exists(path):
                 self._files.remove(path)
+                # The guard goes for good before the catalog does: alone it would speak of damage.
+                self._files.sync_directory(os.path.dirname(path))
         self._files.make_directory(self._directory)
         self._files.sync_directory(self._root)
         self.commit(entries)
@@ -70,21 +72,37 @@ class Catalog:
 
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Apply `changes` (None deletes) in one durable LMDB transaction. Readers see it after `publish`."""
-        # Opened for each commit (0.2 ms beside several fsyncs): no LMDB handle is ever carried across a fork.
+        map_bytes = _map_bytes(self._files, self._data, changes)
         with _lmdb_faults(self._data) as lmdb:
-            environment = lmdb.open(
-                self._directory, map_size=_MAP_BYTES, subdir=True, create=True, lock=False, readahead=False
-            )
-            try:
-                with environment.begin(write=True) as transaction:
-                    number = {_NUMBER_KEY: _NUMBER.pack(transaction.id())}
-                    for key, value in {**changes, **number}.items():
-                        if value is None:
-                            transaction.delete(key)
-                        else:
-                            transaction.put(key, value + _seal(key, value))
-            finally:
-                environment.close()
+            while True:
+                try:
+                    return self._commit(lmdb, changes, map_bytes)
+                except lmdb.MapFullError:
+                    # Nothing of it counts, and what it wrote lies in pages that were free.
+                    map_bytes *= 2
+                except lmdb.MemoryError as error:
+                    raise OSError(
+                        errno.ENOMEM,
+                        f"no address space for the catalog's map of {map_bytes >> 20} MiB: raise this process's limit "
+                        "(ulimit -v), or let it hold less",
+                        self._data,
+                    ) from error
+
+    def _commit(self, lmdb: ModuleType, changes: Mapping[bytes, bytes | None], map_bytes: int) -> None:
+        # Opened for each commit (0.2 ms beside several fsyncs): no LMDB handle is ever carried across a fork.
+        environment = lmdb.open(
+            self._directory, map_size=map_bytes, subdir=True, create=True, lock=False, readahead=False
+        )
+        try:
+            with environment.begin(write=True) as transaction:
+                number = {_NUMBER_KEY: _NUMBER.pack(transaction.id())}
+                for key, value in {**changes, **number}.items():
+                    if value is None:
+                        transaction.delete(key)
+                    else:
+                        transaction.put(key, value + _seal(key, value))
+        finally:
+            environment.close()
 
     def publish(self) -> None:
         """Write the guard of LMDB's newest transaction."""
@@ -145,15 +163,26 @@ class Catalog:
         return self._read_guard().transaction
 
     def is_unfinished(self) -> bool:
-        """Whether the catalog was never published: at most its first transaction was made."""
+        """Whether the catalog was never published: at most its first transaction was made.
+
+        Of that one a power cut may leave anything, but no more pages than it has; any later one makes the file longer,
+        for LMDB never overwrites the snapshot before and never shortens its file.
+        """
         if self._files.exists(self._sum):
             return False
         if not self._files.exists(self._data):
             return True
         with self._files.open(self._data, "r") as file:
-            if file.size() == 0:
-                return True
-            return _newest(CatalogTree(file, read_page_size(file), None)).transaction <= 1
+            first_only = file.size() <= _FIRST_PAGES * mmap.PAGESIZE
+            tree = CatalogTree(file, mmap.PAGESIZE if first_only else read_page_size(file), None)
+            for slot in (0, 1):
+                try:
+                    if tree.read_meta(slot).transaction > 1:
+                        return False
+                except CorruptionError:
+                    if not first_only:
+                        raise
+        return True
 
     def _snapshot(self, tree: CatalogTree, meta: Meta, expected: int | None = None) -> Snapshot:
         if expected is not None and meta.transaction != expected:
@@ -177,6 +206,19 @@ def _newest(tree: CatalogTree) -> Meta:
     return max((tree.read_meta(slot) for slot in (0, 1)), key=lambda meta: meta.transaction)
 
 
+def _map_bytes(files: Files, data: str, changes: Mapping[bytes, bytes | None]) -> int:
+    """Return the address space that a commit should need: most processes have more than any, but some are limited.
+
+    Every change may rewrite a page of the tree and begin a run of pages of its own.
+    """
+    size = 0
+    if files.exists(data):
+        with files.open(data, "r") as file:
+            size = file.size()
+    needed = sum(len(value or b"") for value in changes.values()) + 4 * mmap.PAGESIZE * len(changes)
+    return -(-(size + needed + _MAP_SPARE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
 def _seal(key: bytes, value: bytes) -> bytes:
     """Return a value's trailer. The key is covered too: a value is right only where it belongs."""
     return _CHECKSUM.pack(crc32c(value, crc32c(key)))
@@ -189,8 +231,6 @@ def _lmdb_faults(path: str) -> Iterator[ModuleType]:
 
     try:
         yield lmdb
-    except lmdb.MapFullError as error:
-        raise OSError(errno.ENOSPC, f"the catalog outgrew its {_MAP_BYTES} bytes", path) from error
     except lmdb.Error as error:
         # LMDB's own codes are negative; the rest are those of errno.
         code = getattr(error, "code", 0)

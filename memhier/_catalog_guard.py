@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier._catalog_tree import BLOCK_BYTES, CatalogTree, Meta
+from memhier._catalog_tree import BLOCK_BYTES, PAGE_SIZES, CatalogTree, Meta
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import File
 from memhier.kernels import crc32c, crc32c_pages
@@ -44,6 +44,8 @@ class Guard:
             raise FormatError(f"{path}: unknown format {magic!r}, expected {_MAGIC!r}")
         if len(body) != _HEAD.size + 4 * blocks:
             raise CorruptionError(f"{path}: {len(body)} bytes for {blocks} blocks")
+        if page_size not in PAGE_SIZES or blocks % (page_size // BLOCK_BYTES):
+            raise CorruptionError(f"{path}: {blocks} blocks in pages of {page_size} bytes")
         return cls(transaction, page_size, np.frombuffer(body, "<u4", blocks, _HEAD.size))
 
 

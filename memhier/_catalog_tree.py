@@ -20,9 +20,10 @@ from memhier.errors import CorruptionError, FormatError
 from memhier.files import File
 from memhier.kernels import crc32c_pages
 
-__all__ = ["BLOCK_BYTES", "CatalogTree", "Meta", "read_page_size"]
+__all__ = ["BLOCK_BYTES", "PAGE_SIZES", "CatalogTree", "Meta", "read_page_size"]
 
 BLOCK_BYTES = 4096  # Bytes per checksum; every LMDB page is a whole number of them.
+PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NO_PAGE = 2**64 - 1
@@ -53,7 +54,7 @@ def read_page_size(file: File) -> int:
     head = bytearray(_HEADER.size + _META_HEAD.size + 4)
     if file.read_into(head, 0) == len(head) and _META_HEAD.unpack_from(head, _HEADER.size)[0] == _MAGIC:
         size = int.from_bytes(head[-4:], "little")
-        if size in (4096, 8192, 16384, 32768, 65536):
+        if size in PAGE_SIZES:
             return size
     raise CorruptionError(f"{file.path}: does not begin with a root page of LMDB")
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from memhier._catalog import Catalog
 from memhier._segments import SegmentInfo, read_pages
-from memhier._store_directory import STORE_NAMES
+from memhier._store_directory import LEFTOVER_NAMES, STORE_NAMES
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files
 
@@ -47,7 +47,7 @@ def check_store(files: Files, root: str, segments: Iterable[SegmentInfo]) -> lis
         findings.extend(
             Finding(os.path.join(path, name), "not part of the open generation", harmless=True)
             for name in names
-            if name not in known or name == "catalog.sum.new"
+            if name not in known or name in LEFTOVER_NAMES
         )
     return findings
 

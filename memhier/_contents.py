@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from memhier._segments import SegmentInfo
-from memhier.errors import FormatError
+from memhier.errors import CorruptionError, FormatError
 
 __all__ = ["Contents", "check_kind"]
 
 _VERSION = 1
+_GENERATION_MAX = 2**62  # no store has seen as many commits
 _HEADER_KEY = b"store"
 _HEADER = struct.Struct("<IQ")  # format version, generation; the kind follows
 _VALUE = b"value/"
@@ -35,12 +36,19 @@ class Contents:
         version, generation = _HEADER.unpack_from(header)
         if version != _VERSION:
             raise FormatError(f"{root}: format version {version}, expected {_VERSION}; use a matching memhier")
-        names = [key.removeprefix(_SEGMENT).decode() for key in entries if key.startswith(_SEGMENT)]
+        if generation > _GENERATION_MAX:
+            raise CorruptionError(f"{root}: generation {generation}, expected at most {_GENERATION_MAX}")
+        try:
+            kind = header[_HEADER.size :].decode()
+            values = {
+                key.removeprefix(_VALUE).decode(): value for key, value in entries.items() if key.startswith(_VALUE)
+            }
+            names = [key.removeprefix(_SEGMENT).decode() for key in entries if key.startswith(_SEGMENT)]
+        except UnicodeDecodeError as error:
+            raise CorruptionError(f"{root}: a name in the catalog is no UTF-8: {error}") from error
+        segments = root / "segments"
         return cls(
-            header[_HEADER.size :].decode(),
-            generation,
-            {key.removeprefix(_VALUE).decode(): value for key, value in entries.items() if key.startswith(_VALUE)},
-            {name: SegmentInfo.decode(name, root / "segments", entries, checked) for name in names},
+            kind, generation, values, {name: SegmentInfo.decode(name, segments, entries, checked) for name in names}
         )
 
     def header(self) -> dict[bytes, bytes]:

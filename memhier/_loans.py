@@ -1,6 +1,6 @@
 """Rows of a tier that are lent in place: read where they lie, and changed there."""
 
-import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -13,31 +13,30 @@ from memhier._residents import Residents
 from memhier._row_loader import RowLoader
 from memhier.slab import Slab
 
-__all__ = ["Loan", "change"]
+__all__ = ["Held", "Loan", "Returning", "change"]
 
 Ints = NDArray[np.int64]
 
 
-class _Held:
-    """Slots that loans share: they go back with the last of these, so that sharing need not wait for other calls."""
+class Held:
+    """What loans of the same slots share: with the last of them it goes, and so do the slots.
 
-    def __init__(self, give_back: Callable[[], None]) -> None:
-        self._give_back = give_back
-        self._loans = 1
-        self._lock = threading.Lock()
+    What hears of its end is built in, so that no interrupt comes between.
+    """
 
-    def share(self) -> None:
-        """Count one more loan."""
-        with self._lock:
-            self._loans += 1
+    __slots__ = ("__weakref__",)
 
-    def release(self) -> None:
-        """Count one less."""
-        with self._lock:
-            self._loans -= 1
-            is_last = not self._loans
-        if is_last:
-            self._give_back()
+
+class Returning(weakref.ref[Held]):
+    """Tells of slots when what holds them has gone."""
+
+    __slots__ = ("slots",)
+
+    def __new__(cls, held: Held, told: Callable[["Returning"], object], slots: Ints) -> "Returning":
+        return super().__new__(cls, held, told)
+
+    def __init__(self, held: Held, told: Callable[["Returning"], object], slots: Ints) -> None:
+        self.slots = slots
 
 
 class Loan:
@@ -55,13 +54,13 @@ class Loan:
         rows: NDArray[Any],
         changing: Callable[[], AbstractContextManager[NDArray[Any]]],
         check_open: Callable[[], None],
-        held: "_Held | Callable[[], None]",
+        held: Held,
     ) -> None:
         self.slots = slots
         self.rows = rows
         self._changing = changing
         self._check_open = check_open
-        self._held: _Held | None = held if isinstance(held, _Held) else _Held(held)
+        self._held: Held | None = held
 
     @property
     def released(self) -> bool:
@@ -95,16 +94,14 @@ class Loan:
             Once released.
         """
         self._check_open()
-        if self._held is None:
+        held = self._held
+        if held is None:
             raise ValueError("the loan was released: its rows may lie elsewhere by now")
-        self._held.share()
-        return Loan(self.slots, self.rows, self._changing, self._check_open, self._held)
+        return Loan(self.slots, self.rows, self._changing, self._check_open, held)
 
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""
-        held, self._held = self._held, None
-        if held is not None:
-            held.release()
+        self._held = None
 
     def __enter__(self) -> Self:
         return self

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import compress
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,9 @@ import numpy as np
 
 from memhier._log_core import Flags, Ints, LogCore
 from memhier._log_parts import DELETED, ENTRY, LogRecord, Part, place
-from memhier._log_replay import Block, read_entries
+from memhier._log_replay import Block, read_blocks, read_entries
+from memhier._log_tail import OpenPart
+from memhier._patient_segment import FullError
 from memhier.errors import CorruptionError
 from memhier.store import Store
 
@@ -129,6 +131,8 @@ class CompactingLog(LogCore):
         try:
             while not self._closed and self._step():
                 continue
+        except FullError:
+            return  # the next change tries again
         except BaseException as error:
             # Most have closed the log already; those that have not are nobody else's to see.
             with self._writer:
@@ -137,8 +141,10 @@ class CompactingLog(LogCore):
 
     def _pay(self) -> None:
         """Take the steps that are owed; before a commit."""
-        while (self._debt > 0 or (self._due and self._is_behind())) and self._step():
-            continue
+        # Without room nothing is moved, and the commit makes some perhaps.
+        with suppress(FullError):
+            while (self._debt > 0 or (self._due and self._is_behind())) and self._step():
+                continue
         self._debt = 0.0
 
     def _is_behind(self) -> bool:
@@ -174,7 +180,11 @@ class CompactingLog(LogCore):
                     self._drop(rewriting.part)
                     self._rewriting = None
                 else:
-                    self._debt -= self._take(rewriting.part, step)
+                    try:
+                        self._debt -= self._take(rewriting.part, step)
+                    except FullError:
+                        rewriting.waiting = step
+                        raise
             return True
 
     def _next_rewriting(self) -> _Rewriting | None:
@@ -220,8 +230,10 @@ class CompactingLog(LogCore):
     def _crowded_parts(self) -> list[Part]:
         """Return the parts of sizes of which there are many, the oldest first."""
         sizes: dict[int, list[Part]] = {}
+        # Where parts are bounded, those near that do not become fewer by a merge.
+        most = _MERGE_BYTES_MAX if self.part_bytes is None else min(_MERGE_BYTES_MAX, self.part_bytes // 8)
         for part in self._parts.values():
-            if part.bytes <= _MERGE_BYTES_MAX:
+            if part.bytes <= most:
                 sizes.setdefault(part.bytes.bit_length() // 3, []).append(part)
         crowded: list[Part] = []
         for parts in sizes.values():
@@ -274,6 +286,12 @@ class CompactingLog(LogCore):
 
     def _steps(self, part: Part) -> Iterator[_Step]:
         """Return what a part holds that may have to be kept, read a step at a time; no lock need be held."""
+        opened = self._opened(part)
+        if opened is not None:
+            blocks = read_blocks(
+                self._store.path, opened.attach_entries(), self._reader, part, self._per_page, _ENTRIES_BLOCK
+            )
+            return self._read_steps(part, blocks, False)
         is_oldest = part.slot == next(iter(self._parts))
         return self._read_steps(
             part,
@@ -329,14 +347,95 @@ class CompactingLog(LogCore):
 
     def _has(self, part: Part) -> bool:
         """Whether a part is still there: its slot may be another's by now."""
-        return self._parts.get(part.slot) is part
+        return self._parts.get(part.slot) is part or self._opened(part) is not None
+
+    def _opened(self, part: Part) -> OpenPart | None:
+        """Return a part as the open transaction writes it; None for any other."""
+        return next((opened for opened in self._fresh if opened.part is part), None)
 
     def _drop(self, part: Part) -> None:
         with self._reading(), self._failing() as tx, self._lock:
+            opened = self._opened(part)
             for segment in part.segments(self._name):
-                tx.drop(segment)
-            del self._parts[part.slot]
+                if opened is None:
+                    tx.drop(segment)
+                else:
+                    tx.discard(segment)
+            if opened is None:
+                del self._parts[part.slot]
+            else:
+                self._fresh.remove(opened)
             self._retired.append(self._table.give_back(part.slot))
+
+    # Within a bound, for those who keep the space of several logs: see `part_bytes`.
+
+    @property
+    def fresh_bytes(self) -> int:
+        """Bytes on SSD of what the open transaction has written, in whole pages."""
+        with self._lock:
+            return sum(opened.part.disk_bytes for opened in self._fresh)
+
+    @property
+    def live_bytes(self) -> int:
+        """Bytes of the newest records of all keys, with their entries."""
+        with self._lock:
+            return self._live_bytes()
+
+    def reclaim(self) -> int:
+        """Give space back without a commit: rewrite the part that the open transaction wrote and that has most dead.
+
+        Nothing that was committed changes, so a crash finds the last commit as before.
+
+        Returns
+        -------
+        int
+            Bytes on SSD that are free now; 0 where no part has a twentieth that is dead.
+        """
+        with self._writer:
+            part, dead = self._most_dead()
+            if part is None:
+                return 0
+            self._rewrite(part)
+            return dead
+
+    def _most_dead(self) -> tuple[Part | None, int]:
+        """Return the part of the open transaction, but for the last, with most dead bytes, and how many."""
+        records, sizes = self._index.live(len(self._table.handles))
+        found: tuple[Part | None, int] = (None, 0)
+        for opened in self._fresh[:-1]:
+            part = opened.part
+            live = int(sizes[part.slot]) + (int(records[part.slot]) + part.deletions) * ENTRY.itemsize
+            # Without padding, which another part would have as well.
+            whole = part.size + part.entries * ENTRY.itemsize
+            if whole - live > max(found[1], whole // 20):
+                found = part, whole - live
+        return found
+
+    def bytes_above(self, share: float) -> int:
+        """Return by how much the next commit would hold more than what is alive over a share, and one part."""
+        parts = [*self._parts.values(), *(opened.part for opened in self._fresh)]
+        return int(sum(part.disk_bytes for part in parts) - self.live_bytes / share - self._most_bytes())
+
+    def rewrite_sparsest(self) -> int:
+        """Rewrite the committed part of which least is alive; return the bytes that the next commit gives back."""
+        with self._writer:
+            self._begin()
+            records, sizes = self._index.live(len(self._table.handles))
+            best, least = None, 0.95
+            for part in self._parts.values():
+                live = int(sizes[part.slot]) + int(records[part.slot]) * ENTRY.itemsize
+                if part.number not in self._unreadable and live / part.disk_bytes < least:
+                    best, least = part, live / part.disk_bytes
+            if best is None:
+                return 0
+            try:
+                self._rewrite(best)
+            except (CorruptionError, OSError):
+                # What cannot be read stays where it is, and keeps no one from committing.
+                if self._failure is not None:
+                    raise
+                self._unreadable.add(best.number)
+            return best.disk_bytes - int(least * best.disk_bytes)
 
 
 def rewriting_bytes(record_bytes: int) -> int:

@@ -26,6 +26,7 @@ from memhier._log_parts import (
 )
 from memhier._log_replay import replay
 from memhier._log_tail import BLOCK_BYTES, LogTail, OpenPart
+from memhier._patient_segment import FullError
 from memhier._segments import PAGE_BYTES
 from memhier._transaction import Transaction
 from memhier.errors import BudgetError, ClosedError
@@ -57,7 +58,18 @@ class LogCore:
         As in `lay_out`.
     beside
         The log whose transaction this one writes in.
+
+    Attributes
+    ----------
+    patient
+        Whether a full disk is waited out: an append or a commit that finds no room raises `FullError`, has changed
+        nothing that counts, and may be made again. Not for logs that write past the page cache.
+    part_bytes
+        Of records in a part, about; None for the most that there may be. Small ones give space back in small steps.
     """
+
+    patient = False
+    part_bytes: int | None = None
 
     def __init__(
         self,
@@ -145,7 +157,7 @@ class LogCore:
             return np.zeros(len(places), np.bool_)
         opened, offsets = self._fresh[-1], offset_of(places)
         written = slot_of(places) == opened.part.slot
-        with self._failing():
+        with self._failing(waits=True):
             opened.make_readable(offsets[written & ~self._tail.holds(offsets)])
         inside: Flags = written & self._tail.holds(offsets)
         return inside
@@ -179,11 +191,14 @@ class LogCore:
         return True
 
     @contextmanager
-    def _failing(self) -> Iterator[Transaction]:
+    def _failing(self, *, waits: bool = False) -> Iterator[Transaction]:
+        """Close the log where the block fails; but with `waits` a patient one not for lack of room."""
         assert self._tx is not None
         try:
             yield self._tx
         except BaseException as error:
+            if waits and self.patient and isinstance(error, FullError):
+                raise
             self._fail(error)
             raise
 
@@ -222,24 +237,24 @@ class LogCore:
         while start < len(keys):
             before = int(ends[start - 1]) if start else 0
             barrier = int(large[np.searchsorted(large, start)])
-            fits = int(np.searchsorted(ends, before + BLOCK_BYTES, "right"))
+            fits = int(np.searchsorted(ends, before + self._block_bytes(), "right"))
             if barrier > start:
                 stop = min(barrier, max(fits, start + 1))
             else:
                 # Large records go one by one, but for those of one length that leaves nothing to fill up.
                 run = self._record_bytes and self._record_bytes % PAGE_BYTES == 0
                 stop = max(fits, start + 1) if run else start + 1
-            with self._failing(), self._lock:
+            with self._failing(waits=True), self._lock:
                 opened = self._part_to_write()
                 offsets, end = lay_out(opened.part.end, lengths[start:stop], self._per_page)
                 block = block_of(start, stop, offsets)
                 add = opened.append_large if barrier == start else opened.append
-                self._written_bytes -= opened.part.bytes
+                before = opened.part.bytes
                 add(block, int(offsets[0]), end)
                 entries = np.empty(stop - start, ENTRY)
                 entries["key"], entries["length"] = keys[start:stop], lengths[start:stop]
                 opened.enter(entries)
-                self._written_bytes += opened.part.bytes
+                self._written_bytes += opened.part.bytes - before
                 self._index.point(slots[start:stop], place(opened.part.slot, offsets), lengths[start:stop])
             start = stop
 
@@ -247,20 +262,38 @@ class LogCore:
         for start in range(0, len(keys), _ENTRIES_BLOCK):
             entries = np.empty(len(keys[start : start + _ENTRIES_BLOCK]), ENTRY)
             entries["key"], entries["length"] = keys[start : start + _ENTRIES_BLOCK], DELETED
-            with self._failing(), self._lock:
+            with self._failing(waits=True), self._lock:
                 self._part_to_write().enter(entries)
                 self._written_bytes += entries.nbytes
 
+    def _most_bytes(self) -> int:
+        return self.part_bytes or _PART_BYTES
+
+    def _block_bytes(self) -> int:
+        """Return how much is appended in one piece: no part grows far beyond what it may."""
+        if self.part_bytes is None:
+            return BLOCK_BYTES
+        left = self.part_bytes - (self._fresh[-1].part.end if self._fresh else 0)
+        return min(BLOCK_BYTES, left if left > 0 else self.part_bytes)
+
     def _part_to_write(self) -> OpenPart:
-        if self._fresh and self._fresh[-1].part.end < _PART_BYTES:
+        if self._fresh and self._fresh[-1].part.end < self._most_bytes():
+            self._fresh[-1].settle()
             return self._fresh[-1]
         if self._fresh:
             self._fresh[-1].seal()
         assert self._tx is not None
-        part = Part(self._following, self._table.take())
+        part, patient = Part(self._following, self._table.take()), self.patient and not self._direct
+        try:
+            opened = OpenPart(
+                self._tx, self._name, part, self._tail, self._reader, self._table, self._direct, patient
+            )  # fmt: skip
+        except BaseException:
+            self._table.give_back(part.slot)
+            raise
         self._following += 1
-        self._fresh.append(OpenPart(self._tx, self._name, part, self._tail, self._reader, self._table, self._direct))
-        return self._fresh[-1]
+        self._fresh.append(opened)
+        return opened
 
     def _record(self) -> LogRecord:
         parts = [*self._parts.values(), *(opened.part for opened in self._fresh)]

@@ -61,6 +61,11 @@ class Part:
         """Bytes that it takes on SSD."""
         return self.end + self.entries * ENTRY.itemsize
 
+    @property
+    def disk_bytes(self) -> int:
+        """The same in whole pages, as its two segments have them."""
+        return page_after(self.end) + page_after(self.entries * ENTRY.itemsize)
+
     def segments(self, log: str) -> tuple[str, str]:
         """Return the names of the segments of records and of entries."""
         return f"{log}-{self.number}", f"{log}-{self.number}-keys"

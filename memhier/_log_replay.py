@@ -1,6 +1,8 @@
 """Rebuilds the index of a log from its entries."""
 
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -8,14 +10,14 @@ from numpy.typing import NDArray
 
 from memhier._log_index import LogIndex
 from memhier._log_parts import DELETED, ENTRY, LogRecord, Part, PartTable, lay_out, page_after, place
-from memhier.errors import CorruptionError
+from memhier.errors import ClosedError, CorruptionError
 from memhier.slots import SlotMap
 from memhier.store import Store
 
 if TYPE_CHECKING:
     from memhier.reader import Reader
 
-__all__ = ["Block", "read_entries", "replay"]
+__all__ = ["Block", "check_parts", "read_blocks", "read_entries", "replay"]
 
 _BLOCK = 2**16
 
@@ -42,11 +44,14 @@ def replay(
     for number, entries, deletions, size in reversed(record.parts):
         part = Part(number, table.take(), entries, deletions, size)
         records = part.segments(name)[0]
-        _check_segments(store, name, part)
         table.handles[part.slot] = store.attach(records, reader)
         for block, offsets, end in _newest_first(store, name, reader, part, per_page):
             part.end = max(part.end, end)
-            _apply(block, place(part.slot, offsets), index, deleted)
+            _check_lengths(store, records, block, part, record)
+            try:
+                _apply(block, place(part.slot, offsets), index, deleted)
+            except (ValueError, IndexError, MemoryError) as error:
+                raise CorruptionError(f"{store.path}: {records!r} has keys that {name!r} cannot: {error}") from error
         if page_after(part.end) != store.segments()[records].payload:
             raise CorruptionError(f"{store.path}: the entries of {records!r} do not describe its records")
         parts.append(part)
@@ -59,18 +64,23 @@ def read_entries(
     store: Store, name: str, reader: "Reader", part: Part, per_page: int | None, count: int = _BLOCK
 ) -> Iterator[Block]:
     """Return the entries of a committed part in order, so many at a time; its segment may be dropped meanwhile."""
-    return _read_blocks(store.attach(part.segments(name)[1], reader), reader, part, per_page, count)
+    return read_blocks(store.path, store.attach(part.segments(name)[1], reader), reader, part, per_page, count)
 
 
-def _read_blocks(handle: int, reader: "Reader", part: Part, per_page: int | None, count: int) -> Iterator[Block]:
+def read_blocks(
+    where: Path, handle: int, reader: "Reader", part: Part, per_page: int | None, count: int
+) -> Iterator[Block]:
+    """Yield the entries behind a handle in order, so many at a time; the handle is removed in the end."""
     try:
         end = 0
         for start in range(0, part.entries, count):
-            block = _read_block(reader, handle, part, per_page, start, end, count)
+            block = _read_block(where, reader, handle, part, per_page, start, end, count)
             end = block[2]
             yield block
     finally:
-        reader.remove(handle)
+        # Blocks that are forgotten half-way may be collected after their reader was closed.
+        with suppress(ClosedError):
+            reader.remove(handle)
 
 
 def _newest_first(store: Store, name: str, reader: "Reader", part: Part, per_page: int | None) -> Iterator[Block]:
@@ -89,13 +99,21 @@ def _newest_first(store: Store, name: str, reader: "Reader", part: Part, per_pag
     handle = store.attach(part.segments(name)[1], reader)
     try:
         for number in range(len(ends) - 3, -1, -1):
-            yield _read_block(reader, handle, part, per_page, number * _BLOCK, ends[number])
+            yield _read_block(store.path, reader, handle, part, per_page, number * _BLOCK, ends[number])
     finally:
-        reader.remove(handle)
+        with suppress(ClosedError):
+            reader.remove(handle)
 
 
 def _read_block(
-    reader: "Reader", handle: int, part: Part, per_page: int | None, start: int, end: int, most: int = _BLOCK
+    where: Path,
+    reader: "Reader",
+    handle: int,
+    part: Part,
+    per_page: int | None,
+    start: int,
+    end: int,
+    most: int = _BLOCK,
 ) -> Block:
     count = min(most, part.entries - start)
     raw = reader.read(handle, [start * ENTRY.itemsize], count * ENTRY.itemsize)
@@ -103,6 +121,8 @@ def _read_block(
     lengths = block["length"][block["length"] != DELETED].astype(np.int64)
     offsets = np.empty(0, np.int64)
     if len(lengths):
+        if per_page is not None and not lengths.all():
+            raise CorruptionError(f"{where}: part {part.number} of a log has a record of no bytes")
         offsets, end = lay_out(end, lengths, per_page)
     return block, offsets, end
 
@@ -121,12 +141,30 @@ def _apply(block: NDArray[Any], places: NDArray[np.int64], index: LogIndex, dele
     index.point(index.reserve(keys[rows]), where[rows], block["length"][rows].astype(np.int64))
 
 
-def _check_segments(store: Store, name: str, part: Part) -> None:
+def check_parts(store: Store, name: str, record: LogRecord) -> None:
+    """Compare what the catalog says of a log with its files, before any memory is taken for it."""
+    if record.live > sum(part[1] for part in record.parts):
+        raise CorruptionError(f"{store.path}: log {name!r} has not the entries for {record.live} keys")
     segments = store.segments()
-    records, entries = part.segments(name)
-    if records not in segments or entries not in segments:
-        raise CorruptionError(f"{store.path}: segment {records!r} or {entries!r} is missing, but {name!r} names it")
-    if segments[entries].payload != part.entries * ENTRY.itemsize:
+    numbers = [part[0] for part in record.parts]
+    if record.following >= 2**62 or numbers != sorted({*numbers, record.following})[:-1]:
         raise CorruptionError(
-            f"{segments[entries].path}: {segments[entries].payload} bytes do not hold {part.entries} entries"
+            f"{store.path}: log {name!r} names parts {numbers}, expected rising numbers below {record.following}"
         )
+    for number, count, deletions, _ in record.parts:
+        records, entries = Part(number, 0).segments(name)
+        if records not in segments or entries not in segments:
+            raise CorruptionError(f"{store.path}: segment {records!r} or {entries!r} is missing, but {name!r} names it")
+        if segments[entries].payload != count * ENTRY.itemsize or deletions > count:
+            raise CorruptionError(
+                f"{segments[entries].path}: {segments[entries].payload} bytes do not hold {count} entries, "
+                f"{deletions} of them deletions"
+            )
+
+
+def _check_lengths(store: Store, records: str, block: NDArray[np.void], part: Part, record: LogRecord) -> None:
+    """Refuse lengths of records that the part's file does not have."""
+    lengths = block["length"][block["length"] != DELETED]
+    wrong = record.record_bytes and (lengths != record.record_bytes).any()
+    if wrong or part.end > store.segments()[records].payload:
+        raise CorruptionError(f"{store.path}: the entries of {records!r} do not describe its records")

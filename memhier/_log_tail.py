@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier._log_parts import DELETED, LARGE_BYTES, Part, PartTable
+from memhier._patient_segment import FullError, PatientSegmentWriter
 from memhier._segments import PAGE_BYTES
 from memhier._transaction import Transaction
 
@@ -57,7 +58,15 @@ class OpenPart:
     """
 
     def __init__(
-        self, tx: Transaction, log: str, part: Part, tail: LogTail, reader: "Reader", table: PartTable, direct: bool
+        self,
+        tx: Transaction,
+        log: str,
+        part: Part,
+        tail: LogTail,
+        reader: "Reader",
+        table: PartTable,
+        direct: bool,
+        patient: bool,
     ) -> None:
         self.part = part
         self._reader = reader
@@ -65,10 +74,27 @@ class OpenPart:
         self._tail = tail
         self._readable = 0  # bytes of the file that the reader has
         self._given = 0  # bytes of records handed to the segment
+        self._patient = patient
+        self._padded = False
+        self._sealed: tuple[int, NDArray[np.uint32]] | None = None  # the entries, once they are complete
         records, entries = part.segments(log)
-        self._records = tx.segment(records, direct=direct)
-        self._entries = tx.segment(entries)
+        self._records = tx.segment(records, direct=direct, patient=patient)
+        try:
+            self._entries = tx.segment(entries, patient=patient)
+        except FullError:
+            tx.discard(records)
+            raise
         tail.reset(0)
+
+    def settle(self) -> None:
+        """Raise FullError where the disk has no room for what waits already; for patient logs, before they append."""
+        for writer in (self._records, self._entries):
+            if isinstance(writer, PatientSegmentWriter):
+                writer.settle()
+
+    def give(self) -> None:
+        """Hand the segment all records, and write what is whole pages; FullError where these find no room."""
+        self._flush(LARGE_BYTES)
 
     def append(self, data: NDArray[np.uint8], offset: int, end: int) -> None:
         """Append records below `LARGE_BYTES`, `BLOCK_BYTES` of them and an eighth more of padding at most."""
@@ -104,9 +130,22 @@ class OpenPart:
         self.part.size += int(entries["length"][~deletions].sum(dtype=np.int64))
 
     def seal(self) -> None:
-        """Fill up the last page and write everything, so that the tail is free for another part."""
-        self._pad()
+        """Fill up the last page and write everything, so that the tail is free for another part.
+
+        A patient part may be sealed again after a FullError; its segments are completed by the commit.
+        """
+        if not self._padded:
+            self._pad()
+        self._padded = True
         self._flush(0)
+        if not self._patient:
+            self._records.complete()
+            self._sealed = self._entries.complete()
+
+    def attach_entries(self) -> int:
+        """Let the reader have the entries of a part that was sealed; return its handle."""
+        assert self._sealed is not None
+        return self._reader.add(str(self._entries.path), *self._sealed)
 
     def _pad(self) -> None:
         tail, padding = self._tail, -self.part.end % PAGE_BYTES

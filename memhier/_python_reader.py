@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from memhier._faults import Fault
 from memhier._page_file import PAGE_BYTES, PageFile
+from memhier._shield import check_interrupt, shielded
 from memhier.kernels import crc32c_pages
 
 RUN_PAGES = 16  # neighbouring pages merged into one read: 64 KiB
@@ -131,6 +132,7 @@ class PythonPageReader:
             self._pool.shutdown(wait=True)
         self._sources = {}
 
+    @shielded
     def read(
         self,
         files: int | NDArray[np.int32],
@@ -147,6 +149,7 @@ class PythonPageReader:
             latency[:] = 0
         sources = self._sources
         for start in range(0, len(offsets), WINDOW_REQUESTS):
+            check_interrupt()
             window = slice(start, start + WINDOW_REQUESTS)
             part = np.full(len(offsets[window]), files, np.int32) if isinstance(files, int) else files[window]
             order = np.lexsort((offsets[window], part))

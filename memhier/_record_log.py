@@ -14,6 +14,8 @@ from memhier._arrays import as_ints
 from memhier._log_compaction import CompactingLog
 from memhier._log_core import Flags, Ints
 from memhier._log_parts import LogRecord
+from memhier._log_replay import check_parts
+from memhier._shield import shielded
 from memhier._transaction import Transaction, check_key, check_value_size
 from memhier._way_back import keep_way_back
 from memhier.errors import BudgetError, CorruptionError, FormatError
@@ -22,7 +24,7 @@ from memhier.store import Store
 if TYPE_CHECKING:
     from memhier.reader import Reader
 
-__all__ = ["RecordLog"]
+__all__ = ["RecordLog", "committed_keys"]
 
 COMPACT_BELOW_MAX = 0.9  # where ten bytes are moved for one that becomes free
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,70}")
@@ -93,6 +95,7 @@ class RecordLog(CompactingLog):
         self._check_open()
         return len(self._index)
 
+    @shielded
     def contains(self, keys: Any) -> Flags:
         """Return whether each key has a record.
 
@@ -120,6 +123,7 @@ class RecordLog(CompactingLog):
         self._check_open()
         return self._index.keys()
 
+    @shielded
     def delete(self, keys: Any) -> None:
         """Delete records; keys that have none are left out.
 
@@ -155,6 +159,7 @@ class RecordLog(CompactingLog):
             check_value_size(key, value)
         return changes
 
+    @shielded
     def commit(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make everything since the last commit durable at once; return the store's new generation.
 
@@ -171,7 +176,8 @@ class RecordLog(CompactingLog):
         Raises
         ------
         OSError
-            When a write fails. The log is closed for everything then; open store and log again.
+            When a write fails. The log is closed for everything then; open store and log again. A patient log whose
+            disk is full is not.
         ValueError
             When it was opened beside another log, which commits both.
         """
@@ -188,6 +194,8 @@ class RecordLog(CompactingLog):
                 log._begin()
                 if not log._later:
                     log._merge()
+            if self.patient and not self._direct:
+                self._reserve(changes)
             with self._failing() as tx:
                 for key, value in changes.items():
                     tx.put(key, value)
@@ -203,6 +211,17 @@ class RecordLog(CompactingLog):
                 log._tx = None
         return generation
 
+    def _reserve(self, values: Mapping[str, bytes]) -> None:
+        """Take the room on disk that a commit needs, or raise FullError while that changes nothing."""
+        with self._failing(waits=True) as tx:
+            logs = cast("list[RecordLog]", self._together())
+            for log in logs:
+                if log._fresh:
+                    with log._lock:
+                        log._fresh[-1].give()
+            records = sum(len(log._record().encode()) for log in logs)
+            tx.reserve(records + sum(len(key) + len(value) for key, value in values.items()))
+
     def _put_record(self, tx: Transaction) -> None:
         """Finish what is being written, and describe the log in the catalog."""
         if self._fresh:
@@ -210,6 +229,7 @@ class RecordLog(CompactingLog):
                 self._fresh[-1].seal()
         tx.put(self._value_key, self._record().encode())
 
+    @shielded
     def compact(self, live_below: float = 0.5) -> int:
         """Rewrite what is alive of the parts in which less than a share is; commit to have their space back.
 
@@ -240,6 +260,7 @@ class RecordLog(CompactingLog):
                 self._rewrite(part)
         return len(sparse)
 
+    @shielded
     def stats(self) -> dict[str, int | float]:
         """Return plain numbers.
 
@@ -264,6 +285,7 @@ class RecordLog(CompactingLog):
                 "write_amplification": self._written_bytes / max(1, self._appended_bytes),
             }
 
+    @shielded
     def close(self) -> None:
         """Forget what was not committed and let go of the reader's files. Store and reader stay open.
 
@@ -299,9 +321,7 @@ class RecordLog(CompactingLog):
             if not store.writable:
                 raise FormatError(f"{store.path}: no {what} named {name!r}; its values are {store.keys()}")
             return LogRecord(record_bytes, 0, 0, [])
-        record = LogRecord.decode(value)
-        if record is None:
-            raise CorruptionError(f"{store.path}: the record of log {name!r} has {len(value)} bytes")
+        record = _decoded(store, name, value)
         if record.record_bytes != record_bytes:
             sizes = [
                 "of different lengths" if size == 0 else f"of {size} bytes"
@@ -311,3 +331,17 @@ class RecordLog(CompactingLog):
         if isinstance(capacity, int) and capacity < record.live:
             raise BudgetError(f"capacity={capacity}: log {name!r} holds {record.live} keys; expected at least as many")
         return record
+
+
+def committed_keys(store: Store, name: str) -> int:
+    """Return how many keys the catalog says that a log holds, compared with its files; 0 where there is no log."""
+    value = store.get(f"log/{name}")
+    return 0 if value is None else _decoded(store, name, value).live
+
+
+def _decoded(store: Store, name: str, value: bytes) -> LogRecord:
+    record = LogRecord.decode(value)
+    if record is None:
+        raise CorruptionError(f"{store.path}: the record of log {name!r} has {len(value)} bytes")
+    check_parts(store, name, record)
+    return record

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._shortage import Shortage
 from memhier._tickets import Pins, Ticket
 from memhier._tiered_sizes import Sizes, make_policy
 from memhier._write_queue import WriteQueue
 from memhier.codecs import Codec
-from memhier.errors import BudgetError
 from memhier.policies import Policy
 from memhier.slab import Slab
 from memhier.slots import SlotMap
@@ -202,11 +202,12 @@ class Residents:
         known = slots[slots >= 0]
         needed = len(held) + len(slots) - int(np.count_nonzero(self.pins.is_held(known)))
         if needed > self.map.capacity:
-            raise BudgetError(
+            enough = self._sizes.enough(needed)
+            raise Shortage(
                 f"keys: {len(slots)} distinct rows beside {len(held)} that are pinned or held by tickets need {needed} "
-                f"slots, but there are {self.map.capacity}; dram={self._sizes.enough(needed)} would be enough, or "
-                "smaller batches"
-            )
+                f"slots, but there are {self.map.capacity}; dram={enough} would be enough, or smaller batches",
+                "slots", needed=len(slots), held=len(held), room=self.map.capacity, enough=enough,
+            )  # fmt: skip
         return held
 
     def _write_out(self, keys: Ints, slots: Ints) -> None:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._shortage import Shortage
 from memhier._write_queue import WriteQueue
 from memhier.codecs import Codec
-from memhier.errors import BudgetError, ClosedError, MemhierError
+from memhier.errors import ClosedError, MemhierError
 from memhier.slab import Slab
 
 if TYPE_CHECKING:
@@ -197,10 +198,11 @@ class RowLoader:
         written[~written] = self._queue.find(unsure) | self._log.contains(unsure)
         new = len(keys) - int(np.count_nonzero(written))
         if self._written + new > self._log.capacity:
-            raise BudgetError(
+            raise Shortage(
                 f"keys: {new} of them are new beside {self._written} that were written before, but the log's index has "
-                f"room for rows={self._log.capacity}; make the tier with rows={self._written + new} or more"
-            )
+                f"room for rows={self._log.capacity}; make the tier with rows={self._written + new} or more",
+                "rows", needed=new, held=self._written, room=self._log.capacity, enough=self._written + new,
+            )  # fmt: skip
         return new
 
     def wrote(self, slots: Ints, never_written: int) -> None:

@@ -15,11 +15,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._shield import shielded
 from memhier.errors import ClosedError, CorruptionError
 from memhier.files import File
 from memhier.kernels import crc32c_pages
 
-__all__ = ["PAGE_BYTES", "SegmentInfo", "SegmentWriter", "check_segment_name", "read_pages", "segment_file_name"]
+__all__ = [
+    "BUFFER_BYTES",
+    "PAGE_BYTES",
+    "SegmentInfo",
+    "SegmentWriter",
+    "as_bytes",
+    "check_segment_name",
+    "read_pages",
+    "segment_file_name",
+]
 
 PAGE_BYTES = 4096
 _CHUNK_PAGES = 8192  # Checksums per catalog entry: 32 MiB of a segment in 32 KiB.
@@ -69,16 +79,25 @@ class SegmentInfo:
         record = entries[b"segment/" + name.encode()]
         if len(record) != _RECORD.size:
             raise CorruptionError(f"{directory}: the record of segment {name!r} has {len(record)} bytes")
+        if not _NAME.fullmatch(name):
+            raise CorruptionError(f"{directory}: a segment is named {name!r}, which is no name of one")
         generation, length, payload = _RECORD.unpack(record)
+        if length % PAGE_BYTES or length >= 2**63 or not 0 <= length - payload < PAGE_BYTES or generation >= 2**63:
+            raise CorruptionError(
+                f"{directory}: the record of segment {name!r} says generation {generation}, {payload} bytes in "
+                f"pages of {length}"
+            )
         info = cls(name, directory / segment_file_name(name, generation), generation, length, payload, None)
         if not checked:
             return info
-        checksums = np.empty(length // PAGE_BYTES, np.uint32)
+        # Found before room is made for them: a length could be anything.
+        chunks: list[bytes] = []
         for key, part in info.chunk_keys():
             chunk = entries.get(key, b"")
-            if len(chunk) != checksums[part].nbytes:
+            if len(chunk) != 4 * (part.stop - part.start):
                 raise CorruptionError(f"{directory}: {len(chunk)} bytes of checksums for {key!r}")
-            checksums[part] = np.frombuffer(chunk, "<u4")
+            chunks.append(chunk)
+        checksums = np.frombuffer(b"".join(chunks), "<u4").astype(np.uint32)
         checksums.flags.writeable = False
         return cls(name, info.path, generation, length, payload, checksums)
 
@@ -147,6 +166,7 @@ class SegmentWriter:
         """DRAM held by the buffer and the checksums."""
         return self._buffer.nbytes + self._checksums.nbytes
 
+    @shielded
     def append(self, data: Any) -> int:
         """Append bytes and return the offset where they begin.
 
@@ -163,7 +183,7 @@ class SegmentWriter:
             When the write fails; the transaction is then aborted.
         """
         self._check_open()
-        source = _as_bytes(data)
+        source = as_bytes(data)
         offset = self._length
         try:
             while len(source):
@@ -217,13 +237,39 @@ class SegmentWriter:
         self._filled = rest
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
-    def finish(self) -> SegmentInfo:
-        """Fill up the last page, make the file durable, close it and describe it."""
+    def complete(self) -> tuple[int, NDArray[np.uint32]]:
+        """Fill up the last page and write everything: nothing is appended after it, and no buffer is held.
+
+        Returns
+        -------
+        length, checksums
+            As of `flush`.
+
+        Raises
+        ------
+        ClosedError, OSError
+            As in `append`.
+        """
+        self._check_open()
+        try:
+            self._fill_up()
+        except BaseException:
+            self._abort()
+            raise
+        self._filled, self._buffer = 0, np.empty(0, np.uint8)
+        return self._pages * PAGE_BYTES, self._checksums[: self._pages]
+
+    def _fill_up(self) -> None:
+        """Write what waits, with zeros to the end of its last page."""
         end = -(-self._filled // PAGE_BYTES) * PAGE_BYTES
         self._buffer[self._filled : end] = 0
         if end:
             self._write(self._buffer[:end])
         self._drain()
+
+    def finish(self) -> SegmentInfo:
+        """Fill up the last page, make the file durable, close it and describe it."""
+        self._fill_up()
         self._file.fdatasync()
         self.close()
         checksums = self._checksums[: self._pages].copy()
@@ -231,6 +277,7 @@ class SegmentWriter:
         length = self._pages * PAGE_BYTES
         return SegmentInfo(self.name, self.path, self._generation, length, self._length, checksums)
 
+    @shielded
     def close(self) -> None:
         """Close the file; what was appended is part of nothing."""
         self._open = False
@@ -304,7 +351,8 @@ def segment_file_name(name: str, generation: int) -> str:
     return f"{name}.{generation:08d}.seg"
 
 
-def _as_bytes(data: Any) -> NDArray[np.uint8]:
+def as_bytes(data: Any) -> NDArray[np.uint8]:
+    """Return what a C-contiguous buffer holds."""
     view = memoryview(data)
     if not view.c_contiguous:
         raise ValueError("data: expected a C-contiguous buffer; numpy.ascontiguousarray makes one")

@@ -9,9 +9,19 @@ from memhier._catalog import Catalog
 from memhier.errors import CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, read_file
 
-__all__ = ["STORE_NAMES", "already_exists", "clear_directory", "refuse_foreign", "require_published", "take_lock"]
+__all__ = [
+    "LEFTOVER_NAMES",
+    "STORE_NAMES",
+    "already_exists",
+    "clear_directory",
+    "refuse_foreign",
+    "require_published",
+    "take_lock",
+]
 
-STORE_NAMES = frozenset({"lock", "catalog", "catalog.sum", "catalog.sum.new", "segments", "tmp"})
+_NEW_LOCK = "lock.memhier-new"
+LEFTOVER_NAMES = frozenset({_NEW_LOCK, "catalog.sum.new"})
+STORE_NAMES = LEFTOVER_NAMES | {"lock", "catalog", "catalog.sum", "segments", "tmp"}
 _LOCK_MARK = b"memhier\n"
 
 
@@ -34,9 +44,9 @@ def refuse_foreign(files: Files, root: Path) -> None:
         names = set(files.list(str(root)))
     except NotADirectoryError:
         raise already_exists(root) from None
-    if not names:
+    if names <= {_NEW_LOCK}:
         return
-    # The lock is the first file of a new store; a crash may leave it empty, and then alone.
+    # The lock is the first file of a new store. Earlier versions could leave it empty, and then alone.
     mark = read_file(files, str(root / "lock")) if "lock" in names else None
     if not names <= STORE_NAMES or mark is None or not (mark.startswith(_LOCK_MARK) or (not mark and len(names) == 1)):
         raise already_exists(root)
@@ -50,18 +60,44 @@ def already_exists(root: Path) -> FileExistsError:
 def take_lock(files: Files, root: Path) -> File:
     """Become the one writer: return the locked file, to be closed to give the lock back."""
     path = str(root / "lock")
-    file = files.open(path, "a")
+    file = files.open(path, "a") if files.exists(path) else _make_lock(files, root)
     try:
         if not file.lock(exclusive=True):
             holder = re.search(rb"pid (\d+)", read_file(files, path))
             who = f"process {int(holder[1])}" if holder else "another process"
             raise LockedError(f"{root}: {who} has it open for writing")
-        file.truncate(0)
-        file.pwrite(_LOCK_MARK + f"pid {os.getpid()}\n".encode(), 0)
+        if not read_file(files, path).startswith(_LOCK_MARK):
+            file.truncate(0)
+            file.pwrite(_LOCK_MARK, 0)
+            file.fdatasync()
+        # The mark is durable and stays: a power cut may take the number behind it, which only serves a message.
+        file.truncate(len(_LOCK_MARK))
+        file.pwrite(f"pid {os.getpid()}\n".encode(), len(_LOCK_MARK))
     except BaseException:
         file.close()
         raise
     return file
+
+
+def _make_lock(files: Files, root: Path) -> File:
+    """Return the lock of a directory that has none yet; it gets its name only once its mark is durable."""
+    path, fresh = str(root / "lock"), str(root / _NEW_LOCK)
+    file = files.open(fresh, "a")
+    try:
+        if not file.lock(exclusive=True):
+            raise LockedError(f"{root}: another process is just making a store there")
+        if not files.exists(path):
+            file.truncate(0)
+            file.pwrite(_LOCK_MARK, 0)
+            file.fdatasync()
+            files.rename(fresh, path)
+            files.sync_directory(str(root))
+            return file
+    except BaseException:
+        file.close()
+        raise
+    file.close()  # another process has made it meanwhile
+    return files.open(path, "a")
 
 
 def clear_directory(files: Files, path: Path) -> None:

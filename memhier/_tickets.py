@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier._row_loader import Job
+from memhier._shield import shielded
 from memhier.errors import BudgetError
 
 __all__ = ["Pin", "Pins", "Ticket", "fixed_keys"]
@@ -89,6 +90,7 @@ class Pin:
         self._keys = keys
         self._unpin = unpin
 
+    @shielded
     def release(self) -> None:
         """Let the rows go. A second call does nothing."""
         keys, self._keys = self._keys, self._keys[:0]

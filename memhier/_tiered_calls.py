@@ -5,13 +5,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._loans import Held, Returning
 from memhier._tiered_parts import TieredParts
-from memhier.errors import ClosedError
+from memhier.errors import ClosedError, LockedError
 
 __all__ = ["Calls"]
 
@@ -27,8 +28,10 @@ class Calls:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._caller: int | None = None  # the thread whose call is in
+        self._change: ExitStack | None = None  # of lent rows
         self._failure: BaseException | None = None
-        self._returned: deque[NDArray[np.int64]] = deque()
+        self._lent: dict[int, Returning] = {}
+        self._returned: deque[Returning] = deque()
 
     @contextmanager
     def call(self) -> Iterator[None]:
@@ -53,6 +56,21 @@ class Calls:
             self._parts.loader.check()
             self._parts.residents.resume()
             yield
+
+    @contextmanager
+    def changing(self) -> Iterator[ExitStack]:
+        """Be a call in which lent rows are changed; yield what ends with it, or before by `end_change`."""
+        with ExitStack() as change:
+            change.enter_context(self.call())
+            change.callback(setattr, self, "_change", None)
+            self._change = change
+            yield change
+
+    def end_change(self) -> None:
+        """End the change that this thread has begun, which an interrupt may have kept from its end."""
+        change = self._change
+        if change is not None and self._pid == os.getpid() and self._caller == threading.get_ident():
+            change.close()
 
     @contextmanager
     def giving_back(self) -> Iterator[bool]:
@@ -84,9 +102,15 @@ class Calls:
             self._lock.release()
             time.sleep(_PAUSE_S)
 
-    def give_back_next(self, slots: NDArray[np.int64]) -> None:
-        """Unpin slots before the next call does anything, without waiting for one that is under way."""
-        self._returned.append(slots)
+    def lend(self, slots: NDArray[np.int64]) -> Held:
+        """Return what holds pinned slots: once it is gone, they are unpinned before the next call does anything.
+
+        It may go at any time, in the middle of a call or on a thread that one waits for: nothing waits then.
+        """
+        held = Held()
+        returning = Returning(held, self._returned.append, slots)
+        self._lent[id(returning)] = returning
+        return held
 
     def check_process(self) -> None:
         """Raise ClosedError in a forked child, which has none of the threads."""
@@ -114,12 +138,19 @@ class Calls:
 
     def _take_back(self) -> None:
         while self._returned:
-            self._parts.residents.pins.unpin(self._returned.popleft())
+            returned = self._returned.popleft()
+            self._parts.residents.pins.unpin(returned.slots)
+            del self._lent[id(returned)]
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
         # A thread that waits for its own call to end would wait for ever.
         if self._caller == threading.get_ident():
+            if self._change is not None:
+                raise LockedError(
+                    "rows lent by this tier are being changed on this thread: leave the block of loan.changing() "
+                    "first, or, where an interrupt has cut it short, close the tier and open it again"
+                )
             raise RuntimeError("a call of this tier is under way on this thread: initial must not use the tier")
         with self._lock:
             self._caller = threading.get_ident()

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 
+from memhier._patient_segment import FullError
 from memhier._tiered_calls import Calls
 from memhier._tiered_parts import TieredParts
 from memhier.errors import LockedError
@@ -83,7 +84,7 @@ class Commits:
     def _failing(self) -> Iterator[None]:
         try:
             yield
-        except LockedError:
+        except (LockedError, FullError):
             raise
         except BaseException as error:
             self._calls.fail(error)

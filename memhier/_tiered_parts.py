@@ -88,6 +88,7 @@ class TieredParts:
             )  # fmt: skip
             opened.callback(self.log.close)
             self.log.compact_later()
+            self.log.patient = True
             self.slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
             self.queue = WriteQueue(self.log, sizes.queued, encoded_bytes)
             opened.callback(self.queue.close)

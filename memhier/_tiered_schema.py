@@ -1,7 +1,5 @@
 """What the rows of a tier are, kept in the store's catalog: their bytes alone do not tell floats from integers."""
 
-import ast
-
 import numpy as np
 
 from memhier._slab_memory import Layout
@@ -28,12 +26,7 @@ class Schema:
         found = self._store.get(self.key)
         if found is None or found == self._value:
             return
-        try:
-            there = ast.literal_eval(found.decode())
-        except (ValueError, SyntaxError) as error:
-            raise FormatError(
-                f"{self._store.path}: the value {self.key!r} describes no rows: {found[:100]!r}"
-            ) from error
+        there = found[:200].decode(errors="backslashreplace")
         raise FormatError(f"{self._store.path}: {self.key!r} says {there}, expected {self._value.decode()}")
 
     def missing(self) -> dict[str, bytes]:

@@ -7,6 +7,9 @@ so that going back is a commit like any other.
 import json
 from typing import TYPE_CHECKING
 
+from memhier._fields import decode_json, record, sequence, text
+from memhier.errors import CorruptionError
+
 if TYPE_CHECKING:
     from memhier._transaction import Transaction
     from memhier.store import Store
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["before_last", "go_back", "keep_way_back"]
 
 _NOTE = "before"
+_NAMES = sequence(text(r"[\s\S]{1,400}"))
+_CHECK = record({"values": _NAMES, "dropped": _NAMES, "added": _NAMES})
 _OLD = _NOTE + "/"
 
 
@@ -40,12 +45,17 @@ def go_back(store: "Store") -> None:
     ------
     ValueError
         When that kept no way back.
+    CorruptionError
+        When what it noted is not so.
     OSError
         When a write fails.
     """
     note = _note(store)
     if not note["values"]:
         raise ValueError(f"{store.path}: the last commit kept no way back")
+    missing = [name for name in note["added"] if name not in store.segments()]
+    if missing or len(set(note["added"])) != len(note["added"]):
+        raise CorruptionError(f"{store.path}: value {_NOTE!r} names segments that are not there: {missing}")
     with store.begin() as tx:
         for key in note["values"]:
             value = store.get(_OLD + key)
@@ -68,5 +78,7 @@ def _forget(tx: "Transaction", store: "Store", but: list[str]) -> None:
 
 def _note(store: "Store") -> dict[str, list[str]]:
     found = store.get(_NOTE)
-    note: dict[str, list[str]] = {"values": [], "dropped": [], "added": []} if found is None else json.loads(found)
+    if found is None:
+        return {"values": [], "dropped": [], "added": []}
+    note: dict[str, list[str]] = decode_json(found, f"{store.path}: value {_NOTE!r}", _CHECK)
     return note

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._patient_segment import FullError
 from memhier.errors import ClosedError, LockedError
 from memhier.slots import SlotMap
 
@@ -30,7 +31,8 @@ class WriteQueue:
     once.
 
     When an append fails the queue is closed for good, as nobody knows what the log has got: every call raises. When
-    somebody else is changing the store nothing is lost: who needs room is told, and may try again.
+    somebody else is changing the store, or the disk is full, nothing is lost: the caller that needs room is told, and
+    may try again.
     """
 
     def __init__(self, log: "RowLog", rows: int, row_bytes: int) -> None:
@@ -48,7 +50,7 @@ class WriteQueue:
         self._drains = 0
         self._closed = False
         self._failure: BaseException | None = None
-        self._refused: LockedError | None = None
+        self._refused: LockedError | FullError | None = None
         self._stall_s = 0.0
         self._thread = threading.Thread(target=self._run, name="memhier-write", daemon=True)
         self._thread.start()
@@ -173,8 +175,12 @@ class WriteQueue:
         self._changed.notify_all()
         self._changed.wait()
         self._stall_s += time.perf_counter() - started
-        if self._refused is not None:
-            raise LockedError(f"rows could not be written yet: {self._refused}") from self._refused
+        refused = self._refused
+        if isinstance(refused, FullError):
+            words = f"rows could not be written yet, make room and call again ({refused.strerror})"
+            raise FullError(refused.errno, words, refused.filename) from refused
+        if refused is not None:
+            raise LockedError(f"rows could not be written yet: {refused}") from refused
 
     def _run(self) -> None:
         try:
@@ -201,7 +207,7 @@ class WriteQueue:
             rows = np.take(self._rows, places, axis=0, out=self._outgoing[: len(places)], mode="clip")
         try:
             self._log.append(keys, rows)
-        except LockedError as error:
+        except (LockedError, FullError) as error:
             with self._changed:
                 self._refused = error
                 self._changed.notify_all()

@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 from memhier._arrays import as_ints, check_range
 from memhier._checkpoint_blocks import BlockTracker
 from memhier._log_parts import page_after
+from memhier._record_log import committed_keys
+from memhier._shield import ShieldedContext, shielded, shielded_init
 from memhier.budget import parse_bytes
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.row_log import RowLog
+from memhier.rows import ROW_BYTES_MAX
 from memhier.store import Store
 
 if TYPE_CHECKING:
@@ -72,6 +75,8 @@ class _Geometry:
 
     def open_log(self, store: Store, name: str, reader: "Reader") -> RowLog:
         """Blocks fill whole pages, so that none shares one with its neighbour."""
+        if committed_keys(store, name) not in (0, self.blocks):
+            raise CorruptionError(f"{store.path}: checkpoint {name!r} has not the {self.blocks} blocks that it should")
         return RowLog(store, name, page_after(self.block_bytes), reader, self.blocks, direct=True)
 
 
@@ -129,6 +134,7 @@ class CheckpointWriter:
     (16, 1, [0.0, 1.0, 1.0, 0.0])
     """
 
+    @shielded_init
     def __init__(
         self,
         store: Store,
@@ -189,8 +195,9 @@ class CheckpointWriter:
         """
         numbers = as_ints("rows", rows).reshape(-1)
         check_range("rows", numbers, self._geometry.rows, f"a row, 0 to {self._geometry.rows - 1}")
-        return self._tracker.changing(numbers)
+        return ShieldedContext(partial(self._tracker.changing, numbers))
 
+    @shielded
     def start(self, values: Mapping[str, bytes] | None = None) -> Future[Checkpoint]:
         """Take an image of this moment and save it in a thread.
 
@@ -229,6 +236,7 @@ class CheckpointWriter:
         """Take an image and wait until it is saved."""
         return self.start(values).result()
 
+    @shielded
     def close(self) -> None:
         """Wait for an image that is being saved, then let go of everything; the store and the reader stay open."""
         if self._closed:
@@ -319,4 +327,15 @@ def _read_geometry(store: Store, name: str) -> _Geometry | None:
         return None
     if len(record) != _RECORD.size:
         raise CorruptionError(f"{store.path}: the record of checkpoint {name!r} has {len(record)} bytes")
-    return _Geometry(*_RECORD.unpack(record))
+    geometry = _Geometry(*_RECORD.unpack(record))
+    stored = sum(info.payload for segment, info in store.segments().items() if segment.startswith(f"{name}-"))
+    if (
+        not 1 <= page_after(geometry.block_bytes) <= ROW_BYTES_MAX
+        or geometry.block_rows > max(1, geometry.rows)
+        or geometry.bytes > stored
+    ):
+        raise CorruptionError(
+            f"{store.path}: checkpoint {name!r} is said to have {geometry.rows} rows of {geometry.row_bytes} bytes, "
+            f"{geometry.block_rows} in a block; {stored} bytes are stored"
+        )
+    return geometry

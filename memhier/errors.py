@@ -5,7 +5,15 @@ Faults of the operating system stay :class:`OSError` with ``errno`` and path; ba
 :class:`ValueError` or :class:`TypeError`.
 """
 
-__all__ = ["BudgetError", "ClosedError", "CorruptionError", "FormatError", "LockedError", "MemhierError"]
+__all__ = [
+    "BudgetError",
+    "ClosedError",
+    "CorruptionError",
+    "FormatError",
+    "LockedError",
+    "MemhierError",
+    "RecallWarning",
+]
 
 
 class MemhierError(Exception):
@@ -30,3 +38,10 @@ class ClosedError(MemhierError, ValueError):
 
 class LockedError(MemhierError, BlockingIOError):
     """Another process or object holds the one writer's lock."""
+
+
+class RecallWarning(UserWarning):
+    """A search could not keep the recall that it was asked for; the message says what can be had, and how to have more.
+
+    Said once of an open index for each cause; the results' ``stats`` say it every time.
+    """

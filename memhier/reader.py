@@ -17,6 +17,7 @@ from memhier._faults import Fault, raise_fault
 from memhier._page_file import PAGE_BYTES, PageFile
 from memhier._python_reader import PythonPageReader
 from memhier._read_arguments import as_int, as_offsets, check_array, check_checksums, empty_rows
+from memhier._shield import shielded
 from memhier.errors import ClosedError, CorruptionError
 
 __all__ = ["PAGE_BYTES", "Reader"]
@@ -128,6 +129,7 @@ class Reader:
         """
         return self._core.planned_bytes + int(self._lengths.nbytes)
 
+    @shielded
     def add(
         self, path: str | os.PathLike[str], length: int | None = None, checksums: NDArray[np.uint32] | None = None
     ) -> int:
@@ -167,6 +169,7 @@ class Reader:
             self._lengths[handle] = length
         return handle
 
+    @shielded
     def extend(self, file: int, length: int, checksums: NDArray[np.uint32] | None = None) -> None:
         """Make more of a file readable that has grown at its end.
 
@@ -192,6 +195,7 @@ class Reader:
             self._core.extend(file, page_file.direct, page_file.drops_cache, length, checksums)
             self._lengths[file] = length
 
+    @shielded
     def remove(self, file: int) -> None:
         """Close a file; batches of other threads that still read it finish first.
 
@@ -285,6 +289,7 @@ class Reader:
             **counters,
         }
 
+    @shielded
     def close(self) -> None:
         """Wait for batches on their way, close every file and free all memory. Closing twice is harmless."""
         if self._closed:

@@ -10,6 +10,7 @@ from memhier._log_core import BlockOf, Bytes, Flags, Ints
 from memhier._log_parts import offset_of
 from memhier._read_arguments import empty_rows
 from memhier._record_log import RecordLog
+from memhier._shield import shielded
 from memhier.rows import ROW_BYTES_MAX, rows_per_page
 from memhier.store import Store
 
@@ -113,6 +114,7 @@ class RowLog(RecordLog):
             beside,
         )
 
+    @shielded
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
         """Set rows. Where a key comes twice, its last row counts.
 
@@ -138,6 +140,7 @@ class RowLog(RecordLog):
             raise ValueError(f"rows: expected shape [{len(wanted)}, {self.row_bytes}], got {list(rows.shape)}")
         self._append(wanted, np.full(len(wanted), self.row_bytes, np.int64), rows)
 
+    @shielded
     def read(self, keys: Any, out: NDArray[np.uint8] | None = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Read rows in one submission to the reader.
 

@@ -164,6 +164,11 @@ class Rows:
         if len(record) != _RECORD.size:
             raise CorruptionError(f"{store.path}: the record of rows {name!r} has {len(record)} bytes")
         self.row_bytes, self._count = _RECORD.unpack(record)
+        if not 1 <= self.row_bytes <= ROW_BYTES_MAX:
+            raise CorruptionError(
+                f"{store.path}: the record of rows {name!r} says {self.row_bytes} bytes per row, expected 1 to "
+                f"{ROW_BYTES_MAX}"
+            )
         self._per_page = rows_per_page(self.row_bytes)
         if info.payload != self._offset(self._count):
             raise CorruptionError(

@@ -12,6 +12,7 @@ from memhier._log_core import BlockOf, Bytes, Ints
 from memhier._log_parts import offset_of
 from memhier._record_log import RecordLog
 from memhier._segments import PAGE_BYTES
+from memhier._shield import shielded
 from memhier.store import Store
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ class Samples(RecordLog):
             check_int("key_space", key_space, 1, 2**63 - 1)
         super().__init__(store, name, reader, capacity, 0, None, direct, compact_below, key_space, grows, beside)
 
+    @shielded
     def put(self, keys: Any, records: Sequence[Any]) -> None:
         """Set records. Where a key comes twice, its last record counts.
 
@@ -113,6 +115,7 @@ class Samples(RecordLog):
             raise ValueError(f"records[{index}]: {lengths[index]} bytes, expected at most {SAMPLE_BYTES_MAX}")
         self._append(wanted, lengths, views)
 
+    @shielded
     def get(self, keys: Any) -> list[memoryview | None]:
         """Read records in one submission to the reader.
 

@@ -20,6 +20,8 @@ from memhier._contents import Contents, check_kind
 from memhier._copy import copy_contents
 from memhier._segment_files import Pins, check_length, read_checked, remove_unnamed
 from memhier._segments import BUFFER_BYTES, PAGE_BYTES, SegmentInfo, SegmentWriter
+from memhier._shield import close_made, shielded, shielded_giving
+from memhier._staging import Staging
 from memhier._store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier._transaction import Transaction
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
@@ -28,7 +30,7 @@ from memhier.files import File, Files, RealFiles
 if TYPE_CHECKING:
     from memhier.reader import Reader
 
-__all__ = ["Finding", "SegmentInfo", "SegmentWriter", "Store", "Transaction", "Verify"]
+__all__ = ["Finding", "SegmentInfo", "SegmentWriter", "Staging", "Store", "Transaction", "Verify"]
 
 Verify = Literal["read", "open", "off"]
 
@@ -69,6 +71,7 @@ class Store:
         self._closed = False
 
     @classmethod
+    @shielded_giving(close_made)
     def create(cls, path: str | os.PathLike[str], kind: str, *, files: Files | None = None) -> Self:
         """Make a store, open for writing. It cannot be opened by others before its first commit.
 
@@ -92,6 +95,9 @@ class Store:
         if files.exists(str(root)):
             refuse_foreign(files, root)
         else:
+            if not files.exists(str(root.parent)):
+                what = "the folder that it is to be made in does not exist; make that first, or look at the path again"
+                raise FileNotFoundError(errno.ENOENT, what, str(root.parent))
             files.make_directory(str(root))
             files.sync_directory(str(root.parent))
         lock = take_lock(files, root)
@@ -111,6 +117,7 @@ class Store:
         return store
 
     @classmethod
+    @shielded_giving(close_made)
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -231,6 +238,7 @@ class Store:
         read_checked(self._files, info, contents)
         return contents[: info.payload]
 
+    @shielded
     def begin(self, buffer_bytes: int = BUFFER_BYTES) -> Transaction:
         """Begin a transaction; there can be one at a time.
 
@@ -250,23 +258,26 @@ class Store:
         ValueError
             When `buffer_bytes` is something else.
         """
-        self._check_open()
-        if not PAGE_BYTES <= buffer_bytes <= BUFFER_BYTES or buffer_bytes % PAGE_BYTES:
-            raise ValueError(
-                f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES}, at most {BUFFER_BYTES}"
-            )
-        if self._writer_pid is None:
-            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self._path))
-        if self._writer_pid != os.getpid():
-            raise ClosedError(f"{self._path}: the writer is process {self._writer_pid}, which forked this one")
-        if self._failure is not None:
-            raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
+        self._check_writes(buffer_bytes)
         if self._transaction is not None:
             raise LockedError(f"{self._path}: another transaction of this store is open; commit or abort it first")
         self._transaction = Transaction(
             self, self._files, self._path / "segments", self._contents.generation + 1, buffer_bytes
         )
         return self._transaction
+
+    def stage(self, buffer_bytes: int = BUFFER_BYTES) -> Staging:
+        """Begin segments that a later transaction may take over (`Transaction.adopt`); others may be open meanwhile.
+
+        May be called by any thread. What is not taken over goes when the next writer opens the store.
+
+        Raises
+        ------
+        ClosedError, OSError, ValueError
+            As in `begin`.
+        """
+        self._check_writes(buffer_bytes)
+        return Staging(self._files, self._path / "tmp", buffer_bytes)
 
     def check(self) -> list[Finding]:
         """Read everything and return every inconsistency; harmless leftovers are marked so."""
@@ -305,6 +316,7 @@ class Store:
         with Store.create(path, self.kind, files=self._files) as target:
             copy_contents(self._files, self._contents, target.path)
 
+    @shielded
     def close(self) -> None:
         """Abort an open transaction, give back the lock, and let go of the segments. A second call does nothing."""
         if self._closed:
@@ -331,6 +343,19 @@ class Store:
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"{self._path}: the store is closed")
+
+    def _check_writes(self, buffer_bytes: int) -> None:
+        self._check_open()
+        if not PAGE_BYTES <= buffer_bytes <= BUFFER_BYTES or buffer_bytes % PAGE_BYTES:
+            raise ValueError(
+                f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES}, at most {BUFFER_BYTES}"
+            )
+        if self._writer_pid is None:
+            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self._path))
+        if self._writer_pid != os.getpid():
+            raise ClosedError(f"{self._path}: the writer is process {self._writer_pid}, which forked this one")
+        if self._failure is not None:
+            raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
 
     def _info(self, name: str) -> SegmentInfo:
         self._check_open()

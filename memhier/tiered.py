@@ -8,7 +8,7 @@ the other appends rows that have left to the log.
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,13 +19,14 @@ from numpy.typing import DTypeLike, NDArray
 from memhier._arrays import as_ints, check_array, check_range
 from memhier._loans import Loan, change
 from memhier._row_loader import EMPTY, Initial, Job, RowLoader
+from memhier._shield import ShieldedContext, shielded, shielded_giving, shielded_init
+from memhier._shortage import Shortage
 from memhier._slab_memory import Layout
 from memhier._tickets import Pin, Ticket, fixed_keys
 from memhier._tiered_calls import Calls
 from memhier._tiered_commit import Commits
 from memhier._tiered_parts import KIND, TieredParts
 from memhier.budget import parse_bytes
-from memhier.errors import BudgetError
 from memhier.policies import Policy
 from memhier.reader import Reader
 from memhier.store import Store
@@ -105,6 +106,7 @@ class Tiered:
     [[4.0, 5.0, 6.0], [0.0, 0.0, 0.0], [4.0, 5.0, 6.0]]
     """
 
+    @shielded_init
     def __init__(
         self,
         store: Store | str | os.PathLike[str],
@@ -153,6 +155,7 @@ class Tiered:
         """DRAM held, in bytes: slab, map, policy, flags, pins, queue, buffers, the log's index; its own reader's."""
         return self._parts.memory_bytes
 
+    @shielded
     def gather(self, keys: Any, out: NDArray[Any] | None = None, *, keep: bool = True) -> NDArray[Any]:
         """Copy rows out, making them resident.
 
@@ -195,6 +198,7 @@ class Tiered:
             self._residents.served()
             return rows
 
+    @shielded
     def scatter(self, keys: Any, rows: Any) -> None:
         """Write rows. They are in DRAM then, and on SSD after they were evicted or flushed.
 
@@ -225,6 +229,7 @@ class Tiered:
             self._loader.wrote(slots, never_written)
             self._residents.served()
 
+    @shielded_giving(Ticket.release)
     def prefetch(self, keys: Any) -> Ticket:
         """Begin to make rows resident, and return at once, unless rows that leave have to wait for the write queue.
 
@@ -259,6 +264,7 @@ class Tiered:
             self._residents.served()
             return ticket
 
+    @shielded
     def lend(self, keys: Any, *, again: bool = False, ticket: Ticket | None = None) -> Loan:
         """Make rows resident, as :meth:`gather` does, and lend them where they lie, to be read and changed in place.
 
@@ -297,6 +303,7 @@ class Tiered:
             self._residents.served()
             return self._loan(unique, slots, slots[inverse])
 
+    @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:
         """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
 
@@ -313,6 +320,7 @@ class Tiered:
             self._residents.served()
             return Pin(unique, self.unpin)
 
+    @shielded
     def unpin(self, keys: Any) -> None:
         """Take back one :meth:`pin` of each of the keys.
 
@@ -329,6 +337,7 @@ class Tiered:
                 self._residents.check_pinned(unique, slots)
                 self._residents.pins.unpin(slots)
 
+    @shielded
     def flush(self) -> None:
         """Write all changed rows to the log, and wait until it has them; :meth:`checkpoint` makes them durable.
 
@@ -340,6 +349,7 @@ class Tiered:
         with self._commits.settled():
             self._residents.flush()
 
+    @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make the table durable as it is now, with values of the caller's, all or nothing.
 
@@ -357,14 +367,19 @@ class Tiered:
         ------
         LockedError
             When somebody else is changing the store. Nothing is lost: try again.
+        OSError
+            With ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk is full and the tier not closed: nothing is lost.
+            Make room and call again; that holds for all calls, as rows that leave DRAM need room as well.
         OSError, ClosedError
-            When it could not be written. The tier takes no more calls then; reopening it finds the last checkpoint.
+            When it could not be written otherwise. The tier takes no more calls then; reopening it finds the last
+            checkpoint.
         """
         with self._commits.settled():
             checked = self._commits.checked(values)
             self._residents.flush()
             return self._commits.now(checked)
 
+    @shielded
     def start_checkpoint(self, values: Mapping[str, bytes] | None = None) -> "Future[int]":
         """Make the table durable as it is now on a thread, beside the calls that follow, after any that is under way.
 
@@ -376,6 +391,7 @@ class Tiered:
             checked = self._commits.checked(values)
             return self._commits.beside(checked)
 
+    @shielded
     def stats(self) -> dict[str, Any]:
         """Return plain numbers about what was done so far.
 
@@ -394,11 +410,13 @@ class Tiered:
         self._calls.check_open()
         return self._parts.stats()
 
+    @shielded
     def close(self) -> None:
         """Stop the threads and free all memory; a second call does nothing.
 
         Rows changed since the last checkpoint are lost.
         """
+        self._calls.end_change()
         self._commits.wait()
         if self._calls.close():
             del self._slab, self._residents, self._loader, self._log
@@ -411,6 +429,7 @@ class Tiered:
     ) -> None:
         self.close()
 
+    @shielded
     def _wait(self, job: Job) -> None:
         # Not the loader's own method: a ticket that somebody keeps would keep all that belongs to a closed tier.
         self._calls.check_process()
@@ -420,31 +439,32 @@ class Tiered:
         else:
             loader.wait(job)
 
+    @shielded
     def _release(self, ticket: Ticket) -> None:
         with self._calls.giving_back() as alive:
             if alive:
                 self._residents.pins.release(ticket)
 
+    def _changing(self, keys: Ints, slots: Ints) -> AbstractContextManager[NDArray[Any]]:
+        return ShieldedContext(partial(self._change, keys, slots))
+
     @contextmanager
     def _change(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
-        with self._calls.call(), change(keys, slots, self._slab, self._residents, self._loader) as rows:
-            yield rows
+        with self._calls.changing() as under_way:
+            yield under_way.enter_context(change(keys, slots, self._slab, self._residents, self._loader))
 
     def _loan(self, unique: Ints, slots: Ints, of_keys: Ints) -> Loan:
-        changing, give_back = partial(self._change, unique, slots), partial(self._give_back, slots)
-        return Loan(of_keys, self._slab.rows, changing, self._calls.check_open, give_back)
-
-    def _give_back(self, slots: Ints) -> None:
-        # A loan may be let go by the collector of garbage, in the middle of a call or on a thread that one waits for.
-        self._calls.give_back_next(slots)
+        changing = partial(self._changing, unique, slots)
+        return Loan(of_keys, self._slab.rows, changing, self._calls.check_open, self._calls.lend(slots))
 
     def _as_keys(self, keys: Any) -> Ints:
         index = as_ints("keys", keys)
         if index.size > self._parts.batch:
-            raise BudgetError(
+            raise Shortage(
                 f"keys: {index.size} in one call, but working memory is set aside for batch={self._parts.batch}; make "
-                f"the tier with batch={index.size}, or pass fewer at a time"
-            )
+                f"the tier with batch={index.size}, or pass fewer at a time",
+                "batch", needed=index.size, room=self._parts.batch, enough=index.size,
+            )  # fmt: skip
         if self._parts.key_space is not None:
             check_range("keys", index.reshape(-1), self._parts.key_space, "below the tier's key_space")
         return index

@@ -1,11 +1,26 @@
-"""What every test may ask for: the real data sets, where they are there."""
+"""What every test may ask for: the real data sets, where they are there, and interrupts at every line."""
 
-from collections.abc import Callable
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
+import memhier
 from memhier.benchmarks.datasets import data_folder
+from memhier.errors import MemhierError
+
+_ROOT = str(Path(memhier.__file__).parent)
+_SHORT = 25  # lines, of which none is left out
+
+# A busy machine is no fault of a property.
+settings.register_profile("memhier", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("memhier")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -25,3 +40,87 @@ def data() -> Callable[[str], Path]:
         return path
 
     return folder
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt at each line of this library that a call comes to in the main thread, one after another.
+
+    Parameters
+    ----------
+    apart
+        How many lines lie between two interrupts of a long call, on average.
+
+    Attributes
+    ----------
+    apart
+        As given.
+    roots
+        Folders of the lines. Where the library is installed as links to its sources, parts of it lie outside its own.
+    seen
+        How often a call was interrupted, and how often it was made, was not, or refused to be made again.
+    """
+
+    def __init__(self, apart: int) -> None:
+        self.apart = apart
+        self.roots: tuple[str, ...] = (_ROOT,)
+        self._random = random.Random(0)
+        self.seen: Counter[str] = Counter()
+
+    def strike(self, call: Callable[[], object], point: int) -> bool:
+        """Interrupt a call at a line, counted from 0; return False where it ended before."""
+        reached = -1
+
+        def line(frame: FrameType, event: str, value: Any) -> Any:
+            nonlocal reached
+            reached += event == "line"
+            if event == "line" and reached == point:
+                raise KeyboardInterrupt
+            return line
+
+        sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.startswith(self.roots) else None)
+        try:
+            call()
+        except KeyboardInterrupt:
+            pass
+        else:
+            if reached >= point:
+                self.seen["vanished"] += 1
+        finally:
+            sys.settrace(None)
+        return reached >= point
+
+    def every(self, call: Callable[[], object]) -> Iterator[int]:
+        """Interrupt a call at one line after another, and yield each time, until a call ends."""
+        point = 0
+        while self.strike(call, point):
+            self.seen["points"] += 1
+            yield point
+            point += 1 if point < _SHORT else self._random.randrange(1, 2 * self.apart)
+
+    def settled(self, was_made: bool) -> None:
+        """Count what a call has come to that was interrupted."""
+        self.seen["after" if was_made else "before"] += 1
+
+    def refuses(self, call: Callable[[], object]) -> bool:
+        """Make a call that may be refused after an interrupt; return whether it is."""
+        try:
+            call()
+        except MemhierError:
+            self.seen["refused"] += 1
+            return True
+        return False
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(12, id="some"),
+        pytest.param(1, id="every", marks=[pytest.mark.slow, pytest.mark.timeout(3000)]),
+    ]
+)
+def interrupts(request: pytest.FixtureRequest) -> Iterator[Interrupts]:
+    """Return what interrupts calls; none of the interrupts may have been lost."""
+    found = Interrupts(request.param)
+    yield found
+    print("interrupts:", *(f"{name} {count}" for name, count in sorted(found.seen.items())))
+    assert found.seen["points"] > 0
+    assert found.seen["vanished"] == 0

@@ -180,7 +180,7 @@ def test_the_source_archive_has_what_a_build_needs_and_no_build_products(tmp_pat
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_from_source_archive_to_compiled_wheel(tmp_path: Path) -> None:
     if shutil.which("c++") is None and shutil.which("g++") is None:
         pytest.skip("no C++ compiler")

@@ -17,6 +17,7 @@ from memhier.ann.decoder.calibrate import (
 )
 from memhier.ann.decoder.codes import RowCodes, encode, encode_rows, hash_rows
 from memhier.ann.decoder.engine import Codes, Engine
+from memhier.ann.decoder.familiar import ranges_of
 from memhier.ann.decoder.graph import Graph, build_links, giants, learn_seeds, relink
 from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.projection import Projection, fit_projection
@@ -62,7 +63,9 @@ def build_codes(
         raise ValueError(f"contexts[{row}] holds NaN or infinity: expected finite numbers")
     learned, held_out = split(contexts, seed)
     held = HeldOut.of(layer, held_out, k)
-    codes, settings = _preview_codes(layer, fit_projection(layer, learned), held, precision, rank)
+    projection = fit_projection(layer, learned)
+    codes, settings = _preview_codes(layer, projection, held, precision, rank)
+    settings = settings.with_(ranges=ranges_of(projection, contexts))
     if method in ("auto", "graph", "screen") and layer.shape[0] >= _GRAPH_LEAST:
         codes, settings = _add_graph(layer, codes, settings, learned, held, seed, progress)
     return codes, settings, held

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from memhier._arguments import check_int
+from memhier._shield import shielded
 from memhier.ann.decoder.index import LogitIndex
 from memhier.ann.decoder.layer import check_finite, check_hidden
-from memhier.ann.decoder.sampling import nucleus
+from memhier.ann.decoder.sampling import draw, nucleus, top_words
 from memhier.ann.decoder.settings import Method
 
 __all__ = ["SparseLogits", "TopKSoftmax"]
@@ -49,11 +50,16 @@ class TopKSoftmax(nn.Module):
     True
     """
 
+    _weight: Tensor | None
+    _bias: Tensor | None
+    _computed: bool
+
     def __init__(self, index: LogitIndex, weight: Tensor | None, bias: Tensor | None, output: str = "dense") -> None:
         super().__init__()
         _check_output(output)
         self.index, self.output = index, output
-        self._weight, self._bias = weight, bias
+        self._share(weight, bias)
+        self.rows_with_gradients = 0
 
     @classmethod
     def from_linear(
@@ -103,7 +109,11 @@ class TopKSoftmax(nn.Module):
             k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
             full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
         )  # fmt: skip
-        return cls(index, weight, bias, output) if path is None else cls._around(index, output)
+        return (
+            cls(index, lm_head.weight, getattr(lm_head, "bias", None), output)
+            if path is None
+            else cls._around(index, output)
+        )
 
     def extra_repr(self) -> str:
         """Say what the decoder is of, for ``print(model)``."""
@@ -113,8 +123,15 @@ class TopKSoftmax(nn.Module):
             f"{dimension} -> {words}, k={k}, precision={precision}, way={self.index.way(1)!r}, output={self.output!r}"
         )
 
+    def stats(self) -> dict[str, Any]:
+        """Return the plain numbers of :meth:`LogitIndex.stats`, and `rows_with_gradients`.
+
+        These are hidden states for which :meth:`forward` computed the full layer since gradients were recorded.
+        """
+        return self.index.stats() | {"rows_with_gradients": self.rows_with_gradients}
+
     def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the k largest logits of each hidden state and their words.
+        """Return the k largest logits of each hidden state and their words, without gradients.
 
         Parameters
         ----------
@@ -197,9 +214,10 @@ class TopKSoftmax(nn.Module):
     ) -> Tensor:
         """Draw a word for each hidden state.
 
-        With `top_k` shares are exact among the words found. With `top_p` alone they are of all words by the estimate of
-        log Z: each is right up to a factor of ``exp(high - low)`` of :meth:`log_partition`, and so is the probability
-        that the draw is limited to. With neither, all logits are computed.
+        With `top_k` shares are exact among the words found. With `top_p` alone they are of all words: by the estimate
+        of log Z, right up to a factor of ``exp(high - low)`` of :meth:`log_partition`, where a scan clearly costs less
+        than the full product and its words make a whole nucleus; by the full product otherwise. With neither, all
+        logits are computed.
 
         Parameters
         ----------
@@ -227,20 +245,54 @@ class TopKSoftmax(nn.Module):
         if top_k is None and (top_p is None or top_p == 1):
             logits = torch.from_numpy(self.index.logits(states)) / temperature
             return torch.multinomial(logits.softmax(1), 1, generator=generator).reshape(hidden.shape[:-1])
-        found, weights = nucleus(self.index, states, top_k, top_p, temperature)
-        drawn = torch.multinomial(torch.from_numpy(weights), 1, generator=generator)
-        return torch.from_numpy(found).gather(1, drawn).reshape(hidden.shape[:-1])
+        uniform = torch.rand(len(states), dtype=torch.float64, generator=generator).numpy()
+        if top_k is not None:
+            words = draw(*top_words(self.index, states, top_k, temperature), top_p, uniform)
+        else:
+            assert top_p is not None
+            words = nucleus(self.index, states, top_p, temperature, uniform, self._all)
+        return torch.from_numpy(words).reshape(hidden.shape[:-1])
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
-        """Return the k largest logits in the dtype of `hidden`, laid out as `output` says."""
+        """Return the k largest logits in the dtype of `hidden`, laid out as `output` says.
+
+        Where gradients are recorded, of `hidden` or of the layer, the full layer is computed and gradients flow through
+        the logits that are returned: with ``"filled"`` these are all. Call it under ``torch.no_grad()`` otherwise.
+
+        Raises
+        ------
+        RuntimeError
+            When gradients are recorded and the layer that was given is not at hand: its rows lie on SSD, or its weight
+            is computed from other parameters.
+        """
+        if torch.is_grad_enabled() and (hidden.requires_grad or self._trainable):
+            return self._differentiable(hidden)
         if self.output == "filled":
             return self._filled(hidden)
         values, indices = self.topk(hidden)
-        values = values.to(hidden.dtype)
+        return self._laid_out(values.to(hidden.dtype), indices)
+
+    def _differentiable(self, hidden: Tensor) -> Tensor | SparseLogits:
+        """The full layer, and of it the k largest, through which gradients flow."""
+        if self._weight is None or self._computed:
+            where = "its rows lie on SSD" if self._weight is None else "its weight is computed from other parameters"
+            raise RuntimeError(
+                f"gradients are recorded, but this decoder cannot give the layer's: {where}; call the layer itself, or "
+                "the decoder under torch.no_grad()"
+            )
+        states = _states(hidden)
+        check_finite(check_hidden("hidden", states, self.index.shape[1]))
+        self.rows_with_gradients += len(states)
+        logits = nn.functional.linear(hidden.to(self._weight.dtype), self._weight, self._bias).to(hidden.dtype)
+        if self.output == "filled":
+            return logits
+        return self._laid_out(*torch.topk(logits, self.index.settings.k))
+
+    def _laid_out(self, values: Tensor, indices: Tensor) -> Tensor | SparseLogits:
         if self.output == "sparse":
             return SparseLogits(values, indices)
-        logits = torch.full((*hidden.shape[:-1], self.index.shape[0]), -torch.inf, dtype=hidden.dtype)
+        logits = torch.full((*values.shape[:-1], self.index.shape[0]), -torch.inf, dtype=values.dtype)
         return logits.scatter_(-1, indices, values)
 
     def _filled(self, hidden: Tensor) -> Tensor:
@@ -259,11 +311,12 @@ class TopKSoftmax(nn.Module):
         """Say whether the layer's weights differ from those that were indexed, by their hash."""
         return self.index.is_stale(*_arrays(*_check_linear(lm_head)), dtype=_name(lm_head.weight))
 
+    @shielded
     def refresh(self, lm_head: nn.Linear) -> int:
         """Take over a layer that was trained on; return how many of its rows had changed."""
         weight, bias = _check_linear(lm_head)
         changed = self.index.refresh(*_arrays(weight, bias), dtype=_name(weight))
-        self._weight, self._bias = weight, bias
+        self._share(lm_head.weight, getattr(lm_head, "bias", None))
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -286,6 +339,28 @@ class TopKSoftmax(nn.Module):
             weight = rows.view(torch.bfloat16) if layer.dtype == "bfloat16" else rows
             bias = torch.from_numpy(layer.bias).to(weight.dtype)
         return cls(index, weight, bias, output)
+
+    def _share(self, weight: Tensor | None, bias: Tensor | None) -> None:
+        """Keep a layer's numbers; as the layer's own, not as parameters of this module."""
+        parts = [part for part in (weight, bias) if part is not None]
+        trainable = any(part.requires_grad for part in parts)
+        computed = any(not part.is_leaf for part in parts)  # such numbers would keep what they come from
+        weight, bias = (part.detach() if computed and part is not None else part for part in (weight, bias))
+        self.__dict__.update(_weight=weight, _bias=bias, _computed=computed and trainable)
+
+    @property
+    def _trainable(self) -> bool:
+        return self._computed or any(part is not None and part.requires_grad for part in (self._weight, self._bias))
+
+    def _all(self, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """All logits, as the layer itself would compute them where it is at hand."""
+        if self._weight is None:
+            return self.index.logits(states)
+        check_finite(states)
+        with torch.no_grad():
+            hidden = torch.from_numpy(np.ascontiguousarray(states)).to(self._weight.dtype)
+            logits: npt.NDArray[np.float32] = nn.functional.linear(hidden, self._weight, self._bias).float().numpy()
+        return logits
 
     def _full(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         assert self._weight is not None

@@ -1,60 +1,215 @@
-"""What a call of ``generate`` needs of the output layer: only which words are largest, or all probabilities.
+"""What a call of ``generate`` needs of the output layer, decided by a list of what is known to be safe.
 
-Greedy decoding takes the largest logit; sampling among as many words as are exact normalises over these alone. Beams,
-top-p over all words and whoever asks for scores need log Z, which takes a scan of all codes.
+Greedy decoding takes the largest logit, sampling among `top_k` words takes these, beams take the largest and log Z. All
+that is not known to need no more than this, of whatever package, takes the full layer: the reason says why.
 """
 
+import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["needs_ranks_alone", "ranks_alone", "ranks_are_enough"]
+__all__ = ["Need", "Way", "need_of", "needed_of", "writing"]
 
-# The output layer of the model that writes in this thread: whoever asks another one meanwhile needs all of its answer.
-_ENOUGH_OF: ContextVar[object] = ContextVar("memhier_ranks_are_enough_of", default=None)
+Way: TypeAlias = Literal["largest", "proven", "filled", "full"]
 
-# Each makes `generate` look at more than the largest logits, or lets the caller do so.
-_LOOKS_AT_ALL = (
-    "output_scores", "output_logits", "logits_processor", "assistant_model", "penalty_alpha", "guidance_scale",
-    "prompt_lookup_num_tokens", "dola_layers", "custom_generate", "constraints", "force_words_ids",
-    "watermarking_config", "sequence_bias", "prefix_allowed_tokens_fn", "top_h", "exponential_decay_length_penalty",
-)  # fmt: skip
+# Options that do not change which word follows from the scores, or that are looked at by name below.
+_KNOWN = frozenset((
+    "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_config", "compile_config",
+    "decoder_start_token_id", "disable_compile", "do_sample", "early_stopping", "eos_token_id", "epsilon_cutoff",
+    "eta_cutoff", "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_cache_len", "max_length",
+    "max_new_tokens", "max_time", "min_length", "min_new_tokens", "min_p", "no_repeat_ngram_size", "num_beams",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "pad_token_id", "prefill_chunk_size",
+    "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "stop_strings",
+    "suppress_tokens", "temperature", "top_k", "top_p", "transformers_version", "typical_p", "use_cache",
+))  # fmt: skip
+# What other options are when they do nothing, besides None, False and what a fresh configuration says.
+_IDLE: dict[str, tuple[object, ...]] = {
+    "assistant_confidence_threshold": (0.4,), "assistant_lookbehind": (10,), "diversity_penalty": (0.0,),
+    "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1.0,), "guidance_scale": (1,),
+    "num_assistant_tokens": (20,), "num_assistant_tokens_schedule": ("constant",), "num_beam_groups": (1,),
+    "target_lookbehind": (10,), "cache_implementation": ("dynamic", "static", "offloaded", "quantized", "hybrid"),
+}  # fmt: skip
+_INPUTS = ("attention_mask", "decoder_attention_mask", "decoder_input_ids", "encoder_outputs", "input_ids", "tokenizer")
+_CRITERIA = frozenset(("EosTokenCriteria", "MaxLengthCriteria", "MaxTimeCriteria", "StopStringCriteria"))
+_STREAMERS = frozenset(("TextStreamer", "TextIteratorStreamer", "AsyncTextIteratorStreamer"))
+_OF_GENERATION = ("generate", "_sample", "_beam_search", "_get_logits_processor", "_prepare_generation_config")
 
 
-def ranks_are_enough(head: object) -> bool:
-    """Say whether whoever asks this output layer now needs the largest logits alone."""
-    return _ENOUGH_OF.get() is head
-
-
-@contextmanager
-def ranks_alone(head: object | None) -> "Iterator[None]":
-    """Let it be said of one output layer, or of none, for calls made within, in this thread."""
-    token = _ENOUGH_OF.set(head)
-    try:
-        yield
-    finally:
-        _ENOUGH_OF.reset(token)
-
-
-def needs_ranks_alone(model: Any, k: int, config: Any, options: dict[str, Any]) -> bool:
-    """Say whether ``generate`` with these options needs no more than the k largest logits.
+class Need:
+    """What one call of ``generate`` needs of an output layer, step after step.
 
     Parameters
     ----------
-    config, options
-        Its `generation_config` or None, and its keyword arguments, which come first. What neither sets is as the
-        model's own `generation_config` says.
+    way
+        ``"largest"``: the largest logits; ``"proven"``: these, each state's proven; ``"filled"``: these and log Z;
+        ``"full"``: all logits.
+    reason
+        Of the full layer: the option that asks for it.
+    words
+        Of the largest logits, that the first step needs.
+    grows
+        Whether each step needs one more, since its text may rule out one more.
     """
 
-    def option(name: str, default: Any = None) -> Any:
-        if name in options:
-            return options[name]  # None, too: it turns off what a config sets
-        values = (getattr(each, name, None) for each in (config, model.generation_config))
+    def __init__(self, way: Way, reason: str = "", words: int = 1, grows: bool = False) -> None:
+        self.way, self.reason, self.words, self._grows = way, reason, words, grows
+
+    def step(self) -> int:
+        """Return how many of the largest logits this step needs."""
+        words = self.words
+        self.words += self._grows
+        return words
+
+
+_NEEDED: ContextVar[tuple[object, Need] | None] = ContextVar("memhier_needed_of", default=None)
+
+
+def needed_of(head: object) -> Need | None:
+    """Return what the call of ``generate`` under way in this thread needs of this output layer; None without one."""
+    needed = _NEEDED.get()
+    return needed[1] if needed is not None and needed[0] is head else None
+
+
+@contextmanager
+def writing(head: object, need: Need) -> "Iterator[None]":
+    """Let a call of ``generate`` be under way within, in this thread."""
+    token = _NEEDED.set((head, need))
+    try:
+        yield
+    finally:
+        _NEEDED.reset(token)
+
+
+def need_of(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Need:
+    """Return what ``model.generate(*arguments, **options)`` needs of the output layer."""
+    if not _writes_as_usual(model):
+        return Need("full", "generate of the model's own")
+    try:
+        call = dict(inspect.signature(type(model).generate).bind(model, *arguments, **options).arguments)
+    except TypeError:  # generate says it better
+        return Need("full", "unknown arguments")
+    more = call.pop("kwargs", {})
+    unknown = _unknown_argument(call)
+    if unknown is None:
+        settings = _Settings(model, call.get("generation_config"), more)
+        unknown = settings.unknown or _unknown_input(model, settings, more)
+    if unknown is not None:
+        return Need("full", unknown)
+    return _decided(model, settings, call | more)
+
+
+def _writes_as_usual(model: Any) -> bool:
+    """Say whether the model's methods that choose words are those of transformers."""
+    usual = next((each for each in type(model).__mro__ if each.__name__ == "GenerationMixin"), None)
+    if usual is None or usual.__module__.split(".")[0] != "transformers" or model.generation_config is None:
+        return False
+    missing = object()
+    return all(
+        getattr(type(model), name, missing) is getattr(usual, name, missing)
+        and (name == "generate" or name not in vars(model))
+        for name in _OF_GENERATION
+    )
+
+
+def _unknown_argument(call: dict[str, Any]) -> str | None:
+    """Return the name of the first argument of ``generate`` itself that may look at scores, if there is one."""
+    for name, value in call.items():
+        if value is None or value is False or name in ("self", "inputs", "generation_config"):
+            continue
+        if name in ("logits_processor", "stopping_criteria") and not len(value):
+            continue
+        if name == "stopping_criteria" and all(_is_usual(each, _CRITERIA) for each in value):
+            continue
+        if name == "streamer" and _is_usual(value, _STREAMERS):
+            continue
+        return name
+    return None
+
+
+def _is_usual(value: object, names: frozenset[str]) -> bool:
+    return type(value).__name__ in names and type(value).__module__.split(".")[0] == "transformers"
+
+
+def _unknown_input(model: Any, settings: "_Settings", more: dict[str, Any]) -> str | None:
+    """Return the name of the first keyword that is neither an option nor an input of the model, if there is one."""
+    known = (*_INPUTS, *inspect.signature(model.forward).parameters)
+    return next(
+        (name for name in more if name not in known and not settings.has(name) and more[name] is not None), None
+    )
+
+
+class _Settings:
+    """The options of a call: those given come first, then those of its configuration, then those of the model's."""
+
+    def __init__(self, model: Any, config: Any, more: dict[str, Any]) -> None:
+        self._more, self._configs = more, [each for each in (config, model.generation_config) if each is not None]
+        fresh = type(model.generation_config)()
+        self._names = {name for each in (fresh, *self._configs) for name in vars(each) if not name.startswith("_")}
+        self.unknown = next((name for name in sorted(self._names - _KNOWN) if not self._is_idle(name, fresh)), None)
+
+    def has(self, name: str) -> bool:
+        """Say whether it is an option."""
+        return name in self._names
+
+    def __call__(self, name: str, default: Any = None) -> Any:
+        """Return the value of an option, or the default where nothing sets it."""
+        if name in self._more:
+            return self._more[name]  # None, too: it turns off what a configuration sets
+        values = (getattr(each, name, None) for each in self._configs)
         return next((value for value in values if value is not None), default)
 
-    if any(option(name) for name in _LOOKS_AT_ALL) or (option("num_beams") or 1) > 1:
-        return False
-    return not option("do_sample") or 0 < (option("top_k", 50) or 0) <= k
+    def _is_idle(self, name: str, fresh: Any) -> bool:
+        value = self(name)
+        idle = (None, False, getattr(fresh, name, None), *_IDLE.get(name, ()))
+        return any(value is each or (type(value) is type(each) and value == each) for each in idle) or (
+            isinstance(value, int | float) and value in _IDLE.get(name, ())
+        )
+
+
+def _decided(model: Any, option: _Settings, given: dict[str, Any]) -> Need:
+    penalty = option("repetition_penalty") or 1.0
+    if penalty < 1:
+        return Need("full", "repetition_penalty")
+    grows = penalty > 1 or (option("no_repeat_ngram_size") or 0) > 0
+    lowered, ends = _lowered(option)
+    if grows:
+        lowered += _length(given)
+    beams = option("num_beams") or 1
+    if beams > 1:
+        for name in ("do_sample", "renormalize_logits"):
+            if option(name):
+                return Need("full", f"num_beams and {name}")
+        return Need("filled", words=max(2, 1 + ends) * beams + lowered, grows=grows)
+    if not option("do_sample"):
+        return Need("largest", words=1 + lowered, grows=grows)
+    most = option("top_k", 50)
+    if not most:
+        return Need("full", "top_k")
+    return Need("proven", words=most + lowered, grows=grows)
+
+
+def _lowered(option: _Settings) -> tuple[int, int]:
+    """Return how many words the options may rule out at any step, whatever the text, and how many words end it."""
+    ends = _count(option("eos_token_id"))
+    lowered = sum(_count(option(name)) for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"))
+    if option("min_length") or option("min_new_tokens"):
+        lowered += ends
+    return lowered, ends
+
+
+def _count(words: Any) -> int:
+    if words is None:
+        return 0
+    single = not hasattr(words, "__len__") or getattr(words, "ndim", None) == 0
+    return 1 if single else len(words)
+
+
+def _length(given: dict[str, Any]) -> int:
+    """Return the most words that the texts to go on with may have, and one to begin with."""
+    names = ("inputs", "input_ids", "decoder_input_ids")
+    shapes: list[tuple[int, ...]] = [getattr(given.get(name), "shape", ()) for name in names]
+    return 1 + sum(int(shape[-1]) for shape in shapes if len(shape))

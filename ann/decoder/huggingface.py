@@ -1,14 +1,17 @@
 """The decoder in a model of transformers: ``generate`` goes on as before, without the full product.
 
-The output layer is replaced by one that computes the largest logits exactly and gives all other words an equal share of
-what is left of the partition function. Softmax, beam scores, top-p and logits processors then see probabilities among
-all words. Where ``generate`` needs no more than which words are largest, these alone are looked for, the fastest way.
-:func:`undo` puts the layer back.
+The output layer is replaced by one that knows what the call of ``generate`` under way needs. Where that is the largest
+logits, these are looked for, the fastest way; where it is these beyond doubt, they are proven; beams see the largest
+logits and, for all other words, an equal share of what is left of the partition function. All else takes the full
+layer. :func:`undo` puts the layer back.
 """
 
+import copy
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -16,16 +19,17 @@ from torch import Tensor, nn
 
 from memhier.ann.decoder.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibrate import measure_choices
+from memhier.ann.decoder.contexts import read_contexts
 from memhier.ann.decoder.decoder import TopKSoftmax
-from memhier.ann.decoder.generation import needs_ranks_alone, ranks_alone, ranks_are_enough
+from memhier.ann.decoder.generation import need_of, needed_of, writing
+from memhier.ann.decoder.outcome import Outcome, outcome_allows
 from memhier.ann.decoder.settings import Method, way_for
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_SEQUENCES, _LENGTH, _PROMPT = 32, 96, 4
-_CONTEXTS_MOST = 8192
+Choices: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class AcceleratedHead(nn.Module):
@@ -39,8 +43,14 @@ class AcceleratedHead(nn.Module):
         Of the layer, with ``output="filled"``.
     certify
         Whether the likeliest word is proven, and computed by the layer itself where it is not.
-    choices
-        ``(batch, way)`` in ascending order: whether log Z comes faster from a scan, or ``"full"``.
+    choices, proofs
+        ``(batch, way)`` in ascending order: whether log Z comes faster from a scan, or ``"full"``; and whether a proof
+        does.
+    outcome
+        What the model makes of the layer's logits.
+    generates
+        Whether ``generate`` says what is needed, and other calls get the full layer. Without it all calls get the
+        largest logits, and an equal share of what is left of Z for all other words.
     """
 
     head: nn.Linear
@@ -50,42 +60,99 @@ class AcceleratedHead(nn.Module):
         head: nn.Linear,
         decoder: TopKSoftmax,
         certify: bool = False,
-        choices: tuple[tuple[int, str], ...] = ((1, "preview"),),
+        choices: Choices = ((1, "preview"),),
+        *,
+        proofs: Choices = ((1, "preview"),),
+        outcome: Outcome = "same",
+        generates: bool = False,
     ) -> None:
         super().__init__()
         self.__dict__["head"] = head
         # The layer's own parameters under their own names: a state dict stays what it was, and what it puts in the
         # place of one is in its place in the layer, too.
         self._parameters = head._parameters
-        self.decoder, self.certify, self.choices = decoder, certify, choices
+        self.decoder, self.certify, self.choices, self.proofs = decoder, certify, choices, proofs
+        self.outcome, self.generates = outcome, generates
         self._seen = _state_of(head)
+        self._full: Counter[str] = Counter()
         self.calls = self.rows = self.completed = 0
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers: those of the decoder, calls and rows, and which rows took the full layer.
+
+        Returns
+        -------
+        dict
+            Besides :meth:`TopKSoftmax.stats`: `calls` and `rows` (hidden states) while nothing was trained; `completed`
+            rows that could not be proven; `full_layer`, by reason: rows that took the full layer, such as
+            ``{"top_p": 20}`` by an option of ``generate``, or ``"faster"`` where it was measured to be.
+        """
+        own = {"calls": self.calls, "rows": self.rows, "completed": self.completed, "full_layer": dict(self._full)}
+        return self.decoder.stats() | own
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., V]``; while ranks are enough, the least number for all but the k largest."""
+        """Return logits ``[..., V]``; while the largest are enough, the least number for all others."""
         if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
             full: Tensor = self.head(hidden)
             return full
         self.calls += 1
         rows = hidden.numel() // hidden.shape[-1]
         self.rows += rows
-        ranks = ranks_are_enough(self)
-        if (self.decoder.index.way(rows) if ranks else way_for(self.choices, rows)) == "full":
+        way, words, reason = self._way(rows)
+        if way == "full":
+            self._full[reason] += rows
             full = self.head(hidden)
             return full
         state = _state_of(self.head)
         if self._seen != state:  # trained on, loaded anew, or moved
             self.decoder.refresh(self.head)
             self._seen = state
-        logits = self._ranked(hidden) if ranks else self.decoder(hidden)
+        if way == "proven":
+            return self._proven(hidden, words)
+        if way == "largest":
+            return self._laid_out(hidden, *self.decoder.topk(hidden))
+        logits = self.decoder(hidden)
         return self._certified(hidden, logits) if self.certify else logits
 
-    def _ranked(self, hidden: Tensor) -> Tensor:
-        values, indices = self.decoder.topk(hidden)
+    def _way(self, rows: int) -> tuple[str, int, str]:
+        """Return the way that a batch of rows takes, how many of the largest logits it needs, and why if all."""
+        need = needed_of(self)
+        if need is None and self.generates:
+            return "full", 0, "a call that is not of generate"
+        way, words, reason = ("filled", 1, "") if need is None else (need.way, need.step(), need.reason)
+        if way == "full":
+            return way, 0, reason
+        if way == "largest" and self.certify:
+            way = "proven"
+        if not outcome_allows(self.outcome, way):
+            return "full", 0, "logits changed after the layer"
+        if words > self.decoder.index.settings.k:
+            return "full", 0, "more words than k"
+        if way == "largest":
+            fastest = self.decoder.index.way(rows)
+        else:
+            fastest = way_for(self.proofs if way == "proven" else self.choices, rows)
+        if fastest == "full":
+            return "full", 0, "faster"
+        return way, words, ""
+
+    def _laid_out(self, hidden: Tensor, values: Tensor, indices: Tensor) -> Tensor:
         least = torch.finfo(hidden.dtype).min
         logits = torch.full((*hidden.shape[:-1], self.head.weight.shape[0]), least, dtype=hidden.dtype)
         return logits.scatter_(-1, indices, values.to(hidden.dtype))
+
+    def _proven(self, hidden: Tensor, words: int) -> Tensor:
+        """The largest logits, where they are proven to be that; all of the layer's own where they are not."""
+        states = hidden.detach().reshape(-1, hidden.shape[-1])
+        found = self.decoder.index.topk(states.float().numpy(), words, certify=True)
+        assert found.proven is not None
+        flat = self._laid_out(states, torch.from_numpy(found.values), torch.from_numpy(found.indices))
+        doubtful = torch.from_numpy(np.flatnonzero(~found.proven))
+        if len(doubtful):
+            self.completed += len(doubtful)
+            flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
+        return flat.reshape(*hidden.shape[:-1], flat.shape[-1])
 
     def _certified(self, hidden: Tensor, logits: Tensor) -> Tensor:
         states = hidden.detach().reshape(-1, hidden.shape[-1])
@@ -112,27 +179,33 @@ def accelerate(
     seed: int = 0,
     progress: bool = False,
 ) -> Model:
-    """Replace the output layer of a causal language model on the CPU, in place.
+    """Replace the output layer of a language model on the CPU, in place.
+
+    ``generate`` goes on as before: greedy decoding and sampling among at most `k` words find the largest logits, beams
+    these and log Z. What may look at others takes the full layer, as do calls of the model that are not of ``generate``
+    (a loss, a loop of one's own): ``model.get_output_embeddings().stats()`` counts it by reason. Known not to look at
+    others: `temperature`, and `top_p`, `min_p`, `typical_p`, `epsilon_cutoff` and `eta_cutoff` behind a `top_k`;
+    `repetition_penalty`, `no_repeat_ngram_size`, words that are ruled out and least lengths, while all the words that
+    they may rule out leave enough of the `k`; forced first and last words.
 
     Parameters
     ----------
     model
         Of transformers, or anything else with ``get_output_embeddings`` and ``set_output_embeddings``.
     k
-        Largest logits that are exact; at least what a sampler draws from (``top_k``), and more where logits
-        processors rule words out.
+        Largest logits that are looked for; at least what a sampler draws from (`top_k`), and more where logits
+        processors rule words out: a penalty of repetition may do so with every word of the text.
     input_ids
         int64 ``[n, t]``: text whose hidden states teach the decoder, such as a few thousand words of what will be
-        written. When not given, the model writes some itself, from random prompts.
+        written; of a model with an encoder, texts to be read, from which it writes. When not given, the model writes
+        some itself, from random prompts.
     precision, method
-        As for :meth:`LogitIndex.build`. They hold where ranks are enough: in ``generate``, greedily or with a `top_k`
-        of at most `k`, and nothing that looks at scores; a streamer or criterion that calls this same model meanwhile
-        sees these ranks, too. What needs log Z (beams, top-p alone, plain calls of the model) takes a scan of all
+        As for :meth:`LogitIndex.build`. They hold for greedy decoding. Sampling takes a proof, beams a scan of all
         codes, or the full product where that is faster.
     certify
-        Prove the likeliest word of every step, and compute those that cannot be proven in full: greedy decoding then
-        equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a
-        word; :func:`rescore` gives those of the texts that were found to the last digits.
+        Prove the words that greedy decoding chooses among, too, and compute steps that cannot be proven in full: it
+        then equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat
+        a word; :func:`rescore` gives those of the texts that were found to the last digits.
     seed
         Of prompts and of what the model writes.
 
@@ -146,8 +219,15 @@ def accelerate(
     Raises
     ------
     TypeError, ValueError
-        When the model has no output layer of its own, is accelerated already, or lies on another device; when
-        `input_ids` are not words that it can read.
+        When the model has no output layer of its own, is accelerated already, reads no words, or lies on another
+        device; when `input_ids` are not words that it can read.
+
+    Warns
+    -----
+    UserWarning
+        When the model makes something else of the layer's logits than to scale them, so that nothing can be gained.
+        Where it scales or caps them (Cohere, Gemma 2), greedy decoding is accelerated, and by a scale in float32
+        sampling, too; all else takes the full layer.
     """
     head = _output_layer(model)
     if isinstance(head, AcceleratedHead):
@@ -156,18 +236,21 @@ def accelerate(
         _check_text(model, input_ids)
     elif not hasattr(model, "generate"):
         raise TypeError(f"model: {type(model).__name__} does not write text; give input_ids for its hidden states")
-    contexts = _contexts(model, head, input_ids, seed)
+    contexts, outcome = read_contexts(model, head, input_ids, seed)
+    if outcome == "other":
+        warnings.warn(
+            f"{type(model).__name__}: its logits are not those of its output layer, so every step takes the full layer "
+            "and nothing is gained",
+            stacklevel=2,
+        )
     decoder = TopKSoftmax.from_linear(
         head, min(k, head.weight.shape[0]), precision,
         contexts=contexts, method=method, output="filled", seed=seed, progress=progress,
     )  # fmt: skip
-    ways: dict[str, Callable[[Any], object]] = {
-        "preview": lambda states: decoder(torch.from_numpy(states)),
-        "full": lambda states: head(torch.from_numpy(states).to(head.weight.dtype)),
-    }
-    with torch.no_grad():
-        choices = measure_choices(ways, contexts.numpy(), seed) if method == "auto" else ((1, method),)
-    replacement = AcceleratedHead(head, decoder, certify, choices)
+    choices, proofs = _measured(head, decoder, contexts, seed) if method == "auto" else 2 * (((1, method),),)
+    replacement = AcceleratedHead(
+        head, decoder, certify, choices, proofs=proofs, outcome=outcome, generates=hasattr(model, "generate")
+    )
     replacement.train(model.training)
     _settable(model).set_output_embeddings(replacement)
     if hasattr(model, "generate") and "generate" not in model.__dict__:  # one of the caller's own stays
@@ -177,16 +260,25 @@ def accelerate(
 
 def generate(model: Any, *arguments: Any, **options: Any) -> Any:
     """Generate as the model's own class does, in the place of its method; tell its output layer what is needed."""
-    config = arguments[1] if len(arguments) > 1 else options.get("generation_config")
     head = model.get_output_embeddings()
-    # Of what more is given by place, logits processors may look at all.
-    enough = (
-        len(arguments) <= 2
-        and isinstance(head, AcceleratedHead)
-        and needs_ranks_alone(model, head.decoder.index.settings.k, config, options)
-    )
-    with ranks_alone(head if enough else None):
+    if not isinstance(head, AcceleratedHead):
         return type(model).generate(model, *arguments, **options)
+    with writing(head, need_of(model, arguments, options)):
+        return type(model).generate(model, *arguments, **options)
+
+
+@torch.no_grad()
+def _measured(head: nn.Linear, decoder: TopKSoftmax, contexts: Tensor, seed: int) -> tuple[Choices, Choices]:
+    """Return for sizes of batch whether scan and proof are faster than the layer."""
+    index = copy.copy(decoder.index)  # it does not look at these contexts as at those in use
+    trial, k = TopKSoftmax(index, head.weight, head.bias, "filled"), index.settings.k
+    ways: dict[str, Callable[[Any], object]] = {
+        "preview": lambda states: trial(torch.from_numpy(states)),
+        "full": lambda states: head(torch.from_numpy(states).to(head.weight.dtype)),
+    }
+    choices = measure_choices(ways, contexts.numpy(), seed)
+    ways["preview"] = lambda states: index.topk(states, k, certify=True, complete=True)
+    return choices, measure_choices(ways, contexts.numpy(), seed)
 
 
 def undo(model: Model) -> Model:
@@ -287,60 +379,3 @@ def _output_layer(model: nn.Module) -> Any:
     if not isinstance(head, nn.Linear | AcceleratedHead):
         raise TypeError(f"model: its output layer is {type(head).__name__}; expected a torch.nn.Linear")
     return head
-
-
-@torch.no_grad()
-def _contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> Tensor:
-    """Return the hidden states that reach the output layer while the model reads a text or writes one."""
-    seen = _Sample(_CONTEXTS_MOST, seed)
-    hook = head.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].reshape(-1, inputs[0].shape[-1])))
-    training = [module.training for module in model.modules()]
-    model.eval()
-    try:
-        if input_ids is None:
-            _write(model, head.weight.shape[0], seed)
-        else:
-            for row in input_ids:
-                model(row[None])
-    finally:
-        hook.remove()
-        # One by one: parts may be frozen in a mode of their own.
-        for module, mode in zip(model.modules(), training, strict=True):
-            module.training = mode
-    return seen.states().float()
-
-
-class _Sample:
-    """A sample of rows that come in blocks: those of the smallest random keys, in the order in which they came."""
-
-    def __init__(self, most: int, seed: int) -> None:
-        self._most, self._generator = most, torch.Generator().manual_seed(seed)
-        self._rows: list[Tensor] = []
-        self._keys = torch.empty(0, dtype=torch.float64)
-
-    def add(self, rows: Tensor) -> None:
-        keys = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
-        self._keys = torch.cat([self._keys, keys])
-        self._rows.append(rows)
-        if len(self._keys) > 2 * self._most:
-            self.states()
-
-    def states(self) -> Tensor:
-        rows = torch.cat(self._rows)
-        if len(rows) > self._most:
-            kept = torch.topk(self._keys, self._most, largest=False).indices.sort().values
-            rows, self._keys = rows[kept], self._keys[kept]
-        self._rows = [rows]
-        return rows
-
-
-def _write(model: Any, words: int, seed: int) -> None:
-    """Let the model write from random prompts."""
-    prompts = torch.randint(words, (_SEQUENCES, _PROMPT), generator=torch.Generator().manual_seed(seed))
-    longest = getattr(model.config, "max_position_embeddings", None) or _LENGTH
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model.generate(
-            prompts, attention_mask=torch.ones_like(prompts), do_sample=True, top_k=0, eos_token_id=None,
-            max_length=min(_LENGTH, longest), pad_token_id=0,
-        )  # fmt: skip

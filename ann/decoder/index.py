@@ -10,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier._arguments import check_int
+from memhier._shield import shielded
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.build import build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibrate import measure_choices
+from memhier.ann.decoder.cost import full_costs_less
 from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.familiar import Familiar
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
 from memhier.ann.decoder.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
 from memhier.ann.decoder.stored import check_place, open_index, save_index
@@ -47,11 +50,13 @@ class LogitIndex:
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
         self.digest = digest
+        self._familiar = Familiar(settings.ranges)
         self._keep_usual(engine)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Be what was pickled or copied."""
+        """Be what was pickled or copied; what it is asked with is looked at anew."""
         self.__dict__.update(state)
+        self._familiar = Familiar(self._settings.ranges)
         self._keep_usual(self._engine)
 
     def _keep_usual(self, engine: Engine) -> None:
@@ -182,7 +187,11 @@ class LogitIndex:
         return self._engine.memory_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: sizes, what the build measured, and what the reader of stored rows has done."""
+        """Return plain numbers: sizes, what the build measured, and what the reader of stored rows has done.
+
+        `contexts_checked` hidden states of those asked with were compared with the contexts of the build, by their
+        norms, and `contexts_unlike` of these lie outside theirs. Where many do, the call that finds it warns, once.
+        """
         codes, settings, layer = self._engine.codes, self._settings, self._engine.layer
         return {
             "words": self.shape[0],
@@ -191,6 +200,8 @@ class LogitIndex:
             "degree": 0 if codes.graph is None else codes.graph.links.shape[1],
             "memory_bytes": self.memory_bytes,
             "rows_in_dram": isinstance(layer, OutputLayer),
+            "contexts_checked": self._familiar.checked,
+            "contexts_unlike": self._familiar.unlike,
             "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
             **{f"precision_{way}": reached for way, reached in settings.reached.items()},
             **({} if isinstance(layer, OutputLayer) else layer.stats()),
@@ -199,6 +210,20 @@ class LogitIndex:
     def way(self, batch: int) -> str:
         """Return the way that a batch of this size takes."""
         return self._settings.way(batch) if self._method == "auto" else self._method
+
+    def scan_pays(self, batch: int, k: int, margin: float = 1.0) -> bool:
+        """Say whether a scan for the k largest costs less than the full product, by a count of bytes.
+
+        Parameters
+        ----------
+        margin
+            What the cost of the scan is multiplied by.
+        """
+        if not self._engine.in_dram:
+            return True
+        words, dimension = self.shape
+        limit = min(words, max(HEAD, self._settings.scaled(self._settings.preview_limit, k)))
+        return not full_costs_less(batch, words, dimension, self._engine.codes.blocks.width, limit, margin)
 
     def topk(
         self,
@@ -234,8 +259,11 @@ class LogitIndex:
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         if certify:
+            self._look(states)
             return self._certified(states, wanted, complete)
-        way = method if method is not None and method != "auto" else self.way(len(states))
+        way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
+        if way != "full":
+            self._look(states)
         return self._by(way, states, wanted)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
@@ -255,18 +283,29 @@ class LogitIndex:
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
         states = check_hidden("hidden", hidden, self.shape[1])
+        self._look(states)
         head = min(self.shape[0], HEAD)
         return self._engine.partition(states, min(head, self._settings.k), head, inverse=1 / temperature)[1]
 
-    def distribution(self, hidden: npt.ArrayLike, k: int | None = None) -> tuple[TopK, Partition]:
+    def distribution(
+        self, hidden: npt.ArrayLike, k: int | None = None, *, temperature: float = 1.0
+    ) -> tuple[TopK, Partition]:
         """Return the k largest logits and log Z in one scan; of log Z the estimate alone, its bounds are infinite.
 
-        ``exp(values - estimate)`` are probabilities among all words.
+        ``exp(values / temperature - estimate)`` are probabilities among all words.
+
+        Parameters
+        ----------
+        temperature
+            Divides logits in Z; those returned are not divided.
         """
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature!r}: expected above 0")
         states = check_hidden("hidden", hidden, self.shape[1])
         wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
+        self._look(states)
         limit = min(self.shape[0], max(HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
-        return self._engine.partition(states, wanted, limit, interval=False)
+        return self._engine.partition(states, wanted, limit, inverse=1 / temperature, interval=False)
 
     def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
         """Return the log-probability of one word for each hidden state.
@@ -299,6 +338,7 @@ class LogitIndex:
         """Say whether a layer differs from the one that was indexed, by a hash of its weights."""
         return check_layer(weight, bias, dtype).digest() != self.digest
 
+    @shielded
     def refresh(self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None) -> int:
         """Take over a layer that was trained on, of the same shape; return how many of its rows had changed.
 
@@ -361,6 +401,15 @@ class LogitIndex:
         z, low, high = three
         slack = 1e-8 * np.maximum(1, np.abs(z))  # of adding up in double precision
         return Partition(z, low - slack, high + slack)
+
+    def _way_to(self, batch: int, k: int) -> str:
+        """Return the way for a batch: that of the build for its k, and for more what is counted to cost less."""
+        way = self.way(batch)
+        more = self._method == "auto" and k > self._settings.k
+        return "full" if more and not self.scan_pays(batch, k) else way
+
+    def _look(self, states: Floats) -> None:
+        self._familiar.look(self._engine.codes.projection, states, stacklevel=3)
 
     def _by(self, way: str, states: Floats, k: int) -> TopK:
         settings, engine = self._settings, self._engine

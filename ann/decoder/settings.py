@@ -85,6 +85,8 @@ class Settings:
         By way, the precision on contexts that were held out.
     choices
         ``(batch, way)`` in ascending order: the fastest way for batches of at least that size.
+    ranges
+        Of norms of the contexts of the build, to tell whether those in use are like them; none where there were none.
     """
 
     k: int = 10
@@ -103,6 +105,7 @@ class Settings:
     far_radius: float = 0
     reached: dict[str, float] = field(default_factory=dict)
     choices: tuple[tuple[int, str], ...] = ((1, "preview"),)
+    ranges: tuple[tuple[float, float], ...] = ()
 
     @property
     def asked(self) -> float:
@@ -149,4 +152,6 @@ class Settings:
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Return what :meth:`to_json` gave."""
         values["choices"] = tuple((int(least), str(way)) for least, way in values["choices"])
+        # Decoders of before had none.
+        values["ranges"] = tuple((float(low), float(high)) for low, high in values.get("ranges", ()))
         return cls(**values)

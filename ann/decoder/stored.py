@@ -9,7 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._fields import described, stored_array
 from memhier.ann.decoder.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.described import VERSION, check_settings, check_shapes, decode_about
 from memhier.ann.decoder.engine import Codes, Engine
 from memhier.ann.decoder.graph import Graph
 from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
@@ -24,7 +26,6 @@ from memhier.store import Store, Verify
 __all__ = ["KIND", "StoredRows", "check_place", "open_index", "save_index"]
 
 KIND = "decoder"
-VERSION = 3
 _BLOCK_BYTES = 32 << 20
 _SCRATCH_MOST = 128 << 20  # bytes; more would not make a pass over rows faster
 _ROWS_LEAST = 64  # that are read at a time
@@ -100,6 +101,11 @@ class StoredRows:
             block = rows[start : start + step]
             self._rows.read_range(start, start + len(block), block)
         return rows.view(self._carrier)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows, and elements of each."""
+        return len(self._rows), int(self._rows.row_bytes) // self._carrier.itemsize
 
     @property
     def rows_bytes(self) -> int:
@@ -181,22 +187,23 @@ def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, 
         raw = store.get("decoder")
         if raw is None:
             raise FormatError(f"{path}: the catalog does not describe a decoder")
-        about = json.loads(raw)
-        if about["version"] != VERSION:
-            raise FormatError(
-                f"{path}: decoder format {about['version']}, this memhier reads {VERSION}; build it again"
-            )
-        arrays = {name: _load(store, name, *described) for name, described in about["arrays"].items()}
-        bias = arrays.pop("bias")
-        codes = _codes(arrays)
-        rows = StoredRows(store, about["dtype"], bias)
-    except (KeyError, TypeError) as error:
-        store.close()
-        raise CorruptionError(f"{path}: the decoder is not as described: {error!r}") from error
+        about = decode_about(raw, path)
+        sizes = check_shapes(about["arrays"], path)
+        with described(f"{path}: the decoder"):
+            settings = Settings.from_json(about["settings"])
+            arrays = {
+                name: stored_array(store, name.replace("/", "_"), dtype, tuple(shape))
+                for name, (dtype, shape) in about["arrays"].items()
+            }
+            check_settings(settings, sizes, arrays.get("graph/starts"), path)
+            bias = arrays.pop("bias")
+            codes = _codes(arrays)
+            rows = StoredRows(store, about["dtype"], bias)
+            if rows.shape != (sizes["rows"], sizes["dimension"]):
+                raise CorruptionError(f"{path}: holds rows of shape {rows.shape}, expected {sizes}")
     except BaseException:
         store.close()
         raise
-    settings = Settings.from_json(about["settings"])
     try:
         fits = _fit(codes, rows, settings, budget)
         layer = OutputLayer(rows.load(), about["dtype"], bias, owned=True) if fits else rows
@@ -205,7 +212,8 @@ def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, 
         raise
     if fits:
         rows.close()
-    return Engine(codes, layer), settings, about["method"], about["digest"]
+    with described(f"{path}: the decoder"):
+        return Engine(codes, layer), settings, about["method"], about["digest"]
 
 
 def _fit(codes: Codes, rows: StoredRows, settings: Settings, budget: int | None) -> bool:
@@ -248,11 +256,3 @@ def _codes(arrays: dict[str, npt.NDArray[Any]]) -> Codes:
         fields = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
         parts[name] = kind(**fields) if fields else None
     return Codes(**parts, norms=arrays["codes/norms"], hashes=arrays["codes/hashes"])
-
-
-def _load(store: Store, name: str, dtype: str, shape: list[int]) -> npt.NDArray[Any]:
-    raw = store.read_segment(name.replace("/", "_"))
-    try:
-        return raw.view(np.dtype(dtype)).reshape(shape)
-    except ValueError as error:
-        raise CorruptionError(f"{store.path}: segment {name} is not as described: {error}") from error

@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from memhier._outside import npy_header
 from memhier.ann.files._reader import Block, VectorReader
 from memhier.errors import FormatError
 from memhier.files import File, Files
@@ -141,16 +142,7 @@ def _open_npy(file: File) -> VectorReader:
     size = file.size()
     raw = bytearray(min(size, _NPY_HEADER_MAX))
     head = io.BytesIO(bytes(raw[: file.read_into(raw, 0)])) if raw else io.BytesIO()
-    try:
-        version = np.lib.format.read_magic(head)
-        if version == (1, 0):
-            shape, by_column, stored = np.lib.format.read_array_header_1_0(head)
-        elif version == (2, 0):
-            shape, by_column, stored = np.lib.format.read_array_header_2_0(head)
-        else:
-            raise ValueError(f"version {version} of .npy, expected 1.0 or 2.0")
-    except (ValueError, TypeError, SyntaxError, EOFError) as error:
-        raise FormatError(f"{file.path}: no header of a .npy file: {error}") from error
+    shape, by_column, stored = npy_header(head, file.path)
     if len(shape) != 2 or shape[0] < 0 or shape[1] < 1:
         raise FormatError(f"{file.path}: holds an array of shape {shape}, expected [n, d] with d of at least 1")
     if stored.kind not in "fiu":

@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
+from memhier._outside import reading
 from memhier.ann.files._reader import Block
 from memhier.ann.files._sliced import SlicedVectors
-from memhier.errors import FormatError
 
 __all__ = ["Hdf5Vectors"]
 
@@ -31,12 +31,12 @@ class Hdf5Vectors(SlicedVectors):
             h5py = import_module("h5py")
         except ImportError as error:
             raise ImportError(f"{path}: HDF5 needs the package h5py: pip install 'memhier[hdf5]'") from error
-        try:
+        with reading(path):
             self._file = h5py.File(path, "r")
-        except OSError as error:
-            raise _translated(path, error) from error
         try:
-            super().__init__(_find(h5py, self._file, path, key), f"{path}[{key!r}]")
+            found = _find(h5py, self._file, path, key)
+            with reading(path, f"data set {key!r}"):
+                super().__init__(found, f"{path}[{key!r}]")
         except BaseException:
             self._file.close()
             raise
@@ -47,21 +47,16 @@ class Hdf5Vectors(SlicedVectors):
         self._file.close()
 
     def _read(self, start: int, stop: int) -> Block:
-        try:
+        with reading(self.name, f"rows {start:,} to {stop - 1:,}"):
             return super()._read(start, stop)
-        except OSError as error:
-            raise _translated(self.name, error) from error
 
 
 def _find(h5py: Any, file: Any, path: str, key: str) -> Any:
-    found = file.get(key)
+    names: list[str] = []
+    with reading(path):
+        found = file.get(key)
+        if not isinstance(found, h5py.Dataset):
+            file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
     if not isinstance(found, h5py.Dataset):
-        names: list[str] = []
-        file.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
         raise ValueError(f"key={key!r}: {path} has no such data set, expected one of {', '.join(names) or 'none'}")
     return found
-
-
-def _translated(name: str, error: OSError) -> OSError | FormatError:
-    """HDF5 reports damage as an `OSError` without a number."""
-    return OSError(error.errno, error.strerror, name) if error.errno else FormatError(f"{name}: {error}")

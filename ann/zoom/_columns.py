@@ -7,6 +7,7 @@ one of integers.
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import date
 from heapq import merge
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -14,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom._conditions import KEYWORDS, AttributeType, Cells
+from memhier.ann.zoom.times import microseconds, moments
 
 __all__ = ["ArrayColumn", "ChainedColumn", "Column", "as_columns"]
 
@@ -119,6 +121,8 @@ class ArrayColumn:
             return "str"
         if kind == "b":
             return "bool"
+        if kind == "M":
+            return self._settle_moments()
         if kind == "u" and self._array.size and int(self._array.max()) > _INT64.max:
             raise ValueError(
                 f"attribute {self._name!r} holds {int(self._array.max())}: expected integers that fit int64"
@@ -127,9 +131,28 @@ class ArrayColumn:
             return "int64"
         if kind == "f" and self._array.itemsize <= 8:
             return "float64"
-        hint = {"S": "; decode it to text", "M": "; convert it to int64", "m": "; convert it to int64"}.get(kind, "")
+        hint = {"S": "; decode it to text", "m": "; convert it to int64"}.get(kind, "")
         raise TypeError(
-            f"attribute {self._name!r} has dtype {self._array.dtype}: expected integers, floats, bool or text{hint}"
+            f"attribute {self._name!r} has dtype {self._array.dtype}: expected integers, floats, bool, text or "
+            f"datetimes{hint}"
+        )
+
+    def _settle_moments(self) -> AttributeType | None:
+        nulls = np.isnat(self._array)
+        nulls = nulls if self._nulls is None else nulls | self._nulls
+        self._nulls = nulls if nulls.any() else None
+        if len(nulls) and nulls.all():
+            return None
+        try:
+            self._array = moments(self._array)
+        except ValueError as error:
+            raise self._too_fine(error) from None
+        return "datetime"
+
+    def _too_fine(self, error: ValueError) -> ValueError:
+        return ValueError(
+            f"attribute {self._name!r} holds {error}: datetimes are kept as microseconds, of 64 bits; round it with "
+            f".astype('datetime64[us]'), or keep nanoseconds as int64"
         )
 
     def _settle_objects(self) -> AttributeType | None:
@@ -159,7 +182,7 @@ class ArrayColumn:
         if settled == "str":
             self._check_unicode()
         else:
-            self._array = self._convert({"int64": np.int64, "float64": np.float64, "bool": np.bool_}[settled])
+            self._array = self._convert({"float64": np.float64, "bool": np.bool_}.get(settled, np.int64))
         return settled
 
     def _kind(self, value: object, row: int) -> AttributeType:
@@ -171,9 +194,11 @@ class ArrayColumn:
             return "int64"
         if isinstance(value, float | np.floating):
             return "float64"
+        if isinstance(value, date | np.datetime64):
+            return "datetime"
         raise TypeError(
             f"attribute {self._name!r} holds a {type(value).__name__} in row {row}: "
-            "expected int, float, bool, str, or None where it is missing"
+            "expected int, float, bool, str, datetime, or None where it is missing"
         )
 
     def _convert(self, dtype: Any) -> npt.NDArray[Any]:
@@ -183,6 +208,12 @@ class ArrayColumn:
             nulls = self._block_nulls(start, block)
             for row, value in enumerate(block.tolist(), start):
                 if nulls is not None and nulls[row - start]:
+                    continue
+                if isinstance(value, date | np.datetime64):
+                    try:
+                        converted[row] = microseconds(value)
+                    except ValueError as error:
+                        raise self._too_fine(ValueError(f"{value} in row {row}")) from error
                     continue
                 value = value.item() if isinstance(value, np.generic) else value
                 if isinstance(value, int) and dtype is np.int64 and not _INT64.min <= value <= _INT64.max:
@@ -268,7 +299,13 @@ class ChainedColumn:
         return self._ranks[number]
 
 
-DTYPES: Mapping[str, Any] = {"int64": np.int64, "float64": np.float64, "bool": np.int8, "str": np.int32}
+DTYPES: Mapping[str, Any] = {
+    "int64": np.int64,
+    "float64": np.float64,
+    "bool": np.int8,
+    "str": np.int32,
+    "datetime": np.int64,
+}
 
 
 def as_columns(attributes: Any, count: int) -> dict[str, Column]:
@@ -318,7 +355,10 @@ def _check_name(name: object) -> None:
             f"attribute {name!r}: expected a name of 1 to 64 letters, digits or '_' that begins with no digit"
         )
     if name.lower() in KEYWORDS:
-        raise ValueError(f"attribute {name!r}: the name means something else in expressions; expected another")
+        raise ValueError(
+            f"attribute {name!r}: filters have this word for something else (their words are "
+            f"{', '.join(sorted(KEYWORDS))}); rename the column, to {name + '_'!r} for instance"
+        )
 
 
 def _as_array(data: Any) -> npt.NDArray[Any]:
@@ -335,6 +375,8 @@ def _as_array(data: Any) -> npt.NDArray[Any]:
 
 
 def _is_missing(value: object) -> bool:
+    if isinstance(value, np.datetime64):
+        return bool(np.isnat(value))
     if isinstance(value, float | np.floating):
         return bool(value != value)
     return type(value).__name__ in _MISSING_TYPES

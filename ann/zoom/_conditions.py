@@ -10,7 +10,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-AttributeType: TypeAlias = Literal["int64", "float64", "bool", "str"]
+from memhier.ann.zoom.times import moment_of_text
+
+AttributeType: TypeAlias = Literal["int64", "float64", "bool", "str", "datetime"]
 Operator: TypeAlias = Literal["<", "<=", ">", ">=", "==", "!="]
 Value: TypeAlias = bool | int | float | str
 Flags: TypeAlias = npt.NDArray[np.bool_]
@@ -165,12 +167,40 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
             continue
         for value in values_of(leaf):
             came = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
-            expected = kind if kind in ("bool", "str") else "number"
+            expected = {"bool": "bool", "str": "str", "datetime": "str"}.get(kind, "number")
             if came != expected:
                 name = type(value).__name__
-                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}, it cannot be compared with {name}")
+                hint = ", but with text such as '2024-01-31 12:00'" if kind == "datetime" else ""
+                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}, it cannot be compared with {name}{hint}")
+            if kind == "datetime":
+                _moment(leaf, str(value))
         if kind == "bool" and isinstance(leaf, Comparison) and leaf.operator not in ("==", "!="):
             raise TypeError(f"{leaf}: attribute {leaf.name!r} is bool, which has no order; expected == or !=")
+
+
+def on_moments(expression: Expression, types: Mapping[str, AttributeType | None]) -> Expression:
+    """Return the same condition on moments, which are compared as microseconds."""
+    if isinstance(expression, Not):
+        return Not(on_moments(expression.operand, types))
+    if isinstance(expression, And | Or):
+        return type(expression)(tuple(on_moments(operand, types) for operand in expression.operands))
+    assert isinstance(expression, Leaf)
+    if types.get(expression.name) != "datetime" or isinstance(expression, IsNull):
+        return expression
+    values = tuple(_moment(expression, str(value)) for value in values_of(expression))
+    if isinstance(expression, Membership):
+        return Membership(expression.name, values)
+    return Comparison(expression.name, expression.operator, values[0])
+
+
+def _moment(leaf: Leaf, text: str) -> int:
+    try:
+        return moment_of_text(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{leaf}: attribute {leaf.name!r} is datetime, and {text!r} is no moment ({error}); expected ISO 8601 such "
+            f"as '2024-01-31' or '2024-01-31T12:00:00+01:00', to the microsecond at most"
+        ) from None
 
 
 def on_codes(expression: Expression, ranks: Mapping[str, Mapping[str, tuple[int, bool]]]) -> Expression:

@@ -1,7 +1,8 @@
 """One column of one part on SSD: its layout, how it is written, and how it is read.
 
-int64: i64 [n], then, where any row is null, u64 [ceil(n / 64)] with a bit for each that is. float64: f64 [n], NaN where
-null. bool: i8 [n], -1 where null. str: i32 [n], the word's rank in a vocabulary of the column's own, -1 where null.
+int64: i64 [n], then, where any row is null, u64 [ceil(n / 64)] with a bit for each that is. datetime: as int64,
+microseconds since 1970 in UTC. float64: f64 [n], NaN where null. bool: i8 [n], -1 where null. str: i32 [n], the word's
+rank in a vocabulary of the column's own, -1 where null.
 """
 
 from collections.abc import Iterator
@@ -10,17 +11,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._fields import stored_segment
 from memhier.ann.zoom._columns import DTYPES, Column
 from memhier.ann.zoom._conditions import AttributeType, Cells
 from memhier.ann.zoom._vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.bitmaps import Words, pack, unpack, word_count
+from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.reader import Reader
-from memhier.store import Store, Transaction
+from memhier.store import Staging, Store, Transaction
 
 __all__ = ["NullColumn", "StoredColumn", "converted", "must_convert", "write_column"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+_WITH_BITS = ("int64", "datetime")  # that say which rows are null
 
 
 class StoredColumn:
@@ -33,9 +37,10 @@ class StoredColumn:
         self._reader = reader
         self._dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
         self.width = self._dtype.itemsize
-        info = store.segments()[name]
+        info = stored_segment(store, name)
+        self._path = info.path
         plain = count * self.width
-        has_bits = info.payload == plain + 8 * word_count(count) and kind == "int64" and count > 0
+        has_bits = info.payload == plain + 8 * word_count(count) and kind in _WITH_BITS and count > 0
         if info.payload != plain and not has_bits:
             raise CorruptionError(f"{info.path}: {info.payload} bytes do not hold {count} values of {kind}")
         self._bits_at = plain if has_bits else None
@@ -77,7 +82,12 @@ class StoredColumn:
     def texts(self, ranks: Ints) -> list[str]:
         """Return the words of ranks."""
         assert self._vocabulary is not None
-        return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64))]
+        if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._vocabulary):
+            raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
+        try:
+            return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64))]
+        except UnicodeDecodeError as error:
+            raise CorruptionError(f"{self._path}: a word of the column is no UTF-8: {error}") from error
 
     def close(self) -> None:
         """Detach from the reader."""
@@ -89,7 +99,7 @@ class StoredColumn:
     def _cells(self, values: npt.NDArray[Any], nulls: npt.NDArray[np.bool_] | None) -> Cells:
         if self._kind == "float64":
             return Cells(values, np.isnan(values))
-        return Cells(values, nulls if self._kind == "int64" else values < 0)
+        return Cells(values, nulls if self._kind in _WITH_BITS else values < 0)
 
 
 class NullColumn:
@@ -111,7 +121,13 @@ class NullColumn:
 
 
 def write_column(
-    tx: Transaction, prefix: str, name: str, kind: AttributeType, column: Column, order: npt.NDArray[Any], step: int
+    tx: Transaction | Staging,
+    prefix: str,
+    name: str,
+    kind: AttributeType,
+    column: Column,
+    order: npt.NDArray[Any],
+    step: int,
 ) -> None:
     """Write rows of a column in an order, `step` of them at a time, a multiple of 64."""
     if kind == "str":
@@ -119,13 +135,14 @@ def write_column(
     segment = tx.segment(prefix + name)
     bits: list[Words] = []
     for start in range(0, len(order), step):
+        pause()
         rows = order[start : start + step].astype(np.int64)
         values, nulls = converted(name, column.read(rows), kind, rows)
         if nulls is not None:
-            values[nulls] = {"int64": 0, "float64": np.nan, "bool": -1, "str": -1}[kind]
+            values[nulls] = {"int64": 0, "datetime": 0, "float64": np.nan, "bool": -1, "str": -1}[kind]
         segment.append(np.ascontiguousarray(values, np.dtype(DTYPES[kind]).newbyteorder("<")))
         bits.append(pack(np.zeros(len(rows), np.bool_) if nulls is None else nulls))
-    if kind == "int64" and any(words.any() for words in bits):
+    if kind in _WITH_BITS and any(words.any() for words in bits):
         segment.append(np.concatenate(bits).astype("<u8"))
 
 

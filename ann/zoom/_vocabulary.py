@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._fields import stored_segment
 from memhier.errors import CorruptionError
 from memhier.reader import Reader
-from memhier.store import Store, Transaction
+from memhier.store import Staging, Store, Transaction
 
 __all__ = ["Vocabulary", "write_vocabulary"]
 
@@ -25,7 +26,7 @@ _STREAM_WORDS = 1 << 12
 WORDS_MAX = 2**31 - 1
 
 
-def write_vocabulary(tx: Transaction, name: str, words: Iterable[bytes]) -> None:
+def write_vocabulary(tx: Transaction | Staging, name: str, words: Iterable[bytes]) -> None:
     """Write ascending words into a new segment."""
     segment = tx.segment(name)
     starts = array("Q", [0])
@@ -51,7 +52,8 @@ class Vocabulary:
     """
 
     def __init__(self, store: Store, name: str, reader: Reader) -> None:
-        info = store.segments()[name]
+        info = stored_segment(store, name)
+        self._path = info.path
         self._reader = reader
         self._file_bytes = info.length
         self._handle = store.attach(name, reader)
@@ -119,7 +121,10 @@ class Vocabulary:
 
     def _bounds(self, ranks: Ints) -> npt.NDArray[Any]:
         """Return where words begin and end, int64 [n, 2]."""
-        return self._reader.read(self._handle, self._starts_at + 8 * ranks, 16).view("<i8")
+        bounds = self._reader.read(self._handle, self._starts_at + 8 * ranks, 16).view("<i8")
+        if ((bounds[:, 0] < 0) | (bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self._starts_at)).any():
+            raise CorruptionError(f"{self._path}: a word lies outside of the vocabulary")
+        return bounds
 
     def _read(self, bounds: npt.NDArray[Any], length: int) -> list[bytes]:
         """Return words, cut after `length` bytes."""

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.source import STORED_DTYPES
+from memhier.ann.zoom.source import STORED_DTYPES, as_array, refuse_rounded, stored_dtype
 
 __all__ = [
     "check_count",
@@ -59,7 +59,8 @@ def check_milliseconds(name: str, value: object) -> float:
 
 def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:
     """Return queries as float32 ``[q, d]``, and whether there was a single one."""
-    array = np.asarray(queries)
+    array = as_array(queries)
+    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if array.dtype.kind not in "fiu":
         raise TypeError(f"queries has dtype {array.dtype}: expected real numbers")
     if array.ndim not in (1, 2) or array.shape[-1] != dimension:
@@ -93,19 +94,21 @@ def check_ids(ids: object, name: str = "ids") -> Ints:
 
 def check_vectors(vectors: npt.ArrayLike, dimension: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return vectors to add, ``[n, d]`` of the index's dtype."""
-    array = np.asarray(vectors)
+    array = as_array(vectors)
     if array.ndim == 1:
         array = array[None]
     if array.ndim != 2 or array.shape[1] != dimension:
         raise ValueError(f"vectors has shape {array.shape}: expected [n, {dimension}], the dimension of the index")
-    if array.dtype.newbyteorder("=") not in (*STORED_DTYPES, np.dtype(np.float64)):
-        raise TypeError(f"vectors has dtype {array.dtype}: expected {dtype}, that of the index")
+    if stored_dtype(array.dtype) not in STORED_DTYPES:
+        raise TypeError(f"vectors has dtype {array.dtype}: expected {dtype}, that of the index; convert it to that")
+    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     with np.errstate(over="ignore", invalid="ignore"):
         stored = np.ascontiguousarray(array, dtype=dtype)
     if dtype.kind == "f":
         finite = np.isfinite(stored).all(axis=1)
         if not finite.all():
             raise ValueError(f"vectors row {int(np.argmin(finite))} holds NaN or infinity (in {dtype})")
+        refuse_rounded(array, stored, 0)
     elif not np.array_equal(stored, array):
         row = int(np.flatnonzero((stored != array).any(axis=1))[0])
         raise ValueError(f"vectors row {row} does not fit {dtype}, that of the index: it would be stored as others")

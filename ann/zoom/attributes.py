@@ -19,6 +19,7 @@ from memhier.ann.zoom._conditions import (
     check_types,
     leaves,
     on_codes,
+    on_moments,
     row_bytes,
     select,
     values_of,
@@ -27,7 +28,7 @@ from memhier.ann.zoom._stored_column import NullColumn, StoredColumn, converted,
 from memhier.ann.zoom.bitmaps import BitmapCache, Words, pack, word_count
 from memhier.ann.zoom.where import parse
 from memhier.reader import PAGE_BYTES, Reader
-from memhier.store import Store, Transaction
+from memhier.store import Staging, Store, Transaction
 
 __all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "write_attributes"]
 
@@ -69,6 +70,8 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
             for start in range(0, count if must_convert(name, column, merged[name]) else 0, BLOCK_ROWS):
                 rows = np.arange(start, min(start + BLOCK_ROWS, count))
                 converted(name, column.read(rows), merged[name], rows)
+        elif column.type is None and not count:
+            continue  # of no values nobody can tell
         elif column.type is None:
             raise ValueError(f"attribute {name!r} is null in every row: its type cannot be told; leave it out")
         else:
@@ -77,7 +80,7 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
 
 
 def write_attributes(
-    tx: Transaction,
+    tx: Transaction | Staging,
     prefix: str,
     schema: Schema,
     attributes: Any,
@@ -96,8 +99,8 @@ def write_attributes(
         From :func:`merge_schema` with the same attributes.
     attributes
         ``{name: values}``, a DataFrame of pandas or polars, a pyarrow Table, or a dict per row. Values are integers,
-        floats, bool or text; None, NaN, pandas.NA and masked entries are null. `chain` gives the columns of parts there
-        are.
+        floats, bool, text or datetimes (`memhier.ann.zoom.times`); None, NaN, NaT, pandas.NA and masked entries are
+        null. `chain` gives the columns of parts there are.
     order
         int64 ``[n]``: row ``i`` of the part gets the values of row ``order[i]`` of `attributes`.
     block_rows
@@ -238,7 +241,8 @@ class Attributes:
         Returns
         -------
         dict of numpy.ndarray
-            ``[m]`` each: float64 with NaN where null; str as objects with None; int64 and bool as masked arrays.
+            ``[m]`` each: float64 with NaN where null; datetime64[us] with NaT; str as objects with None; int64 and bool
+            as masked arrays.
 
         Raises
         ------
@@ -271,7 +275,7 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
-        expression = self._on_codes(expression)
+        expression = self._on_codes(on_moments(expression, self._schema))
         used = {name: self._columns[name] for name in expression.names if name in self._columns}
         each = sum(column.width + 2 for column in used.values()) + row_bytes(expression)
         step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
@@ -297,6 +301,9 @@ class Attributes:
         nulls = np.zeros(len(rows), np.bool_) if cells.nulls is None else cells.nulls
         if kind == "float64":
             return np.where(nulls, np.nan, cells.values)
+        if kind == "datetime":
+            moments = cells.values.astype(np.int64).view("M8[us]")
+            return np.where(nulls, np.datetime64("NaT", "us"), moments)
         if kind != "str":
             values = cells.values.astype(np.bool_ if kind == "bool" else np.int64)
             return np.ma.MaskedArray(values, nulls)

@@ -4,11 +4,13 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._shield import shielded
 from memhier.budget import parse_bytes
 
 __all__ = ["BitmapCache", "Words", "bitmap_bytes", "from_ids", "pack", "popcount", "unpack", "word_count"]
@@ -119,12 +121,13 @@ class BitmapCache:
 
     def get(self, key: Hashable) -> Words | None:
         """Return a bitmap, not to be written, or None."""
-        with self._guard():
-            words = self._bitmaps.get(key)
-            if words is not None:
-                self._bitmaps.move_to_end(key)
-            return words
+        self._guard()
+        words = self._bitmaps.get(key)  # without the lock, which an interrupt could leave locked
+        with suppress(KeyError):  # which another thread has just removed
+            self._bitmaps.move_to_end(key)
+        return words
 
+    @shielded
     def put(self, key: Hashable, words: Words) -> None:
         """Keep a bitmap, which becomes read-only, in place of those that were not used for longest.
 

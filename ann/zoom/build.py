@@ -12,6 +12,7 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann.zoom.attributes import Schema, merge_schema, write_attributes
+from memhier.ann.zoom.begun import stand_in, uncalibrated
 from memhier.ann.zoom.catalog import Description, write_preview
 from memhier.ann.zoom.construct import Constructed, construct
 from memhier.ann.zoom.fullview import RowWriter
@@ -58,15 +59,19 @@ def _write_source(
     names = Ids(np.arange(source.count, dtype=np.int64), None) if ids is None else ids
     if len(names) != source.count:
         raise ValueError(f"ids has {len(names)} entries for {source.count} vectors: expected one for each")
+    if not source.count and options.coding == "pq":
+        raise ValueError("vectors is empty: an index with preview='pq' is not added to; expected preview='rabitq'")
     schema: Schema = {} if attributes is None else merge_schema({}, attributes, source.count)
     stored_ids = compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
-    most = max(source.count, options.grow_to)
+    most = max(source.count, options.grow_to, 1)
     layout = plan_layout(
         most, source.dimension, options.metric, options.coding, row_bytes,
         stored_ids.itemsize, _reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
         filtered=bool(schema), growing=most > source.count,
     )  # fmt: skip
+    if not source.count:
+        return _commit_empty(store, source, layout, names, schema, options)
     space = fit_space(source, options.metric, layout.padded)
     with _progress(options.progress, source.count) as bar:
         made = construct(source, stored_ids, space, layout, options.coding, options.seed, scratch, bar)
@@ -116,9 +121,38 @@ def _commit(
         tx.commit()
 
 
+def _commit_empty(
+    store: Store, source: VectorSource, layout: Layout, ids: Ids, schema: Schema, options: BuildOptions
+) -> None:
+    """Commit an index of no vectors yet."""
+    space = PreviewSpace(options.metric, source.dimension, layout.padded, 1.0)
+    preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
+    about = Description(
+        dtype=source.dtype.name,
+        space=space,
+        coding=options.coding,
+        lists=1,
+        book_bytes=preview.book.code_bytes,
+        dram=options.dram,
+        searches=layout.searches,
+        seed=options.seed,
+        schema=schema,
+        next_part=0,
+        next_id=0,
+        trained_on=0,
+        calibration=uncalibrated(),
+        parts=[],
+        id_kind="int64" if ids.texts is None else "str",
+    )
+    with store.begin() as tx:
+        write_preview(tx, preview)
+        tx.put("index", json.dumps(about.to_json()).encode())
+        tx.commit()
+
+
 def _text_pages(ids: Ids, count: int) -> int:
     """Return how many pages the strings of `count` vectors take, if the others are as long as `ids`."""
-    if ids.texts is None:
+    if ids.texts is None or not len(ids):
         return 0
     pages = text_pages(len(ids), len(ids.texts.letters), ids.texts.longest)
     return -(-pages * count // len(ids))

@@ -5,38 +5,49 @@ ways: their list is not scanned, or their bound, wrong by more than `eps` standa
 Both are measured on the preview alone. The least effort is chosen whose mean loss, by conformal risk control
 (Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
 the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
+
+How far a query looks is not a number of lists but a distance, a multiple of that of its own k-th neighbour: a query
+unlike those measured, and one under a filter, has farther neighbours in more lists, and looks at these. Of held-out
+queries one in two ends at the fewest lists. What is chosen for a recall is in all respects at most what is chosen for a
+higher one, so that a search costs no less for more.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.truth import NeighbourTruth
 from memhier.ranking import page_rows_of
 
-__all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
+__all__ = ["RECALLS", "TARGET", "USUAL_MOST", "Calibration", "calibrate"]
 
 TARGET = 0.99  # what a search reaches when it is not told
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
-_LISTS_LOSSES = (0.6, 0.35, 0.15)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+_LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
 # Codes scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
 _READ_COST = 6000
 _EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
-_LIMIT = 512  # candidates of a query that are looked at
-_FIRST_PROBES, _MOST_PROBES = 8, 2048
+_LIMIT = 512  # candidates of a query that are looked at, and as many times k
+_LIMIT_OF_K = 10
+_LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
+_NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
 _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
+_HOPELESS = 2  # times the cost of what was found, beyond which no more lists are tried
+USUAL_MOST = 4  # times as many candidates as usual, beyond which a query gets no more of them
+_ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -52,9 +63,11 @@ class Calibration:
     queries
         How many it was measured on.
     efforts
-        By k, then by ascending recall: the recall, and the effort that reaches it.
+        By k, then by ascending recall: the recall, the effort that reaches it, and the pages that a query reads.
     reached
         By k, the highest recall measured, with the greatest effort.
+    alone
+        By ascending recall: the recall, and the standard errors that it takes where no row is read for another's sake.
     vectors, changes
         How many there were then, and how many were added or removed since.
     tuned
@@ -62,8 +75,9 @@ class Calibration:
     """
 
     queries: int
-    efforts: dict[int, list[tuple[float, Effort]]]
+    efforts: dict[int, list[tuple[float, Effort, float]]]
     reached: dict[int, float]
+    alone: list[tuple[float, float]] = field(default_factory=list)
     vectors: int = 0
     changes: int = 0
     tuned: bool = False
@@ -73,29 +87,63 @@ class Calibration:
         """Whether so much has changed since that the index had better be made anew, and nothing is lost by it."""
         return not self.tuned and self.changes > _WORN * self.vectors
 
+    @property
+    def changed_much(self) -> bool:
+        """Whether so much has changed since that nobody knows whether it still holds."""
+        return self.changes > _CHANGES * self.vectors
+
+    def reached_at(self, k: int) -> float:
+        """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""
+        return self.reached[self._known(k)]
+
     def changed(self, count: int) -> Self:
         """Return it after `count` vectors were added or removed."""
         return replace(self, changes=self.changes + count)
 
-    def effort(self, k: int, recall: float, share: float = 1.0) -> tuple[Effort, bool]:
-        """Return the effort for `recall` at `k`, and whether it is known to reach it.
-
-        Where a filter leaves only a `share` of the vectors, the k nearest of those lie as far as some ``k / share`` of
-        all, and so do their lists.
-        """
-        known = min((each for each in self.efforts if each >= k), default=max(self.efforts))
+    def effort(self, k: int, recall: float) -> tuple[Effort, bool]:
+        """Return the effort for `recall` at `k`, and whether it is known to reach it."""
+        known = self._known(k)
         found, reached = self._at(known, recall)
-        reached = reached and self.changes <= _CHANGES * self.vectors
+        reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
             # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
             found = replace(found, zeta=np.inf, most=None)
-        if k > known and found.most is not None:
-            found = replace(found, most=-(-k * found.most // known))
-        if found.candidates is not None:
-            return (found if k <= known else replace(found, candidates=-(-k * found.candidates // known))), reached
-        wanted = k / max(share, 1e-9)
-        if wanted <= known:
-            return found, reached and share == 1
+        if k > known:
+            times = -(-k // known)
+            if found.most is not None:
+                found = replace(found, most=times * found.most, usual=times * found.usual)
+            if found.candidates is not None:
+                return replace(found, candidates=-(-k * found.candidates // known)), reached
+            found = self._spread(found, k, recall)
+        return found, reached and k <= known
+
+    def filtered(self, k: int, recall: float, share: float) -> Effort:
+        """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors.
+
+        The k nearest of those lie as far as some ``k / share`` of all, and farther still where the filter goes with the
+        vectors: the lists are looked at that any number of neighbours needs, half of the loss is allowed, and as rows
+        that are found lie scattered, none counts on being read for another's sake.
+        """
+        strict = 1 - (1 - recall) / 2
+        found = self.effort(k, strict)[0]
+        every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
+        alone = next((eps for reached, eps in self.alone if reached >= strict - 1e-9), float(_EPS[-1]))
+        found = replace(
+            found, eps=max(alone, *(each.eps for each in every)), zeta=max(found.zeta, *(each.zeta for each in every)),
+            gap=max(found.gap, *(each.gap for each in every)), most=None,
+        )  # fmt: skip
+        return self._spread(found, k / max(share, 1e-9), strict)
+
+    def widest(self, lists: int) -> Effort:
+        """Return the effort of all `lists` and the widest bounds measured."""
+        return Effort(lists, eps=float(_EPS[-1]))
+
+    def within(self, k: int, pages: float) -> float:
+        """Return the recall that a query has, as a rule, that reads no more than so many pages for `k` neighbours."""
+        return max((recall for recall, _, read in self.efforts[self._known(k)] if read <= pages), default=0.0)
+
+    def _spread(self, found: Effort, wanted: float, recall: float) -> Effort:
+        """Return an effort for as many as `wanted` neighbours: routed to more lists at first."""
         wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
         lists, _ = self._at(wide, recall)
         nprobe = float(max(found.nprobe, lists.nprobe))
@@ -104,29 +152,39 @@ class Calibration:
             near, _ = self._at(before, recall)
             growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
             nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
-        found = replace(found, nprobe=int(np.ceil(nprobe)), zeta=max(found.zeta, lists.zeta))
-        return found, reached and share == 1 and k <= known
+        return replace(
+            found, nprobe=int(np.ceil(nprobe)), least=max(found.least, lists.least), gap=max(found.gap, lists.gap),
+            zeta=max(found.zeta, lists.zeta),
+        )  # fmt: skip
+
+    def _known(self, k: int) -> int:
+        return min((each for each in self.efforts if each >= k), default=max(self.efforts))
 
     def _at(self, known: int, recall: float) -> tuple[Effort, bool]:
-        for reached, effort in self.efforts[known]:
+        for reached, effort, _ in self.efforts[known]:
             if reached >= recall - 1e-9:
                 return effort, True
         return self.efforts[known][-1][1], False
 
     def to_json(self) -> dict[str, Any]:
         """Return it as plain values."""
-        efforts = {k: [(recall, asdict(effort)) for recall, effort in of_k] for k, of_k in self.efforts.items()}
-        about = {name: getattr(self, name) for name in ("queries", "vectors", "changes", "tuned")}
+        efforts = {
+            k: [(recall, list(astuple(effort)), round(pages, 1)) for recall, effort, pages in of_k]
+            for k, of_k in self.efforts.items()
+        }
+        about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
         return about | {"efforts": efforts, "reached": self.reached}
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Return what :meth:`to_json` gave."""
         efforts = {
-            int(k): [(recall, Effort(**effort)) for recall, effort in of_k] for k, of_k in values["efforts"].items()
+            int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in of_k]
+            for k, of_k in values["efforts"].items()
         }
         reached = {int(k): recall for k, recall in values["reached"].items()}
-        return cls(values["queries"], efforts, reached, values["vectors"], values["changes"], values["tuned"])
+        alone = [(recall, eps) for recall, eps in values["alone"]]
+        return cls(values["queries"], efforts, reached, alone, values["vectors"], values["changes"], values["tuned"])
 
 
 def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
@@ -135,17 +193,20 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
     Where rows of `row_bytes` bytes lie whole in pages, a neighbour is also found when another row of its page is read.
     """
     measure = _Measure(preview, parts, truth, page_rows_of(row_bytes))
-    efforts: dict[int, list[tuple[float, Effort]]] = {}
+    efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     reached: dict[int, float] = {}
+    alone: dict[float, float] = {}
     for k in sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours}):
-        of_k = measure.product_efforts(k) if preview.coding == "pq" else measure.bounded_efforts(k)
-        efforts[k], reached[k] = of_k
+        if preview.coding == "pq":
+            efforts[k], reached[k] = measure.product_efforts(k)
+            continue
+        efforts[k], reached[k], errors = measure.bounded_efforts(k)
+        alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
     if not efforts:  # nothing but copies of one vector, or one vector
-        efforts, reached = (
-            {1: [(1.0, Effort(preview.lists, eps=float(_EPS[-1]), candidates=10 if preview.coding == "pq" else None))]},
-            {1: 1.0},
-        )
-    return Calibration(len(truth.queries), efforts, reached, sum(len(part.codes) for part in parts))
+        some = 10 if preview.coding == "pq" else None
+        efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(_EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
+    vectors = sum(len(part.codes) for part in parts)
+    return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,22 +215,58 @@ class _Needs:
 
     Attributes
     ----------
-    widths
-        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read.
+    widths, alone
+        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read, and at which it would be
+        were no other row on its page.
     ranks
         ``[widths, q, k]``: where the lower bound for which it is read stands among those of its query, the query and
-        its copies not counted.
+        its copies not counted; less where the bounds leave more than `usual`, in proportion.
     pages
         ``[widths, ranks]``: on how many pages that are read the least bound stands there among those of its query.
+    usual
+        ``[widths]``: how many candidates the bounds leave as a rule.
     """
 
     widths: Ints
+    alone: Ints
     ranks: Ints
     pages: Ints
+    usual: Ints
 
     def reads(self, width: int, most: int) -> float:
         """Return how many pages a query reads where the bounds leave `most` candidates at most."""
         return float(self.pages[width, :most].sum()) / max(1, len(self.widths))
+
+
+class _Places:
+    """What :class:`_Needs` is made of, as it is found query by query."""
+
+    def __init__(self, queries: int, k: int, limit: int) -> None:
+        self._limit = limit
+        self.widths = np.full((queries, k), len(_EPS))
+        self.alone = np.full((queries, k), len(_EPS))
+        self.ranks = np.full((len(_EPS), queries, k), limit, np.int32)
+        self.left = np.zeros((len(_EPS), queries), np.int64)  # by the bounds
+        self.read: list[list[Ints]] = [[] for _ in _EPS]  # places of the least bounds of pages
+        self._of: list[list[int]] = [[] for _ in _EPS]  # the query of each of these arrays
+
+    def add_read(self, width: int, query: int, places: Ints) -> None:
+        """Note at which places of a query the least bounds of the pages that it reads stand."""
+        self.read[width].append(places.astype(np.uint16))
+        self._of[width].append(query)
+
+    def needs(self) -> _Needs:
+        """Return what reading takes, all queries known."""
+        usual = np.maximum(1, np.median(self.left, axis=1) if self.left.size else np.ones(len(_EPS))).astype(np.int64)
+        times = np.clip(self.left / usual[:, None], 1, USUAL_MOST)
+        ranks = np.where(self.ranks < self._limit, _scaled(self.ranks, times[:, :, None]), self._limit)
+        pages = np.zeros((len(_EPS), self._limit + 1), np.int64)
+        for width, (places, queries) in enumerate(zip(self.read, self._of, strict=True)):
+            if places:
+                by = np.repeat(times[width, queries], [len(each) for each in places])
+                scaled = np.minimum(_scaled(np.concatenate(places), by), self._limit)
+                pages[width] = np.bincount(scaled, minlength=self._limit + 1)
+        return _Needs(self.widths, self.alone, ranks, pages, usual)
 
 
 class _Measure:
@@ -185,44 +282,64 @@ class _Measure:
         present = self._probes >= 0
         self._sizes = np.where(present, sizes[self._probes], 0)
         self._rank = _ranks(self._lists, self._probes)
-        centroids = preview.router.centroids
+        self._rungs: dict[int, list[_Rung]] = {}
+        # Of each query by k what a scan takes for the k-th distance: of rough estimates the least are too small.
+        self._kth: dict[int, Floats] = {}
         away = np.empty(self._probes.shape, np.float32)
-        step = max(1, _DIFFERENCES // max(1, self._probes.size // len(away) * self._turned[0].size))
+        step = max(1, _DIFFERENCES // max(1, self._probes.shape[1] * self._turned.shape[1]))
         for start in range(0, len(away), step):
             part = slice(start, start + step)
-            difference = self._turned[part, None] - centroids[self._probes[part]].astype(np.float32)
-            away[part] = np.einsum("ijk,ijk->ij", difference, difference)
-        self._away, self._radii = away, preview.radii[self._probes]
+            away[part] = preview.remoteness(self._turned[part], self._probes[part])
+        self._away = np.where(present, away, np.inf)
 
-    def bounded_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
-        """Return the efforts for codes with bounds, and the highest recall measured."""
+    def bounded_efforts(self, k: int) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float]]:
+        """Return the efforts for codes with bounds, the highest recall measured, and the errors of rows read alone."""
         needs = self._needs(k)
         known = self._lists[:, :k] >= 0
-        chosen: list[tuple[float, Effort]] = []
-        best = _mean_share(needs.widths < len(_EPS), known)
-        for recall in RECALLS:
-            found = self._cheapest_effort(k, needs, known, recall)
-            if found is None:
-                break
-            chosen.append((recall, found))
+        chosen: list[tuple[float, Effort, float]] = []
+        within: tuple[Effort, float] | None = None
+        for recall in reversed(RECALLS):
+            # What reaches a higher recall reaches this.
+            within = self._cheapest_effort(k, needs, known, recall, within) or within
+            if within is not None:
+                chosen.append((recall, *within))
+        # Routed alike, a query that needs more lists scans none more often for a lower recall.
+        routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
+        chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
         widest = Effort(self._probes.shape[1], np.inf, float(_EPS[-1]))
-        return chosen or [(0.0, widest)], best
+        best = _mean_share(needs.widths < len(_EPS), known)
+        return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
 
-    def _cheapest_effort(self, k: int, needs: "_Needs", known: npt.NDArray[np.bool_], recall: float) -> Effort | None:
-        """Return the lists and bounds that take the least time for a recall, None where none reach it."""
+    def _cheapest_effort(
+        self, k: int, needs: _Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None
+    ) -> tuple[Effort, float] | None:
+        """Return the lists and bounds that take the least time for a recall, and pages; None where none reach it.
+
+        They are in no respect more than those `within`, which reach a higher one.
+        """
         best, least, tried = None, np.inf, set()
+        above = None if within is None else within[0]
         for share in _LISTS_LOSSES:
-            effort, covered, scanned = self._probe_effort(k, share * (1 - recall))
-            if effort in tried:
+            lists = self._probe_effort(k, share * (1 - recall), above)
+            if lists is None or lists[0] in tried:
                 continue
+            effort, covered, scanned = lists
             tried.add(effort)
-            bounds = self._cheapest_bounds(k, needs, covered, known, recall)
+            bounds = self._cheapest_bounds(k, needs, covered & known, known, recall, above)
             if bounds is not None and (cost := scanned + _READ_COST * bounds[2]) < least:
-                best, least = replace(effort, eps=float(_EPS[bounds[0]]), most=max(k, bounds[1])), cost
+                width, most, pages = bounds
+                found = replace(effort, eps=float(_EPS[width]), most=max(k, most), usual=int(needs.usual[width]))
+                best, least = (found, pages), cost
         return best
 
     def _cheapest_bounds(
-        self, k: int, needs: "_Needs", covered: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_], recall: float
+        self,
+        k: int,
+        needs: _Needs,
+        covered: npt.NDArray[np.bool_],
+        known: npt.NDArray[np.bool_],
+        recall: float,
+        within: Effort | None,
     ) -> tuple[int, int, float] | None:
         """Return which width of the bounds, with how many candidates at most, reads the fewest pages for a recall.
 
@@ -233,123 +350,162 @@ class _Measure:
         allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
         best: tuple[int, int, float] | None = None
         for each in range(len(_EPS)):
-            read = known & covered & (needs.widths <= each)
+            read = covered & (needs.widths <= each)
             spare = allowed - int((known & ~read).sum())
             if spare < 0:
                 continue
             ranks = needs.ranks[each][read]
             last = max(0, len(ranks) - 1 - spare)
             most = int(np.partition(ranks, last)[last]) + 1 if len(ranks) else 1
+            if within is not None and within.most is not None and (_EPS[each] > within.eps or most > within.most):
+                continue
             cost = needs.reads(each, max(k, most))
             if best is None or cost < best[2] - 1e-9:
                 best = each, most, cost
         return best
 
-    def product_efforts(self, k: int) -> tuple[list[tuple[float, Effort]], float]:
+    def product_efforts(self, k: int) -> tuple[list[tuple[float, Effort, float]], float]:
         """Return the efforts for product-quantised codes, and the highest recall measured."""
-        chosen: list[tuple[float, Effort]] = []
+        chosen: list[tuple[float, Effort, float]] = []
         tried = [count for count in _CANDIDATES if count >= k] or [10 * k]
         for recall in RECALLS:
-            effort, _, _ = self._probe_effort(k, _LISTS_LOSSES[0] * (1 - recall), skip=False)
+            effort = self._fewest_lists(k, _LISTS_LOSSES[0] * (1 - recall))
             ranks = self._candidate_ranks(k, effort, tried[-1])
             losses = np.array([float(np.mean(ranks >= count)) for count in tried])
             fits = np.flatnonzero(self._conformal(losses) <= 1 - recall)
             if not len(fits):
                 break
-            chosen.append((recall, Effort(effort.nprobe, candidates=tried[fits[0]])))
+            before = chosen[-1][1].candidates if chosen else None
+            candidates = max(tried[fits[0]], before or 0)
+            chosen.append((recall, Effort(effort.nprobe, candidates=candidates), float(candidates)))
         widest = Effort(self._probes.shape[1], candidates=tried[-1])
         best = float(np.mean(self._candidate_ranks(k, widest, tried[-1]) < tried[-1]))
-        return chosen or [(0.0, widest)], best
+        return chosen or [(0.0, widest, float(tried[-1]))], best
 
     def _route(self) -> Ints:
         """Return so many probes ``[q, p]`` that more would find hardly a neighbour more."""
         centroids = self._preview.router.centroids
         ranks = []
         for start in range(0, len(self._turned), _BLOCK):
-            away = _squared_distances(self._turned[start : start + _BLOCK], centroids)
+            away = _squared_distances(self._preview.aims(self._turned[start : start + _BLOCK]), centroids)
             lists = self._lists[start : start + _BLOCK]
             own = np.take_along_axis(away, np.maximum(lists, 0), 1)
             order = np.sort(away, axis=1)
             ranks += [np.searchsorted(row, each)[have >= 0] for row, each, have in zip(order, own, lists, strict=True)]
         deepest = int(np.quantile(np.concatenate(ranks), _COVERED)) + 1 if sum(map(len, ranks)) else 1
-        return self._preview.router.route(
-            self._turned, min(max(deepest, _FIRST_PROBES), _MOST_PROBES, self._preview.lists)
-        )
+        count = min(max(deepest, _FIRST_PROBES), _MOST_PROBES, self._preview.lists)
+        return self._preview.route(self._turned, count, in_order=True)
 
-    def _probe_effort(self, k: int, loss: float, *, skip: bool = True) -> tuple[Effort, npt.NDArray[np.bool_], float]:
+    def _fewest_lists(self, k: int, loss: float) -> Effort:
+        """Return the fewest probes, the same for all queries, that leave out at most this share of the neighbours."""
+        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        most, allowed = self._probes.shape[1], self._allowed(k, loss)
+        steps = _steps(min(_FIRST_PROBES, most), most)
+        return Effort(next((each for each in steps if (rank[known] >= each).sum() <= allowed), most))
+
+    def _allowed(self, k: int, loss: float) -> int:
+        return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
+
+    def _rungs_of(self, k: int) -> "list[_Rung]":
+        """Return how far queries may look, from near to far."""
+        if k not in self._rungs:
+            most, lists = self._probes.shape[1], self._preview.lists
+            gaps = self._preview.gaps(self._turned, self._probes, self._away, self._kth[k])
+            self._rungs[k] = []
+            for least in _steps(min(_LEAST_LISTS, most), most):
+                # The k-th neighbour of every second query ends its search there.
+                gap = float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
+                beyond = gaps >= gap
+                beyond[:, :least] = False
+                ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
+                routed = int(ends.max(initial=least)) + 1
+                self._rungs[k].append(_Rung(routed if routed < _NEARLY_ALL * lists else lists, least, gap, ends))
+        return self._rungs[k]
+
+    def _probe_effort(
+        self, k: int, loss: float, within: Effort | None
+    ) -> tuple[Effort, npt.NDArray[np.bool_], float] | None:
         """Return the probes that scan the fewest codes and leave out at most this share of the neighbours.
 
-        Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time.
+        Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time. None
+        where that takes more than those `within`.
         """
-        kth = self._truth.distances[:, k - 1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            cosine = (self._away + np.square(self._radii) - kth[:, None]) / (2 * np.sqrt(self._away) * self._radii)
-        cosine = np.where(np.isfinite(cosine), cosine, -np.inf)
+        pause()
         rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
-        most = cosine.shape[1]
-        needed = np.take_along_axis(cosine, np.minimum(rank, most - 1), 1)
-        allowed = max(0, int((loss * (len(self._turned) + 1) - 1) * k))
-        best, least = Effort(most), np.inf
-        for nprobe in _steps(min(_FIRST_PROBES, most), most):
-            missed = int((rank[known] >= nprobe).sum())
-            if missed > allowed and nprobe < most:
+        most = self._probes.shape[1]
+        allowed, columns = self._allowed(k, loss), np.arange(most)
+        best, least = None, np.inf
+        for rung in self._rungs_of(k):
+            if within is not None and (rung.least > within.least or rung.gap > within.gap):
+                break
+            reached = rank < rung.ends[:, None]
+            missed = int((known & ~reached).sum())
+            if missed > allowed and rung.least < most:
                 continue
-            inside = np.sort(needed[known & (rank < nprobe)])
-            spare = max(0, min(allowed - missed, len(inside) - 1))
-            zeta = float(inside[-1 - spare]) + 1e-4 if skip and len(inside) else np.inf
-            cost = float(np.where(cosine[:, :nprobe] <= zeta, self._sizes[:, :nprobe], 0).sum())
-            cost += self._preview.router.cost(nprobe) * len(cosine)
+            # No list before the end is passed over: directions in which neighbours lie differ from query to query.
+            cost = float(np.where(columns < rung.ends[:, None], self._sizes, 0).sum())
+            cost += self._preview.router.cost(rung.routed) * len(rank)
             if cost < least:
-                best, least = Effort(nprobe, zeta), cost
-        return best, (rank < best.nprobe) & (needed <= best.zeta), least / max(1, len(cosine))
+                effort = Effort(rung.routed, least=rung.least, gap=rung.gap)
+                best, least = (effort, reached, cost / max(1, len(rank))), cost
+            elif cost > _HOPELESS * least:
+                break
+        return best
 
-    def _needs(self, k: int) -> "_Needs":
+    def _needs(self, k: int) -> _Needs:
         """Return what it takes to read each neighbour, and how much would be read, for each width of the bounds."""
         truth, most = self._truth, float(_EPS[-1])
-        needs = _Needs(
-            np.full((len(self._turned), k), len(_EPS)),
-            np.full((len(_EPS), len(self._turned), k), _LIMIT),
-            np.zeros((len(_EPS), _LIMIT + 1), np.int64),
-        )
+        limit = max(_LIMIT, _LIMIT_OF_K * k)
+        places, kth = _Places(len(self._turned), k, limit), truth.distances[:, k - 1].copy()
         wide = Effort(self._probes.shape[1], np.inf, most)
         for start in range(0, len(self._turned), _BLOCK):
             part = slice(start, start + _BLOCK)
             # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
             wanted_k = k + 1 + int(truth.copies[part].max(initial=0))
-            found = self._preview.search(self._turned[part], self._parts, wanted_k, wide, max(_LIMIT, 4 * wanted_k))
+            found = self._preview.search(self._turned[part], self._parts, wanted_k, wide, max(limit, 4 * wanted_k))
             for query, count in enumerate(found.counts.tolist(), start):
+                pause()
                 positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
                 error = (estimates - found.lower[query - start, :count]) / most
                 # Copies have one code. Nobody would read a page for them, were the query not in the index.
                 own = np.flatnonzero(positions == truth.own[query])
                 others = ~np.isin(estimates, estimates[own])
+                if others.sum() >= k:
+                    kth[query] = min(kth[query], np.partition(estimates[others], k - 1)[k - 1])
                 if others.any():
-                    self._need(needs, query, k, positions[others], estimates[others], error[others])
-        return needs
+                    self._need(places, query, k, positions[others], estimates[others], error[others])
+        self._kth[k] = kth
+        return places.needs()
 
-    def _need(self, needs: "_Needs", query: int, k: int, positions: Ints, estimates: Floats, error: Floats) -> None:
+    def _need(self, places: _Places, query: int, k: int, positions: Ints, estimates: Floats, error: Floats) -> None:
         """Note what one query needs, whose candidates have these positions, estimates and standard errors."""
         truth = self._truth
         lower, upper = estimates - _EPS[:, None] * error, estimates + _EPS[:, None] * error
         kth = np.full(len(_EPS), np.inf)
         if len(positions) >= k:
             kth = np.partition(upper, k - 1, axis=1)[:, k - 1]
-        reached = np.minimum(kth, truth.distances[query, k - 1] * (1 + 1e-5))[:, None]
+        furthest = truth.distances[query, k - 1]
+        reached = np.minimum(kth, furthest + 1e-5 * np.abs(furthest))[:, None]
         # A row is read with its page, whichever row of that is wanted first; of other lists' rows there nobody knows
         # whether they are scanned.
         pages, member = np.unique(self._pages_of(positions, _list_of(self._parts, positions)), return_inverse=True)
         order = np.argsort(member, kind="stable")
         least = np.minimum.reduceat(lower[:, order], np.searchsorted(member[order], np.arange(len(pages))), axis=1)
-        wanted = self._pages_of(truth.found[query, :k], self._lists[query, :k])
+        neighbours = truth.found[query, :k]
+        wanted = self._pages_of(neighbours, self._lists[query, :k])
         place = np.minimum(np.searchsorted(pages, wanted), len(pages) - 1)
         least_wanted = np.where(pages[place] == wanted, least[:, place], np.inf)
         ascending = np.sort(lower, axis=1)
         read = least_wanted <= reached
-        needs.widths[query] = np.where(read.any(axis=0), read.argmax(axis=0), len(_EPS))
-        for each, row in enumerate(ascending):
-            needs.ranks[each, query] = np.searchsorted(row, least_wanted[each])
-            places = np.searchsorted(row, least[each][least[each] <= reached[each]])
-            needs.pages[each] += np.bincount(np.minimum(places, _LIMIT), minlength=_LIMIT + 1)
+        places.widths[query] = np.where(read.any(axis=0), read.argmax(axis=0), len(_EPS))
+        by_position = np.argsort(positions)
+        row = by_position[np.minimum(np.searchsorted(positions[by_position], neighbours), len(positions) - 1)]
+        by_itself = (positions[row] == neighbours) & (lower[:, row] <= reached)
+        places.alone[query] = np.where(by_itself.any(axis=0), by_itself.argmax(axis=0), len(_EPS))
+        places.left[:, query] = (lower <= kth[:, None]).sum(axis=1)
+        for each, bounds in enumerate(ascending):
+            places.ranks[each, query] = np.searchsorted(bounds, least_wanted[each])
+            places.add_read(each, query, np.searchsorted(bounds, least[each][least[each] <= reached[each]]))
 
     def _pages_of(self, positions: Ints, lists: Ints) -> Ints:
         """Return a number for the page, and the list, that each position lies in; -1 for none."""
@@ -385,11 +541,33 @@ def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> f
     return float(((found & known).sum(axis=1)[counts > 0] / counts[counts > 0]).mean()) if counts.any() else 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """How far queries may look: see `memhier.ann.zoom.preview.Effort`; and ``[q]``, at how many lists each ends."""
+
+    routed: int
+    least: int
+    gap: float
+    ends: Ints
+
+
+def _scaled(places: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> Ints:
+    """Return the places at which those stand where `times` as many candidates are let through."""
+    return np.ceil((places + 1.0) / times).astype(np.int64) - 1
+
+
+def _errors_alone(widths: Ints, known: npt.NDArray[np.bool_]) -> dict[float, float]:
+    """Return by recall the standard errors at which so few neighbours are lost that are each read alone."""
+    lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(_EPS))])
+    fits = {recall: np.flatnonzero(lost <= _ALONE_LOSS * (1 - recall)) for recall in RECALLS}
+    return {recall: float(_EPS[width[0] if len(width) else -1]) for recall, width in fits.items()}
+
+
 def _steps(first: int, last: int) -> list[int]:
-    """Return ``first``, a quarter more and so on, and ``last``."""
+    """Return ``first``, an eighth more and so on, and ``last``."""
     values = [first]
     while values[-1] < last:
-        values.append(min(values[-1] * 5 // 4 + 1, last))
+        values.append(min(values[-1] * 9 // 8 + 1, last))
     return values
 
 

@@ -4,23 +4,85 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 
+from memhier._fields import (
+    boolean,
+    decode_json,
+    described,
+    integer,
+    mapping,
+    one_of,
+    optional,
+    real,
+    record,
+    row,
+    sequence,
+    stored_array,
+    text,
+)  # fmt: skip
+from memhier.ann.zoom._columns import DTYPES
 from memhier.ann.zoom.attributes import Schema
 from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.ids import IdKind
-from memhier.ann.zoom.preview import Coding, Preview
+from memhier.ann.zoom.preview import CODINGS, Coding, Preview
 from memhier.ann.zoom.product import ProductBook
 from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.scan import CODES_PER_BOOK
-from memhier.ann.zoom.space import PreviewSpace
+from memhier.ann.zoom.space import METRICS, PreviewSpace
 from memhier.errors import CorruptionError, FormatError
-from memhier.store import Store, Transaction
+from memhier.store import Staging, Store, Transaction
 
 __all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
-VERSION = 5
+VERSION = 6
+
+
+_NAME = text(r"[A-Za-z0-9_-]{1,100}")
+_PART = text(r"p[0-9]{1,18}")
+_EFFORT = row(
+    integer(1, 2**31), real(), real(0), optional(integer(1, 2**20)), optional(integer(1, 2**20)), integer(0, 2**31),
+    real(), integer(1, 2**20),
+)  # fmt: skip
+_BY_K = text(r"[1-9][0-9]{0,9}")
+_PARTS = sequence(
+    record({"name": _PART, "rows": integer(0, 2**40), "ids": one_of("<u4", "<i8"), "alive": optional(_NAME)})
+)
+_CHECK = record(
+    {
+        "version": integer(),
+        "dtype": one_of("float32", "float16", "int8", "uint8"),
+        "space": record({
+            "metric": one_of(*METRICS), "dimension": integer(1, 2**20), "padded": integer(1, 2**21),
+            "scale": real(5e-324, 1e308),
+        }),
+        "coding": one_of(*CODINGS),
+        "lists": integer(1, 2**31),
+        "book_bytes": integer(1, 2**22),
+        "dram": integer(1),
+        "searches": integer(1, 2**16),
+        "seed": integer(0, 2**32),
+        "schema": mapping(one_of(*DTYPES)),
+        "next_part": integer(),
+        "next_id": integer(),
+        "trained_on": integer(),
+        "calibration": record({
+            "queries": integer(),
+            "vectors": integer(),
+            "changes": integer(),
+            "tuned": boolean,
+            "efforts": mapping(sequence(row(real(0, 1), _EFFORT, real(0)), 1), _BY_K, least=1),
+            "reached": mapping(real(0, 1), _BY_K, least=1),
+            "alone": sequence(row(real(0, 1), real(0))),
+        }),
+        "parts": _PARTS,
+        "pending": _PARTS,
+        "hot": sequence(row(_PART, integer())),
+        "id_kind": one_of("int64", "str"),
+    }
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,20 +144,32 @@ class Description:
         return {"version": VERSION} | values | {"space": asdict(self.space), "calibration": self.calibration.to_json()}
 
     @classmethod
-    def from_json(cls, values: dict[str, Any], path: object) -> Self:
-        """Return what :meth:`to_json` gave."""
-        version = values.pop("version", None)
+    def decode(cls, raw: bytes, path: object) -> Self:
+        """Return what the JSON text of :meth:`to_json` says.
+
+        Raises
+        ------
+        FormatError, CorruptionError
+            When it is of another version, or no description of an index.
+        """
+        where = f"{path}: the value 'index'"
+        version = decode_json(raw, where, record({"version": integer()})).get("version")
         if version != VERSION:
             raise FormatError(f"{path}: index format {version}, this memhier reads {VERSION}; build the index again")
-        values["space"] = PreviewSpace(**values["space"])
-        values["calibration"] = Calibration.from_json(values["calibration"])
-        return cls(**values)
+        values = decode_json(raw, where, _CHECK)
+        del values["version"]
+        with described(where):
+            values["space"] = PreviewSpace(**values["space"])
+            values["calibration"] = Calibration.from_json(values["calibration"])
+            return cls(**values)
 
 
-def write_preview(tx: Transaction, preview: Preview) -> None:
-    """Write lists and code book."""
+def write_preview(tx: Transaction | Staging, preview: Preview, *, radii: bool = True) -> None:
+    """Write lists and code book; `radii` tells whether with the radii of the lists, which change with every commit."""
     book = preview.book
-    arrays = {"router": preview.router.save(), "radii": preview.radii}
+    arrays: dict[str, npt.NDArray[Any]] = {"router": preview.router.save()}
+    if radii:
+        arrays["radii"] = preview.radii
     if isinstance(book, CodeBook):
         numbers = np.array([*book.dimensions, book.rotation.ndim], np.int64)
         arrays |= {
@@ -113,24 +187,37 @@ def write_preview(tx: Transaction, preview: Preview) -> None:
 
 def load_preview(store: Store, about: Description) -> Preview:
     """Return lists and code book as the catalog describes them."""
-    dimension = about.space.padded
-    try:
-        router = Router.load(store.read_segment("router"), about.lists, dimension)
-        radii = store.read_segment("radii").view(np.float32).reshape(about.lists)
+    dimension, inner = about.space.padded, about.space.metric == "ip"
+    with described(f"{store.path}: the preview"):
+        radii = stored_array(store, "radii", np.float32, (about.lists,))
+        router = Router.load(stored_array(store, "router", np.uint8, (-1,)), about.lists, dimension, store.path)
         if about.coding == "pq":
-            books = store.read_segment("codebook").view(np.float32)
-            return Preview(router, ProductBook(books.reshape(about.book_bytes, -1, CODES_PER_BOOK)), radii)
-        eight, four, two, one, axes = store.read_segment("book").view(np.int64).tolist()
-        raw = store.read_segment("rotation")
-        rotation = raw.view(np.int64) if axes == 1 else raw.view(np.float32).reshape(dimension, dimension)
-        book = CodeBook(
-            rotation,
-            (eight, four, two, one),
-            store.read_segment("alpha").view(np.float32).reshape(eight + four + two + one),
-            store.read_segment("share").view(np.float32).reshape(dimension),
-            float(store.read_segment("unit").view(np.float64)[0]),
-            store.read_segment("ratios").view(np.int32).reshape(4),
-        )
-    except ValueError as error:
-        raise CorruptionError(f"{store.path}: the preview is not as described: {error}") from error
-    return Preview(router, book, radii)
+            books = stored_array(store, "codebook", np.float32, (about.book_bytes, -1, CODES_PER_BOOK))
+            if books.shape[0] * books.shape[1] < dimension:
+                raise CorruptionError(f"{store.path}: a code book of {books.shape} for {dimension} dimensions")
+            return Preview(router, ProductBook(books), radii, inner)
+        book = _load_book(store, dimension)
+        if book.code_bytes != about.book_bytes:
+            raise CorruptionError(f"{store.path}: codes of {book.code_bytes} bytes, expected {about.book_bytes}")
+        return Preview(router, book, radii, inner)
+
+
+def _load_book(store: Store, dimension: int) -> CodeBook:
+    *widths, axes = stored_array(store, "book", np.int64, (5,)).tolist()
+    if not all(0 <= width <= dimension for width in widths) or not 0 < sum(widths) <= dimension or axes not in (1, 2):
+        raise CorruptionError(f"{store.path}: the segment 'book' says {[*widths, axes]} of {dimension} dimensions")
+    if axes == 2:
+        rotation = stored_array(store, "rotation", np.float32, (dimension, dimension))
+    else:
+        rotation = stored_array(store, "rotation", np.int64, (dimension,))
+        if not np.array_equal(np.sort(rotation), np.arange(dimension)):
+            raise CorruptionError(f"{store.path}: the segment 'rotation' is no order of {dimension} axes")
+    eight, four, two, one = widths
+    return CodeBook(
+        rotation,
+        (eight, four, two, one),
+        stored_array(store, "alpha", np.float32, (sum(widths),)),
+        stored_array(store, "share", np.float32, (dimension,)),
+        float(stored_array(store, "unit", np.float64, (1,))[0]),
+        stored_array(store, "ratios", np.int32, (4,)),
+    )

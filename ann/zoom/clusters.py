@@ -13,6 +13,8 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.pauses import pause
+
 __all__ = ["LONGEST", "Assigner", "deal_out", "train_centroids", "training_rows"]
 
 _FLAT_LISTS = 512
@@ -184,6 +186,7 @@ def _distinct(sample: Floats, most: int) -> Floats | None:
 
 
 def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
+    pause()
     if clusters >= len(sample):
         return sample[np.resize(np.arange(len(sample)), clusters)]
     few = _distinct(sample, clusters)

@@ -12,11 +12,12 @@ from memhier.ann.zoom.bitmaps import unpack
 from memhier.ann.zoom.blocks import codes_of
 from memhier.ann.zoom.codes import WIDTHS, CodeBook, chunks
 
-__all__ = ["PART_SHIFT", "Candidates", "CodedPart", "code_scan"]
+__all__ = ["PART_SHIFT", "REACH", "Candidates", "CodedPart", "code_scan"]
 
 _ROUNDING = 4e-6  # of the terms of an estimate, what single precision loses
 _NEAREST = 0.125  # of a vector's radius, that a query counts as away from the centroid at least; see the native scan
 PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
+REACH = 2.0  # spreads of a list's residuals beyond its centroid, that its best vector is taken to lie
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -53,14 +54,14 @@ class Candidates:
     positions
         int64 ``[q, limit]``: part and row of each; only the first ``counts`` of a row mean anything.
     lower, estimates
-        float32 ``[q, limit]``: lower bounds and estimates of squared distances in the preview's space.
+        float32 ``[q, limit]``: lower bounds and estimates of remoteness in the preview's space.
     counts
         int64 ``[q]``.
     thresholds
-        float32 ``[q]``: the k-th smallest upper bound, or the largest distance wanted where that is less.
+        float32 ``[q]``: the k-th smallest upper bound, or the most remoteness wanted where that is less.
     tally
-        int64 ``[q, 3]``: lists probed (of which any row may be found), codes scanned, and 1 where candidates were left
-        out for lack of room.
+        int64 ``[q, 4]``: lists probed (of which any row may be found), codes scanned, 1 where candidates were left out
+        for lack of room, and 1 where the probes ended before a list lay far enough beyond the first.
     """
 
     positions: Ints
@@ -82,8 +83,11 @@ def code_scan(
     *,
     eps: float,
     zeta: float = np.inf,
+    least: int = 0,
+    gap: float = np.inf,
     limit: int,
     most: Floats | None = None,
+    inner: Floats | None = None,
 ) -> Candidates:
     """Return of each query the rows whose lower bound is at most the k-th smallest upper bound.
 
@@ -106,10 +110,19 @@ def code_scan(
     zeta
         A list is passed over when, were its vectors all ``radius`` from its centroid, one as near as the k-th estimate
         so far would need a cosine above this between its residual and the query's.
+    least, gap
+        After `least` lists with rows that may be found, none is looked at from the first on whose squared distance
+        exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, from the first on whose
+        best vector, `REACH` spreads beyond its centroid, lies `gap` spreads beyond the k-th, the spread being that of
+        the widest list so far.
     limit
         The most candidates kept of a query, at least `k`; those with the lowest bounds stay.
     most
-        float32 ``[q]``: the largest squared distance that is wanted of each query; whatever there is when None.
+        float32 ``[q]``: the most remoteness that is wanted of each query; whatever there is when None.
+    inner
+        Where remoteness is ``-2 <q, x>``, and not a squared distance, float32 ``[q, 2]`` of queries of length one: how
+        many times a standard error is that of a query which is as residuals are, and what of a residual's length lies
+        along the query, root mean square.
     """
     count = len(queries)
     wanted = np.full(count, np.inf, np.float32) if most is None else most
@@ -119,18 +132,23 @@ def code_scan(
         np.zeros((count, limit), np.float32),
         np.empty(count, np.int64),
         np.empty(count, np.float32),
-        np.empty((count, 3), np.int64),
+        np.empty((count, 4), np.int64),
     )
     if backend.core is not None:
         packed = [(part.starts, part.codes, part.numbers, part.allowed) for part in parts]
         backend.core.code_scan(
             queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
-            book.ratios, k, eps, zeta, wanted, found.positions, found.lower, found.estimates, found.counts,
+            book.ratios, k, eps, zeta, least, gap, wanted, inner, found.positions, found.lower, found.estimates,
+            found.counts,
             found.thresholds, found.tally,
         )  # fmt: skip
         return found
+    settings = eps, zeta, least, gap
     for number, query in enumerate(queries):
-        _scan_one(found, number, query, probes[number], centroids, radii, book, parts, k, eps, zeta, wanted[number])
+        spread = None if inner is None else inner[number]
+        _scan_one(
+            found, number, query, probes[number], centroids, radii, book, parts, k, settings, wanted[number], spread
+        )
     return found
 
 
@@ -144,38 +162,67 @@ def _scan_one(
     book: CodeBook,
     parts: Sequence[CodedPart],
     k: int,
-    eps: float,
-    zeta: float,
+    settings: tuple[float, float, int, float],
     most: np.float32,
+    inner: Floats | None,
 ) -> None:
-    limit = found.positions.shape[1]
+    eps, zeta, least, gap = settings
     positions = np.empty(0, np.int64)
     estimates = margins = np.empty(0, np.float32)
-    probed = 0
+    probed, looked_at, open_, first, widest = 0, 0, True, 0.0, 0.0
     for chosen in probes[probes >= 0]:
         wanted = [_wanted_rows(part, int(chosen)) for part in parts]
         if not any(map(len, wanted)):
             continue
-        residual = query - centroids[chosen].astype(np.float32)
-        squared = float(residual @ residual)
-        distance, radius = squared**0.5, float(radii[chosen])
+        centroid, radius = centroids[chosen].astype(np.float32), float(radii[chosen])
         kth = min(_kth(estimates, k), float(most))
-        if radius > 0 and distance > 0 and squared + radius**2 - kth > zeta * 2 * distance * radius:
-            continue
-        probed += 1
-        for part_number, (part, rows) in enumerate(zip(parts, wanted, strict=True)):
+        if inner is None:
+            residual = query - centroid
+            squared = float(residual @ residual)
+            distance = along = squared**0.5
+            squares, roots, nearest = 1, 0, _NEAREST
+            first = squared if looked_at == 0 else first
+            away, unit = squared - first, abs(kth)
+        else:
+            residual, squared = query, -2 * float(query @ centroid)
+            distance, along = max(float(inner[0]), _NEAREST), float(inner[1])
+            squares, roots, nearest = 0, 2, 0.0
+            widest = max(widest, radius)
+            away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * widest
+        looked_at += 1
+        if looked_at > least and np.isfinite(kth) and away >= gap * unit:
+            open_ = False
+            break
+        far = (
+            kth < np.inf
+            and radius > 0
+            and (along > 0 or inner is not None)
+            and squared + squares * radius**2 - kth > zeta * 2 * along * radius
+        )
+        probed += not far
+        for part_number, (part, rows) in enumerate(zip(parts, wanted, strict=True)) if not far else ():
             sums, scale, offset = _dot(book, codes_of(part.codes, rows, book.dimensions), residual)
             lengths, factors, errors = book.numbers_of(part.numbers[:, rows])
             product = factors * scale * (sums - offset)
-            away = np.square(book.unit * lengths)
-            near = squared + away - 2 * book.unit * product
+            lengths_squared = np.square(book.unit * lengths)
+            near = squared + squares * lengths_squared - 2 * book.unit * product
+            terms = abs(squared) + squares * lengths_squared + roots * np.sqrt(lengths_squared)
             positions = np.append(positions, rows | part_number << PART_SHIFT)
             estimates = np.append(estimates, near.astype(np.float32))
             with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
-                apart = np.maximum(distance, _NEAREST * np.sqrt(away))
-                margin = 2 * eps * book.unit * apart * errors + _ROUNDING * (squared + away)
+                apart = np.maximum(distance, nearest * np.sqrt(lengths_squared))
+                margin = 2 * eps * book.unit * apart * errors + _ROUNDING * terms
             margins = np.append(margins, np.where(np.isnan(margin), np.inf, margin).astype(np.float32))
-    threshold = min(_kth(estimates + margins, k), float(most))
+    found.tally[number] = probed, len(positions), 0, open_
+    _keep(found, number, positions, estimates, margins, k, float(most))
+
+
+def _keep(
+    found: Candidates, number: int, positions: Ints, estimates: Floats, margins: Floats, k: int, most: float
+) -> None:
+    """Note of one query the rows whose lower bound is at most the k-th smallest upper bound."""
+    limit = found.positions.shape[1]
+    threshold = min(_kth(estimates + margins, k), most)
     lower = estimates - margins
     order = np.lexsort((positions, lower))
     order = order[lower[order] <= threshold]
@@ -185,7 +232,7 @@ def _scan_one(
     found.estimates[number, : len(kept)] = estimates[kept]
     found.counts[number] = len(kept)
     found.thresholds[number] = threshold
-    found.tally[number] = probed, len(positions), len(order) > len(kept)
+    found.tally[number, 2] = len(order) > len(kept)
 
 
 def _wanted_rows(part: CodedPart, chosen: int) -> Ints:

@@ -75,6 +75,34 @@ class CodeBook:
         """DRAM held, in bytes."""
         return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes
 
+    def wrongness(self, turned: Floats) -> Floats:
+        """Return of queries ``[n, d]`` the standard error of a product, by that of a query that is as residuals are."""
+        error = np.zeros(len(self.share), np.float32)
+        widths = np.repeat(WIDTHS, self.dimensions)
+        error[: len(widths)] = [_ERROR[int(width)] for width in widths]
+        error[len(widths) :] = _ERROR[0]
+        error *= self.share
+        usual = max(float(error @ self.share), 1e-30)
+        of_each: Floats = np.sqrt(np.einsum("ij,ij,j->i", turned, turned, error) / np.float32(usual))
+        return of_each
+
+    def spread(self, turned: Floats) -> Floats:
+        """Return what the products of queries ``[n, d]`` with residuals of length one are, root mean square."""
+        of_each: Floats = np.sqrt(np.einsum("ij,ij,j->i", turned, turned, self.share))
+        return of_each
+
+    def widened(self, more: int) -> "CodeBook":
+        """Return the book for vectors with so many further axes, which no code knows of."""
+        axes = len(self.share)
+        rotation: Any = (
+            np.concatenate([self.rotation, np.arange(axes, axes + more)])
+            if self.rotation.ndim == 1
+            else (np.eye(axes + more, dtype=np.float32))
+        )
+        if self.rotation.ndim == 2:
+            rotation[:axes, :axes] = self.rotation
+        return replace(self, rotation=rotation, share=np.concatenate([self.share, np.zeros(more, np.float32)]))
+
     def turn(self, vectors: Floats) -> Floats:
         """Return vectors ``[n, d]`` in the axes of the codes."""
         if self.rotation.ndim == 1:

@@ -8,19 +8,21 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibrate import Calibration, calibrate
+from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.clusters import deal_out, training_rows
 from memhier.ann.zoom.code_scan import CodedPart
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import SortedRows, raw_rows
 from memhier.ann.zoom.layout import Layout
+from memhier.ann.zoom.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.pages import page_order
 from memhier.ann.zoom.part import PartArrays
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview import Coding, Preview, train_preview
 from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.space import PreviewSpace
-from memhier.ann.zoom.truth import QUERIES, NeighbourTruth
+from memhier.ann.zoom.truth import QUERIES
 
 __all__ = ["Constructed", "construct"]
 
@@ -82,10 +84,10 @@ def construct(
     bar.set_description("assign")
     lists = np.empty(source.count, np.int32)
     # The held-out vectors act as queries, so they go through the queries' map.
-    queries = space.queries(source.take(held_out).astype(np.float32))
-    truth = NeighbourTruth(queries, held_out, source.count)
+    truth = play_queries(space, source.take(held_out).astype(np.float32), held_out, source.count, seed)
     assigner = preview.assigner()
     for start, block in source.blocks():
+        pause()
         mapped = space.vectors(block)
         turned, part = preview.turn(mapped), slice(start, start + len(block))
         lists[part] = assigner.assign(turned)
@@ -103,7 +105,7 @@ def construct(
     preview.arrange(codes)
     truth.finish(positions)
     bar.set_description("calibrate")
-    calibration = calibrate(preview, [CodedPart(starts, codes, numbers)], truth, rows.row_bytes)
+    calibration = calibrate_both(preview, [CodedPart(starts, codes, numbers)], truth, rows.row_bytes)
     ordered = np.empty_like(ids)
     ordered[positions] = ids
     arrays = PartArrays(starts, codes, numbers, ordered)
@@ -135,7 +137,8 @@ def _train(
     for start in range(0, wanted, _SAMPLE_BLOCK):  # its own copies are in double precision
         part = slice(start, start + _SAMPLE_BLOCK)
         sample[part] = space.vectors(source.take(rows[part]))
-    return train_preview(sample, layout.lists, coding, layout.code_bytes, seed, rotate=layout.rotate)
+    inner = space.metric == "ip"
+    return train_preview(sample, layout.lists, coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner)
 
 
 def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
@@ -161,6 +164,7 @@ def _encode(
     numbers = np.empty((2 if preview.coding == "rabitq" else 0, source.count), np.uint16)
     squared = np.zeros(preview.lists)
     for start, block in source.blocks():
+        pause()
         part = slice(start, start + len(block))
         place = positions[part]
         codes[place], numbers[:, place], radii = preview.encode(preview.turn(space.vectors(block)), lists[part])

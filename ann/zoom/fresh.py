@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.attributes import as_columns
 from memhier.ann.zoom.texts import Texts
+from memhier.ann.zoom.times import as_moments
 from memhier.kernels import distances
 
 __all__ = ["Fresh", "as_objects", "fresh_row_bytes"]
@@ -103,13 +104,18 @@ def fresh_row_bytes(row_bytes: int, attributes: Collection[str], texts: Texts | 
 
 def as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:
     """Return attributes as columns of Python values, None for null."""
-    columns = {}
+    columns: dict[str, npt.NDArray[Any]] = {}
     for name, column in as_columns(attributes, count).items():
+        if column.type is None:
+            columns[name] = np.full(count, None, object)
+            continue
         cells = column.read(np.arange(count))
         values = cells.values.astype(object)
         if column.type == "str":
             words = [word.decode() for word in column.words()]
             values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
+        elif column.type == "datetime":
+            values = as_moments(cells.values)
         elif column.type == "bool":
             values[:] = cells.values.astype(np.bool_)
         if cells.nulls is not None:

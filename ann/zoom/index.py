@@ -1,9 +1,9 @@
 """ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067, and what came after)."""
 
 import errno
-import json
 import shutil
 import warnings
+import weakref
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._callers import user_stacklevel
+from memhier._shield import close_made, shielded, shielded_giving
 from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
 from memhier.ann.zoom.attributes import COLUMN_BYTES
 from memhier.ann.zoom.bitmaps import BitmapCache, bitmap_bytes
@@ -22,7 +24,7 @@ from memhier.ann.zoom.catalog import KIND, Description, load_preview
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import workspace_bytes
 from memhier.ann.zoom.ids import as_ids, refuse_clashes
-from memhier.ann.zoom.layout import CONTEXTS_MOST, attribute_bytes, read_depth, scan_bytes
+from memhier.ann.zoom.layout import CONTEXTS_MOST, attribute_bytes, codes_can_grow, read_depth, scan_bytes
 from memhier.ann.zoom.life import IndexWriter
 from memhier.ann.zoom.part import PartFiles
 from memhier.ann.zoom.preview import CODINGS, Coding
@@ -64,7 +66,7 @@ class ZoomIndex(SearchedIndex):
         raw = store.get("index")
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
-        self._about = Description.from_json(json.loads(raw), store.path)
+        self._about = Description.decode(raw, store.path)
         self._cache = BitmapCache(max(1, attribute_bytes(self._about.dram) - _held_of_attributes(store, self._about)))
         reader = Reader(depth=read_depth(self._about.dram))
         try:
@@ -78,7 +80,15 @@ class ZoomIndex(SearchedIndex):
             raise
         self._writer: IndexWriter | None = None
         if store.writable:
-            self._writer = IndexWriter(store, reader, self._files, self._about, self._planned)
+            # Not strongly: an index that an interrupt has lost goes, and its lock with it, without a collection.
+            planned = weakref.WeakMethod(self._planned)
+
+            def memory(state: Snapshot) -> int:
+                method = planned()
+                assert method is not None, "the writer is used by its index alone"
+                return method(state)
+
+            self._writer = IndexWriter(store, reader, self._files, self._about, memory)
 
     @classmethod
     def build(
@@ -106,9 +116,11 @@ class ZoomIndex(SearchedIndex):
             A directory that does not exist yet; its parent does.
         vectors
             Array, memmap or h5py data set ``[n, d]``, a file that :func:`memhier.ann.open_vectors` reads, or an
-            iterator of blocks; float32, float16, int8 or uint8 (float64 is stored as float32). Read in blocks, never
-            held whole. A build takes DRAM for the codes, 32 bytes a vector, a training sample of at most 256 MiB
-            twice and some 200 MiB of blocks; and up to three times the vectors' size on disk while it runs.
+            iterator of blocks; float32, float16, int8 or uint8 (float64 and bfloat16 are stored as float32, and so are
+            other integers, unless it does not hold them exactly). ``[0, d]`` makes an index to be filled by
+            :meth:`add`; give `grow_to` then. Read in blocks, never held whole. A build takes DRAM for the codes, 32
+            bytes a vector, a training sample of at most 256 MiB twice and some 200 MiB of blocks; and up to three times
+            the vectors' size on disk while it runs.
         ids
             Integers ``[n]``, -1 excepted, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
             index has ids of that kind from then on.
@@ -125,8 +137,8 @@ class ZoomIndex(SearchedIndex):
             buffers of as many searches as run at a time, with their filters, marks of what was removed, vectors that
             were not yet written, and what :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit` work with.
             Beyond it come only what calls are given and return, Python's own objects, and :meth:`tune` and
-            :meth:`compact` while they run, which take what a build does. Longer codes, which let a search read less
-            for the same recall, are used as far as it allows.
+            :meth:`compact` while they run, also where a commit lets a thread compact, which take what a build does.
+            Longer codes, which let a search read less for the same recall, are used as far as it allows.
         grow_to
             Vectors that the index is to hold in that DRAM some day, where they are more than now.
         seed
@@ -138,6 +150,8 @@ class ZoomIndex(SearchedIndex):
         ------
         FileExistsError
             When `path` holds anything already.
+        FileNotFoundError
+            When the folder that `path` is to lie in does not exist.
         BudgetError
             When `dram` is too small; the message says what would be enough.
         ValueError, TypeError
@@ -172,14 +186,18 @@ class ZoomIndex(SearchedIndex):
         calibration = index._state.calibration
         reached = min(calibration.reached.values())
         if reached < TARGET - 0.01:
+            longer = codes_can_grow(index._state.preview.book.code_bytes, index.dimension, metric, preview)
+            advice = f": more dram than {dram!r} makes longer codes" if longer else ""
+            more = "give candidates= and nprobe=" if preview == "pq" else "searches for more compare vectors exactly"
             warnings.warn(
-                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors: "
-                f"more dram than {dram!r} makes longer codes; search takes nprobe= and candidates=",
+                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
+                f"{more}, and read more for it{advice}",
                 stacklevel=2,
             )
         return index
 
     @classmethod
+    @shielded_giving(close_made)
     def open(cls, path: str | PathLike[str], *, writable: bool = False, verify: Verify = "read") -> Self:
         """Open the index at `path`.
 
@@ -208,6 +226,7 @@ class ZoomIndex(SearchedIndex):
             store.close()
             raise
 
+    @shielded
     def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> npt.NDArray[Any]:
         """Add vectors; searches find them at once, and :meth:`commit` makes them durable.
 
@@ -239,6 +258,7 @@ class ZoomIndex(SearchedIndex):
             self._state, found = writer.add(self._state, matrix, names, attributes)
         return found.values()
 
+    @shielded
     def remove(self, ids: object) -> None:
         """Remove vectors; searches no longer find them, and :meth:`commit` makes it durable.
 
@@ -252,8 +272,19 @@ class ZoomIndex(SearchedIndex):
         with writer.lock:
             self._state = writer.remove(self._state, names)
 
+    @shielded
     def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None) -> None:
-        """Replace vectors, and their attributes, in one step.
+        """Replace vectors, and of their attributes those that are given, in one step.
+
+        Parameters
+        ----------
+        ids
+            Of vectors that are in the index, each once.
+        vectors
+            As in :meth:`add`, one for each id.
+        attributes
+            As in :meth:`build`. An attribute that is not given keeps its values: a column that is not there or, of a
+            dict for each vector, a name that its dict has not. None as a value is null.
 
         Raises
         ------
@@ -272,11 +303,35 @@ class ZoomIndex(SearchedIndex):
         Parameters
         ----------
         compact
-            Whether to :meth:`compact` as well. None does once additions and removals exceed three tenths of the vectors
-            that the index was made for, or a twentieth and a list has grown to eight times the mean, so that recall
-            stays that of a build; not after :meth:`tune`, which it undoes.
+            Whether to :meth:`compact` as well. None lets a thread make the index anew, beside the calls that follow,
+            once additions and removals exceed three tenths of the vectors that it was made for, or a twentieth and a
+            list has grown to eight times the mean; not after :meth:`tune`, which it undoes. Until a later commit takes
+            over what the thread has made, searches look further instead, so that recall stays that of a build.
+
+        Warns
+        -----
+        UserWarning
+            When the thread failed since the last commit, with its error. This commit is made all the same.
+
+        Notes
+        -----
+        A commit writes what was added since the last one, and joins few rows that were written before; it leaves more
+        to threads, and waits for these as long as they waited for it, where it follows close on another. What they
+        have not finished at :meth:`close`, or when the process dies, is begun anew by the first commit of whoever opens
+        the index next. ``stats()["renewal"]`` tells how it stands: ``none``, ``due`` (by the next commit), ``running``,
+        ``ready`` (to be taken over by the next commit) or ``failed: ...``.
         """
         writer = self._check_writable()
+        self._commit(writer, compact)
+        for failure in writer.failures():
+            warnings.warn(
+                f"the index could not be made anew, or its parts joined, beside its commits: {failure!r}. What was "
+                f"committed is there and found; it is tried again once more has changed, and compact() does it at once",
+                stacklevel=user_stacklevel(),
+            )
+
+    @shielded
+    def _commit(self, writer: IndexWriter, compact: bool | None) -> None:
         with writer.lock:
             self._state = writer.commit(self._state, compact)
 
@@ -287,6 +342,7 @@ class ZoomIndex(SearchedIndex):
         """
         self.commit(compact=True)
 
+    @shielded
     def tune(self, queries: npt.ArrayLike) -> None:
         """Calibrate recall for queries like these, and hold the pages they ask for most in DRAM where that pays.
 
@@ -311,6 +367,7 @@ class ZoomIndex(SearchedIndex):
                 writer.keep_tuning(state)
             self._state = state
 
+    @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
         """Copy what was last committed into the new directory `path`, while it is searched and changed."""
         self._check_open()
@@ -355,7 +412,8 @@ class ZoomIndex(SearchedIndex):
         filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
         # What was removed, as it is and as it will be.
         removals = sum(bitmap_bytes(len(part)) * (1 + (part.alive is None)) for part in state.parts)
-        return self._bytes_of(state) + max(0, idle) + filters + removals * (self._about.coding == "rabitq")
+        joins = 0 if self._writer is None else self._writer.beside_bytes
+        return self._bytes_of(state) + max(0, idle) + filters + removals * (self._about.coding == "rabitq") + joins
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes, what a search takes by default, and what the reader has done since open."""
@@ -379,9 +437,12 @@ class ZoomIndex(SearchedIndex):
             "nprobe": effort.nprobe,
             "candidates": effort.candidates,
             "calibrated_recall": min(state.calibration.reached.values()),
+            "calibrated_vectors": state.calibration.vectors,
+            "renewal": "none" if self._writer is None else self._writer.renewal(state),
             **self._reader.stats(),
         }
 
+    @shielded
     def check(self) -> list[str]:
         """Read the whole index and return every inconsistency found, empty when there is none."""
         self._check_open()
@@ -392,10 +453,13 @@ class ZoomIndex(SearchedIndex):
         strangers = [(part.name, part.strangers()) for part in self._state.parts]
         return [f"part {name}: {count} ids are not those of their rows" for name, count in strangers if count]
 
+    @shielded
     def close(self) -> None:
         """Release files and memory; further calls raise :class:`ClosedError`. May be called twice."""
         with nullcontext() if self._writer is None else self._writer.lock:
             self._closed = True
+            if self._writer is not None:
+                self._writer.close()
             self._reader.close()
             self._store.close()
 

@@ -13,7 +13,9 @@ _LONG = 2 * LONGEST  # times the mean: how long a list may grow
 _LONG_CHANGES = 0.05  # of the vectors, before which a long list is not worth a compaction
 
 
-def first_to_join(state: Snapshot, earliest: int, room: int, *, strings: int, with_rows: bool) -> int:
+def first_to_join(
+    state: Snapshot, earliest: int, room: int, *, strings: int, with_rows: bool, most: int | None = None
+) -> int:
     """Return the part, from number `earliest` on, from which on all are written anew.
 
     So sizes fall by a factor from part to part, and no part holds more rows that were removed than others; as far as
@@ -27,11 +29,15 @@ def first_to_join(state: Snapshot, earliest: int, room: int, *, strings: int, wi
         Bytes of DRAM.
     strings, with_rows
         As in `memhier.ann.zoom.merge.merged_bytes`.
+    most
+        Rows to write; None for any number.
     """
     parts = state.parts
     first, rows = len(parts), 0
     for number in range(len(parts) - 1, earliest - 1, -1):
         part = parts[number]
+        if most is not None and sum(each.alive_count for each in parts[number:]) > most:
+            break
         if merged_bytes(parts[number:], state.preview, strings, with_rows) > room:
             break
         if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):

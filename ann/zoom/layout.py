@@ -18,6 +18,7 @@ __all__ = [
     "PART_BYTES",
     "Layout",
     "attribute_bytes",
+    "codes_can_grow",
     "fresh_bytes",
     "lists_anew",
     "plan_layout",
@@ -73,6 +74,11 @@ class Layout:
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
     return max(64 << 10, min(512 << 10, dram // 256))
+
+
+def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Coding) -> bool:
+    """Return whether a larger budget makes codes longer than `code_bytes`."""
+    return code_bytes < max(size for _, size, _ in _choices(core_dimension(metric, dimension), coding))
 
 
 def fresh_bytes(dram: int) -> int:

@@ -2,36 +2,42 @@
 
 A part is committed to the store as soon as it is written, so that it can be read, but as *pending*: only the index's
 own commit makes it one of the index's parts. What is pending when a process dies is dropped by the next writer.
+
+A commit writes the vectors that wait and joins few rows. More are joined beside the commits (`renewals`), as is the
+index made anew where it has changed too much; a later commit takes over the files.
 """
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
-from memhier.ann.zoom.attributes import Schema, chain, merge_schema, write_attributes
+from memhier.ann.zoom.attributes import Schema, merge_schema, write_attributes
+from memhier.ann.zoom.begun import begun
+from memhier.ann.zoom.carried import write_carried
 from memhier.ann.zoom.catalog import Description, write_preview
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.codes import CodeBook
-from memhier.ann.zoom.construct import construct
 from memhier.ann.zoom.fresh import Fresh, as_objects, fresh_row_bytes
 from memhier.ann.zoom.fullview import RowWriter, raw_rows
-from memhier.ann.zoom.ids import Ids, Located, locate_all, refuse_known, texts_at
+from memhier.ann.zoom.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.joins import first_to_join, outgrown
+from memhier.ann.zoom.kept import Kept, values_kept
 from memhier.ann.zoom.layout import Layout, fresh_bytes, lists_anew
-from memhier.ann.zoom.merge import Merged, PartsSource, merge_parts, radii_of
-from memhier.ann.zoom.part import Part, PartArrays, PartFiles
+from memhier.ann.zoom.merge import Merged, Spread, merge_parts, merged_bytes, radii_of, spread_of
+from memhier.ann.zoom.part import Part, PartFiles
+from memhier.ann.zoom.preview import Preview
+from memhier.ann.zoom.renewal import WRITTEN_BYTES, Made, Renewed, Task, recoded, renew
+from memhier.ann.zoom.renewals import Renewals
 from memhier.ann.zoom.room import check_range, check_room
 from memhier.ann.zoom.search import Snapshot
 from memhier.ann.zoom.spill import spilled
-from memhier.ann.zoom.stored_texts import in_order, write_texts
-from memhier.ann.zoom.texts import Texts
+from memhier.ann.zoom.stored_texts import write_texts
 from memhier.errors import BudgetError, ClosedError
 from memhier.ranking import HotPages
 from memhier.reader import PAGE_BYTES, Reader
@@ -40,7 +46,10 @@ from memhier.store import Store, Transaction
 __all__ = ["IndexWriter"]
 
 _BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for what waits to be written of each segment
-_WRITTEN_BYTES = 64  # of a row of an attribute that is being written
+_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew beside those that waited, or as many times these
+_ROUNDS = 4  # of making up for parts that came meanwhile, before a commit takes ever more on itself
+_JOIN_BYTES = 256 << 10  # of the reader and the buffers of a join
+_FIRST_TRAINED = 256  # vectors that an index which was built without any is first made anew for
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -72,6 +81,7 @@ class IndexWriter:
         self._dirty = False
         self._held: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
+        self._renewals = Renewals()
         # What a change may hold beside what is counted: vectors that wait are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
         share = int(_BUFFER_SHARE * about.dram) // PAGE_BYTES * PAGE_BYTES
@@ -86,9 +96,12 @@ class IndexWriter:
             return self._add(state, vectors, ids, attributes)
 
     def update(self, state: Snapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> Snapshot:
-        """Return the snapshot with other vectors for these ids."""
+        """Return the snapshot with other vectors for these ids, and the attributes that are not given as they were."""
         with self._all_or_nothing(state):
-            return self._add(self._remove(state, ids), vectors, ids, attributes)[0]
+            if len(ids) != len(vectors):
+                raise ValueError(f"ids has {len(ids)} entries for {len(vectors)} vectors: expected one for each")
+            kept = values_kept(state, ids, attributes)
+            return self._add(self._remove(state, ids), vectors, ids, attributes, kept)[0]
 
     def remove(self, state: Snapshot, ids: Ids) -> Snapshot:
         """Return the snapshot without these ids."""
@@ -96,21 +109,45 @@ class IndexWriter:
             return self._remove(state, ids)
 
     def commit(self, state: Snapshot, compact: bool | None) -> Snapshot:
-        """Make the snapshot durable, and join small parts.
+        """Make the snapshot durable, join small parts, and take over what was written anew beside the commits.
 
-        Where `compact`, or None and it no longer fits what it was made for, make all of it anew from its vectors:
-        lists, codes and calibration.
+        Where `compact`, make all of it anew from its vectors: lists, codes and calibration. Where None and it no longer
+        fits what it was made for, begin to do so beside the commits that follow.
         """
         with self._all_or_nothing(state):
+            rows = len(state.fresh)
             state = self._spill(state)
-            if compact or (compact is None and outgrown(state)):
-                return self._renew(state) if state.count else self._rewrite(state, 0, durable=True)
-            if not self._dirty:
-                return state
-            return self._rewrite(state, self._first_to_join(state, 0), durable=True)
+            if compact or (compact is None and not state.count and outgrown(state)):
+                self._renewals.stop()
+                return self._renew(state) if state.count else self._rewrite(state, 0)
+            following = self._commit_made(state, max(_FEW_ROWS, _ROWS_TIMES * rows))
+        try:
+            self._begin_beside(following, compact)
+        except (MemoryError, OSError, RuntimeError, ClosedError) as error:  # the commit is made all the same
+            self._renewals.failed(error, following.calibration.changes)
+        self._renewals.give_way()
+        return following
+
+    def close(self) -> None:
+        """End what goes on beside the commits, after the step that is under way."""
+        self._renewals.stop()
+
+    def failures(self) -> list[BaseException]:
+        """Return what failed beside the commits and was not told yet."""
+        return self._renewals.failures()
+
+    def renewal(self, state: Snapshot) -> str:
+        """Return how it stands with making the index anew, as `ZoomIndex.stats` tells it."""
+        return self._renewals.stats(due=self._is_due(state))
+
+    @property
+    def beside_bytes(self) -> int:
+        """DRAM of what is joined beside the commits, in bytes."""
+        return self._renewals.planned_bytes
 
     def keep_tuning(self, state: Snapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
+        self._renewals.stop()  # it would undo the tuning
         names = {part.places.file: part.name for part in state.parts}
         hot = [(names[key >> 40], key & ((1 << 40) - 1)) for key in state.hot.keys.tolist()]
         with self._all_or_nothing(state), self._begin() as tx:
@@ -124,7 +161,8 @@ class IndexWriter:
         about, dirty = self.about, self._dirty
         self._held = frozenset(part.name for part in state.parts)
         try:
-            yield
+            with self._renewals.caller.working():
+                yield
         except BaseException:
             # The numbers of parts stay used: what was written under them is still in the store.
             self.about, self._dirty = replace(about, next_part=self.about.next_part), dirty
@@ -133,7 +171,12 @@ class IndexWriter:
             self._held = frozenset()
 
     def _add(
-        self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any
+        self,
+        state: Snapshot,
+        vectors: npt.NDArray[Any],
+        ids: Ids | None,
+        attributes: Any,
+        kept: Mapping[str, Kept] | None = None,
     ) -> tuple[Snapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
         if len(names) != len(vectors):
@@ -145,7 +188,10 @@ class IndexWriter:
         if attributes is not None:
             schema = merge_schema(schema, attributes, len(vectors))
             columns = as_objects(attributes, len(vectors))
-        check_range(state.space, vectors)
+        if kept:
+            columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
+        # Of an index that begins without vectors the space follows from the first.
+        check_range(state.space, vectors, begun=not self._is_untrained(state))
         state = self._make_room(state, names, schema)
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
@@ -164,7 +210,7 @@ class IndexWriter:
             more = Fresh(vectors[part], ids.numbers, values, ids.texts)
             if len(state.fresh) + len(more) > most:
                 state = self._spill(state)
-                state = self._rewrite(state, self._first_to_join(state, len(self.about.parts)), durable=False)
+                state = self._join_pending(state)
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
@@ -188,9 +234,11 @@ class IndexWriter:
 
     def _spill(self, state: Snapshot) -> Snapshot:
         """Write the fresh vectors, if there are any, as a pending part."""
-        fresh, preview, about = state.fresh, state.preview, self.about
-        if not len(fresh):
+        if not len(state.fresh):
             return state
+        if first := self._is_untrained(state):
+            state = begun(state, self.about.seed)
+        fresh, preview, about = state.fresh, state.preview, self.about
         arrays, order = spilled(state, self._work_bytes)
         name = f"p{about.next_part}"
         with self._begin() as tx:
@@ -205,73 +253,181 @@ class IndexWriter:
             if fresh.texts is not None:
                 write_texts(tx, f"{name}-texts", [fresh.texts.take(order)])
             pending = [*about.pending, arrays.about(name)]
+            if first:
+                write_preview(tx, preview)
+                about = replace(about, space=state.space, calibration=state.calibration)
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
-        parts = (*state.parts, self._open(name, arrays, state, durable=False))
-        preview = replace(preview, radii=radii_of([each.arrays for each in parts], preview))
+        parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, state.schema))
+        preview = replace(preview, radii=radii_of(spread_of(each.arrays, preview) for each in parts))
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
-    def _rewrite(self, state: Snapshot, first: int, *, durable: bool) -> Snapshot:
-        """Write the parts from number `first` on as one, and where `durable` make the whole snapshot that of the index.
-
-        Otherwise the parts are pending ones.
-        """
-        about, kept, joined = self.about, state.parts[:first], state.parts[first:]
-        if not durable and not joined:
+    def _commit_made(self, state: Snapshot, few: int) -> Snapshot:
+        """Make a snapshot durable, with what is ready, where that leaves few rows to write anew now."""
+        self._renewals.collect(state.calibration.changes)
+        renewed = self._renewals.renewed
+        if renewed is not None:
+            rest = sum(part.alive_count for part in state.parts[len(renewed.replaced) :])
+            if rest <= few << min(max(0, renewed.rounds - _ROUNDS), 40):  # whatever is added meanwhile, it ends
+                self._renewals.stop_joins()
+                self._renewals.take_renewed()
+                return self._switch(state, renewed)
+        if not self._dirty and self._renewals.made is None:
             return state
-        merged, name = None, f"p{about.next_part}"
-        with self._begin() as tx:
-            if any(part.alive_count for part in joined):
-                merged = self._merge(tx, name, state, first)
-                about = replace(about, next_part=about.next_part + 1)
-            made = [] if merged is None else [merged.arrays.about(name)]
-            arrays = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
-            preview = replace(state.preview, radii=radii_of(arrays, state.preview)) if arrays else state.preview
-            if durable:
-                kept = self._write_alive(tx, kept)
+        first = self._first_to_join(state, self._renewals.held(state.parts), few)
+        return self._rewrite(state, first, self._renewals.take_made())
+
+    def _begin_beside(self, state: Snapshot, compact: bool | None) -> None:
+        """Let threads begin what is called for, now that all of a snapshot is durable."""
+        renewals, about, changes = self._renewals, self.about, state.calibration.changes
+        if (renewed := renewals.renewed) is not None:
+            renewals.make_up(self._task(state, state.parts[len(renewed.replaced) :]))
+        elif compact is None and not renewals.renewing and self._is_due(state) and renewals.may_start(changes):
+            renewals.start_renewal(self._task(state, state.parts), self._layout_anew(state), about.seed, changes)
+        elif not renewals.joining and renewals.may_start(changes):
+            first = self._first_to_join(state, renewals.held(state.parts), None, _JOIN_BYTES + self._work_bytes)
+            if first < len(state.parts):
+                planned = merged_bytes(state.parts[first:], state.preview, self._texts(), True)
+                planned += _JOIN_BYTES + self._work_bytes
+                renewals.start_join(self._task(state, state.parts[first:]), planned)
+
+    def _is_due(self, state: Snapshot) -> bool:
+        trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
+        return trained and state.count > 0 and outgrown(state)
+
+    def _is_untrained(self, state: Snapshot) -> bool:
+        return not self.about.trained_on and not state.parts
+
+    def _task(self, state: Snapshot, parts: tuple[Part, ...]) -> Task:
+        """Return the task to write parts anew as one, whose name is taken from now on."""
+        name = f"p{self.about.next_part}"
+        self.about = replace(self.about, next_part=self.about.next_part + 1)
+        return Task(
+            self._store, name, parts, state.preview, state.space, state.dtype, self.about.schema,
+            self._work_bytes, self._buffer_bytes,
+        )  # fmt: skip
+
+    def _rewrite(self, state: Snapshot, first: int, made: Made | None = None) -> Snapshot:
+        """Make a snapshot durable: its parts, those from number `first` on as one, `made` in the place of others."""
+        about, name = self.about, f"p{self.about.next_part}"
+        kept, merged = _in_place(state.parts[:first], made), None
+        try:
+            with self._begin() as tx:
+                entries, parts = self._written(tx, kept, state)
+                spreads = [_spread_of(piece, state.preview) for piece in kept]
+                if any(part.alive_count for part in state.parts[first:]):
+                    merged = self._merge(tx, name, state, first)
+                    entries.append(merged.arrays.about(name))
+                    spreads.append(spread_of(merged.arrays, state.preview))
+                preview = replace(state.preview, radii=radii_of(spreads)) if spreads else state.preview
                 tx.segment("radii").append(preview.radii)
-                about = replace(about, parts=[part.about() for part in kept] + made, pending=[])
-            else:
-                about = replace(about, pending=about.pending[: first - len(about.parts)] + made)
-            self._publish(tx, about, durable=durable)
+                about = replace(about, next_part=about.next_part + 1, parts=entries, pending=[])
+                self._publish(tx, about, durable=True)
+        except BaseException:
+            if made is not None:
+                made.drop()
+            raise
+        self._lost = True  # what was committed is another state than the last one until it is open
+        opened = [part or self._load(entry, state) for part, entry in zip(parts, entries, strict=False)]
         if merged is not None:
-            kept = (*kept, self._open(name, merged.arrays, state, durable=durable))
+            opened.append(self._files.open(name, merged.arrays, state.row_bytes, state.schema))
+        self._lost = False
+        return replace(state, parts=tuple(opened), preview=preview, hot=_hot_of(state.hot, opened))
+
+    def _join_pending(self, state: Snapshot) -> Snapshot:
+        """Join pending parts, as far as their sizes call for it; the new one is pending, too."""
+        about, name = self.about, f"p{self.about.next_part}"
+        first = self._first_to_join(state, len(about.parts))
+        kept, merged = state.parts[:first], None
+        if first == len(state.parts):
+            return state
+        with self._begin() as tx:
+            if any(part.alive_count for part in state.parts[first:]):
+                merged = self._merge(tx, name, state, first)
+            entries = [] if merged is None else [merged.arrays.about(name)]
+            spreads = [_spread_of(part, state.preview) for part in kept]
+            spreads += [] if merged is None else [spread_of(merged.arrays, state.preview)]
+            pending = about.pending[: first - len(about.parts)] + entries
+            self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
+        if merged is not None:
+            kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, state.schema))
+        preview = replace(state.preview, radii=radii_of(spreads)) if spreads else state.preview
         return replace(state, parts=kept, preview=preview, hot=_hot_of(state.hot, kept))
 
     def _renew(self, state: Snapshot) -> Snapshot:
         """Write all parts as one, with lists and codes that are made for what they hold now."""
-        about, scratch, book = self.about, self._store.path / "tmp", state.preview.book
-        source = PartsSource(state.parts, state.dtype, state.space.dimension, self._reader)
-        spare = about.dram - self._memory(state)
-        lists = lists_anew(source.count, state.preview.lists, state.space.padded, about.dram, spare)
-        rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
-        layout = Layout(lists, book.code_bytes, state.space.padded, rotate, about.searches, about.dram)
-        name = f"p{about.next_part}"
-        try:
-            with tqdm(disable=True) as bar:
-                made = construct(source, source.ids, state.space, layout, "rabitq", about.seed, scratch, bar)
-            with self._begin() as tx:
-                for _ in made.rows.write(RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)):
-                    pass
-                made.arrays.write(tx, name)
-                write_preview(tx, made.preview)
-                self._write_attributes(tx, name, state.parts, source.rows[made.order])
-                self._write_texts(tx, name, state, 0, source.rows[made.order])
-                about = replace(about, next_part=about.next_part + 1, lists=lists, trained_on=source.count)
-                about = replace(about, book_bytes=made.preview.book.code_bytes, calibration=made.calibration)
-                about = replace(about, parts=[made.arrays.about(name)], pending=[], hot=[])
-                self._publish(tx, about, durable=True)
-        finally:
-            for leftover in scratch.iterdir():
-                leftover.unlink()
-        state = replace(state, preview=made.preview, calibration=made.calibration, hot=HotPages.none())
-        return replace(state, parts=(self._open(name, made.arrays, state, durable=True),))
+        task, layout = self._task(state, state.parts), self._layout_anew(state)
+        changes = state.calibration.changes
+        return self._switch(state, renew(task, layout, self.about.seed, changes))
 
-    def _open(self, name: str, arrays: PartArrays, state: Snapshot, *, durable: bool) -> Part:
-        """Return the part that was just written."""
-        self._lost = durable  # what was committed is another state than the last one until it is open
-        part = self._files.open(name, arrays, state.row_bytes, state.schema)
+    def _switch(self, state: Snapshot, renewed: Renewed) -> Snapshot:
+        """Make a snapshot durable as one that was made anew, with the parts that came meanwhile."""
+        about, preview = self.about, renewed.preview
+        task = self._task(state, state.parts[len(renewed.replaced) :])
+        try:
+            with self._begin() as tx:
+                entries, _ = self._written(tx, renewed.parts, state)
+                spreads = [made.spread for made in renewed.parts]
+                tx.adopt(renewed.staging)
+                if any(part.alive_count for part in task.parts):
+                    arrays, rows = recoded(tx, task, task.parts, preview, self._reader)
+                    arrays.write(tx, task.name)
+                    write_carried(tx, task.name, task.parts, task.schema, rows, task.written_rows)
+                    entries.append(arrays.about(task.name))
+                    spreads.append(spread_of(arrays, preview))
+                preview = replace(preview, radii=radii_of(spreads))
+                tx.segment("radii").append(preview.radii)
+                calibration = renewed.calibration.changed(state.calibration.changes - renewed.changes)
+                about = replace(self.about, lists=preview.lists, book_bytes=preview.book.code_bytes, hot=[])
+                about = replace(about, trained_on=calibration.vectors, calibration=calibration)
+                self._publish(tx, replace(about, parts=entries, pending=[]), durable=True)
+        except BaseException:
+            renewed.drop()
+            raise
+        state = replace(state, preview=preview, calibration=calibration, hot=HotPages.none())
+        self._lost = True  # what was committed is another state than the last one until it is open
+        parts = tuple(self._load(entry, state) for entry in entries)
         self._lost = False
-        return part
+        return replace(state, parts=parts)
+
+    def _layout_anew(self, state: Snapshot) -> Layout:
+        about, book, padded = self.about, state.preview.book, state.space.padded
+        spare = about.dram - self._memory(state)
+        count = sum(part.alive_count for part in state.parts)
+        lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
+        rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
+        return Layout(lists, book.code_bytes, padded, rotate, about.searches, about.dram)
+
+    def _written(
+        self, tx: Transaction, pieces: Sequence[Part | Made], state: Snapshot
+    ) -> tuple[list[dict[str, Any]], list[Part | None]]:
+        """Return the catalog's entries of parts, with those that are open; take over what was made beside commits.
+
+        Which rows were removed is written where that changed since the last commit.
+        """
+        entries: list[dict[str, Any]] = []
+        parts: list[Part | None] = []
+        for piece in pieces:
+            part, alive = None, None
+            if isinstance(piece, Part):
+                part, entry = piece, piece.about()
+                alive = part.alive if part.alive_name is None else None
+            else:
+                tx.adopt(piece.staging)
+                entry = piece.entry
+                alive = piece.alive([each for each in state.parts if each.name in piece.replaced])
+            if alive is not None:
+                name = f"{piece.name}-alive{self._store.generation + 1}"
+                tx.segment(name).append(alive)
+                entry = entry | {"alive": name}
+                part = None if part is None else replace(part, alive_name=name)
+            entries.append(entry)
+            parts.append(part)
+        return entries, parts
+
+    def _load(self, entry: dict[str, Any], state: Snapshot) -> Part:
+        """Open a part that a commit has just taken over."""
+        shape = state.preview.lists, state.preview.book.code_bytes, 2
+        return self._files.load(entry, shape, state.row_bytes, state.schema)
 
     def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int) -> Merged:
         """Write the rows of the parts from number `first` on, with what goes with them."""
@@ -280,47 +436,16 @@ class IndexWriter:
         merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
         merged.arrays.write(tx, name)
         if merged.rows is not None:
-            self._write_attributes(tx, name, joined, merged.rows)
-            self._write_texts(tx, name, state, first, merged.rows)
+            write_carried(tx, name, joined, self.about.schema, merged.rows, self._written_rows)
         return merged
 
     def _moves_rows(self, state: Snapshot) -> bool:
         """Return whether there is more to a row than its vector and its number."""
         return bool(self.about.schema) or state.id_kind == "str"
 
-    def _write_attributes(self, tx: Transaction, name: str, parts: Sequence[Part], rows: npt.NDArray[Any]) -> None:
-        """Write the attributes of rows, counted through all parts."""
-        schema = self.about.schema
-        if schema:
-            attributes = [part.attributes for part in parts if part.attributes is not None]
-            write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows, self._written_rows)
-
     @property
     def _written_rows(self) -> int:
-        return max(1, self._work_bytes // _WRITTEN_BYTES)
-
-    def _write_texts(self, tx: Transaction, name: str, state: Snapshot, first: int, rows: npt.NDArray[Any]) -> None:
-        """Write the strings that are ids of rows, counted through all parts from number `first` on, if they are."""
-        offsets = np.cumsum([0, *map(len, state.parts[first:])])
-
-        def take(some: npt.NDArray[Any]) -> Texts:
-            part = np.searchsorted(offsets, some, side="right") - 1
-            positions = (part + first) << PART_SHIFT | (some.astype(np.int64) - offsets[part])
-            return texts_at(state.parts, state.fresh, Located(positions, np.full(len(some), -1)))
-
-        if state.id_kind == "str":
-            write_texts(tx, f"{name}-texts", in_order(take, rows))
-
-    def _write_alive(self, tx: Transaction, parts: Sequence[Part]) -> tuple[Part, ...]:
-        """Write which rows were removed, where that changed since the last commit."""
-        written = []
-        for part in parts:
-            if part.alive is not None and part.alive_name is None:
-                name = f"{part.name}-alive{self._store.generation + 1}"
-                tx.segment(name).append(part.alive)
-                part = replace(part, alive_name=name)
-            written.append(part)
-        return tuple(written)
+        return max(1, self._work_bytes // WRITTEN_BYTES)
 
     def _publish(self, tx: Transaction, about: Description, *, durable: bool) -> None:
         """Commit a transaction with a new description, dropping the segments that nobody needs.
@@ -386,9 +511,26 @@ class IndexWriter:
         check(state)
         return state
 
-    def _first_to_join(self, state: Snapshot, earliest: int) -> int:
-        room, strings = self.about.dram - self._memory(state), list(self.about.schema.values()).count("str")
-        return first_to_join(state, earliest, room, strings=strings, with_rows=self._moves_rows(state))
+    def _first_to_join(self, state: Snapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
+        room = self.about.dram - self._memory(state) - reserved
+        with_rows = self._moves_rows(state) or reserved > 0
+        return first_to_join(state, earliest, room, strings=self._texts(), with_rows=with_rows, most=most)
+
+    def _texts(self) -> int:
+        return list(self.about.schema.values()).count("str")
+
+
+def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
+    """Return the parts with one that was made in the place of those that it replaces."""
+    if made is None:
+        return [*parts]
+    first = [part.name for part in parts].index(made.replaced[0])
+    assert tuple(part.name for part in parts[first : first + len(made.replaced)]) == made.replaced
+    return [*parts[:first], made, *parts[first + len(made.replaced) :]]
+
+
+def _spread_of(piece: Part | Made, preview: Preview) -> Spread:
+    return spread_of(piece.arrays, preview) if isinstance(piece, Part) else piece.spread
 
 
 def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:

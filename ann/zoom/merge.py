@@ -1,23 +1,25 @@
 """Writing several parts as one: what was removed goes, and all is in list order again."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._shield import check_interrupt
 from memhier.ann.zoom.blocks import codes_of, interleave
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.codes import CodeBook
 from memhier.ann.zoom.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.pages import page_order
 from memhier.ann.zoom.part import Part, PartArrays, compact_ids
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview import Preview
 from memhier.ann.zoom.source import VectorSource
 from memhier.reader import Reader
 
-__all__ = ["Merged", "PartsSource", "alive_blocks", "merge_parts", "merged_bytes", "radii_of"]
+__all__ = ["Merged", "PartsSource", "Spread", "alive_blocks", "merge_parts", "merged_bytes", "radii_of", "spread_of"]
 
 _CHUNK_BYTES = 16 << 20  # held while vectors are put in order
 _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
@@ -60,7 +62,12 @@ class _Chunk:
 
 
 def merge_parts(
-    parts: Sequence[Part], preview: Preview, reader: Reader, writer: RowWriter, work_bytes: int, with_rows: bool
+    parts: Sequence[Part],
+    preview: Preview,
+    reader: Reader,
+    writer: RowWriter,
+    work_bytes: int,
+    with_rows: bool,
 ) -> Merged:
     """Write the vectors of `parts` that are alive and return what else there is to keep of them.
 
@@ -87,6 +94,8 @@ def merge_parts(
     files = np.array([part.places.file for part in parts], np.int32)
     starts, at = np.zeros(preview.lists + 1, np.int64), 0
     for low, chunk in _chunks(parts, preview.lists, book, work_bytes):
+        check_interrupt()
+        pause()
         ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
         starts[low + 1 : low + len(ends)] = at + ends[1:]
         row_bytes = parts[0].places.row_bytes
@@ -113,21 +122,41 @@ def merged_bytes(parts: Sequence[Part], preview: Preview, strings: int, with_row
     return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1)
 
 
-def radii_of(parts: Sequence[PartArrays], preview: Preview) -> Floats:
-    """Return the root mean square distance of the vectors of each list to its centroid, removed ones included."""
-    lists = len(parts[0].starts) - 1
-    squared, counts = np.zeros(lists), np.zeros(lists, np.int64)
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far the vectors of a part lie from their centroids, removed ones included.
+
+    Attributes
+    ----------
+    squared, counts
+        float64 and int64 ``[lists]``: the sum of their squared distances, and how many they are.
+    """
+
+    squared: npt.NDArray[np.float64]
+    counts: Ints
+
+
+def spread_of(arrays: PartArrays, preview: Preview) -> Spread:
+    """Return the spread of the lists of a part."""
     unit = getattr(preview.book, "unit", 1.0)
-    for part in parts:
-        counts += np.diff(part.starts)
-        low = 0
-        while low < lists:  # a few lists at a time
-            high = max(low + 1, int(np.searchsorted(part.starts, part.starts[low] + _RADII_ROWS, side="right")) - 1)
-            starts = part.starts[low : high + 1]
-            away = part.numbers[0, starts[0] : starts[-1]].view(np.float16).astype(np.float64) * unit
-            sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
-            squared[low:high] += np.diff(sums[starts - starts[0]])
-            low = high
+    lists = len(arrays.starts) - 1
+    squared, low = np.zeros(lists), 0
+    while low < lists:  # a few lists at a time
+        high = max(low + 1, int(np.searchsorted(arrays.starts, arrays.starts[low] + _RADII_ROWS, side="right")) - 1)
+        starts = arrays.starts[low : high + 1]
+        away = arrays.numbers[0, starts[0] : starts[-1]].view(np.float16).astype(np.float64) * unit
+        sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
+        squared[low:high] = np.diff(sums[starts - starts[0]])
+        low = high
+    return Spread(squared, np.diff(arrays.starts))
+
+
+def radii_of(spreads: Iterable[Spread]) -> Floats:
+    """Return the root mean square distance of the vectors of each list to its centroid, of parts together."""
+    squared: Any = 0.0
+    counts: Any = 0
+    for spread in spreads:
+        squared, counts = squared + spread.squared, counts + spread.counts
     radii: Floats = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
     return radii
 
@@ -139,6 +168,7 @@ def alive_blocks(
     for number, part in enumerate(parts):
         step = max(1, (_CHUNK_BYTES // 2) // part.places.row_bytes)
         for start in range(0, len(part), step):
+            check_interrupt()
             rows = np.arange(start, min(start + step, len(part)))
             rows = rows[part.is_alive(rows)]
             if len(rows):
@@ -213,10 +243,12 @@ class PartsSource(VectorSource):
         """Yield ``(first row, block)`` in order."""
         step = max(1, (_CHUNK_BYTES // 2) // (4 * self.dimension))
         for start in range(0, self.count, step):
+            check_interrupt()
             yield start, self.take(np.arange(start, min(start + step, self.count)))
 
     def take(self, rows: Ints) -> npt.NDArray[Any]:
         """Return the given vectors, ascending."""
+        pause()
         out = np.empty((len(rows), self.dimension), self.dtype)
         numbers = self.rows[rows]
         edges = np.searchsorted(numbers, self._offsets)
@@ -224,4 +256,11 @@ class PartsSource(VectorSource):
             if low < high:
                 raw = part.places.read(self._reader, numbers[low:high] - offset)
                 out[low:high] = vectors_of(raw, self.dtype)
+        return out
+
+    def take_any(self, rows: Ints) -> npt.NDArray[Any]:
+        """Return the given vectors, in any order."""
+        order = np.argsort(rows, kind="stable")
+        out = np.empty((len(rows), self.dimension), self.dtype)
+        out[order] = self.take(rows[order])
         return out

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.codes import CodeBook
+from memhier.ann.zoom.pauses import pause
 from memhier.ranking import page_rows_of
 from memhier.reader import PAGE_BYTES
 
@@ -58,6 +59,7 @@ def page_order(
     borders = np.union1d(starts, np.arange(0, len(codes), most))
     order = np.arange(len(codes))
     for low, high in itertools.pairwise(borders.tolist()):
+        pause()
         cuts = list(range(together - (first + low) % together, high - low, together))
         if cuts:
             values = book.decode(codes[low:high], numbers[:, low:high])

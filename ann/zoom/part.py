@@ -12,6 +12,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._fields import stored_array, stored_segment
 from memhier.ann.zoom._conditions import Expression
 from memhier.ann.zoom._stored_column import StoredColumn
 from memhier.ann.zoom.attributes import Attributes, Schema
@@ -21,8 +22,8 @@ from memhier.ann.zoom.fullview import RowPlaces
 from memhier.ann.zoom.stored_texts import StoredTexts
 from memhier.ann.zoom.texts import hash_texts
 from memhier.errors import ClosedError, CorruptionError
-from memhier.reader import Reader
-from memhier.store import Store, Transaction
+from memhier.reader import PAGE_BYTES, Reader
+from memhier.store import Staging, Store, Transaction
 
 __all__ = ["Part", "PartArrays", "PartFiles", "compact_dtype", "compact_ids", "find_ids", "gather"]
 
@@ -56,7 +57,7 @@ class PartArrays:
         """DRAM held, in bytes."""
         return self.starts.nbytes + self.codes.nbytes + self.numbers.nbytes + self.ids.nbytes
 
-    def write(self, tx: Transaction, name: str) -> None:
+    def write(self, tx: Transaction | Staging, name: str) -> None:
         """Write every array as a segment ``name-...``."""
         for suffix, array in (
             ("starts", self.starts),
@@ -74,22 +75,17 @@ class PartArrays:
     def load(cls, store: Store, name: str, about: dict[str, Any], lists: int, code_bytes: int, numbers: int) -> Self:
         """Return the arrays that `about`, the part's entry in the catalog, describes."""
         count = int(about["rows"])
-        try:
-            arrays = cls(
-                store.read_segment(f"{name}-starts").view(np.int64),
-                store.read_segment(f"{name}-codes").reshape(count, code_bytes),
-                store.read_segment(f"{name}-numbers").view(np.uint16).reshape(numbers, count),
-                store.read_segment(f"{name}-ids").view(about["ids"]),
-            )
-        except ValueError as error:
-            raise CorruptionError(f"{store.path}: part {name} is not as described: {error}") from error
+        arrays = cls(
+            stored_array(store, f"{name}-starts", np.int64, (lists + 1,)),
+            stored_array(store, f"{name}-codes", np.uint8, (count, code_bytes)),
+            stored_array(store, f"{name}-numbers", np.uint16, (numbers, count)),
+            stored_array(store, f"{name}-ids", about["ids"], (count,)),
+        )
         starts = arrays.starts
-        if len(starts) != lists + 1 or starts[0] != 0 or starts[-1] != count or (np.diff(starts) < 0).any():
+        if starts[0] != 0 or starts[-1] != count or (starts[1:] < starts[:-1]).any():
             raise CorruptionError(
                 f"{store.path}: the starts of part {name} do not describe {lists} lists of {count} rows"
             )
-        if len(arrays.ids) != count:
-            raise CorruptionError(f"{store.path}: part {name} has {len(arrays.ids)} ids for {count} rows")
         return arrays
 
 
@@ -250,9 +246,13 @@ class PartFiles:
         name, alive_name = about["name"], about["alive"]
         arrays = PartArrays.load(self._store, name, about, *shape)
         count = len(arrays.codes)
-        alive = None if alive_name is None else self._store.read_segment(alive_name).view(np.uint64)
-        if alive is not None and len(alive) != -(-count // 64):
-            raise CorruptionError(f"{self._store.path}: {alive_name} has {len(alive)} words for {count} rows")
+        alive = None if alive_name is None else stored_array(self._store, alive_name, np.uint64, (word_count(count),))
+        if alive is not None and count % 64 and int(alive[-1]) >> count % 64:
+            raise CorruptionError(f"{self._store.path}: {alive_name} has more rows alive than the {count} there are")
+        rows = stored_segment(self._store, f"{name}-rows")
+        end = int(RowPlaces(0, row_bytes).offsets(np.array([count - 1]))[0]) + row_bytes if count else 0
+        if rows.length != -(-end // PAGE_BYTES) * PAGE_BYTES:
+            raise CorruptionError(f"{rows.path}: {rows.payload} bytes do not hold {count} rows of {row_bytes}")
         return self.open(name, arrays, row_bytes, schema, alive, alive_name)
 
     def _when_gone(self, holder: object, files: Sequence[int | StoredColumn]) -> None:

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._shield import check_interrupt
 from memhier.ann.zoom.calibrate import Calibration
-from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
-from memhier.ann.zoom.codes import CodeBook
+from memhier.ann.zoom.code_scan import Candidates, CodedPart
 from memhier.ann.zoom.fullview import make_workspace
 from memhier.ann.zoom.ids import Sightings
 from memhier.ann.zoom.part import gather
@@ -69,6 +69,8 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     if recall == 1:
         return Effort(lists, eps=_WIDE_EPS), False
     known = [calibration.effort(k, recall) for k in calibration.efforts]
+    if not all(reached for _, reached in known):
+        return Effort(lists, eps=_WIDE_EPS), False
     efforts = [effort for effort, _ in known]
     nprobe = max(each.nprobe for each in efforts)
     widest = Effort(nprobe, max(each.zeta for each in efforts), max(each.eps for each in efforts))
@@ -102,6 +104,7 @@ def search_range(
     step = max(1, snapshot.scan_bytes // each)
     results = []
     for start in range(0, len(queries), step):
+        check_interrupt()
         part = slice(start, start + step)
         scan = _Scan(snapshot, reader, queries[part], radii[part], effort, coded, workspace, sums, seen)
         if coded:
@@ -122,15 +125,26 @@ def all_nearest(
     selection: Selection,
     sums: Ints,
     seen: Sightings | None,
+    *,
+    effort: Effort | None = None,
+    rows: npt.NDArray[np.bool_] | None = None,
 ) -> Found:
     """Return the nearest of each query among everything as near as the k-th of `found`: what that missed is put in.
 
     The widest bounds leave too much to be ranked by themselves; by the distances of near vectors they exclude the most.
+
+    Parameters
+    ----------
+    effort
+        The lists and bounds that decide what may be as near; all lists and the widest bounds when not given.
+    rows
+        bool ``[q]``: the queries to do it for; all when not given.
     """
     k = found.ids.shape[1]
     radii = found.distances[:, -1]
-    complete = np.flatnonzero(np.isfinite(radii))  # fewer than k are all there are
-    effort = Effort(snapshot.preview.lists, eps=_WIDE_EPS)
+    wanted = np.isfinite(radii) if rows is None else np.isfinite(radii) & rows
+    complete = np.flatnonzero(wanted)  # fewer than k are all there are
+    effort = effort or Effort(snapshot.preview.lists, eps=_WIDE_EPS)
     within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums, seen)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):
@@ -165,7 +179,7 @@ class _Scan:
         self._snapshot, self._reader, self._radii, self._effort = snapshot, reader, radii, effort
         self._coded, self._workspace, self._sums, self._seen = coded, workspace, sums, seen
         self._turned = snapshot.preview.turn(snapshot.space.queries(queries))
-        self._most = snapshot.space.squared(radii, queries, _ROUNDING)
+        self._most = snapshot.space.remoteness(radii, queries, _ROUNDING)
         self._ids: list[list[Ints]] = [[] for _ in queries]
         self._near: list[list[Floats]] = [[] for _ in queries]
         self._tally = np.zeros((len(queries), 5), np.int64)
@@ -174,7 +188,7 @@ class _Scan:
         """Scan the nearest lists of each query, and of the others those that may hold something within the radius."""
         everything = np.arange(self._snapshot.preview.lists)
         every = np.arange(len(self.queries))
-        nearest = self._snapshot.preview.router.route(self._turned, self._effort.nprobe)
+        nearest = self._snapshot.preview.route(self._turned, self._effort.nprobe)
         # What lies within a radius far below that of any calibrated neighbour is in them, but passes no such test.
         self._lists(every, nearest, np.inf, _LIMIT)
         if nearest.shape[1] < len(everything):
@@ -217,11 +231,9 @@ class _Scan:
         return results
 
     def _scan(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> Candidates:
-        preview = self._snapshot.preview
-        assert isinstance(preview.book, CodeBook)
-        return code_scan(
-            self._turned[chosen], np.ascontiguousarray(probes), preview.router.centroids, preview.radii, preview.book,
-            self._coded, limit, eps=self._effort.eps, zeta=zeta, limit=limit, most=self._most[chosen],
+        return self._snapshot.preview.scan(
+            self._turned[chosen], np.ascontiguousarray(probes), self._coded, limit,
+            eps=self._effort.eps, zeta=zeta, limit=limit, most=self._most[chosen],
         )  # fmt: skip
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:

@@ -1,7 +1,7 @@
 """What searches return."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,7 +12,7 @@ from memhier.ann.zoom.range_search import RangeResult, Within
 from memhier.ann.zoom.search import Found
 from memhier.ranking import STOPS
 
-__all__ = ["SearchResult", "iterate", "range_result", "search_stats"]
+__all__ = ["SearchResult", "iterate", "padded", "range_result", "search_stats"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -25,8 +25,8 @@ class SearchResult:
     Attributes
     ----------
     ids
-        int64 ``[q, k]``; ``[k]`` for a single query. -1 where fewer than `k` vectors were selected. Of an index whose
-        ids are strings: those, as objects, and None where there are fewer.
+        int64 ``[q, k]``; ``[k]`` for a single query. -1 where there are, or a filter leaves, fewer than `k` vectors. Of
+        an index whose ids are strings: those, as objects, and None where there are fewer.
     distances
         float32, of the same shape: squared Euclidean distance for ``l2``, negative inner product for ``ip``,
         1 - cosine similarity for ``cosine``; infinity beside -1. Ties stand in the order of their ids, or of a hash of
@@ -38,7 +38,9 @@ class SearchResult:
         counting a page that several queries share for each, and ``hot_pages``, found in DRAM; ``rounds``, the most that
         a query took; ``stopped``, why the first query ended, and ``stopped_early``, how many a limit on reads or time
         ended; ``calibrated``, whether the effort is known to reach the recall asked for, which with a filter nobody
-        knows.
+        knows; ``escalated``, ``"wider"`` or ``"exact"`` where the search did more than was calibrated as that is not
+        known to be enough, otherwise ``"no"``; ``recall``, what can be had: the recall asked for, or less where limits
+        or codes without bounds forbid it (not with ``nprobe`` and ``candidates``).
     """
 
     ids: npt.NDArray[Any]
@@ -46,9 +48,18 @@ class SearchResult:
     stats: dict[str, Any]
 
 
+def padded(found: Found, k: int) -> Found:
+    """Return what was found with ids of -1 at infinity, to `k` for each query."""
+    more = ((0, 0), (0, k - found.ids.shape[1]))
+    if not more[1][1]:
+        return found
+    ids, distances = np.pad(found.ids, more, constant_values=-1), np.pad(found.distances, more, constant_values=np.inf)
+    return replace(found, ids=ids, distances=distances)
+
+
 def search_stats(found: Found, tally: Ints) -> dict[str, Any]:
     """Return what was done, in plain numbers; see :class:`SearchResult`."""
-    probed, scanned, cut_short = found.scanned.sum(axis=0).tolist()
+    probed, scanned, cut_short, _ = found.scanned.sum(axis=0).tolist()
     ranked, requests, hot, _, _ = found.ranked.sum(axis=0).tolist()
     rounds, stops = found.ranked[:, 3].tolist(), found.ranked[:, 4].tolist()
     reads, pages, read = tally.tolist()

@@ -69,8 +69,8 @@ def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int,
         )
 
 
-def check_range(space: PreviewSpace, vectors: npt.NDArray[Any]) -> None:
-    """Refuse vectors that the preview, which was fitted to those of the build, cannot hold.
+def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, begun: bool) -> None:
+    """Refuse vectors that the preview cannot hold, which where `begun` was fitted to those of the build.
 
     Raises
     ------
@@ -82,10 +82,10 @@ def check_range(space: PreviewSpace, vectors: npt.NDArray[Any]) -> None:
         values = vectors[start : start + _BLOCK].astype(np.float64)
         squared = np.einsum("ij,ij->i", values, values)
         row = int(squared.argmax())
-        if space.metric == "ip" and squared[row] > (space.max_norm * _ROUNDING) ** 2:
+        if begun and space.metric == "ip" and squared[row] > (space.reach * _ROUNDING) ** 2:
             raise ValueError(
                 f"vectors row {start + row} has a norm of {squared[row] ** 0.5:.6g}, the largest at build was "
-                f"{space.max_norm:.6g}: with metric='ip' the index must be built again, with this vector"
+                f"{space.reach:.6g}: with metric='ip' the index must be built again, with this vector"
             )
         largest = float(np.abs(values).max())
         if largest**2 > most:

@@ -79,16 +79,30 @@ class Router:
         return cls(index)
 
     @classmethod
-    def load(cls, data: npt.NDArray[np.uint8], lists: int, padded: int) -> Self:
-        """Return the router from the bytes of :meth:`save`, checked against what the catalog says."""
+    def load(cls, data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Self:
+        """Return the router from the bytes of :meth:`save`, checked against what the catalog at `path` says."""
         try:
             index = faiss.deserialize_index(data)
-        except RuntimeError as error:
-            raise CorruptionError(f"the router cannot be read: {error}") from error
+        except (RuntimeError, MemoryError) as error:
+            raise CorruptionError(f"{path}: the router cannot be read: {error}") from error
         if index.ntotal != lists or index.d != padded:
             raise CorruptionError(
-                f"the router holds {index.ntotal} lists of dimension {index.d}: expected {lists} of {padded}"
+                f"{path}: the router holds {index.ntotal} lists of dimension {index.d}: expected {lists} of {padded}"
             )
+        # faiss believes every number in it.
+        is_graph = lists > EXACT_LISTS
+        if type(index) is not (faiss.IndexHNSWSQ if is_graph else faiss.IndexScalarQuantizer):
+            raise CorruptionError(f"{path}: the router is a faiss {type(index).__name__}")
+        storage = faiss.downcast_index(index.storage) if is_graph else index
+        if (
+            not isinstance(storage, faiss.IndexScalarQuantizer)
+            or (storage.ntotal, storage.d, storage.codes.size()) != (lists, padded, 2 * padded * lists)
+            or storage.sq.qtype != faiss.ScalarQuantizer.QT_fp16
+            or (storage.sq.d, storage.sq.code_size, storage.metric_type) != (padded, 2 * padded, faiss.METRIC_L2)
+            or index.metric_type != faiss.METRIC_L2
+            or (is_graph and not _links_are_sound(index.hnsw, lists))
+        ):
+            raise CorruptionError(f"{path}: the router is not one of {lists} centroids in half precision")
         return cls(index)
 
     def save(self) -> npt.NDArray[np.uint8]:
@@ -120,10 +134,14 @@ class Router:
         # The more a walk has in sight, the longer it takes to keep them in order: beyond so many it is slower.
         return self._graph is None or self._sight(nprobe) ** 2 > 4 * len(self.centroids)
 
-    def route(self, queries: Floats, nprobe: int) -> Ints:
-        """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer."""
+    def route(self, queries: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
+        """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer.
+
+        They are in order of their distance, but all of them only where `in_order` says so.
+        """
         lists = len(self.centroids)
-        if nprobe >= lists:
+        nprobe = min(nprobe, lists)
+        if nprobe == lists and not in_order:
             return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
         parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=self._sight(nprobe))
         if backend.core is not None and self._compares_all(nprobe):
@@ -154,6 +172,34 @@ def _most_alike(centroids: npt.NDArray[np.float16]) -> int:
     """Return how many lists there are around one centroid at most."""
     rows = centroids.view(np.dtype((np.void, centroids[0].nbytes)))[:, 0]
     return int(np.unique(rows, return_counts=True)[1].max())
+
+
+def _links_are_sound(graph: Any, lists: int) -> bool:
+    """Whether every number in a graph of so many nodes leads to something that is there."""
+    links, levels = faiss.vector_to_array(graph.neighbors), faiss.vector_to_array(graph.levels)
+    offsets = faiss.vector_to_array(graph.offsets).astype(np.int64)
+    below = faiss.vector_to_array(graph.cum_nneighbor_per_level).astype(np.int64)  # links of a node up to each level
+    if (
+        (len(levels), len(offsets)) != (lists, lists + 1)
+        or len(below) < 2
+        or (np.diff(below) < 0).any()
+        or below[0] != 0
+        or not (levels.min() >= 1 and levels.max() < len(below))
+        or offsets[0] != 0
+        or offsets[-1] != len(links)
+        or not np.array_equal(np.diff(offsets), below[levels])
+        or links.min(initial=-1) < -1
+        or links.max(initial=-1) >= lists
+        or not 0 <= graph.entry_point < lists
+        or not graph.max_level + 1 == levels.max() == levels[graph.entry_point]
+    ):
+        return False
+    for level in range(1, graph.max_level + 1):
+        nodes = np.flatnonzero(levels > level)
+        of_level = links[offsets[nodes][:, None] + np.arange(below[level], below[level + 1])]
+        if (levels[of_level[of_level >= 0]] <= level).any():
+            return False
+    return True
 
 
 def _find_strays(graph: Any) -> Ints:

@@ -23,6 +23,8 @@ def pq_scan(
     codes: npt.NDArray[np.uint8],
     codebook: Floats,
     k: int,
+    *,
+    inner: bool = False,
 ) -> tuple[Ints, Floats, int]:
     """Return the `k` codes nearest to each query among the probed lists, by asymmetric distance.
 
@@ -44,6 +46,8 @@ def pq_scan(
         float32 ``[m, width, 256]`` with ``m * width == d``: sub-centroids, transposed.
     k
         Candidates kept per query.
+    inner
+        Whether distances are ``-2 <q, x>``, and not squared ones.
 
     Returns
     -------
@@ -55,12 +59,12 @@ def pq_scan(
     distances = np.empty((len(queries), k), np.float32)
     if backend.core is not None:
         scanned = backend.core.pq_scan(
-            queries, probes, centroids.view(np.uint16), starts, codes, codebook, positions, distances
+            queries, probes, centroids.view(np.uint16), starts, codes, codebook, inner, positions, distances
         )
         return positions, distances, int(scanned)
     total = 0
     for query, lists, row, row_distances in zip(queries, probes, positions, distances, strict=True):
-        total += _scan_one(query, lists[lists >= 0], centroids, starts, codes, codebook, row, row_distances)
+        total += _scan_one(query, lists[lists >= 0], centroids, starts, codes, codebook, inner, row, row_distances)
     return positions, distances, total
 
 
@@ -71,6 +75,7 @@ def _scan_one(
     starts: Ints,
     codes: npt.NDArray[np.uint8],
     codebook: Floats,
+    inner: bool,
     positions: Ints,
     distances: Floats,
 ) -> int:
@@ -80,10 +85,15 @@ def _scan_one(
     found_distances: list[Floats] = [np.empty(0, np.float32)]
     for number in lists:
         start, stop = int(starts[number]), int(starts[number + 1])
-        residual = (query - centroids[number]).reshape(subvectors, width, 1)
-        table = np.square(residual - codebook).sum(axis=1, dtype=np.float32)
+        if inner:
+            base = np.float32(-2) * (query @ centroids[number].astype(np.float32))
+            table = -2 * (query.reshape(subvectors, width, 1) * codebook).sum(axis=1, dtype=np.float32)
+        else:
+            base = np.float32(0)
+            residual = (query - centroids[number]).reshape(subvectors, width, 1)
+            table = np.square(residual - codebook).sum(axis=1, dtype=np.float32)
         found.append(np.arange(start, stop))
-        found_distances.append(table[columns, codes[start:stop]].sum(axis=1, dtype=np.float32))
+        found_distances.append(base + table[columns, codes[start:stop]].sum(axis=1, dtype=np.float32))
     where, distance = np.concatenate(found), np.concatenate(found_distances)
     order = np.lexsort((where, distance))[: len(positions)]
     positions[:], distances[:] = -1, np.inf

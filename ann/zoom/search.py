@@ -7,10 +7,11 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._shield import check_interrupt
 from memhier.ann.zoom._conditions import check_types
 from memhier.ann.zoom.attributes import Schema
 from memhier.ann.zoom.bitmaps import Words, popcount
-from memhier.ann.zoom.calibrate import Calibration
+from memhier.ann.zoom.calibrate import USUAL_MOST, Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import make_workspace, vectors_of
@@ -36,7 +37,8 @@ __all__ = [
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
-_LIMIT = 512  # candidates with bounds that are kept of a query
+_PROBE_BYTES = 8  # of a list that a query is routed to
+_LIMIT = 512  # candidates with bounds that are kept of a query, where there is no room for more
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -100,13 +102,14 @@ class Selection:
         For each part the bitmap of its rows, none of which were removed; None for all.
     fresh
         bool ``[n]`` of the fresh ones, None for all.
-    share
-        Of the vectors that are alive.
+    share, left
+        Of the vectors on SSD that are alive, and how many; None where nothing is left out.
     """
 
     parts: tuple[Words | None, ...]
     fresh: npt.NDArray[np.bool_] | None = None
     share: float = 1.0
+    left: int | None = None
 
     @classmethod
     def everything(cls, snapshot: Snapshot) -> Self:
@@ -134,7 +137,7 @@ class Selection:
             bits.append(part.select(expression))
             left += popcount(bits[-1])
         every = sum(part.alive_count for part in snapshot.parts)
-        return cls(tuple(bits), fresh, left / every if every else 1.0)
+        return cls(tuple(bits), fresh, left / every if every else 1.0, left if left < every else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +157,8 @@ class Found:
     ids, distances
         int64 and float32 ``[q, k]``.
     scanned
-        int64 ``[q, 3]``: lists scanned, codes scanned, and whether candidates were dropped for lack of room.
+        int64 ``[q, 4]``: lists scanned, codes scanned, whether candidates were dropped for lack of room, and whether
+        there were lists to scan beyond those looked at.
     admitted
         int64 ``[q]``: candidates that the bounds left.
     ranked
@@ -168,11 +172,18 @@ class Found:
     ranked: Ints
 
 
-def candidate_limit(k: int, effort: Effort) -> int:
-    """Return how many candidates of a query are kept."""
+def candidate_limit(k: int, effort: Effort, scan_bytes: int) -> int:
+    """Return how many candidates of a query are kept, as far as there is room for them."""
     if effort.candidates is not None:
         return effort.candidates
-    return max(k, effort.most) if effort.most is not None else max(_LIMIT, 4 * k)
+    room = max(_LIMIT, 4 * k, scan_bytes // CANDIDATE_BYTES)
+    return room if effort.most is None else min(room, max(k, USUAL_MOST * max(effort.most, effort.usual)))
+
+
+def is_cut_short(found: "Found", k: int, effort: Effort, scan_bytes: int) -> npt.NDArray[np.bool_]:
+    """Return of which queries candidates were dropped that should have been looked at, ``[q]``."""
+    wanted = effort.most is None or candidate_limit(k, effort, scan_bytes) < USUAL_MOST * effort.most
+    return (found.scanned[:, 2] > 0) & (effort.candidates is None and wanted)
 
 
 def vectors_by_id(snapshot: Snapshot, reader: Reader, ids: Ids) -> npt.NDArray[Any]:
@@ -224,14 +235,16 @@ def search_snapshot(
     found = Found(
         np.full((count, k), -1, np.int64),
         np.full((count, k), np.inf, np.float32),
-        np.zeros((count, 3), np.int64),
+        np.zeros((count, 4), np.int64),
         np.zeros(count, np.int64),
         np.zeros((count, 5), np.int64),
     )
-    limit = candidate_limit(k, effort)
-    block = max(1, snapshot.scan_bytes // (limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES))
+    limit = candidate_limit(k, effort, snapshot.scan_bytes)
+    each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + effort.nprobe * _PROBE_BYTES
+    block = max(1, snapshot.scan_bytes // each)
     workspace = make_workspace(snapshot.row_bytes)
     for start in range(0, count, block):
+        check_interrupt()
         part = slice(start, start + block)
         _search_block(
             snapshot, reader, queries[part], k, effort, limits, limit, selection, workspace, tally, found, part, seen
@@ -259,10 +272,11 @@ def _search_block(
 ) -> None:
     if not snapshot.parts:
         return
-    turned = snapshot.preview.turn(snapshot.space.queries(queries))
+    turned = snapshot.preview.turn(snapshot.space.queries(queries, part.start))
     coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
     candidates = snapshot.preview.search(turned, coded, k, effort, limit)
     candidates = _widen(snapshot, turned, coded, k, effort, limit, candidates)
+    _cap(candidates.counts, k, effort)
     inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
     positions = candidates.positions[inside]
     files, offsets, ids = gather(snapshot.parts, positions)
@@ -308,15 +322,32 @@ def _widen(
     limit: int,
     candidates: Candidates,
 ) -> Candidates:
-    """Probe more lists for queries whose lists held fewer than `k` rows."""
-    short = np.flatnonzero(candidates.counts < k)
-    while len(short) and effort.nprobe < snapshot.preview.lists:
-        effort = replace(effort, nprobe=min(4 * effort.nprobe, snapshot.preview.lists), zeta=np.inf)
-        more = snapshot.preview.search(turned[short], coded, k, effort, limit)
-        for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
-            getattr(candidates, name)[short] = getattr(more, name)
-        short = short[more.counts < k]
+    """Probe more lists for queries whose lists held fewer than `k` rows, or whose nearer lists were not all probed."""
+    lists = snapshot.preview.lists
+    open_ = candidates.counts < k
+    if effort.gap < np.inf:
+        open_ |= candidates.tally[:, 3] > 0
+    short = np.flatnonzero(open_)
+    while len(short) and effort.nprobe < lists:
+        effort = replace(effort, nprobe=min(4 * effort.nprobe, lists))
+        step = max(1, snapshot.scan_bytes // (effort.nprobe * _PROBE_BYTES))
+        left = []
+        for start in range(0, len(short), step):
+            some = short[start : start + step]
+            more = snapshot.preview.search(turned[some], coded, k, effort, limit)
+            more.tally[:, 1] += candidates.tally[some, 1]  # scanned once more
+            for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
+                getattr(candidates, name)[some] = getattr(more, name)
+            left.append(some[(more.counts < k) | ((more.tally[:, 3] > 0) & (effort.gap < np.inf))])
+        short = np.concatenate(left)
     return candidates
+
+
+def _cap(counts: Ints, k: int, effort: Effort) -> None:
+    """Leave of the candidates of each query, in place, what the effort allows by how many there are."""
+    if effort.candidates is None and effort.most is not None:
+        times = np.clip(counts / effort.usual, 1, USUAL_MOST)
+        np.minimum(counts, np.maximum(k, (effort.most * times).astype(np.int64)), out=counts)
 
 
 def _merge(found: Found, part: slice, near: tuple[Ints, Floats], k: int) -> None:

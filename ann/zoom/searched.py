@@ -2,12 +2,15 @@
 
 import os
 import threading
+import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._callers import user_stacklevel
 from memhier.ann.zoom.arguments import (
     check_count,
     check_finite,
@@ -18,12 +21,21 @@ from memhier.ann.zoom.arguments import (
 from memhier.ann.zoom.calibrate import TARGET
 from memhier.ann.zoom.explain import Explanation
 from memhier.ann.zoom.ids import Sightings, as_ids, locate, with_repeats
+from memhier.ann.zoom.planning import Plan, plan_search
 from memhier.ann.zoom.preview import Effort
 from memhier.ann.zoom.range_search import RangeResult, all_nearest, range_effort, search_range
-from memhier.ann.zoom.results import SearchResult, iterate, range_result, search_stats
-from memhier.ann.zoom.search import Limits, Selection, Snapshot, search_snapshot, vectors_by_id
+from memhier.ann.zoom.results import SearchResult, iterate, padded, range_result, search_stats
+from memhier.ann.zoom.search import (
+    Found,
+    Limits,
+    Selection,
+    Snapshot,
+    is_cut_short,
+    search_snapshot,
+    vectors_by_id,
+)
 from memhier.ann.zoom.space import Metric
-from memhier.errors import ClosedError
+from memhier.errors import ClosedError, RecallWarning
 from memhier.reader import Reader
 
 __all__ = ["SearchedIndex"]
@@ -49,6 +61,7 @@ class SearchedIndex:
         self._searches = searches
         self._turns, self._pid = threading.BoundedSemaphore(searches), os.getpid()
         self._closed = False
+        self._said: set[str] = set()  # why a recall was not kept
 
     def search(
         self,
@@ -69,12 +82,15 @@ class SearchedIndex:
         queries
             ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
         k
-            Number of neighbours, at most ``len(index)``.
+            Number of neighbours; beyond ``len(index)`` ids of -1 (None of an index of strings) at infinity follow, as
+            where a filter leaves fewer.
         recall
             The mean share of the true neighbours to find, above 0 and at most 1; 0.99 when nothing is said. What it
-            takes was calibrated on held-out vectors at build (see :meth:`tune` for queries of another kind). At 1
-            every list is scanned as well, and every vector read that may be nearer than those found, were its
-            code wrong by eight standard errors.
+            takes was calibrated on held-out vectors at build (see :meth:`tune` for queries of another kind). A query
+            looks as far as its own neighbours are, so one unlike those vectors, or under a filter, looks further.
+            Where calibration does not know of an effort that is enough, the search looks wider, at last exactly:
+            ``stats["escalated"]``. At 1 every list is scanned as well, and every vector read that may be nearer than
+            those found, were its code wrong by eight standard errors.
         where
             Only vectors whose attributes fulfil this, such as ``"price < 10 and lang == 'en'"``, are looked at.
         candidates
@@ -87,6 +103,12 @@ class SearchedIndex:
             The most pages read for one query.
         deadline_ms
             Milliseconds after which no further round of reads starts; what was ranked until then is returned.
+
+        Warns
+        -----
+        RecallWarning
+            When limits, or codes without bounds (``preview="pq"``), keep a search from the recall asked for; once for
+            each cause. ``stats["recall"]`` says what can be had.
 
         Raises
         ------
@@ -116,15 +138,68 @@ class SearchedIndex:
         limits: Limits,
     ) -> SearchResult:
         state, tally = self._state, np.zeros(3, np.int64)
-        k = check_count("k", k, 1, max(1, state.count), "the number of vectors in the index")
+        wanted, k = k, min(check_count("k", k, 1, None), max(1, state.count))
         selection = Selection.everything(state) if where is None else Selection.of(state, where)
-        effort, calibrated = self._effort(state, k, recall, candidates, nprobe, selection.share)
+        plan = self._plan(state, k, recall, candidates, nprobe, selection)
         seen = _sightings(state)
-        found = search_snapshot(state, self._reader, matrix, k, effort, limits, selection, tally, seen)
-        if recall == 1 and limits == Limits() and state.preview.coding == "rabitq":
-            found = all_nearest(state, self._reader, matrix, found, selection, tally, seen)
+        found = search_snapshot(state, self._reader, matrix, k, plan.effort, limits, selection, tally, seen)
+        if limits == Limits():
+            cut = is_cut_short(found, k, plan.effort, state.scan_bytes)
+            if plan.escalation == "exact":
+                found = all_nearest(state, self._reader, matrix, found, selection, tally, seen)
+            elif cut.any() and state.preview.coding == "rabitq":
+                found = all_nearest(
+                    state, self._reader, matrix, found, selection, tally, seen, effort=plan.effort, rows=cut
+                )
+        found = padded(found, wanted)
         ids = found.ids if seen is None else seen.named(found.ids, tally)
-        return SearchResult(ids, found.distances, search_stats(found, tally) | {"calibrated": calibrated})
+        stats = search_stats(found, tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
+        if nprobe is None and candidates is None:
+            stats["recall"] = self._kept(state, k, recall, plan, limits, found, stats)
+        return SearchResult(ids, found.distances, stats)
+
+    def _kept(
+        self,
+        state: Snapshot,
+        k: int,
+        asked: float | None,
+        plan: Plan,
+        limits: Limits,
+        found: Found,
+        stats: dict[str, Any],
+    ) -> float:
+        """Return the recall that a search keeps, and say so where it is less than was asked for."""
+        recall = TARGET if asked is None else asked
+        if limits == Limits():
+            if plan.kept < recall:
+                self._say(
+                    "codes", f"recall={recall:g} is not kept: about {plan.kept:g} can be had, as codes of preview='pq' "
+                    "have no bounds; give candidates= and nprobe=, or build with preview='rabitq'"
+                )  # fmt: skip
+            return plan.kept
+        early, queries = stats["stopped_early"], max(1, len(found.ids))
+        cut = bool(is_cut_short(found, k, plan.effort, state.scan_bytes).any())
+        # A limit leaves no time for what makes a search exact.
+        best = min(plan.kept, state.calibration.reached_at(k)) if plan.escalation == "exact" or cut else plan.kept
+        if not early and best >= recall:
+            return recall
+        timed = limits.deadline < np.inf
+        within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
+        kept = float(min(best, recall, max((1 - early / queries) * recall, within)))
+        if asked is not None:
+            limit = "deadline_ms=" if timed else f"max_reads={limits.max_reads}"
+            had = f"about {kept:.2g}" if kept > 0.005 else "less than 0.5"
+            self._say(
+                "limits", f"recall={recall:g} is not kept: {limit} ended {early} of {queries} queries early, and {had} "
+                "can be had within it; allow more, or ask for that recall"
+            )  # fmt: skip
+        return kept
+
+    def _say(self, cause: str, words: str) -> None:
+        """Warn of a recall that is not kept, once for each cause."""
+        if cause not in self._said:
+            self._said.add(cause)
+            warnings.warn(words, RecallWarning, stacklevel=user_stacklevel())
 
     def range_search(
         self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
@@ -206,10 +281,10 @@ class SearchedIndex:
         state = self._state
         where = options.get("where")
         with self._turn():
-            share = 1.0 if where is None else Selection.of(state, where).share
-        effort, _ = self._effort(
-            state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"), share
-        )
+            selection = Selection.everything(state) if where is None else Selection.of(state, where)
+        effort = self._plan(
+            state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"), selection
+        ).effort
         lists = state.preview.lists
         return Explanation(
             lists, stats["probed"], min(max(effort.nprobe, stats["probed"]), lists), state.count, stats["scanned"],
@@ -246,29 +321,32 @@ class SearchedIndex:
             return False
         return bool(locate(state.parts, state.fresh, wanted).known[0])
 
-    def _effort(
+    def _plan(
         self,
         state: Snapshot,
         k: int,
         recall: float | None,
         candidates: int | None,
         nprobe: int | None,
-        share: float = 1.0,
-    ) -> tuple[Effort, bool]:
-        """Return the effort that the arguments ask for, and whether it is known to reach the recall."""
+        selection: Selection,
+    ) -> Plan:
+        """Return how hard the arguments ask to look, and whether that is known to reach the recall."""
         wanted = TARGET if recall is None else check_fraction("recall", recall)
         if recall is not None and (candidates is not None or nprobe is not None):
             raise ValueError(f"recall={recall}: expected either a recall, or nprobe= and candidates=, not both")
-        effort, calibrated = state.calibration.effort(k, wanted, share)
+        plan = plan_search(state, k, wanted, selection)
+        effort, most = plan.effort, max(k, state.count)
+        if nprobe is not None or candidates is not None:  # as many lists and candidates as they say
+            effort = state.calibration.effort(k, wanted)[0]
+            plan = Plan(effort, False, "no", 0.0)
         if nprobe is not None:
             probed = min(check_count("nprobe", nprobe, 1, None), state.preview.lists)
             effort = Effort(probed, np.inf, effort.eps, effort.candidates)
         if candidates is not None:
-            kept = min(check_count("candidates", candidates, k, None), max(k, state.count))
-            effort = Effort(effort.nprobe, effort.zeta, effort.eps, kept)
+            effort = replace(effort, candidates=min(check_count("candidates", candidates, k, None), most))
         elif effort.candidates is not None:
-            effort = Effort(effort.nprobe, effort.zeta, effort.eps, min(max(k, effort.candidates), max(k, state.count)))
-        return effort, calibrated and nprobe is None and candidates is None
+            effort = replace(effort, candidates=min(max(k, effort.candidates), most))
+        return replace(plan, effort=effort)
 
     def __len__(self) -> int:
         return self._state.count

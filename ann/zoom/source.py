@@ -11,12 +11,15 @@ import numpy.typing as npt
 
 from memhier.ann.files import SlicedVectors, VectorReader, open_vectors
 
-__all__ = ["Block", "VectorSource", "open_source"]
+__all__ = ["STORED_DTYPES", "Block", "VectorSource", "as_array", "open_source", "refuse_rounded", "stored_dtype"]
 
 Block: TypeAlias = npt.NDArray[Any]
 
 STORED_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "int8", "uint8"))
+# Stored as float32: rounded from float64, as they are from bfloat16, and integers only where each is held exactly.
+_AS_FLOAT32 = ("float64", "bfloat16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _BLOCK_BYTES = 8 << 20
+_COMPARED = 2**53  # up to which float64 holds every integer, so that equal means equal
 
 
 class VectorSource:
@@ -25,19 +28,19 @@ class VectorSource:
     Parameters
     ----------
     matrix
-        Shape ``[n, d]``, of one of the stored dtypes, or float64, which is read as float32. It may be a memmap.
+        Shape ``[n, d]``, of one of the stored dtypes, or of one that is read as float32. It may be a memmap.
     """
 
     def __init__(self, matrix: Block) -> None:
         self._matrix = matrix
-        self.dtype = _stored_dtype(matrix.dtype)
+        self.dtype = stored_dtype(matrix.dtype)
         self.count, self.dimension = matrix.shape
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
         """Yield ``(first row, block)`` in order; blocks are C-contiguous and at most 8 MiB as float32."""
         rows = max(1, _BLOCK_BYTES // (4 * self.dimension))
         for start in range(0, self.count, rows):
-            yield start, _convert(self._matrix[start : start + rows], self.dtype)
+            yield start, _convert(self._matrix[start : start + rows], self.dtype, start)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Block:
         """Return the given rows (ascending, so that a memmap is read forward)."""
@@ -61,12 +64,12 @@ class _ReaderSource(VectorSource):
     def __init__(self, reader: VectorReader, *, owned: bool) -> None:
         _check_matrix((reader.count, reader.dimension), reader.dtype, reader.name)
         self._reader, self._owned = reader, owned
-        self.dtype = _stored_dtype(reader.dtype)
+        self.dtype = stored_dtype(reader.dtype)
         self.count, self.dimension = reader.count, reader.dimension
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
         for start, block in self._reader.blocks():
-            yield start, _convert(block, self.dtype)
+            yield start, _convert(block, self.dtype, start)
 
     def take(self, rows: npt.NDArray[np.int64]) -> Block:
         return _convert(self._reader.take(rows), self.dtype)
@@ -90,7 +93,8 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
     Raises
     ------
     TypeError, ValueError
-        When the vectors are not two-dimensional, are empty, have an unknown dtype, or hold NaN or infinity.
+        When the vectors are not two-dimensional, are blocks of which there is none, have an unknown dtype, or hold NaN,
+        infinity or integers that float32 does not hold exactly.
     OSError, FormatError
         When a file cannot be read, or is damaged.
     """
@@ -99,7 +103,7 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
     source = _source(vectors)
     try:
         if source.count == 0:
-            raise ValueError("vectors is empty: an index needs at least one vector")
+            return source  # of which the dimension is known
         for start, block in source.blocks():
             _check_finite(block, start)
     except BaseException:
@@ -111,7 +115,7 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
 def _is_blocks(vectors: Any) -> TypeGuard[Iterable[object]]:
     """Whether these are blocks rather than one matrix; a list may be either."""
     if isinstance(vectors, list | tuple):
-        return len(vectors) > 0 and np.ndim(vectors[0]) == 2
+        return len(vectors) > 0 and np.ndim(as_array(vectors[0])) == 2
     matrix = isinstance(vectors, str | os.PathLike | VectorReader) or hasattr(vectors, "__array__")
     return isinstance(vectors, Iterable) and not matrix and not _gives_slices(vectors)
 
@@ -135,7 +139,7 @@ def _source(vectors: Any) -> VectorSource:
         _check_matrix(tuple(vectors.shape), vectors.dtype, "vectors")
         return _ReaderSource(SlicedVectors(vectors, "vectors"), owned=True)
     if isinstance(vectors, list | tuple) or hasattr(vectors, "__array__"):
-        return VectorSource(_check_block(np.asarray(vectors), "vectors"))
+        return VectorSource(_check_block(as_array(vectors), "vectors"))
     raise TypeError(
         f"vectors={type(vectors).__name__}: expected an array [n, d], the path of a file of vectors, or an iterable "
         f"of blocks [rows, d]"
@@ -147,8 +151,8 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
     count, dimension, dtype = 0, 0, np.dtype(np.float32)
     with path.open("wb") as file:
         for number, item in enumerate(blocks):
-            block = _check_block(np.asarray(item), f"block {number} of vectors")
-            block = _convert(block, _stored_dtype(block.dtype))
+            block = _check_block(as_array(item), f"block {number} of vectors")
+            block = _convert(block, stored_dtype(block.dtype), count)
             if count == 0:
                 dimension, dtype = block.shape[1], block.dtype
             elif block.shape[1] != dimension or block.dtype != dtype:
@@ -160,7 +164,10 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
             file.write(np.ascontiguousarray(block).data)
             count += len(block)
     if count == 0:
-        raise ValueError("vectors is empty: an index needs at least one vector")
+        raise ValueError(
+            "vectors is empty: an index of no vectors yet is built from an array of shape [0, d], "
+            "such as numpy.empty((0, 128), 'float32')"
+        )
     return VectorSource(np.memmap(path, dtype=dtype, mode="r", shape=(count, dimension)))
 
 
@@ -172,19 +179,50 @@ def _check_block(block: Block, name: str) -> Block:
 def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> None:
     if len(shape) != 2 or shape[1] == 0:
         raise ValueError(f"{name} has shape {shape}: expected two dimensions [n, d] with d of at least 1")
-    if _stored_dtype(dtype) not in STORED_DTYPES:
+    if stored_dtype(dtype) not in STORED_DTYPES:
         names = ", ".join(map(str, STORED_DTYPES))
-        raise TypeError(f"{name} has dtype {dtype}: expected one of {names} (float64 is stored as float32)")
+        advice = "convert it to uint8 (vectors.astype('uint8'))" if dtype.kind == "b" else "convert it to float32"
+        raise TypeError(
+            f"{name} has dtype {dtype}: expected one of {names}, or one that is stored as float32 "
+            f"({', '.join(_AS_FLOAT32)}); {advice}"
+        )
 
 
-def _stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return what vectors of a dtype are stored as; itself where that is none of those that can be stored."""
     native = dtype.newbyteorder("=")
-    return np.dtype(np.float32) if native == np.float64 else native
+    return np.dtype(np.float32) if native.name in _AS_FLOAT32 else native
 
 
-def _convert(block: Block, dtype: np.dtype[Any]) -> Block:
+def as_array(vectors: Any) -> npt.NDArray[Any]:
+    """Return vectors as an array; tensors of torch, too, that have gradients or a dtype which NumPy has not."""
+    if not _is_tensor(vectors):
+        return np.asarray(vectors)
+    values = vectors.detach().cpu()
+    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
+
+
+def _is_tensor(vectors: Any) -> bool:
+    return type(vectors).__module__.partition(".")[0] == "torch" and hasattr(vectors, "detach")
+
+
+def refuse_rounded(block: Block, stored: Block, start: int, name: str = "vectors") -> None:
+    """Refuse integers that are not stored as they are; `start` is the number of the first row."""
+    if block.dtype.kind in "iu" and stored.dtype.kind == "f":
+        wrong = (stored.astype(np.float64) != block).any(axis=1) | (np.abs(stored) > _COMPARED).any(axis=1)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"{name} row {start + row} holds integers that {stored.dtype} does not hold exactly: convert them "
+                f"yourself, with {name}.astype('float32') or after scaling"
+            )
+
+
+def _convert(block: Block, dtype: np.dtype[Any], start: int = 0) -> Block:
     with np.errstate(over="ignore"):  # what leaves the range becomes infinity, which _check_finite reports
-        return np.ascontiguousarray(block, dtype=dtype)
+        made = np.ascontiguousarray(block, dtype=dtype)
+    refuse_rounded(block, made, start)
+    return made
 
 
 def _check_finite(block: Block, start: int) -> None:

@@ -1,9 +1,10 @@
-"""The space of the preview: whatever the metric, nearest by L2 there is nearest by the metric.
+"""The space of the preview, and the remoteness of a vector from a query there: the less, the nearer by the metric.
 
-Cosine becomes L2 between unit vectors; an added coordinate holds a zero vector as far from every query as cosine
-similarity 0 is. The inner product becomes L2 by one added coordinate that gives every
-vector the same norm (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014). All values are scaled
-into the range where half precision is accurate, and zeros pad the dimension to a whole number of sub-vectors.
+For L2 and cosine remoteness is a squared distance. Cosine becomes L2 between unit vectors; an added coordinate holds a
+zero vector as far from every query as cosine similarity 0 is. For the inner product remoteness is ``-2 <q, x>`` with
+the query brought to length one, which changes no order: an added coordinate that made it a distance (Bachrach et al.,
+RecSys 2014) would be as large as the largest norm, and its code would err by more than most inner products are. All
+values are scaled into the range where half precision is accurate, and zeros pad the dimension.
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ METRICS: tuple[Metric, ...] = ("l2", "ip", "cosine")
 
 @dataclass(frozen=True, slots=True)
 class PreviewSpace:
-    """The map from vectors and queries to the preview's L2 space.
+    """The map from vectors and queries to the preview's space.
 
     Attributes
     ----------
@@ -37,76 +38,81 @@ class PreviewSpace:
         Dimension of a vector.
     padded
         Dimension of the preview space.
-    max_norm
-        The largest norm of an indexed vector; used by ``ip`` alone.
     scale
-        Factor that brings values near one.
+        Factor that brings values near one; for ``ip`` the largest norm at build.
     """
 
     metric: Metric
     dimension: int
     padded: int
-    max_norm: float
     scale: float
+
+    @property
+    def reach(self) -> float:
+        """The largest norm of an indexed vector, for ``ip``; for others the largest value."""
+        return 1 / self.scale
 
     def vectors(self, block: Block) -> FloatMatrix:
         """Map indexed vectors ``[n, d]`` to float32 ``[n, padded]``."""
-        out, squared = self._scaled(block)
-        if self.metric == "ip":
-            rest = np.maximum((self.max_norm * self.scale) ** 2 - squared, 0.0)
-            out[:, self.dimension] = np.sqrt(rest)
-        elif self.metric == "cosine":
+        out, squared = self._scaled(block, unit=self.metric == "cosine")
+        if self.metric == "cosine":
             out[:, self.dimension] = squared == 0
         return out
 
-    def queries(self, block: FloatMatrix) -> FloatMatrix:
-        """Map queries ``[n, d]`` to float32 ``[n, padded]``.
+    def queries(self, block: FloatMatrix, first: int = 0) -> FloatMatrix:
+        """Map queries ``[n, d]`` to float32 ``[n, padded]``; they are rows from `first` on of those that a call has.
 
         Raises
         ------
         ValueError
             When a query is so large that distances to it overflow float32, in its own scale or in that of the vectors.
         """
-        out, squared = self._scaled(block)
+        out, squared = self._scaled(block, unit=self.metric != "l2")
         norms = np.sqrt(squared) * max(1.0, 1.0 / self.scale)
         if len(norms) and norms.max() > _NORM_MAX:
             row = int(norms.argmax())
-            raise ValueError(f"queries row {row} is too large: distances to it overflow float32; scale it down")
+            raise ValueError(f"queries row {first + row} is too large: distances to it overflow float32; scale it down")
         return out
 
-    def distances(self, squared: FloatMatrix, queries: FloatMatrix) -> FloatMatrix:
-        """Return the metric's distances for squared ones in the preview's space, ``[q]`` or ``[q, c]``."""
+    def lengths(self, block: Block) -> FloatMatrix:
+        """Return the norms ``[n]`` of mapped vectors of the inner product."""
+        return np.sqrt(self._scaled(block, unit=False)[1]).astype(np.float32)
+
+    def distances(self, remoteness: FloatMatrix, queries: FloatMatrix) -> FloatMatrix:
+        """Return the metric's distances for remoteness in the preview's space, ``[q]`` or ``[q, c]``."""
         if self.metric == "cosine":
-            return squared / np.float32(2)
-        unscaled = squared / np.float32(self.scale**2)
+            return remoteness / np.float32(2)
         if self.metric == "l2":
-            return unscaled
-        # |q|^2 + M^2 - 2 <q, x> is what the added coordinate makes of the inner product.
-        norms = np.einsum("ij,ij->i", queries, queries) + np.float32(self.max_norm**2)
-        shaped: FloatMatrix = (unscaled - norms.reshape(-1, *(1,) * (squared.ndim - 1))) / np.float32(2)
+            return remoteness / np.float32(self.scale**2)
+        norms = (_norms(queries) / (2 * self.scale)).reshape(-1, *(1,) * (remoteness.ndim - 1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            unscaled = remoteness * norms
+        # An unknown distance stays unknown, to a zero query as well.
+        shaped: FloatMatrix = np.where(np.isinf(remoteness), remoteness, unscaled).astype(np.float32)
         return shaped
 
-    def squared(self, distances: FloatMatrix, queries: FloatMatrix, slack: float) -> FloatMatrix:
-        """Return squared distances ``[q]`` in the preview's space for the metric's: the inverse of :meth:`distances`.
+    def remoteness(self, distances: FloatMatrix, queries: FloatMatrix, slack: float) -> FloatMatrix:
+        """Return remoteness ``[q]`` in the preview's space for the metric's distances, as :meth:`distances` inverted.
 
-        They are larger by `slack` times the terms that they are made of, so that rounding leaves nothing out.
+        It is more by `slack` times the terms that it is made of, so that rounding leaves nothing out.
         """
         wanted = distances.astype(np.float64)
         if self.metric == "cosine":
             return (2 * wanted + slack * (1 + np.abs(wanted))).astype(np.float32)
-        terms = np.abs(wanted)
-        if self.metric == "ip":
-            norms = np.einsum("ij,ij->i", queries, queries, dtype=np.float64) + self.max_norm**2
-            wanted, terms = 2 * wanted + norms, 2 * terms + norms
-        with np.errstate(over="ignore"):  # everything is within
-            return ((wanted + slack * terms) * self.scale**2).astype(np.float32)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # everything is within
+            if self.metric == "l2":
+                return ((wanted + slack * np.abs(wanted)) * self.scale**2).astype(np.float32)
+            unscaled = wanted * 2 * self.scale / _norms(queries)
+            # To a zero query all distances are zero.
+            unscaled = np.where(np.isnan(unscaled), np.inf, unscaled)
+            return (unscaled + slack * (2 + np.abs(unscaled))).astype(np.float32)
 
-    def _scaled(self, block: Block) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
-        """Return scaled, for cosine normalised, vectors with room to spare, and their scaled squared norms."""
+    def _scaled(self, block: Block, *, unit: bool) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
+        """Return vectors with room to spare, scaled or brought to length one, and their scaled squared norms."""
         values = block.astype(np.float64)
         values *= self.scale
         squared = np.einsum("ij,ij->i", values, values)
-        if self.metric == "cosine":
+        if unit:
             values /= np.sqrt(np.where(squared > 0, squared, 1.0))[:, None]
         out = np.zeros((len(block), self.padded), np.float32)
         with np.errstate(over="ignore"):  # queries refuses what does
@@ -114,9 +120,18 @@ class PreviewSpace:
         return out, squared
 
 
+def _norms(queries: FloatMatrix) -> npt.NDArray[np.float64]:
+    norms: npt.NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))
+    return norms
+
+
 def core_dimension(metric: Metric, dimension: int) -> int:
-    """Return the dimension of the preview space before padding."""
-    return dimension if metric == "l2" else dimension + 1
+    """Return the dimension of the preview space before padding.
+
+    For inner products the last two coordinates are those by which the router finds the lists; see
+    `memhier.ann.zoom.preview`.
+    """
+    return dimension + {"l2": 0, "cosine": 1, "ip": 2}[metric]
 
 
 def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace:
@@ -138,4 +153,4 @@ def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace
             f"vectors hold values up to {largest:.3g} only: their squared distances underflow float32; scale them up"
         )
     scale = 1.0 / reach if reach > 0 else 1.0
-    return PreviewSpace(metric, source.dimension, padded, max_norm, scale)
+    return PreviewSpace(metric, source.dimension, padded, scale)

@@ -10,15 +10,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._fields import stored_array, stored_segment
 from memhier.ann.zoom.texts import TEXT_MOST, Texts
 from memhier.errors import CorruptionError
 from memhier.reader import PAGE_BYTES, Reader
-from memhier.store import Store, Transaction
+from memhier.store import Staging, Store, Transaction
 
 __all__ = ["PAGE_DRAM", "StoredTexts", "in_order", "text_pages", "write_texts"]
 
 PAGE_DRAM = 12  # bytes held for each page: its first row and its checksum
 _BOUND_BYTES = 2  # of a string, beside its letters
+_PAGE_TEXTS_LIMIT = PAGE_BYTES // _BOUND_BYTES  # a page has fewer, and one bound more than texts
 _ROOM = PAGE_BYTES - _BOUND_BYTES
 _READ_PAGES = 64  # of one submission: 256 KiB
 _BLOCK_ROWS = 1 << 12  # on their way to another order
@@ -31,7 +33,7 @@ def text_pages(count: int, letters: int, longest: int) -> int:
     return -(-(letters + _BOUND_BYTES * count) // (_ROOM - min(longest, TEXT_MOST) - _BOUND_BYTES)) + 1 if count else 0
 
 
-def write_texts(tx: Transaction, name: str, blocks: Iterable[Texts]) -> None:
+def write_texts(tx: Transaction | Staging, name: str, blocks: Iterable[Texts]) -> None:
     """Write strings, block by block, into the segments `name`, their pages, and `name` + ``-rows``, their rows."""
     segment = tx.segment(name)
     first, rest = [0], Texts.none()
@@ -92,14 +94,12 @@ class StoredTexts:
     """
 
     def __init__(self, store: Store, name: str, count: int, reader: Reader) -> None:
-        info = store.segments()[name]
+        info = stored_segment(store, name)
         self._name = str(info.path)
-        raw = store.read_segment(f"{name}-rows")
         pages = info.payload // PAGE_BYTES
-        if raw.nbytes != 8 * (pages + 1):
-            raise CorruptionError(f"{info.path}: {raw.nbytes} bytes do not describe {pages} pages of ids")
-        self._first: Ints = raw.view("<i8").astype(np.int64)
-        if self._first[0] != 0 or self._first[-1] != count or (np.diff(self._first) <= 0).any():
+        self._first: Ints = stored_array(store, f"{name}-rows", "<i8", (pages + 1,)).astype(np.int64)
+        each = np.diff(self._first)
+        if self._first[0] != 0 or self._first[-1] != count or not ((each > 0) & (each < _PAGE_TEXTS_LIMIT)).all():
             raise CorruptionError(f"{info.path}: its pages do not hold the ids of {count} rows")
         self._reader = reader
         self.file = store.attach(name, reader)

@@ -28,25 +28,43 @@ class NeighbourTruth:
         index. Neither itself nor a copy of itself is what such a query looks for: that would be too easy.
     count
         Number of vectors to come.
+    lengths
+        Where the nearest are those of the largest inner products: float32 ``[q]``, how long the vector of each query,
+        which is of length one, is itself. Distances are then ``-2 <q, x>``.
     """
 
-    def __init__(self, queries: Floats, own: Ints, count: int) -> None:
-        self.queries, self.own = queries, own
+    def __init__(self, queries: Floats, own: Ints, count: int, lengths: Floats | None = None) -> None:
+        self.queries, self.own, self._lengths = queries, own, lengths
         self.neighbours = max(0, min(_NEIGHBOURS, count - int((own >= 0).any())))
         self.distances: Floats = np.full((len(queries), self.neighbours), np.inf, np.float32)
         self.found: Ints = np.full((len(queries), self.neighbours), -1, np.int64)
         self.copies: Ints = np.zeros(len(queries), np.int64)  # of each query, itself not counted
         self._norms = np.einsum("ij,ij->i", queries, queries)
 
+    def of(self, rows: Ints) -> "NeighbourTruth":
+        """Return what was found for some of the queries, after :meth:`finish`."""
+        lengths = None if self._lengths is None else self._lengths[rows]
+        some = NeighbourTruth(self.queries[rows], self.own[rows], 0, lengths)
+        some.distances, some.found, some.copies = self.distances[rows], self.found[rows], self.copies[rows]
+        some.neighbours = int((some.found >= 0).any(axis=0).sum())
+        return some
+
     def add(self, numbers: Ints, vectors: Floats) -> None:
         """Take in vectors float32 ``[n, d]`` under their numbers, int64 ``[n]``."""
         if not len(vectors) or not self.neighbours:
             return
         keep = min(self.neighbours + _COPIES, len(vectors))
-        near, place = faiss.knn(self.queries, vectors, keep)
+        if self._lengths is None:
+            near, place = faiss.knn(self.queries, vectors, keep)
+            alike = near <= 1e-6 * self._norms[:, None]
+        else:
+            products, place = faiss.knn(self.queries, vectors, keep, metric=faiss.METRIC_INNER_PRODUCT)
+            near, own = -2 * products, self._lengths[:, None]
+            away = np.einsum("ij,ij->i", vectors, vectors)[place] + np.square(own) + near * own
+            alike = away <= 1e-6 * np.square(own)
         found = numbers[place]
         inside = (self.own >= 0)[:, None]
-        copy = inside & (near <= 1e-6 * self._norms[:, None])
+        copy = inside & alike
         itself = found == self.own[:, None]
         self.copies += (copy & ~itself).sum(axis=1)
         near[copy | itself] = np.inf

@@ -6,9 +6,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.calibrate import TARGET, Calibration, calibrate
+from memhier.ann.zoom.calibrate import TARGET, Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT
 from memhier.ann.zoom.merge import alive_blocks
+from memhier.ann.zoom.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.part import Part, gather
 from memhier.ann.zoom.search import Limits, Selection, Snapshot, candidate_limit, read_positions, search_snapshot
 from memhier.ann.zoom.truth import QUERIES, NeighbourTruth
@@ -45,16 +46,17 @@ def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) 
 
 def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
     """Return the calibration for queries ``[q, d]``; for vectors of the index where None."""
+    count = sum(part.alive_count for part in state.parts)
     if queries is None:
         own = _sample(state.parts, seed)
-        queries = read_positions(state, reader, own).astype(np.float32)
+        truth = play_queries(state.space, read_positions(state, reader, own).astype(np.float32), own, count, seed)
     else:
-        own = np.full(len(queries), -1)
-    truth = NeighbourTruth(state.space.queries(queries), own, sum(part.alive_count for part in state.parts))
+        lengths = state.space.lengths(queries) if state.preview.inner else None
+        truth = NeighbourTruth(state.space.queries(queries), np.full(len(queries), -1), count, lengths)
     for positions, vectors in alive_blocks(state.parts, state.dtype, reader):
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
-    return calibrate(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
+    return calibrate_both(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
 
 
 def load_hot(reader: Reader, keys: Ints) -> HotPages:
@@ -87,7 +89,7 @@ def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
     coded = [part.coded(None) for part in state.parts]
     for query, distances in zip(queries, found.distances, strict=True):
         turned = state.preview.turn(state.space.queries(query[None]))
-        candidates = state.preview.search(turned, coded, k, effort, candidate_limit(k, effort))
+        candidates = state.preview.search(turned, coded, k, effort, candidate_limit(k, effort, state.scan_bytes))
         lower = state.space.distances(candidates.lower, query[None])[0, : candidates.counts[0]]
         read = candidates.positions[0, : len(lower)][lower <= distances[-1]]
         files, offsets, _ = gather(state.parts, read)

@@ -12,6 +12,7 @@
     value       = [ "+" | "-" ] number | text | "true" | "false"
 
 Text stands in single or double quotes, which are doubled to stand inside. A name alone asks whether a bool is true.
+A datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone.
 Keywords may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are
 selected.
 """
@@ -42,6 +43,7 @@ from memhier.ann.zoom._conditions import (
     check_types,
     leaves,
     on_codes,
+    on_moments,
     select,
     values_of,
 )
@@ -117,8 +119,9 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
     expression
         From :func:`parse`.
     columns
-        Arrays ``[n]`` by attribute: integers that fit int64, floats (NaN is null), bool, text, or objects of one of
-        these kinds with None for null; masked arrays are null where masked. Integers and floats compare exactly.
+        Arrays ``[n]`` by attribute: integers that fit int64, floats (NaN is null), bool, text, datetimes (NaT is null),
+        or objects of one of these kinds with None for null; masked arrays are null where masked. Integers and floats
+        compare exactly.
 
     Returns
     -------
@@ -141,7 +144,9 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
         check_name(name, columns)
     count = len(columns[expression.names[0]])
     used = {name: ArrayColumn(name, columns[name], count) for name in expression.names}
-    check_types(expression, {name: column.type for name, column in used.items()})
+    types = {name: column.type for name, column in used.items()}
+    check_types(expression, types)
+    expression = on_moments(expression, types)
     ranks: dict[str, dict[str, tuple[int, bool]]] = {}
     for leaf in leaves(expression):
         if used[leaf.name].type == "str":

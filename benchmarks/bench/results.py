@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from memhier.benchmarks.bench.figures import Record
-from memhier.errors import LockedError
+from memhier.errors import FormatError, LockedError
 
 __all__ = ["Results", "Row", "hold_alone", "read_rows"]
 
@@ -98,7 +98,7 @@ def read_rows(path: Path) -> list[Row]:
 
     Raises
     ------
-    ValueError
+    FormatError
         When a line before the last is no row; a last one that was cut short is left out.
     """
     rows: dict[str, Row] = {}
@@ -109,7 +109,7 @@ def read_rows(path: Path) -> list[Row]:
             rows[row["task"]] = row if _is_whole(row) else _of_another_version(row)
         elif line.strip() and number < len(lines) - 1:
             shown = line[:60].decode("utf-8", "backslashreplace")
-            raise ValueError(
+            raise FormatError(
                 f"{path}, line {number + 1}: not a row of results: {shown!r}: without this line the rest can be read, "
                 "and a run measures again what it held"
             )
@@ -120,7 +120,7 @@ def _parse(line: bytes) -> Row | None:
     """Return a row that names its task and kind, and of all but a machine the workload."""
     try:
         row = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(row, dict) or not isinstance(row.get("task"), str) or not isinstance(row.get("kind"), str):
         return None
@@ -130,13 +130,13 @@ def _parse(line: bytes) -> Row | None:
 def _is_whole(row: Row) -> bool:
     if not row.keys() >= _NEEDED.get(row["kind"], set()):
         return False
-    if row["kind"] == "search":
-        return all(point.keys() >= _NEEDED_OF_EFFORT for point in row["rows"])
-    if row["kind"] == "script":
-        try:
+    try:
+        if row["kind"] == "search":
+            return all(point.keys() >= _NEEDED_OF_EFFORT for point in row["rows"])
+        if row["kind"] == "script":
             Record.read(row["figures"])
-        except ValueError:
-            return False
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return False
     return True
 
 

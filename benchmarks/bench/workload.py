@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from memhier._outside import reading
+
 __all__ = ["FOLDER", "GROUPS", "PeerEntry", "Size", "Workload", "load_workload", "load_workloads"]
 
 FOLDER = Path(__file__).resolve().parents[1] / "workloads"
@@ -63,10 +65,8 @@ def load_workload(path: Path) -> Workload:
     ValueError
         When the file is not as described; the message names file and key.
     """
-    try:
-        read = tomllib.loads(path.read_text())
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path}: {error}") from error
+    with reading(path):
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
     known = {"name", "group", "about", "function", "quick", "full", "parameters", "peers"}
     for key in known - {"parameters", "peers"}:
         if key not in read:

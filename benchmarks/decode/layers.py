@@ -1,11 +1,12 @@
 """Trained output layers with real hidden states, from the data sets beside the checkout."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier._outside import reading
 from memhier.benchmarks.datasets import data_folder
 
 __all__ = ["TrainedLayer", "load_domains"]
@@ -51,11 +52,17 @@ def load_domains(learned: tuple[str, ...], asked: tuple[str, ...], words: int | 
         raise FileNotFoundError(f"no data set 'lm-softmax-50k' at {folder}: put it there, or set MEMHIER_DATA")
 
     def contexts(kind: str, domains: tuple[str, ...]) -> Floats:
-        return np.concatenate([np.load(folder / f"{kind}_{name}_f16.npy") for name in domains]).astype(np.float32)
+        return np.concatenate([load(f"{kind}_{name}_f16") for name in domains]).astype(np.float32)
+
+    def load(name: str) -> npt.NDArray[Any]:
+        path = folder / f"{name}.npy"
+        with reading(path):
+            found: npt.NDArray[Any] = np.load(path)
+            return found
 
     return TrainedLayer(
-        np.load(folder / "weight_f16.npy")[:words].astype(np.float32),
-        np.load(folder / "bias_f32.npy")[:words],
+        load("weight_f16")[:words].astype(np.float32),
+        load("bias_f32")[:words],
         contexts("calibration", learned),
         contexts("contexts", asked),
     )

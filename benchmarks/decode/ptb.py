@@ -8,6 +8,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._outside import reading
 from memhier.benchmarks.datasets import data_folder
 
 __all__ = ["Lstm", "read_tokens"]
@@ -40,12 +41,14 @@ class Lstm:
     @classmethod
     def load(cls) -> Self:
         """Read the trained numbers."""
-        raw: Any = np.load(_folder("ptb-rnnlm") / "rnnlm_ptb_h100.npz")
-        numbers = {name: raw[name].astype(np.float32) for name in raw.files}
-        return cls(
-            numbers["embed"], numbers["lstm_Wx"], numbers["lstm_Wh"], numbers["lstm_b"],
-            np.ascontiguousarray(numbers["softmax_W"].T), numbers["softmax_b"],
-        )  # fmt: skip
+        path = _folder("ptb-rnnlm") / "rnnlm_ptb_h100.npz"
+        with reading(path):
+            raw: Any = np.load(path)
+            numbers = {name: raw[name].astype(np.float32) for name in raw.files}
+            return cls(
+                numbers["embed"], numbers["lstm_Wx"], numbers["lstm_Wh"], numbers["lstm_b"],
+                np.ascontiguousarray(numbers["softmax_W"].T), numbers["softmax_b"],
+            )  # fmt: skip
 
     def step(self, words: Ints, hidden: Floats, cell: Floats) -> tuple[Floats, Floats]:
         """Read one word of each sequence; return hidden states and cells ``[n, D]``."""
@@ -84,11 +87,12 @@ class Lstm:
 
 def read_tokens(part: str) -> Ints:
     """Return the words of ``train``, ``valid`` or ``test`` as numbers of the model's vocabulary."""
-    names = (_folder("ptb-rnnlm") / "vocab.txt").read_text().split("\n")
-    number = {name: i for i, name in enumerate(names)}
-    with zipfile.ZipFile(_folder("ptb") / "ptb.zip") as file:
+    vocabulary, path = _folder("ptb-rnnlm") / "vocab.txt", _folder("ptb") / "ptb.zip"
+    with reading(vocabulary):
+        number = {name: i for i, name in enumerate(vocabulary.read_text().split("\n"))}
+    with reading(path), zipfile.ZipFile(path) as file:
         text = file.read(f"ptb.{part}.txt").decode()
-    return np.array([number[word] for word in text.replace("\n", "<eos>").strip().split()], np.int64)
+        return np.array([number[word] for word in text.replace("\n", "<eos>").strip().split()], np.int64)
 
 
 def _folder(name: str) -> Any:

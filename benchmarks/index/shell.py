@@ -17,7 +17,9 @@ import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
+from memhier._outside import npy_header, reading
 from memhier.budget import format_bytes
+from memhier.errors import FormatError
 
 __all__ = [
     "given_ids",
@@ -73,15 +75,25 @@ def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> n
     if suffix == ".parquet":
         return _column_of_ids(path, column)
     if suffix == ".npy":
-        array: npt.NDArray[Any] = np.load(path, allow_pickle=False)
-        return array
+        return _array_of_ids(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}: expected .npy, .parquet, or text with an id a line") from None
+    except UnicodeDecodeError as error:
+        raise FormatError(
+            f"{path}: expected .npy, .parquet, or text with an id a line, but byte {error.start:,} is no UTF-8"
+        ) from None
     # Not splitlines(), which ends a line at letters that a string may hold.
     lines = text.removesuffix("\n").split("\n") if text else []
     return np.array(lines, np.object_) if kind == "str" else _numbers(path, lines)
+
+
+def _array_of_ids(path: str) -> npt.NDArray[Any]:
+    with open(path, "rb") as file:
+        npy_header(file, path, os.fstat(file.fileno()).st_size)
+        file.seek(0)
+        with reading(path):
+            array: npt.NDArray[Any] = np.load(file, allow_pickle=False)
+            return array
 
 
 def _numbers(path: str, lines: list[str]) -> npt.NDArray[np.int64]:
@@ -105,12 +117,17 @@ def _column_of_ids(path: str, column: str | None) -> npt.NDArray[Any]:
             named = "no --id-column" if column is None else f"--id-column {column}"
             raise ValueError(f"{path}: {named}, expected one of {', '.join(fitting) or 'integers or text'}")
         found = parquet.read_table(path, columns=[column]).column(0)
-    except arrow.ArrowException as error:
-        raise ValueError(f"{path}: {error}") from error
+    except (OSError, arrow.ArrowException) as error:
+        raise _damaged(path, error) from error
     if found.null_count:
         raise ValueError(f"{path}[{column!r}]: {found.null_count:,} rows are null, expected an id in each")
     ids: npt.NDArray[Any] = found.to_numpy()
     return ids
+
+
+def _damaged(path: str, error: Exception) -> Exception:
+    """Arrow reports damage as an `OSError` without a number, or as an error of its own."""
+    return error if isinstance(error, OSError) and error.errno else FormatError(f"{path}: {error}")
 
 
 def _holds_ids(types: Any, kind: Any) -> bool:
@@ -131,8 +148,8 @@ def read_table(path: str) -> Any:
     arrow, parquet = _arrow(path)
     try:
         table = parquet.read_table(path)
-    except arrow.ArrowException as error:
-        raise ValueError(f"--attributes {path}: {error}") from error
+    except (OSError, arrow.ArrowException) as error:
+        raise _damaged(path, error) from error
     return table.select([field.name for field in table.schema if not arrow.types.is_nested(field.type)])
 
 

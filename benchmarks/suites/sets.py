@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._outside import reading
 from memhier.ann.files import open_vectors, read_ground_truth
 from memhier.errors import FormatError
 
@@ -77,7 +78,8 @@ def _map_bin(path: Path) -> Matrix:
     suffix = next((suffix for suffix in _BIN_DTYPES if suffix in path.suffixes), None)
     if suffix is None:
         raise FormatError(f"{path}: expected one of {', '.join(_BIN_DTYPES)} in its name")
-    count, dimension = np.fromfile(path, np.uint32, 2).tolist()
+    with reading(path, "the count and the dimension as uint32"):
+        count, dimension = np.fromfile(path, np.uint32, 2).tolist()
     expected = 8 + count * dimension * np.dtype(_BIN_DTYPES[suffix]).itemsize
     if path.stat().st_size != expected:
         raise FormatError(f"{path}: {path.stat().st_size:,} bytes, expected {expected:,} as its header says")

@@ -20,6 +20,7 @@ from rich.console import Console
 from memhier.ann.decoder import LogitIndex
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.decode.clock import OtherWork
 from memhier.benchmarks.decode.layers import load_domains
 from memhier.benchmarks.peers.account import PeakMemory, memory_now
 from memhier.benchmarks.workloads.options import folder_option, json_option
@@ -67,10 +68,11 @@ def truth_of(words: int, before: int, asked: Floats) -> npt.NDArray[np.float64]:
 
 
 def ask_all(index: LogitIndex, asked: Floats, kth: npt.NDArray[np.float64], method: Any) -> dict[str, Any]:
-    """Ask one context after the other, and return times, precision and reads."""
+    """Ask one context after the other, with a model's work between, and return times, precision and reads."""
     index.topk(asked[:1], method=method)
-    before, taken, right = index.stats(), [], []
+    before, taken, right, other = index.stats(), [], [], OtherWork()
     for state, least in zip(asked, kth, strict=True):
+        other()
         started = time.perf_counter()
         found = index.topk(state[None], method=method)
         taken.append(1e3 * (time.perf_counter() - started))

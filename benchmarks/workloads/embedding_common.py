@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from memhier._outside import reading
 from memhier.benchmarks.datasets import data_folder
 
 __all__ = [
@@ -167,7 +168,8 @@ def criteo_dac(tables: int = 39) -> tuple[Ints, NDArray[np.float32], list[int]]:
     folder = data_folder() / "criteo-dac80k"
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set 'criteo-dac80k' at {folder}: put it there, or set MEMHIER_DATA")
-    with np.load(folder / "criteo_dac80k_hashed.npz") as files:
+    path = folder / "criteo_dac80k_hashed.npz"
+    with reading(path), np.load(path) as files:
         labels, offsets, hashed, field = (files[name] for name in ("label", "offset", "id20", "field"))
     ids = np.zeros((len(labels), tables), np.int64)
     sample = np.repeat(np.arange(len(labels)), np.diff(offsets))
@@ -194,12 +196,14 @@ def gowalla() -> tuple[Ints, dict[int, Ints], int, int]:
     if not folder.is_dir():
         raise FileNotFoundError(f"no data set 'gowalla' at {folder}: put it there, or set MEMHIER_DATA")
     users, items = 29858, 40981
-    with np.load(folder / "s_adj_mat.npz") as files:
+    path = folder / "s_adj_mat.npz"
+    with reading(path), np.load(path) as files:
         begins, columns = files["indptr"], files["indices"]
     row = np.repeat(np.arange(users), np.diff(begins[: users + 1]))
     pairs = np.stack([row, columns[: begins[users]].astype(np.int64) - users], 1)
-    held_out = {}
-    with lzma.open(folder / "test.txt.xz", "rt") as lines:
+    held_out: dict[int, Ints] = {}
+    path = folder / "test.txt.xz"
+    with reading(path, lambda: f"after {len(held_out)} lines"), lzma.open(path, "rt") as lines:
         for line in lines:
             numbers = np.array(line.split(), np.int64)
             held_out[int(numbers[0])] = numbers[1:]

@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Paper, Record
 from memhier.benchmarks.workloads.embedding_common import DLRM, Ints, Sample, samples, table_sizes
 from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.policies import LFU, LRU, Belady, Policy
@@ -337,12 +337,12 @@ def record(found: dict[str, Any], share: float, batch: int) -> Record:
             for name, each in busy.items()
         ),
     ]
-    papers = {"memmap": "Bagpipe"}
     for name in wall:
         if name != "memhier" and "memhier" in wall:
             ratios = [other / mine for other, mine in zip(wall[name], wall["memhier"], strict=True)]
-            paper: Any = papers.get(name, "")
-            figures.append(Figure.of(f"speed {where} against {name}", ratios, "times", "more", clock=True, paper=paper))
+            title = f"speed {where} against {name}"
+            paper: Paper = "" if name == "memhier, all in DRAM" else "Bagpipe"
+            figures.append(Figure.of(title, ratios, "times", "more", clock=True, paper=paper))
     bars = [Bars(f"A step of DLRM, {batch} samples, 26 tables", "ms", [Bar.of(n, each) for n, each in wall.items()])]
     return Record(figures, bars=bars, scale=f"{found['rows']:,} rows of {DIM} floats on two cores and one SSD")
 

@@ -128,7 +128,7 @@ def run_one(method: str, way: str, images: Images, memory: int, seed: int, epoch
     batch = 10 if kind is TinyER else 32
     with CarouselBuffer(
         folder / "buffer", memory=slots, schema=kind.schema(images.train.shape[1:], classes), admit=kind.admit,
-        swap=WAYS[way](), seed=seed,
+        swap=WAYS[way](), seed=seed, same_class=True,
     ) as buffer:  # fmt: skip
         start = time.perf_counter()
         learner = kind(

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._outside import reading
 from memhier.benchmarks.datasets import data_folder
 
 __all__ = ["Images", "load_images"]
@@ -57,21 +58,29 @@ def load_images(name: str, samples: int | None = None) -> Images:
 
 def _read_idx(folder: Path, train: bool) -> tuple[Pixels, Labels]:
     prefix = "train" if train else "t10k"
-    images = np.frombuffer(lzma.decompress((folder / f"{prefix}-images-idx3-ubyte.xz").read_bytes()), np.uint8)
-    labels = np.frombuffer(lzma.decompress((folder / f"{prefix}-labels-idx1-ubyte.xz").read_bytes()), np.uint8)
-    return images[16:].reshape(-1, 28, 28), labels[8:].astype(np.int64)
+    images = _unpacked(folder / f"{prefix}-images-idx3-ubyte.xz")
+    labels = _unpacked(folder / f"{prefix}-labels-idx1-ubyte.xz")
+    with reading(folder / prefix):
+        return images[16:].reshape(-1, 28, 28), labels[8:].astype(np.int64)
+
+
+def _unpacked(path: Path) -> NDArray[np.uint8]:
+    with reading(path):
+        return np.frombuffer(lzma.decompress(path.read_bytes()), np.uint8)
 
 
 def _read_packed(folder: Path, train: bool) -> tuple[Pixels, Labels]:
     """Read JPEG files packed into one: labels, offsets, then the files end to end."""
     from PIL import Image
 
-    raw = lzma.decompress((folder / f"{'train' if train else 'test'}.pack.xz").read_bytes())
+    path = folder / f"{'train' if train else 'test'}.pack.xz"
+    raw = _unpacked(path).tobytes()
     stream = io.BytesIO(raw)
-    labels, offsets = (np.load(stream, allow_pickle=False) for _ in range(2))
+    with reading(path, "labels and offsets"):
+        labels, offsets = (np.load(stream, allow_pickle=False) for _ in range(2))
     start = stream.tell()
     images = np.empty((len(labels), 32, 32, 3), np.uint8)
     for index, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        with Image.open(io.BytesIO(raw[start + begin : start + end])) as image:
+        with reading(path, f"image {index}"), Image.open(io.BytesIO(raw[start + begin : start + end])) as image:
             images[index] = np.asarray(image.convert("RGB"))
     return images, labels.astype(np.int64)

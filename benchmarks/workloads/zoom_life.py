@@ -2,7 +2,8 @@
 
 ``python -m memhier.benchmarks.workloads.zoom_life`` replaces half of the vectors, the new ones drifted away from the
 old, in ten steps with a commit each, then compacts. Recall is measured after each of the three: replacing, compacting,
-and building an index of the same vectors.
+and building an index of the same vectors. It also adds 600 vectors to 20,000 at a time, with a commit each, and tells
+how long these commits took, beside their median (``--count 0 --made-only`` does that alone).
 """
 
 import tempfile
@@ -99,6 +100,60 @@ def measure(
         return [*rows, _look(name, "built anew", index, queries, true, seconds)]
 
 
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """Commits of a few vectors each, to an index that is made anew meanwhile.
+
+    Attributes
+    ----------
+    count, rows
+        How many, and the vectors that each of them wrote.
+    median_ms, longest_ms
+        Of a commit.
+    longest, longest_cpu
+        Times the median: of the time that passed, and of the processor's, of the thread that commits alone.
+    recall
+        The lowest recall@10 after any sixth commit, and the last, where 0.95 is declared.
+    renewed
+        How often the index was made anew meanwhile.
+    """
+
+    count: int
+    rows: int
+    median_ms: float
+    longest_ms: float
+    longest: float
+    longest_cpu: float
+    recall: float
+    renewed: int
+
+
+def commit_times(count: int, commits: int, folder: Path) -> Commits:
+    """Add three hundredths of `count` vectors at a time, and commit."""
+    rows = 3 * count // 100
+    source = mixed(count + commits * rows, 96, seed=1)
+    vectors, queries = source.array(), source.queries(300)
+    passed, worked, recalls, renewed = [], [], [], 0
+    dram = int(0.4 * vectors.nbytes)
+    with ZoomIndex.build(folder / "committed", vectors[:count], dram=dram, grow_to=len(vectors)) as index:
+        for number in range(commits):
+            index.add(vectors[len(index) : len(index) + rows])
+            made_for = index.stats()["calibrated_vectors"]
+            started, cpu = time.perf_counter(), time.thread_time()
+            index.commit()
+            passed.append(time.perf_counter() - started)
+            worked.append(time.thread_time() - cpu)
+            renewed += index.stats()["calibrated_vectors"] != made_for
+            if number % 6 == 5 or number == commits - 1:
+                true = exact_neighbours(vectors[: len(index)], queries, K)[1]
+                recalls.append(recall_at_k(index.search(queries, K, recall=0.95).distances, true))
+    median, cpu_median = float(np.median(passed)), float(np.median(worked))
+    return Commits(
+        commits, rows, 1e3 * median, 1e3 * max(passed), max(passed) / median, max(worked) / cpu_median,
+        min(recalls), renewed,
+    )  # fmt: skip
+
+
 def _look(
     name: str,
     moment: str,
@@ -139,36 +194,65 @@ def _real(name: str) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic], 
 @click.option("--count", default=100_000, show_default=True, help="Vectors of the generated set.")
 @click.option("--data", "names", multiple=True, default=("sift-imagenet200k",), show_default=True)
 @click.option("--made-only", is_flag=True, help="Only the generated set.")
+@click.option("--commits", default=36, show_default=True, help="Commits of three hundredths of some vectors.")
+@click.option("--committed", default=20_000, show_default=True, help="Vectors that there are before these commits.")
 @click.option("--share", default=0.4, show_default=True, help="DRAM as a share of the raw vectors.")
 @folder_option
 @json_option
 def main(
-    count: int, names: tuple[str, ...], made_only: bool, share: float, folder: Path | None, out: Path | None
+    count: int,
+    names: tuple[str, ...],
+    made_only: bool,
+    commits: int,
+    committed: int,
+    share: float,
+    folder: Path | None,
+    out: Path | None,
 ) -> None:
     """Measure an index whose vectors are replaced."""
     faiss.omp_set_num_threads(1)
     rows: list[Lived] = []
+    times: Commits | None = None
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         if count:
             rows += measure("mixed", *_generated(count), share, Path(scratch))
+        if commits:
+            times = commit_times(committed, commits, Path(scratch))
         for name in () if made_only else names:
             try:
                 rows += measure(name, *_real(name), share, Path(scratch))
             except FileNotFoundError as error:
                 Console(stderr=True).print(f"skipped: {error}")
+    if rows:
+        _show(rows)
+    if times is not None:
+        Console(width=160).print(
+            f"{times.count} commits of {times.rows} vectors: median {times.median_ms:.0f} ms, longest "
+            f"{times.longest:.1f} times that ({times.longest_cpu:.1f} times the median CPU time); recall@10 at least "
+            f"{times.recall:.3f} of 0.95 declared; made anew {times.renewed} times meanwhile"
+        )
+    if out is not None:
+        record(rows, times).write(out, results=[asdict(row) for row in rows])
+
+
+def _show(rows: Sequence[Lived]) -> None:
     table = Table(title=f"ZoomIndex in use, k = {K}, recall 0.95 declared")
     for number, column in enumerate(asdict(rows[0])):
         table.add_column(column, justify="left" if number < 2 else "right")
     for row in rows:
         table.add_row(*(f"{value:,.4g}" if isinstance(value, float) else str(value) for value in asdict(row).values()))
     Console(width=160).print(table)
-    if out is not None:
-        record(rows).write(out, results=[asdict(row) for row in rows])
 
 
-def record(rows: Sequence[Lived]) -> Record:
+def record(rows: Sequence[Lived], times: Commits | None = None) -> Record:
     """Return what can be held against another run."""
     figures = []
+    if times is not None:
+        figures += [
+            Figure.of("longest commit", times.longest, "times the median", "less", clock=True),
+            Figure.of("longest commit, CPU", times.longest_cpu, "times the median", "less", clock=True),
+            Figure.of("recall@10, between commits", times.recall, "share", "more"),
+        ]
     for row in rows:
         at = f"{row.data}, {row.moment}"
         figures += [

@@ -24,7 +24,7 @@ from memhier.ann import ZoomIndex
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.generators import Mixed, mixed
 from memhier.benchmarks.machine import describe_machine
-from memhier.benchmarks.workloads.options import json_option
+from memhier.benchmarks.workloads.options import FOLDER, json_option
 from memhier.budget import parse_bytes
 
 __all__ = ["Point", "Scale", "main", "measure", "record"]
@@ -171,7 +171,7 @@ def _search(index: ZoomIndex, queries: npt.NDArray[np.float32], truth: npt.NDArr
 @click.option("--bytes", "bytes_per_vector", default=47.0, show_default=True, help="DRAM for each vector, all in all.")
 @click.option("--queries", default=500, show_default=True)
 @click.option("--seed", default=1, show_default=True)
-@click.option("--dir", "place", type=click.Path(path_type=Path), help="Takes three times the vectors while it runs.")
+@click.option("--dir", "place", type=FOLDER, help="Takes three times the vectors while it runs.")
 @json_option
 def main(
     vectors: int,

@@ -23,7 +23,7 @@ from memhier.ann import ZoomIndex
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.generators import mixed
 from memhier.benchmarks.machine import describe_machine
-from memhier.benchmarks.workloads.options import json_option
+from memhier.benchmarks.workloads.options import FOLDER, json_option
 from memhier.reader import PAGE_BYTES, Reader
 
 __all__ = ["Busy", "main", "measure", "record"]
@@ -143,7 +143,7 @@ def _private_bytes() -> int:
 @click.option("--dram", default=48 << 20, show_default=True, help="Bytes.")
 @click.option("--threads", default=8, show_default=True)
 @click.option("--seconds", default=10.0, show_default=True)
-@click.option("--dir", "place", type=click.Path(path_type=Path), help="Where to build; a temporary folder otherwise.")
+@click.option("--dir", "place", type=FOLDER, help="Where to build; a temporary folder otherwise.")
 @json_option
 def main(
     vectors: int, dimension: int, dram: int, threads: int, seconds: float, place: Path | None, out: Path | None

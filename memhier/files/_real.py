@@ -37,6 +37,9 @@ class _RealFile(FileBase):
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
         self._fd = os.open(path, _FLAGS[mode], 0o644)
+        # For files that nobody closes. What was closed leaves nothing to be run, in which an interrupt would be lost.
+        self._closing = weakref.finalize(self, os.close, self._fd)
+        self._closing.atexit = False
         self._direct = mode == "d" and bool(_O_DIRECT) and self._set_direct(True)
         self._end = self.size() if mode == "a" else 0
 
@@ -112,13 +115,9 @@ class _RealFile(FileBase):
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        if fd >= 0:
+        if self._closing.detach() is not None:
             os.close(fd)
-
-    def __del__(self) -> None:
-        # __init__ may have failed before there was a descriptor.
-        if getattr(self, "_fd", -1) >= 0:
-            self.close()
+            _exclusive.discard(self)
 
 
 _exclusive: weakref.WeakSet[_RealFile] = weakref.WeakSet()

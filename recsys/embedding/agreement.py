@@ -26,7 +26,7 @@ def last_checkpoints(path: Path) -> tuple[int, int]:
         # Perhaps it was never finished: whoever makes a table of it knows.
         return 0, 0
     with store:
-        return checkpoint_of(store.get(KEY)), checkpoint_of(before_last(store, KEY))
+        return checkpoint_of(store, store.get(KEY)), checkpoint_of(store, before_last(store, KEY))
 
 
 def agree(path: Path, checkpoints: Sequence[tuple[int, int]]) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from memhier._patient_segment import FullError
+from memhier._shield import at_end, shielded, wait_for
 from memhier._tickets import Ticket
 from memhier.errors import BudgetError
 from memhier.recsys.embedding.module import TableModule
@@ -67,15 +69,32 @@ class Epoch(Iterator[Any]):
     def __init__(self, ahead: "Ahead") -> None:
         self._ahead = ahead
 
+    @classmethod
+    def of(cls, ahead: "Ahead") -> "Epoch":
+        """Return what the loop of this thread is to hold."""
+        epoch = cls(ahead)
+        ahead.farewell = at_end(epoch, ahead.close)
+        return epoch if ahead.farewell is not None else _EpochOfThread(ahead)
+
     def __next__(self) -> Any:
         return self._ahead.next()
+
+
+class _EpochOfThread(Epoch):
+    """The same on a thread that no interrupt strikes."""
 
     def __del__(self) -> None:
         self._ahead.close()
 
 
 class Ahead:
-    """The batches of one epoch, each handed out with its rows in DRAM."""
+    """The batches of one epoch, each handed out with its rows in DRAM.
+
+    Attributes
+    ----------
+    farewell
+        Ends the epoch once its loop is left; to be kept.
+    """
 
     def __init__(
         self,
@@ -101,10 +120,12 @@ class Ahead:
         # whether one is read. What differs among ranks must not, or one would wait for a read that another never makes.
         self._in_step = 0
         self._blocked = False  # there was no room for the next one
+        self._full: FullError | None = None  # not on disk, for rows that have to leave
         self._current: Rows | None = None
         self._ended = False  # the loader has
         self._error: BaseException | None = None  # what ended it, or the thread
         self._closed = self._failed = False
+        self.farewell: object = None
         self._changed = threading.Condition()
         self._known = 0
         self._wait_s = self._loader_s = 0.0
@@ -127,11 +148,14 @@ class Ahead:
                 "bytes": self._waiting_bytes,
             }
 
+    @shielded
     def next(self) -> Any:
         """Let the last batch's rows go, and return the next batch, its rows in DRAM."""
         started = time.perf_counter()
         try:
             waiting = self._await_next()
+        except FullError:
+            raise  # with room the same call goes on
         except BaseException:
             self.close()
             raise
@@ -150,6 +174,7 @@ class Ahead:
         self._wait_s += time.perf_counter() - started
         return waiting.batch
 
+    @shielded
     def close(self) -> None:
         """End the thread, and take back what was announced."""
         with self._changed:
@@ -173,7 +198,7 @@ class Ahead:
 
     def _await_next(self) -> _Waiting:
         with self._changed:
-            self._changed.wait_for(self._is_settled)
+            wait_for(self._changed, self._is_settled)
         self._let_go()
         if self._blocked or not self._fetched:
             # The next batch is fetched while nothing else has to stay.
@@ -181,9 +206,11 @@ class Ahead:
         with self._changed:
             # Without lookahead a batch is fetched now; with it this is the time for one that found no room.
             self._granted = max(self._granted, self._handed_out + 1)
-            self._blocked = False
+            self._blocked, self._full = False, None
             self._changed.notify_all()
-            self._changed.wait_for(self._is_settled)
+            wait_for(self._changed, self._is_settled)
+            if self._full is not None and not self._fetched:
+                raise self._full
             if self._failed or self._closed or not self._fetched:
                 error, self._error = self._error, None
                 raise StopIteration if error is None else error
@@ -341,6 +368,11 @@ class Ahead:
                 raise
             with self._changed:
                 self._blocked = True
+                self._changed.notify_all()
+            return
+        except FullError as error:
+            with self._changed:
+                self._blocked, self._full = True, error
                 self._changed.notify_all()
             return
         with self._changed:

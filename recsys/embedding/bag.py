@@ -11,7 +11,7 @@ from memhier.policies import Policy
 from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Normal
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
-from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
 
 __all__ = ["EmbeddingBag", "Mode", "as_bags"]
@@ -40,7 +40,7 @@ class EmbeddingBag(TableModule):
     seed, initial
         Of first values, which depend on these and the row alone; :meth:`initial_weights` returns them.
     resume
-        Go on from the checkpoint in `path`.
+        Go on from the checkpoint in `path`, with its hyperparameters; FileNotFoundError where none is.
     update
         When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``.
     policy, codec
@@ -102,7 +102,7 @@ class EmbeddingBag(TableModule):
         spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
         super().__init__(
             Tables(
-                [spec], SGD() if optimizer is None else optimizer, dram=dram, path=path, seed=seed, resume=resume,
+                [spec], optimizer, dram=dram, path=path, seed=seed, resume=resume,
                 policy=policy, codec=codec, touched=touched, step_rows=step_rows,
             ),
             update,

@@ -15,12 +15,14 @@ from memhier.recsys.embedding.bag import as_bags
 from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Uniform
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
-from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.tables import Ints, Tables, TableSpec, check_ids
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
 _ROWS_MAX = 2**62
+ASKED = "features of table {!r}"
+"""What has the ids of a table, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,12 +122,13 @@ class EmbeddingBagCollection(TableModule):
         parser = FeatureParser(tables)
         super().__init__(
             Tables(
-                parser.specs, SGD() if optimizer is None else optimizer, dram=dram, path=path, seed=seed, resume=resume,
+                parser.specs, optimizer, dram=dram, path=path, seed=seed, resume=resume,
                 policy=policy, codec=codec, touched=touched, step_rows=step_rows,
             ),
             update,
         )  # fmt: skip
         self._parser = parser
+        self.tables.asked = ASKED
 
     @not_compiled
     def forward(self, features: Any) -> Pooled:
@@ -197,7 +200,7 @@ class FeatureParser:
 
     def check_ids(self, table: int, ids: Ints) -> None:
         """Raise IndexError for a row that a table does not have."""
-        check_ids(self.specs[table], ids)
+        check_ids(self.specs[table], ids, ASKED.format(self.specs[table].name))
 
     def bags_of(self, features: Any) -> list[Bags]:
         """Return the bags of each table, their ids in place of indices."""

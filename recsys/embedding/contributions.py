@@ -10,7 +10,7 @@ from torch import Tensor
 
 from memhier.recsys.embedding.collectives import Arriving
 from memhier.recsys.embedding.exchange import Exchange, Flags
-from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.optimizers import SparseOptimizer, adds_in_turn
 from memhier.recsys.embedding.tables import Ints, Rows
 
 __all__ = ["Contributions", "Late", "in_order"]
@@ -18,22 +18,41 @@ __all__ = ["Contributions", "Late", "in_order"]
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Gradients of ids: the numbers of their rows int64 [n], values float32 [n, widest], from which rank int64 [n]."""
+    """Gradients of ids, in the order in which they add up.
+
+    Attributes
+    ----------
+    numbers
+        int64 [n]: of their rows.
+    values
+        float32 [n, widest].
+    turns
+        int64 [n], rising: feature after feature of a table, and within one rank after rank.
+    """
 
     numbers: Ints
     values: Tensor
-    ranks: Ints
+    turns: Ints
+
+    @classmethod
+    def in_turn(cls, numbers: Ints, values: Tensor, turns: Ints) -> "Contributions":
+        """Return what came in any order."""
+        if bool((turns[1:] >= turns[:-1]).all()):
+            return cls(numbers, values, turns)
+        order = np.argsort(turns, kind="stable")
+        return cls(numbers[order], values[torch.from_numpy(order)], turns[order])
 
     def only(self, wanted: Flags) -> "Contributions":
         """Return those that are wanted."""
-        return Contributions(self.numbers[wanted], self.values[torch.from_numpy(wanted)], self.ranks[wanted])
+        return Contributions(self.numbers[wanted], self.values[torch.from_numpy(wanted)], self.turns[wanted])
 
     def then(self, others: "Contributions") -> "Contributions":
-        """Return both, in the order of ranks."""
-        ranks = np.concatenate((self.ranks, others.ranks))
-        order = np.argsort(ranks, kind="stable")
-        values = torch.cat((self.values, others.values))[torch.from_numpy(order)]
-        return Contributions(np.concatenate((self.numbers, others.numbers))[order], values, ranks[order])
+        """Return both, in the order in which they add up."""
+        return Contributions.in_turn(
+            np.concatenate((self.numbers, others.numbers)),
+            torch.cat((self.values, others.values)),
+            np.concatenate((self.turns, others.turns)),
+        )
 
 
 @dataclass(slots=True)
@@ -45,25 +64,25 @@ class Late:
     here
         Those for rows that can wait which came at once, from ranks that did not know.
     counts
-        How many come from each rank.
+        int64 [ranks, turns]: how many come from each rank, of the features that are first of their table, second ...
     group, steps
-        Hyperparameters and numbers of updates as of the step.
+        Hyperparameters and numbers of updates as of the step; no numbers as long as its other gradients wait.
     """
 
     rows: Rows
     following: "ReferenceType[Exchange] | None"
     here: Contributions
-    counts: list[int]
+    counts: Ints
     keys: Arriving
     values: Arriving
     group: dict[str, Any]
-    steps: list[int]
+    steps: list[int] | None = None
 
 
 def in_order(places: Tensor, values: Tensor, count: int, optimizer: SparseOptimizer) -> Tensor:
     """Return a sparse gradient whose repeats add up in the order in which they came."""
     shape = (count, values.shape[1])
-    if isinstance(optimizer, SGD) and not optimizer.momentum and not optimizer.weight_decay:
+    if adds_in_turn(optimizer):
         # Applied one after the other, as torch does.
         return torch.sparse_coo_tensor(places.unsqueeze(0), values, shape, check_invariants=False)
     distinct, inverse = torch.unique(places, return_inverse=True)

@@ -17,7 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memhier.errors import FormatError
+from memhier._fields import decode_json, integer, one_of, record, row, sequence, text
+from memhier._outside import reading
+from memhier.errors import CorruptionError, FormatError
 from memhier.recsys.embedding.module import TableModule
 
 __all__ = [
@@ -35,6 +37,14 @@ Floats = NDArray[np.float32]
 
 _BLOCK_BYTES = 2**22
 _HEADER = struct.Struct("<Q")
+_TENSOR = record({
+    "dtype": one_of("U8", "F16", "F32"), "shape": sequence(integer(0, 2**48), 1, 2),
+    "data_offsets": row(integer(0, 2**62), integer(0, 2**62)),
+})  # fmt: skip
+_HEADER_CHECK = record(
+    {"__metadata__": record({"memhier": text("quantised (int8|fp16)")}), "weight": _TENSOR},
+    {"scale": _TENSOR, "least": _TENSOR},
+)
 
 
 def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> nn.EmbeddingBag:
@@ -142,23 +152,33 @@ class QuantisedTable:
         with open(path, "rb") as file:
             head = file.read(_HEADER.size)
             length = _HEADER.unpack(head)[0] if len(head) == _HEADER.size else 2**40
-            header = _parsed(file.read(length)) if length < 2**20 else {}
+            raw = file.read(length) if length < 2**20 else b""
             size = os.fstat(file.fileno()).st_size
-        kind = header.get("__metadata__", {}).get("memhier", "")
-        if not kind.startswith("quantised "):
-            raise FormatError(f"{os.fspath(path)}: no table that export_quantised wrote")
+        try:
+            header = decode_json(raw, os.fspath(path), _HEADER_CHECK)
+        except CorruptionError as error:
+            raise FormatError(f"{os.fspath(path)}: no table that export_quantised wrote: {error}") from error
         types: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
         start = _HEADER.size + length
-        end = start + max(part["data_offsets"][1] for name, part in header.items() if name != "__metadata__")
+        tensors = {name: header[name] for name in ("weight", "scale", "least") if name in header}
+        end = start + max(part["data_offsets"][1] for part in tensors.values())
         if size < end:
             raise FormatError(f"{os.fspath(path)}: has {size} bytes, expected {end}")
-        self._parts: dict[str, NDArray[Any]] = {
-            name: np.memmap(
-                os.fspath(path), types[part["dtype"]], "r", start + part["data_offsets"][0], tuple(part["shape"])
-            )
-            for name, part in header.items()
-            if name != "__metadata__"
-        }
+        with reading(path):
+            self._parts: dict[str, NDArray[Any]] = {
+                name: np.memmap(
+                    os.fspath(path), types[part["dtype"]], "r", start + part["data_offsets"][0], tuple(part["shape"])
+                )
+                for name, part in tensors.items()
+            }
+        shapes = {name: part.shape for name, part in self._parts.items()}
+        numbers = {name: shape[:1] for name, shape in shapes.items()}
+        if (
+            len(tensors) == 2
+            or len(shapes["weight"]) != 2
+            or any(shape != shapes["weight"][:1] for shape in numbers.values())
+        ):
+            raise FormatError(f"{os.fspath(path)}: tensors of shapes {shapes} are no table")
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -181,14 +201,6 @@ class QuantisedTable:
         if "scale" in self._parts:
             found = found * self._parts["scale"][wanted][..., None] + self._parts["least"][wanted][..., None]
         return torch.from_numpy(np.ascontiguousarray(found, np.float32))
-
-
-def _parsed(text: bytes) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _blocks(module: TableModule, table: int) -> Iterator[tuple[int, Floats]]:

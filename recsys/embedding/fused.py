@@ -16,7 +16,7 @@ from memhier.recsys.embedding.kernels import is_compiled, pool_rows, update_rows
 from memhier.recsys.embedding.optimizers import Group
 from memhier.recsys.embedding.tables import Floats, Rows, Tables
 
-__all__ = ["StepGradient", "apply_gradient", "apply_sparse", "pool"]
+__all__ = ["EVALUATED", "Sparse", "StepGradient", "apply_gradient", "apply_sparse", "check_first_pass", "pool"]
 
 Sparse = list[tuple[int, Tensor]]
 """Of some tables the gradient of a step's rows, [rows of the table, dim], not coalesced."""
@@ -76,14 +76,23 @@ class StepGradient:
 
 Done = Callable[[StepGradient], None]
 
+EVALUATED = (
+    "backward pass through a look-up that was made in eval(), which trains no row: call train() on the tables first; "
+    "requires_grad_(False) on them where they are to stay as they are; or torch.autograd.grad(loss, output) for the "
+    "gradient of what they returned"
+)
+"""What a backward pass through such a look-up says."""
 
-def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Done) -> Tensor:
+
+def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Done | None) -> Tensor:
     """Look bags up and pool them; on the way back the gradient goes to `done`.
 
     Parameters
     ----------
     anchor
-        Requires a gradient, so that autograd comes back here.
+        Where it requires a gradient, autograd comes back here.
+    done
+        None where rows are to have no gradient: only weights of samples may have one then.
 
     Returns
     -------
@@ -98,11 +107,17 @@ def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Don
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, anchor: Tensor, tables: Tables, rows: Rows, bags: list[Bags], done: Done, *samples: Tensor | None
+        ctx: Any,
+        anchor: Tensor,
+        tables: Tables,
+        rows: Rows,
+        bags: list[Bags],
+        done: Done | None,
+        *samples: Tensor | None,
     ) -> Tensor:
         widths = [tables.specs[bag.table].dim for bag in bags]
         plain = all(bag.mode != MODES["max"] and bag.weights is None and bag.padding < 0 for bag in bags)
-        ctx.done, ctx.looked_up = done, None
+        ctx.done, ctx.looked_up, ctx.evaluated = done, None, done is None
         if plain and is_compiled() and rows.loan is not None:
             layout = lay_out(bags, widths)
             output = torch.empty(layout.shape)
@@ -129,15 +144,32 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         step, ctx.gradient = ctx.gradient, None
-        if step is None:
-            raise RuntimeError("the rows of this step have gone back: backward runs only once through a look-up")
+        done, ctx.done = ctx.done, None
+        if ctx.needs_input_grad[0] and ctx.evaluated:
+            raise RuntimeError(EVALUATED)
+        check_first_pass(step, gradient)
         step.dense = gradient
         of_samples = [
             step.of_samples(number, ctx.looked_up[number]) if needed else None
             for number, needed in enumerate(ctx.needs_input_grad[5:])
         ]
-        ctx.done(step)
+        if done is not None:
+            done(step)
         return None, None, None, None, None, *of_samples
+
+
+def check_first_pass(step: Any, gradient: Tensor) -> None:
+    """Refuse a second backward pass through a look-up, whose `step` is None then, and one that makes a graph."""
+    if step is None:
+        raise RuntimeError(
+            "the rows of this step have gone back: backward runs only once through a look-up; add the losses up, or "
+            "look up again"
+        )
+    if gradient.requires_grad:
+        raise RuntimeError(
+            "backward(create_graph=True) through a look-up: there are no gradients of gradients of rows; take "
+            "torch.autograd.grad(..., create_graph=True) with respect to what the tables returned"
+        )
 
 
 def _backward(gradient: Tensor, bag: Bags, kept: Any, count: int) -> Tensor:
@@ -168,7 +200,7 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
     parts = np.stack([first, rows.ends, rows.starts[:-1], rows.starts[1:], dims], axis=1)
     numbers = np.array([kernel[1] for kernel in kernels if kernel is not None], np.float32)
     rule = next(kernel[0] for kernel in kernels if kernel is not None)
-    with rows.loan.changing() as slab:
+    with tables.changing(rows) as slab:
         update_rows(
             rule, slab, rows.loan.slots, parts, numbers, rows.inverse, rows.order, layout.sources(stride),
             layout.scales, gradient, tables.scratch,
@@ -189,11 +221,11 @@ def _in_place(gradient: Tensor) -> tuple[Floats, int]:
 def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group, late: list[int] | None = None) -> None:
     """Update the rows of a step where they lie, by torch's operators.
 
-    `late` has the numbers of updates of the tables as of an earlier step, of which these gradients are the rest.
+    `late` has the numbers of updates of the tables as of a step that was counted, of which these gradients are a part.
     """
     assert rows.loan is not None
     slots = rows.loan.slots
-    with rows.loan.changing() as slab:
+    with tables.changing(rows) as slab:
         for table, gradient in gradients:
             mine = slots[rows.of_table(table)]
             tables.record.steps[table] += late is None

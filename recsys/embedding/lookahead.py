@@ -131,7 +131,7 @@ class Lookahead:
             if resumed is not None:
                 torch.set_rng_state(kept)
         self._epoch = Ahead(_chain(first, batches), self._module, self._ids, self._limits(), skipped)
-        return Epoch(self._epoch)
+        return Epoch.of(self._epoch)
 
     @property
     def position(self) -> int:

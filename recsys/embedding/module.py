@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, ParamSpec, Self, TypeVar, get_args
 
@@ -14,21 +15,33 @@ from torch._compile import _disable_dynamo
 
 from memhier._arrays import as_ints
 from memhier._segments import PAGE_BYTES
+from memhier._shield import shielded
+from memhier.recsys.embedding.anchor import Anchor
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
-from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.records import as_json
+from memhier.recsys.embedding.merged import merged_gradients, parts_of
+from memhier.recsys.embedding.optimizers import Group, SparseOptimizer, check_group
+from memhier.recsys.embedding.passes import LookUp, Passes
+from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
 from memhier.recsys.embedding.tables import Ints, Rows, Tables, TableSpec
 
 __all__ = ["EXTRA", "FusedOptimizer", "TableModule", "Update", "not_compiled"]
 
 Update = Literal["backward", "step"]
+_APPLIED = (
+    "the gradients of the tables' rows cannot be read, clipped or unscaled: with update='backward' the backward pass "
+    "applies them; open the tables with update='step', and call scale_gradients() and gradient_norm() of their module "
+    "before module.optimizer.step(), with torch's functions for the parameters of the dense part alone"
+)
+_WAITING = (
+    "the gradients of the tables' rows cannot be read, clipped or unscaled here: call scale_gradients() and "
+    "gradient_norm() of their module before module.optimizer.step(), with torch's functions for the parameters of the "
+    "dense part alone"
+)
+
 P = ParamSpec("P")
 T = TypeVar("T")
-
-EXTRA = "recsys/extra"
-"""Where a checkpoint has the hyperparameters, and what the caller gave it."""
 
 _BLOCK = 4096
 
@@ -47,44 +60,82 @@ class FusedOptimizer(torch.optim.Optimizer):
     lies with the rows, so `state_dict` holds the hyperparameters alone.
     """
 
+    steps_rows = True
+
     def __init__(self, module: "TableModule", optimizer: SparseOptimizer) -> None:
         self._module = module
         super().__init__([module._anchor], dict(vars(optimizer)))
 
     def step(self, closure: Any = None) -> Any:
-        """Apply the gradients of all backward passes since the last step, where the module waits for that."""
+        """Apply the gradients of all backward passes since the last step, where the module waits for that.
+
+        Raises
+        ------
+        RuntimeError
+            Where the rows have had several updates since the last step, as they do not wait; where gradients wait that
+            another's ``zero_grad()`` took for dropped.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._module._apply_pending()
+        self._module._step()
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Drop gradients that were not applied."""
-        self._module._drop_pending()
+        """Drop gradients that wait for a step."""
+        self._module._zero_gradients()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuse a second group: all rows have the same hyperparameters."""
+        if self.param_groups:
+            raise ValueError("param_group: the optimizer of tables has one; give other parameters their own optimizer")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Set the hyperparameters; state lies with the rows, and comes from their checkpoint.
+
+        Raises
+        ------
+        ValueError
+            For state, which is another optimizer's.
+        """
+        if state_dict["state"]:
+            raise ValueError(
+                "state_dict: has the state of rows, but here that lies with the rows: open the tables with resume=True"
+            )
+        super().load_state_dict(state_dict)
 
 
 class TableModule(nn.Module):
     """A module whose tables lie in DRAM and on SSD, and which updates them itself.
 
-    Its rows are no parameters, so no optimizer and no DDP sees them. By default a backward pass applies its gradients;
-    with ``update="step"`` they wait for ``module.optimizer.step()``, so that several backward passes add up and
-    gradients can be scaled; the rows concerned stay in DRAM until then. That is also the way for a model that looks up
-    several times in one forward pass: by default each of these look-ups is an update of its own.
+    Its rows are no parameters, so no optimizer and no DDP sees them; an empty parameter stands for them, and
+    ``requires_grad_(False)`` on the module or its model freezes the rows. By default a backward pass applies its
+    gradients at its end, once: however many look-ups it goes through. A look-up that still waits for a backward pass of
+    its own holds that off, until it has had it, its output is forgotten, or the tables are used again. With
+    ``update="step"`` gradients wait for ``module.optimizer.step()``, so that several backward passes add up, as with
+    micro-batches, and gradients can be scaled; the rows concerned stay in DRAM until then.
     """
 
     def __init__(self, tables: Tables, update: Update) -> None:
         super().__init__()
-        if update not in get_args(Update):
-            raise ValueError(f"update={update!r}: expected 'backward' or 'step'")
         self.tables = tables
-        self._anchor = torch.zeros((), requires_grad=True)
+        self._anchor = Anchor()
+        self._anchor.stepping = self._before_other_step
         self._update: Update = update
-        self._pending: list[tuple[Rows, Sparse]] = []
+        self._pending: list[tuple[Rows, StepGradient | Sparse]] = []
+        self._passes = Passes(self._apply_pending, self._pass_failed, lambda: len(self._pending))
+        self._applied = 0  # updates since an optimizer's last step
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
         self.optimizer = FusedOptimizer(self, tables.optimizer)
-        self._restore_hyperparameters()
+        try:
+            if update not in get_args(Update):
+                raise ValueError(f"update={update!r}: expected 'backward' or 'step'")
+            self._begun_with = self._restore_hyperparameters()
+        except BaseException:
+            tables.close()
+            raise
         self._saved_steps = list(tables.record.steps)  # as of the last checkpoint
 
     @property
@@ -100,6 +151,7 @@ class TableModule(nn.Module):
     @property
     def steps(self) -> int:
         """Updates so far, those before the last resume included."""
+        self._close_step()
         return max(self.tables.record.steps, default=0)
 
     def stats(self) -> dict[str, Any]:
@@ -121,26 +173,39 @@ class TableModule(nn.Module):
 
     def weights(self, rows: Any, table: int = 0) -> Tensor:
         """Return rows as they are now, float32 [n, dim], a copy."""
+        self._close_step()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., : self.tables.specs[table].dim]))
 
     def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
         """Return the optimizer's state of rows, float32 [n, width], a copy."""
+        self._close_step()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., self.tables.specs[table].dim :]))
 
+    @shielded
     def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients that wait for a step; with ``update="step"``."""
-        for _, gradients in self._pending:
-            for _, gradient in gradients:
+        """Multiply the gradients that wait for a step; with ``update="step"``, RuntimeError otherwise."""
+        self._check_waits("scale_gradients()")
+        for _, found in self._pending:
+            for _, gradient in found if isinstance(found, list) else found.sparse():
                 gradient._values().mul_(factor)
 
     def gradient_norm(self) -> Tensor:
         """Return the Euclidean norm of the gradients that wait for a step; with ``update="step"``."""
-        merged = self._merged()
-        squares = [gradient.coalesce()._values().square().sum() for _, parts in merged for _, gradient in parts]
+        self._check_waits("gradient_norm()")
+        gradients = self._merge(self._pending)[1] if self._pending else []
+        squares = [gradient.coalesce()._values().square().sum() for _, gradient in gradients]
         return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
 
+    def _check_waits(self, call: str) -> None:
+        if self._update == "backward":
+            raise RuntimeError(
+                f"{call}: no gradients wait, as the backward pass applies them with update='backward'; open the tables "
+                "with update='step'"
+            )
+
+    @shielded
     def checkpoint(self, extra: Mapping[str, Any] | None = None) -> int:
         """Make all tables durable as they are now, all or nothing.
 
@@ -158,13 +223,17 @@ class TableModule(nn.Module):
         ------
         RuntimeError
             When gradients wait for a step.
+        OSError
+            With ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk is full: make room and call again, nothing is lost. So
+            it is with steps, whose rows push others out; one whose backward pass raised this has changed nothing.
         OSError, ClosedError
-            When it could not be written; the last checkpoint is still there.
+            When it could not be written otherwise; the last checkpoint is still there.
         """
         generation = self.tables.checkpoint(self._checkpoint_values(extra))
         self._saved_steps = list(self.tables.record.steps)
         return generation
 
+    @shielded
     def start_checkpoint(self, extra: Mapping[str, Any] | None = None) -> "Future[int]":
         """Take a checkpoint of this moment, and make it durable on a thread while the training goes on.
 
@@ -182,10 +251,11 @@ class TableModule(nn.Module):
         return future
 
     def _checkpoint_values(self, extra: Mapping[str, Any] | None) -> dict[str, bytes]:
+        self._close_step()
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
-        return {EXTRA: as_json({"hyperparameters": group, "extra": dict(extra or {})})}
+        return {EXTRA: as_json({"hyperparameters": group, "begun_with": self._begun_with, "extra": dict(extra or {})})}
 
     @property
     def extra(self) -> dict[str, Any]:
@@ -225,6 +295,43 @@ class TableModule(nn.Module):
         """Return the keys of the tables in a state dict."""
         raise NotImplementedError
 
+    def _step(self) -> None:
+        if self._update == "backward":
+            self._close_step()
+            self._check_one_update("module.optimizer.step()")
+            return
+        if self._pending and not self._anchor.is_marked:
+            raise RuntimeError(
+                f"{len(self._pending)} backward passes wait for module.optimizer.step(), but the model's zero_grad(), "
+                "or that of another optimizer with all its parameters, came before it: take this step first, or call "
+                "module.optimizer.zero_grad() to drop them"
+            )
+        self._apply_pending()
+        self._anchor.grad = None
+
+    def _zero_gradients(self) -> None:
+        if self._update == "backward":
+            self._close_step()  # to those who say no step the backward pass was one
+        self._drop_pending()
+        self._anchor.grad = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Refuse what would make other numbers of the rows, or move them; `to`, `half`, `cuda` and others call it."""
+        found = fn(torch.zeros(1))
+        name = type(self).__name__
+        if found.dtype != torch.float32:
+            raise TypeError(
+                f"{name}: its rows are float32 and stay so, {found.dtype} was asked for: convert the dense part alone, "
+                "such as model.dense.half(), or run it under torch.autocast"
+            )
+        if found.device.type != "cpu":
+            raise ValueError(
+                f"{name}: its rows stay in DRAM and on SSD, {found.device} was asked for: move the dense part alone, "
+                f"and what the tables return, such as tables(ids).to({str(found.device)!r})"
+            )
+        return self
+
+    @shielded
     def close(self) -> None:
         """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
         self._drop_pending()
@@ -254,6 +361,7 @@ class TableModule(nn.Module):
 
     def _make_room(self) -> None:
         """Let rows go, if there are any, that need not stay."""
+        self._close_step()
 
     def _reading(self) -> AbstractContextManager[None]:
         """Return a context to read the loader in: other ranks, if there are any, hear where that fails."""
@@ -265,18 +373,29 @@ class TableModule(nn.Module):
 
     def _pooled(self, ids: list[Ints | None], bags: list[Bags]) -> Tensor:
         """Look up and pool what a step needs; `bags` get their indices here."""
-        trains = torch.is_grad_enabled() and self.training
+        look_up = self._begin_look_up()
+        trains = self._trains
         rows = self._rows_of(ids, trains)
         for bag in bags:
             if bag.padding >= 0:
-                bag.padding = self._place(rows, bag.table, bag.padding)
+                bag.padding = self._place(rows, bag)
         if trains:
-            return pool(self.tables, rows, bags, self._anchor, self._done)
-        with torch.no_grad():
-            output = pool(self.tables, rows, bags, self._anchor, self._done)
+            return pool(self.tables, rows, bags, self._anchor, partial(self._done, look_up))
+        output = pool(self.tables, rows, bags, self._anchor, None)
         rows.release()
         return output
 
+    @property
+    def _trains(self) -> bool:
+        """Whether rows that are looked up now will have a gradient."""
+        return torch.is_grad_enabled() and self.training and self._anchor.requires_grad
+
+    def _begin_look_up(self) -> LookUp | None:
+        """End the step before; return what stands for the look-up until it has had its backward pass."""
+        self._close_step()
+        return self._passes.look_up() if self._trains and self._update == "backward" else None
+
+    @shielded
     def _rows_of(self, ids: list[Ints | None], trains: bool) -> Rows:
         """Return the rows of a step, in DRAM: those that were fetched ahead where they are the ones."""
         if self._planned is not None and _are_equal(self._planned[0], ids):
@@ -291,67 +410,124 @@ class TableModule(nn.Module):
             )
         return rows
 
-    def _place(self, rows: Rows, table: int, row: int) -> int:
-        """Return which of the step's rows a row is, -1 where it is not among them."""
-        mine = rows.keys[rows.of_table(table)]
-        place = int(np.searchsorted(mine, row + self.tables.bases[table]))
-        return place if place < len(mine) and mine[place] == row + self.tables.bases[table] else -1
+    def _place(self, rows: Rows, bag: Bags) -> int:
+        """Return which of the step's rows the padding is; where it is not among them, one that torch takes as well."""
+        mine, key = rows.keys[rows.of_table(bag.table)], bag.padding + self.tables.bases[bag.table]
+        place = int(np.searchsorted(mine, key))
+        if place < len(mine) and mine[place] == key:
+            return place
+        # Where samples have weights, torch adds with other roundings once there is a padding, in the batch or not.
+        return -1 if bag.weights is None else len(mine)
 
-    def _done(self, step: StepGradient) -> None:
-        if self._update == "step":
-            self._pending.append((step.rows, step.sparse()))
+    def _done(self, look_up: LookUp | None, step: StepGradient) -> None:
+        self._await(look_up, step.rows, step if self._update == "backward" else step.sparse())
+
+    def _await(self, look_up: LookUp | None, rows: Rows, gradient: StepGradient | Sparse) -> None:
+        """Take the gradient of a look-up, inside of its backward pass."""
+        if not self._anchor.requires_grad:
+            rows.release()  # frozen since the forward pass
             return
-        apply_gradient(self.tables, step, self.optimizer.param_groups[0])
-        step.rows.release()
+        if self._update == "backward":
+            self._passes.arriving(look_up)
+        elif self._pending and not self._anchor.is_marked:
+            self._drop_pending()  # as zero_grad() of the model means
+        self._anchor.mark(_APPLIED if self._update == "backward" else _WAITING)
+        self._pending.append((rows, gradient))
 
+    def _close_step(self) -> None:
+        """Where backward passes are steps, apply what they have left: whoever asks goes on from there."""
+        if self._update == "backward" and not self._passes.is_inside():
+            self._passes.forget_failed()
+            self._apply_pending()
+
+    def _pass_failed(self, before: int) -> None:
+        for rows, _ in self._pending[before:]:
+            rows.release()
+        del self._pending[before:]
+
+    @shielded
+    @torch.no_grad()
     def _apply_pending(self) -> None:
-        for rows, gradients in self._merged():
+        """Apply the gradients that wait, as those of one step."""
+        if not self._pending:
+            return
+        group = self.optimizer.param_groups[0]
+        pending, self._pending = self._pending, []
+        applied = False
+        try:
+            check_group(self.tables.optimizer, group)
+            (rows, gradient), *others = pending
+            if not others and isinstance(gradient, StepGradient):
+                apply_gradient(self.tables, gradient, group)
+            else:
+                self._apply_merged(pending, group)
+            applied = True
+        finally:
+            if applied or self._update == "backward":
+                # One that could not be applied can be made again.
+                for rows, _ in pending:
+                    rows.release()
+            else:
+                self._pending = pending
+        self._applied += 1
+
+    def _apply_merged(self, pending: list[tuple[Rows, StepGradient | Sparse]], group: Group) -> None:
+        parts = parts_of(self.tables, *self._merge(pending))
+        for rows, _ in parts:
             if rows.loan is None:
                 self.tables.lend_again(rows)
-            apply_sparse(self.tables, rows, gradients, self.optimizer.param_groups[0])
+        late: list[int] | None = None
+        for rows, gradients in parts:
+            apply_sparse(self.tables, rows, gradients, group, late)
+            late = list(self.tables.record.steps)
             rows.release()
-        self._drop_pending()
 
+    def _merge(self, pending: list[tuple[Rows, StepGradient | Sparse]]) -> tuple[Rows, Sparse]:
+        some = [(rows, found.sparse() if isinstance(found, StepGradient) else found) for rows, found in pending]
+        return merged_gradients(self.tables, some)
+
+    @shielded
     def _drop_pending(self) -> None:
-        pending, self._pending = self._pending, []
-        for rows, _ in pending:
-            rows.release()
+        self._pass_failed(0)
 
-    def _merged(self) -> list[tuple[Rows, Sparse]]:
-        """Return the gradients that wait as those of one step, added up as torch adds sparse gradients."""
-        if len(self._pending) < 2:
-            return self._pending
-        tables = self.tables
-        held = [
-            np.concatenate([rows.keys[rows.of_table(table)] for rows, _ in self._pending]) - tables.bases[table]
-            for table in range(len(tables.specs))
-        ]
-        together = tables.distinct([*held])
-        of_table: dict[int, Tensor] = {}
-        for rows, gradients in self._pending:
-            for table, gradient in gradients:
-                # In the order of rows, as torch adds them up by; a tensor as long as the table may be none at all.
-                of_all = together.keys[together.of_table(table)]
-                places = torch.from_numpy(np.searchsorted(of_all, rows.keys[rows.of_table(table)]))
-                shape = (len(of_all), tables.specs[table].dim)
-                whole = _sparse(places[gradient._indices()[0]], gradient._values(), shape)
-                of_table[table] = of_table[table] + whole if table in of_table else whole
-        return [(together, [*of_table.items()])]
+    def _before_other_step(self) -> None:
+        """An optimizer of all parameters of a model takes a step: it means one step of the rows."""
+        self._close_step()
+        self._check_one_update("optimizer.step()")
+
+    def _check_one_update(self, call: str) -> None:
+        applied, self._applied = self._applied, 0
+        if self._update == "backward" and applied > 1:
+            raise RuntimeError(
+                f"{call}: the rows have had {applied} updates since the last one, as each backward pass is one with "
+                "update='backward'; open the tables with update='step', where gradients add up until "
+                "module.optimizer.step()"
+            )
 
     def _last_values(self) -> dict[str, Any]:
-        found = self.tables.value(EXTRA)
-        values: dict[str, Any] = {} if found is None else json.loads(found)
-        return values
+        return self.tables.extra()
 
-    def _restore_hyperparameters(self) -> None:
-        for name, value in self._last_values().get("hyperparameters", {}).items():
-            self.optimizer.param_groups[0][name] = tuple(value) if isinstance(value, list) else value
+    def _restore_hyperparameters(self) -> dict[str, Any]:
+        """Go on with the checkpoint's hyperparameters, if there is one; return those that the training began with."""
+        given: dict[str, Any] = json.loads(as_json(vars(self.tables.optimizer)))
+        values = self._last_values()
+        saved = values.get("hyperparameters", {})
+        begun: dict[str, Any] = values.get(
+            "begun_with", {name: saved.get(name, value) for name, value in given.items()}
+        )
+        if self.tables.is_chosen:
+            for name, value in given.items():
+                if begun.get(name) != value:
+                    raise ValueError(
+                        f"optimizer: {name}={value!r} beside resume=True, but the training began with {name}="
+                        f"{begun.get(name)!r} and is at {saved.get(name)!r}: pass {begun.get(name)!r}; then set "
+                        f"module.optimizer.param_groups[0][{name!r}] where it is to be another from here on"
+                    )
+        group = self.optimizer.param_groups[0]
+        group.update(restored_hyperparameters(saved, group, self.tables.path))
+        return begun
 
 
 def _are_equal(some: list[Ints | None], others: list[Ints | None]) -> bool:
     pairs = zip(some, others, strict=True)
     return all(one is other or (one is not None and np.array_equal(one, other)) for one, other in pairs)  # type: ignore[arg-type]
-
-
-def _sparse(indices: Tensor, values: Tensor, shape: tuple[int, int]) -> Tensor:
-    return torch.sparse_coo_tensor(indices.unsqueeze(0), values, shape, check_invariants=False)

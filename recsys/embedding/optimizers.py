@@ -13,7 +13,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["SGD", "Adagrad", "Adam", "RowWiseAdagrad", "RowWiseAdam", "SparseOptimizer"]
+__all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "RowWiseAdagrad",
+    "RowWiseAdam",
+    "SparseOptimizer",
+    "adds_in_turn",
+    "check_group",
+]
 
 Group = dict[str, Any]
 Kernel = tuple[int, tuple[float, float, float, float]]
@@ -231,6 +240,30 @@ class RowWiseAdam(Adam):
         state[rows, :dim], state[rows, dim:] = first, second
         rate = _adam_numbers(group, step)[0]
         weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
+
+
+def adds_in_turn(optimizer: SparseOptimizer) -> bool:
+    """Whether gradients of a row are applied one after the other, as they come: then none are added up first."""
+    return isinstance(optimizer, SGD) and not optimizer.momentum and not optimizer.weight_decay
+
+
+# What torch's optimizers have in their groups besides: set to anything but this, it would change an update.
+_ABSENT = {"momentum": 0, "dampening": 0, "weight_decay": 0, "lr_decay": 0, "nesterov": False, "amsgrad": False,
+           "maximize": False}  # fmt: skip
+
+
+def check_group(optimizer: SparseOptimizer, group: Group) -> None:
+    """Raise ValueError for hyperparameters, as they are now, that an optimizer does not have, or not any more."""
+    known, name = vars(optimizer), type(optimizer).__name__
+    for key, absent in _ABSENT.items():
+        if key not in known and group.get(key, absent) != absent:
+            raise ValueError(f"param_groups[0][{key!r}]={group[key]!r}: {name} of tables has none; set it back")
+    if isinstance(optimizer, SGD) and bool(group["momentum"]) != bool(optimizer.momentum):
+        raise ValueError(
+            f"param_groups[0]['momentum']={group['momentum']!r}: the tables were opened with SGD(momentum="
+            f"{optimizer.momentum!r}), which says whether rows have the room for it; open them with SGD(momentum="
+            f"{group['momentum']!r}) where it is to be so, or cycle_momentum=False in the schedule"
+        )
 
 
 def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:

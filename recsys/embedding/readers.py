@@ -6,7 +6,6 @@ for a value that is missing; hashed values get the others.
 
 import csv
 import gzip
-import io
 import lzma
 import os
 import zlib
@@ -22,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memhier._arguments import check_int
+from memhier._outside import npy_header, reading
 from memhier.errors import FormatError
 
 __all__ = [
@@ -94,7 +94,8 @@ def read_avazu(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[C
         if not next(lines, "").startswith("id,click,hour,"):
             raise FormatError(f"{os.fspath(path)}: expected a header that begins with id,click,hour")
         for start, part in _chunks(lines, batch):
-            cells = [*csv.reader(part)]
+            with reading(path, f"lines {start + 2} to {start + 1 + len(part)}"):
+                cells = [*csv.reader(part)]
             _check_widths(path, cells, start + 1, 2 + AVAZU_COLUMNS)
             clicks = [[line[1], line[2][-2:], *line[3:]] for line in cells]
             yield _click_batch(path, start + 1, clicks, rows, 1)
@@ -118,14 +119,15 @@ def read_criteo_npy(
         For arrays of other shapes.
     """
     _check(rows, CRITEO_IDS, batch)
-    parts = [np.load(path, mmap_mode="r") for path in (labels, dense, sparse)]
-    count = len(parts[0])
-    if parts[0].size != count or parts[1].shape != (count, CRITEO_NUMBERS) or parts[2].shape != (count, CRITEO_IDS):
+    parts = [_mapped(path) for path in (labels, dense, sparse)]
+    wanted = parts[1].shape[:1]
+    fits = parts[1].shape == (*wanted, CRITEO_NUMBERS) and parts[2].shape == (*wanted, CRITEO_IDS)
+    if not fits or parts[0].shape[:1] != wanted or parts[0].size != wanted[0]:
         shapes = ", ".join(str(list(part.shape)) for part in parts)
         raise FormatError(
             f"{os.fspath(sparse)}: expected [n], [n, {CRITEO_NUMBERS}] and [n, {CRITEO_IDS}], got {shapes}"
         )
-    for start in range(0, count, batch):
+    for start in range(0, wanted[0], batch):
         cut = slice(start, start + batch)
         ids = parts[2][cut].astype(np.int64) % np.asarray(rows)
         numbers = parts[1][cut].astype(np.float32)
@@ -143,7 +145,7 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
     ImportError
         Where pyarrow is not installed.
     FormatError
-        When a column is missing.
+        When a column is missing, or the file is damaged.
     """
     _check(rows, CRITEO_IDS, batch)
     try:
@@ -152,7 +154,8 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
         raise ImportError("Parquet needs pyarrow: pip install 'memhier[parquet]'") from error
     numbers = [f"int_{at}" for at in range(CRITEO_NUMBERS)]
     ids = [f"cat_{at}" for at in range(CRITEO_IDS)]
-    with parquet.ParquetFile(path) as file:
+    done = 0
+    with reading(path, lambda: f"after {done:,} samples"), parquet.ParquetFile(path) as file:
         missing = {"label", *numbers, *ids} - set(file.schema_arrow.names)
         if missing:
             raise FormatError(f"{os.fspath(path)}: no column {min(missing)!r}")
@@ -163,6 +166,7 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
             found = [_column(columns[name], count) for name, count in zip(ids, rows, strict=True)]
             labels = torch.tensor(columns["label"], dtype=torch.float32)
             yield CTRBatch(labels, torch.from_numpy(dense), torch.from_numpy(np.stack(found, 1)))
+            done += len(labels)
 
 
 def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tensor]]:
@@ -302,8 +306,32 @@ def _chunks(lines: Iterator[str], batch: int) -> Iterator[tuple[int, list[str]]]
 
 @contextmanager
 def _lines(path: Path) -> Iterator[Iterator[str]]:
+    """Give the lines of a file; damage is named with the number of the line."""
     name = os.fspath(path)
     openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
     opener = openers.get(name[-3:], open)
-    with opener(name, "rb") as opened, io.TextIOWrapper(opened, "utf-8", newline="\n") as text:
-        yield iter(text)
+    with opener(name, "rb") as opened:
+        yield _texts(name, opened)
+
+
+def _texts(name: str, lines: Iterator[bytes]) -> Iterator[str]:
+    number = 0
+    while True:
+        with reading(name, f"line {number + 1}"):
+            raw = next(lines, None)
+            text = None if raw is None else raw.decode()
+        if text is None:
+            return
+        number += 1
+        yield text
+
+
+def _mapped(path: Path) -> NDArray[Any]:
+    """Return the array of a .npy file, mapped."""
+    with open(path, "rb") as file:
+        shape, by_column, dtype = npy_header(file, path, os.fstat(file.fileno()).st_size)
+        if dtype.kind not in "fiu":
+            raise FormatError(f"{os.fspath(path)}: holds {dtype}, expected numbers")
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.memmap(os.fspath(path), dtype, "r", file.tell(), shape, "F" if by_column else "C")

@@ -1,21 +1,36 @@
 """What a checkpoint says about its tables besides their rows: what they are, and how far the training has come."""
 
+import errno
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from memhier.errors import FormatError
+from memhier._fields import decode_json, integer, mapping, record, sequence
+from memhier.errors import CorruptionError, FormatError
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.store import Store
 
 if TYPE_CHECKING:
     from memhier.recsys.embedding.tables import TableSpec
 
-__all__ = ["KEY", "TableRecord", "as_json", "checkpoint_of"]
+__all__ = [
+    "EXTRA", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "nothing_there",
+    "restored_hyperparameters",
+]  # fmt: skip
 
 KEY = "recsys/tables"
 """Where a checkpoint has the record of its tables."""
+EXTRA = "recsys/extra"
+"""Where it has hyperparameters and values of the caller's."""
+
+
+def _anything(value: Any) -> None:
+    """Compared with what is expected, or the caller's own."""
+
+
+_CHECK = record({"made": mapping(_anything), "steps": sequence(integer(0, 2**53))}, {"checkpoint": integer(1)})
+_EXTRA_CHECK = record({}, {name: mapping(_anything) for name in ("hyperparameters", "begun_with", "extra")})
 
 
 class TableRecord:
@@ -44,6 +59,8 @@ class TableRecord:
         ------
         FileExistsError
             When there is a checkpoint and `resume` is False.
+        FileNotFoundError
+            When there is none and `resume` is True.
         FormatError
             When it is of other tables.
         """
@@ -56,8 +73,10 @@ class TableRecord:
         made["first_state"] = optimizer.first_state()
         found = store.get(KEY)
         if found is None:
+            if resume:
+                raise nothing_there(store.path)
             return cls(made, [0] * len(specs))
-        there = json.loads(found)
+        there = _decoded(store, found)
         if not resume:
             raise FileExistsError(
                 f"{store.path}: holds a checkpoint after {max(there['steps'], default=0)} updates; pass resume=True to "
@@ -66,7 +85,9 @@ class TableRecord:
         for key, expected in made.items():
             if there["made"].get(key) != expected:
                 raise FormatError(f"{store.path}: {key}={there['made'].get(key)!r} there, expected {expected!r}")
-        return cls(made, there["steps"], checkpoint_of(found))
+        if len(there["steps"]) != len(specs):
+            raise CorruptionError(f"{store.path}: value {KEY!r} counts updates of {len(there['steps'])} tables")
+        return cls(made, there["steps"], there.get("checkpoint", 1))
 
     def values(self) -> dict[str, bytes]:
         """Return what the next checkpoint has to say."""
@@ -74,10 +95,45 @@ class TableRecord:
         return {KEY: as_json({"made": self._made, "steps": self.steps, "checkpoint": self.checkpoint})}
 
 
-def checkpoint_of(record: bytes | None) -> int:
+def nothing_there(path: Any) -> FileNotFoundError:
+    """Return the error of a resume where no checkpoint was ever taken."""
+    return FileNotFoundError(
+        errno.ENOENT, "resume=True, but no checkpoint is there to go on from; resume=False begins anew", str(path)
+    )
+
+
+def checkpoint_of(store: Store, record: bytes | None) -> int:
     """Return the number of the checkpoint that has this record, 0 where there is none."""
     # Records of before there were numbers have none.
-    return 0 if record is None else int(json.loads(record).get("checkpoint", 1))
+    return 0 if record is None else int(_decoded(store, record).get("checkpoint", 1))
+
+
+def decoded_extra(store: Store, found: bytes | None) -> dict[str, Any]:
+    """Return what a checkpoint keeps of the caller's; nothing where there is no checkpoint."""
+    where = f"{store.path}: value {EXTRA!r}"
+    return {} if found is None else decode_json(found, where, _EXTRA_CHECK)
+
+
+def restored_hyperparameters(stored: dict[str, Any], now: dict[str, Any], path: object) -> dict[str, Any]:
+    """Return stored hyperparameters as an optimizer takes them; where it has numbers now, they have to be numbers."""
+    restored = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
+    for name, value in restored.items():
+        known: Any = now.get(name)
+        wanted, found = (known, value) if isinstance(known, tuple) else ((known,), (value,))
+        if not isinstance(found, tuple) or len(found) != len(wanted) or not all(map(_is_like, found, wanted)):
+            raise CorruptionError(f"{path}: value {EXTRA!r}: hyperparameter {name}={value!r}, but {known!r} at first")
+    return restored
+
+
+def _is_like(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, bool) or not isinstance(wanted, int | float):
+        return True
+    return isinstance(found, int | float) and not isinstance(found, bool) and -1e300 < found < 1e300
+
+
+def _decoded(store: Store, found: bytes) -> dict[str, Any]:
+    there: dict[str, Any] = decode_json(found, f"{store.path}: value {KEY!r}", _CHECK)
+    return there
 
 
 def as_json(value: Any) -> bytes:

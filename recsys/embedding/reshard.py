@@ -1,6 +1,5 @@
 """reshard: the tables of a sharded collection, divided anew among another number of ranks."""
 
-import json
 import os
 import shutil
 from collections.abc import Sequence
@@ -10,9 +9,8 @@ from typing import Any
 from memhier._arguments import check_int
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.collection import FeatureParser
-from memhier.recsys.embedding.module import EXTRA
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.records import as_json
+from memhier.recsys.embedding.records import EXTRA, as_json
 from memhier.recsys.embedding.shard import Shard
 
 __all__ = ["reshard"]
@@ -93,7 +91,7 @@ def reshard(
                 old = Shard(specs, number, before, rule, dram=dram, path=place, resume=True, **options)
                 try:
                     copied += _copy(old, new)
-                    extras.append(json.loads(old.value(EXTRA) or b"{}"))
+                    extras.append(old.extra())
                 finally:
                     old.close()
             new.checkpoint({EXTRA: as_json(_joined(extras))})

@@ -16,7 +16,9 @@ __all__ = ["Shard"]
 class Shard(Tables):
     """Part of every table, under the numbers that rows have here: key // ranks."""
 
-    def __init__(self, whole: Sequence[TableSpec], rank: int, ranks: int, optimizer: SparseOptimizer, **options: Any):
+    def __init__(
+        self, whole: Sequence[TableSpec], rank: int, ranks: int, optimizer: SparseOptimizer | None, **options: Any
+    ):
         self._whole = tuple(whole)
         self._whole_bases = np.cumsum([0, *(spec.rows for spec in whole)])
         self._rank, self._ranks = rank, ranks
@@ -56,8 +58,7 @@ class Shard(Tables):
 
     def read_numbers(self, numbers: Ints) -> Floats:
         """Return rows with their state, float32 [n, width of the widest]."""
-        found: Floats = self._tier.gather(numbers, keep=False)
-        return found
+        return self._gathered(numbers)
 
     def _first_rows(self, keys: Ints) -> Floats:
         everywhere = self.everywhere(keys)

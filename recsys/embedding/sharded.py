@@ -1,17 +1,18 @@
 """Tables divided among trainers: each rank keeps the rows that are its own, and lends them to the others.
 
 Row r of a table belongs to the rank (where the table begins + r) modulo the number of ranks. A step exchanges ids, rows
-and gradients by all-to-all. Gradients come back one for each id and are added in the order of ranks and, within a rank,
-of ids: so training on W ranks gives tables with the bits of training on one rank whose batch is theirs one after the
-other. What of a batch waits for whom is decided when its ids are known: `lookahead` exchanges them, and reads the rows
-they ask for, before their step comes. Gradients of rows that no rank needs in the next step (Bagpipe's `sync_later`,
-arXiv 2202.12429) travel while that runs, and are added before the one after it begins.
+and gradients by all-to-all. Gradients come back one for each id and are added feature after feature, in the order of
+ranks and, within a rank, of ids: so training on W ranks gives tables with the bits of training on one rank whose batch
+is theirs one after the other. What of a batch waits for whom is decided when its ids are known: `lookahead` exchanges
+them, and reads the rows they ask for, before their step comes. Gradients of rows that no rank needs in the next step
+(Bagpipe's `sync_later`, arXiv 2202.12429) travel while that runs, and are added before the one after it begins.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier._arrays import as_ints
+from memhier._shield import shielded
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
@@ -34,9 +36,10 @@ from memhier.recsys.embedding.exchange import (
     refused_together,
     say_what_can_wait,
 )
-from memhier.recsys.embedding.fused import Sparse, apply_sparse
+from memhier.recsys.embedding.fused import EVALUATED, Sparse, apply_sparse, check_first_pass
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
-from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.optimizers import SparseOptimizer
+from memhier.recsys.embedding.passes import LookUp
 from memhier.recsys.embedding.shard import Shard
 from memhier.recsys.embedding.tables import Ints, Rows, TableSpec
 
@@ -93,11 +96,14 @@ class ShardedEmbeddingBagCollection(TableModule):
         folder.parent.mkdir(parents=True, exist_ok=True)
         agree(folder, [(last, before) for last, before in self._now.all(last_checkpoints(folder))])
         self._saving: Future[int] | None = None
-        rule = SGD() if optimizer is None else optimizer
-        super().__init__(Shard(parser.specs, self._rank, self._ranks, rule, dram=dram, path=folder, **options), update)
+        super().__init__(
+            Shard(parser.specs, self._rank, self._ranks, optimizer, dram=dram, path=folder, **options), update
+        )
         self._parser = parser
         self._bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])
         self._dims = np.array([spec.dim for spec in parser.specs])
+        # Features of a table add up one after the other.
+        self._turns = max(len(config.feature_names) for config in parser.configs)
         self._average = average
         self._previous: Exchange | None = None  # the last one that was made ahead
         self._late: Late | None = None
@@ -112,6 +118,7 @@ class ShardedEmbeddingBagCollection(TableModule):
             Where other ranks raise, because of an id out of range, rows beyond their budget or the like. No rank has
             taken the step then.
         """
+        look_up = self._begin_look_up()
         # Of a batch that was read ahead all have heard already.
         with refused_together(self._now) if self._planned is None else nullcontext():
             bags = self._parser.bags_of(features)
@@ -121,11 +128,11 @@ class ShardedEmbeddingBagCollection(TableModule):
         late = self._late
         if late is not None and (late.following is None or late.following() is not exchange):
             self._settle()
-        trains = torch.is_grad_enabled() and self.training
+        trains = self._trains
         rows = self._rows_of(Asked(exchange), trains) if planned else self._rows_now(exchange, trains)
-        with torch.set_grad_enabled(trains):
-            samples = [bag.weights for bag in bags]
-            output: Tensor = _Look.apply(self._anchor, self, rows, exchange, bags, *samples)  # type: ignore[no-untyped-call]
+        samples = [bag.weights for bag in bags]
+        step = _Step(rows, exchange, bags, look_up) if trains else _Step(rows, exchange, bags, look_up, evaluated=True)
+        output: Tensor = _Look.apply(self._anchor, self, step, *samples)  # type: ignore[no-untyped-call]
         if not trains:
             rows.release()
         return Pooled(self._parser.features, self._parser.widths, output)
@@ -146,6 +153,7 @@ class ShardedEmbeddingBagCollection(TableModule):
     def _from_everywhere(self, read: Callable[[Ints, int], Tensor], rows: Any, table: int) -> Tensor:
         ids = as_ints("rows", rows)
         self._parser.check_ids(table, ids)
+        self._close_step()
         self._settle()
         keys = ids + self._bases[table]
         mine = self._shard.has(keys)
@@ -160,6 +168,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._parser.check_ids(table, ids)
         return torch.from_numpy(spec.initial.weights(self.tables.seed, table, ids, spec.dim, spec.rows))
 
+    @shielded
     def checkpoint(self, extra: Any = None) -> int:
         """Make every rank's rows durable; returns when all are. See :meth:`TableModule.checkpoint`.
 
@@ -181,6 +190,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         self._await_all()
         return done.result()
 
+    @shielded
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
         """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`."""
         self._await_all()
@@ -205,11 +215,12 @@ class ShardedEmbeddingBagCollection(TableModule):
             ) from failed
 
     def _checkpoint_values(self, extra: Any) -> dict[str, bytes]:
+        self._close_step()
         self._settle()
         return super()._checkpoint_values(extra)
 
     def gradient_norm(self) -> Tensor:
-        """Return the Euclidean norm of the gradients that wait for a step, on all ranks."""
+        """Return the Euclidean norm of the gradients that wait for a step, on all ranks; with ``update="step"``."""
         return self._now.total(super().gradient_norm().square()).sqrt()
 
     def stats(self) -> dict[str, Any]:
@@ -221,6 +232,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         sent = {"critical_bytes": self._now, "deferred_bytes": self._beside, "ahead_bytes": self._ahead}
         return super().stats() | {name: ranks.sent_bytes for name, ranks in sent.items()}
 
+    @shielded
     def close(self) -> None:
         """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
         late, self._late = self._late, None
@@ -238,6 +250,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         return self._shard.rows_of(ids.exchange.asked)
 
     def _make_room(self) -> None:
+        super()._make_room()
         self._settle()
 
     def _ids_of(self, *arguments: Any) -> list[Ints | None]:
@@ -302,64 +315,82 @@ class ShardedEmbeddingBagCollection(TableModule):
         bounds = zip(exchange.starts.tolist(), exchange.starts[1:].tolist(), self._dims.tolist(), strict=False)
         return [weights[start:stop, :dim].contiguous() for start, stop, dim in bounds]
 
-    def _send_gradients(self, rows: Rows, exchange: Exchange, places: Ints, values: Tensor) -> None:
-        """Bring the gradients of ids, [n, widest], to the owners of their rows, and apply what comes from all ranks."""
+    def _send_gradients(self, step: "_Step", places: Ints, turns: Ints, values: Tensor) -> None:
+        """Bring the gradients of ids, [n, widest], to the owners of their rows, and take what comes from all ranks.
+
+        `turns` say of which feature of its table each is.
+        """
+        exchange, rows = step.exchange, step.rows
         keys, later = exchange.keys[places], exchange.later
         owners, dims = keys % self._ranks, self._dims[np.searchsorted(self._bases, keys, side="right") - 1]
         waits = np.zeros(len(keys), np.bool_) if later is None else later[places]
         parts = [np.flatnonzero(~waits), np.flatnonzero(waits)]
-        parts = [part[np.argsort(owners[part], kind="stable")] for part in parts]
-        counts = [np.bincount(owners[part], minlength=self._ranks).tolist() for part in parts]
+        parts = [part[np.argsort(owners[part] * self._turns + turns[part], kind="stable")] for part in parts]
+        counts = [self._counts(owners[part], turns[part]) for part in parts]
         layouts = [Layout(dims[part]) for part in parts]
-        floats = [layout.floats(count) for layout, count in zip(layouts, counts, strict=True)]
+        sizes = [some.sum(1).tolist() for some in counts]
+        floats = [layout.floats(size) for layout, size in zip(layouts, sizes, strict=True)]
         vectors = [layout.joined(values[torch.from_numpy(part)]) for layout, part in zip(layouts, parts, strict=True)]
-        knows = [int(later is not None)] * self._ranks
-        told = self._now.of_each(torch.tensor([*counts, *floats, knows], dtype=torch.int64).t().contiguous())
-        now_in, late_in, now_floats, late_floats, known = told.t().tolist()
-        came = self._now.exchange(torch.from_numpy(keys[parts[0]]), counts[0], now_in)
+        knows = np.full((self._ranks, 1), later is not None)
+        columns = [*counts, np.array(floats).T, knows]
+        told = self._now.of_each(torch.from_numpy(np.concatenate(columns, axis=1).astype(np.int64))).numpy()
+        now_in, late_in = told[:, : self._turns], told[:, self._turns : 2 * self._turns]
+        now_floats, late_floats, known = told[:, 2 * self._turns :].T.tolist()
+        came = self._now.exchange(torch.from_numpy(keys[parts[0]]), sizes[0], now_in.sum(1).tolist())
         vector = self._now.exchange(vectors[0], floats[0], now_floats)
         self._settle()
         found = self._contributions(came, vector, now_in)
-        group = self.optimizer.param_groups[0]
         if not any(known):
-            self._add_up(rows, found)
+            self._await(step.look_up, rows, self._gradients(rows, found))
             return
         can_wait = np.zeros(len(rows.keys), np.bool_)
         if exchange.asked_later is not None:
             can_wait[rows.inverse] = exchange.asked_later
         held = can_wait[np.searchsorted(rows.keys, found.numbers)]
-        of_keys = self._beside.start(torch.from_numpy(keys[parts[1]]), counts[1], late_in)
+        of_keys = self._beside.start(torch.from_numpy(keys[parts[1]]), sizes[1], late_in.sum(1).tolist())
         of_values = self._beside.start(vectors[1], floats[1], late_floats)
         late = rows.share()
-        self._add_up(rows, found.only(~held))
-        steps = list(self.tables.record.steps)
-        here = found.only(held)
-        self._late = Late(late, exchange.following, here, late_in, of_keys, of_values, dict(group), steps)
+        group, alone = dict(self.optimizer.param_groups[0]), not self._pending
+        self._await(step.look_up, rows, self._gradients(rows, found.only(~held)))
+        self._late = Late(late, exchange.following, found.only(held), late_in, of_keys, of_values, group)
+        if not alone:
+            self._settle()  # a step of several look-ups has no rest
 
-    def _contributions(self, keys: Tensor, vector: Tensor, counts: list[int]) -> Contributions:
+    def _counts(self, owners: Ints, turns: Ints) -> Ints:
+        """Return how many gradients go to each rank, of each turn: [ranks, turns]."""
+        return np.bincount(owners * self._turns + turns, minlength=self._ranks * self._turns).reshape(self._ranks, -1)
+
+    def _contributions(self, keys: Tensor, vector: Tensor, counts: Ints) -> Contributions:
         numbers = self._shard.numbers(keys.numpy())
         values = Layout(self._dims[self._shard.tables_of(numbers)]).parted(vector, max(self._dims))
         if self._average:
             values /= self._ranks
-        return Contributions(numbers, values, np.repeat(np.arange(self._ranks), counts))
+        turns = np.arange(self._turns) * self._ranks + np.arange(self._ranks)[:, None]
+        return Contributions.in_turn(numbers, values, np.repeat(turns.reshape(-1), counts.reshape(-1)))
 
     def _settle(self) -> None:
-        """Add what travelled beside a step to its rows."""
+        """Add what travelled beside a step to its rows, or to the gradients of the step where these wait still."""
         late, self._late = self._late, None
-        if late is not None:
-            came = self._contributions(late.keys.wait(), late.values.wait(), late.counts)
-            gradients = self._gradients(late.rows, late.here.then(came))
-            some = [(table, gradient) for table, gradient in gradients if gradient._nnz()]
-            apply_sparse(self.tables, late.rows, some, late.group, late.steps)
-            late.rows.release()
-
-    def _add_up(self, rows: Rows, found: Contributions) -> None:
-        gradients = self._gradients(rows, found)
-        if self._update == "step":
-            self._pending.append((rows, gradients))
+        if late is None:
             return
-        apply_sparse(self.tables, rows, gradients, self.optimizer.param_groups[0])
-        rows.release()
+        came = self._contributions(late.keys.wait(), late.values.wait(), late.counts)
+        gradients = self._gradients(late.rows, late.here.then(came))
+        if late.steps is None:
+            self._pending.append((late.rows, gradients))
+            return
+        some = [(table, gradient) for table, gradient in gradients if gradient._nnz()]
+        apply_sparse(self.tables, late.rows, some, late.group, late.steps)
+        late.rows.release()
+
+    def _apply_pending(self) -> None:
+        super()._apply_pending()
+        if self._late is not None and self._late.steps is None:
+            self._late.steps = list(self.tables.record.steps)
+
+    def _pass_failed(self, before: int) -> None:
+        if self._late is not None and self._late.steps is None:
+            self._settle()  # it goes with the others
+        super()._pass_failed(before)
 
     def _gradients(self, rows: Rows, found: Contributions) -> Sparse:
         """Return the gradients of a step's rows, of each table."""
@@ -375,20 +406,26 @@ class ShardedEmbeddingBagCollection(TableModule):
         return gradients
 
 
+@dataclass(slots=True)
+class _Step:
+    """A look-up: its rows, who asked whom for which, its bags; and whether it trains nothing."""
+
+    rows: Rows
+    exchange: Exchange
+    bags: list[Bags]
+    look_up: LookUp | None
+    evaluated: bool = False
+
+
 class _Look(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        anchor: Tensor,
-        module: ShardedEmbeddingBagCollection,
-        rows: Rows,
-        exchange: Exchange,
-        bags: list[Bags],
-        *samples: Tensor | None,
+        ctx: Any, anchor: Tensor, module: ShardedEmbeddingBagCollection, step: _Step, *samples: Tensor | None
     ) -> Tensor:
-        weights = module._fetched(rows, exchange)
+        exchange, bags = step.exchange, step.bags
+        weights = module._fetched(step.rows, exchange)
         # Gradients of per-sample weights need the rows that were looked up.
-        ctx.looked_up = weights if any(ctx.needs_input_grad[5:]) else None
+        ctx.looked_up = weights if any(ctx.needs_input_grad[3:]) else None
         columns, kept = [], []
         begin = 0
         for bag, mine, start, end in zip(bags, weights, exchange.starts.tolist(), exchange.ends.tolist(), strict=False):
@@ -399,16 +436,21 @@ class _Look(torch.autograd.Function):
             )
             columns += output.chunk(bag.features)
             kept.append(others)
-        ctx.module, ctx.rows, ctx.exchange, ctx.bags, ctx.kept = module, rows, exchange, bags, kept
+        ctx.module, ctx.step, ctx.kept = module, step, kept
         ctx.counts = [len(mine) for mine in weights]
         return torch.cat(columns, dim=1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        places, values, of_samples = [], [], []
-        dims, starts = ctx.module._dims.tolist(), ctx.exchange.starts.tolist()
+        step, ctx.step = ctx.step, None
+        if step is not None and step.evaluated and ctx.needs_input_grad[0]:
+            ctx.step = step  # the same is said again
+            raise RuntimeError(EVALUATED)
+        check_first_pass(step, gradient)
+        places, turns, values, of_samples = [], [], [], []
+        dims, starts = ctx.module._dims.tolist(), step.exchange.starts.tolist()
         start = 0
-        for table, (bag, kept, needed) in enumerate(zip(ctx.bags, ctx.kept, ctx.needs_input_grad[5:], strict=True)):
+        for table, (bag, kept, needed) in enumerate(zip(step.bags, ctx.kept, ctx.needs_input_grad[3:], strict=True)):
             dim = dims[table]
             parts = [gradient[:, start + dim * part : start + dim * (part + 1)] for part in range(bag.features)]
             of_bags = torch.cat(parts)
@@ -418,6 +460,7 @@ class _Look(torch.autograd.Function):
                 of_bags, bag.indices, bag.offsets, *kept, count, False, bag.mode, True, bag.weights, bag.padding
             )
             places.append(sparse._indices()[0] + starts[table])
+            turns.append(np.repeat(np.arange(bag.features), bag.lengths.numpy().reshape(bag.features, -1).sum(1)))
             values.append(nn.functional.pad(sparse._values(), (0, max(dims) - dim)))
             of_samples.append(
                 torch.ops.aten._embedding_bag_per_sample_weights_backward(
@@ -426,5 +469,9 @@ class _Look(torch.autograd.Function):
                 if needed
                 else None
             )
-        ctx.module._send_gradients(ctx.rows, ctx.exchange, torch.cat(places).numpy(), torch.cat(values))
-        return None, None, None, None, None, *of_samples
+        if not step.evaluated:
+            if ctx.module._anchor.requires_grad:
+                ctx.module._send_gradients(step, torch.cat(places).numpy(), np.concatenate(turns), torch.cat(values))
+            else:
+                step.rows.release()  # frozen since the forward pass
+        return None, None, None, *of_samples

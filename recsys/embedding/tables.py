@@ -7,6 +7,7 @@ reads, updates and evicts once, however many tables it needs.
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,15 +16,18 @@ from numpy.typing import NDArray
 
 from memhier._arguments import check_int
 from memhier._loans import Loan
+from memhier._log_parts import LogRecord
+from memhier._shield import shielded_init
+from memhier._shortage import Shortage
 from memhier._tickets import Ticket
 from memhier._tiered_parts import store_bytes
 from memhier.budget import parse_bytes
-from memhier.errors import BudgetError, FormatError
+from memhier.errors import BudgetError, ClosedError, FormatError
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
 from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.records import TableRecord
+from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
 from memhier.store import Store
 from memhier.tiered import KIND, Tiered
 
@@ -59,12 +63,12 @@ class TableSpec:
     initial: Initial = field(default_factory=Normal)
 
 
-def check_ids(spec: TableSpec, ids: Ints) -> None:
-    """Raise IndexError for a row that a table does not have."""
+def check_ids(spec: TableSpec, ids: Ints, name: str = "input") -> None:
+    """Raise IndexError for a row that a table does not have; `name` is the argument that has it."""
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= spec.rows):
         flat = ids.reshape(-1)
         at = int(np.flatnonzero((flat < 0) | (flat >= spec.rows))[0])
-        raise IndexError(f"input[{at}]={flat[at]}: expected a row of table {spec.name!r}, 0 to {spec.rows - 1}")
+        raise IndexError(f"{name}[{at}]={flat[at]}: expected a row of table {spec.name!r}, 0 to {spec.rows - 1}")
 
 
 @dataclass(slots=True)
@@ -114,24 +118,27 @@ class Rows:
 
     def release(self) -> None:
         """Let the rows go."""
-        loan, self.loan = self.loan, None
+        # Where a forward pass's outputs are dropped before the backward pass, the loan goes with them.
+        loan = self.loan
         if loan is not None:
             loan.release()
-
-    def __del__(self) -> None:
-        # A forward pass whose outputs were dropped before the backward pass.
-        self.release()
+        self.loan = None
 
 
 class Tables:
     """Rows of several tables by (table, row), trained through a DRAM budget.
+
+    Attributes
+    ----------
+    asked
+        The argument that has the ids of a table, whose name goes in for ``{!r}``: for messages.
 
     Parameters
     ----------
     specs
         The tables. A row takes the room of the widest one.
     optimizer
-        Of all tables.
+        Of all tables; None for descent, or as the checkpoint has it.
     dram
         Bytes for everything that is held here.
     path
@@ -139,17 +146,20 @@ class Tables:
     seed
         Of first values.
     resume
-        Whether to go on from the checkpoint in `path`; without, there must be none.
+        Whether to go on from the checkpoint in `path`, which must be there; without, there must be none.
     policy, codec, touched
         As `policy`, `codec` and `rows` in :class:`memhier.tiered.Tiered`.
     step_rows
         Most distinct rows of one step.
     """
 
+    asked = "input"
+
+    @shielded_init
     def __init__(
         self,
         specs: Sequence[TableSpec],
-        optimizer: SparseOptimizer,
+        optimizer: SparseOptimizer | None,
         *,
         dram: int | str,
         path: str | os.PathLike[str],
@@ -161,6 +171,8 @@ class Tables:
         step_rows: int | None = None,
     ) -> None:
         self.specs = tuple(specs)
+        self.is_chosen = optimizer is not None  # whether the caller has said how rows are updated
+        optimizer = SGD() if optimizer is None else optimizer
         self.optimizer = optimizer
         self.seed = check_int("seed", seed, -(2**63), 2**64 - 1)
         self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
@@ -179,15 +191,22 @@ class Tables:
         self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
         self.path = os.fspath(path)
-        store = _open(self.path)
+        if touched is not None:
+            touched = check_int("touched", touched, 1, 2**31 - 1, "rows")
+        if step_rows is not None:
+            step_rows = check_int("step_rows", step_rows, 1, 2**31 - 1, "rows")
+        self.touched = min(total, 2**31 - 1) if touched is None else touched
+        self._pid = os.getpid()
+        store = _open(self.path, resume)
         try:
             self.record = TableRecord.read(store, self.specs, optimizer, self.seed, resume)
+            self._check_touched(_rows_in(store))
             self._tier = Tiered(
                 store,
                 _NAME,
                 np.float32,
                 max(self.widths),
-                rows=min(total, 2**31 - 1) if touched is None else touched,
+                rows=self.touched,
                 dram=dram,
                 policy=policy,
                 initial=self._first_rows,
@@ -237,9 +256,52 @@ class Tables:
         planner = self.planner
         return planner is not None and planner.pending > 0
 
-    def check_ids(self, table: int, ids: Ints) -> None:
-        """Raise IndexError for a row that a table does not have."""
-        check_ids(self.specs[table], ids)
+    def check_ids(self, table: int, ids: Ints, name: str = "rows") -> None:
+        """Raise IndexError for a row that a table does not have; `name` is the argument that has it."""
+        check_ids(self.specs[table], ids, name)
+
+    def check_open(self) -> None:
+        """Raise ClosedError after `close`, and in a forked child."""
+        if not self._open:
+            raise ClosedError("the tables were closed")
+        if self._pid != os.getpid():
+            raise ClosedError(
+                f"the tables of {self.path!r} belong to process {self._pid}, which forked this one: use them there; a "
+                "loader's workers need not look up"
+            )
+
+    def _check_touched(self, stored: int) -> None:
+        if stored > self.touched:
+            raise BudgetError(
+                f"touched={self.touched}: {stored} rows of {self.path!r} were trained already; expected at least as "
+                f"many, and at most the {self.bases[-1]} that there are"
+            )
+
+    @contextmanager
+    def _in_own_words(self) -> Iterator[None]:
+        """Say what a tier lacks in words of the tables' arguments."""
+        self.check_open()
+        try:
+            yield
+        except Shortage as error:
+            raise self._worded(error) from error
+
+    def _worded(self, error: Shortage) -> BudgetError:
+        if error.of == "rows":
+            return BudgetError(
+                f"touched={error.room}: {error.needed} rows of this step were never trained before, beside "
+                f"{error.held} that were; open the tables with touched={error.enough} or more, at most the "
+                f"{self.bases[-1]} rows that there are. The step has changed nothing"
+            )
+        if error.of == "batch":
+            return BudgetError(
+                f"step_rows={error.room}: {error.needed} rows at once; step_rows={error.enough} is enough"
+            )
+        beside = f", beside {error.held} of look-ups before it and of batches fetched ahead" if error.held else ""
+        return BudgetError(
+            f"a step needs {error.needed} distinct rows at once{beside}, but DRAM has room for {error.room}; "
+            f"dram={error.enough} would be enough, or smaller batches"
+        )
 
     def distinct(self, ids: Sequence[Ints | None]) -> Rows:
         """Return the distinct rows of a step.
@@ -254,16 +316,25 @@ class Tables:
         IndexError
             For a row that a table does not have.
         """
+        self.check_open()
         some = [_NONE if wanted is None else wanted for wanted in ids]
         for table, wanted in enumerate(some):
-            self.check_ids(table, wanted)
+            self.check_ids(table, wanted, self.asked.format(self.specs[table].name))
         flat = np.concatenate(some, dtype=np.int64)
         ends = np.cumsum([len(wanted) for wanted in some])
         return Rows(*distinct_rows(flat, ends, self.bases, in_order=self._adds_up))
 
     def lend_again(self, rows: Rows) -> None:
         """Keep rows resident that other steps hold already."""
-        rows.loan = self._tier.lend(rows.keys, again=True)
+        with self._in_own_words():
+            rows.loan = self._tier.lend(rows.keys, again=True)
+
+    @contextmanager
+    def changing(self, rows: Rows) -> Iterator[Floats]:
+        """Give all rows in DRAM, writable: those of a step may be changed inside the block."""
+        assert rows.loan is not None
+        with self._in_own_words(), rows.loan.changing() as slab:
+            yield slab
 
     def lend(self, rows: Rows, ticket: Ticket | None = None) -> None:
         """Make the rows of a step resident, and keep them so until they are released; `ticket` fetched them ahead."""
@@ -274,10 +345,8 @@ class Tables:
                 f"step_rows={self.call_rows}; open the tables with step_rows={needed}, which would be enough, or make "
                 "batches smaller"
             )
-        try:
+        with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, ticket=ticket)
-        except BudgetError as error:
-            raise BudgetError(f"a step needs {needed} distinct rows at once: {error}") from error
 
     def check_fits(self, rows: Rows) -> None:
         """Raise BudgetError for a step that will never fit."""
@@ -293,7 +362,8 @@ class Tables:
 
     def prefetch(self, rows: Rows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
-        return self._tier.prefetch(rows.keys)
+        with self._in_own_words():
+            return self._tier.prefetch(rows.keys)
 
     def weights(self, rows: Rows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; without a loan they are only read."""
@@ -303,24 +373,39 @@ class Tables:
     def whole(self, rows: Rows) -> Floats:
         """Return a step's rows with their state, float32 [u, width of the widest]."""
         if rows.loan is None:
-            return self._tier.gather(rows.keys, keep=False)
+            return self._gathered(rows.keys)
         return np.take(rows.loan.rows, rows.loan.slots, axis=0, mode="clip")
 
     def read(self, table: int, ids: Ints) -> Floats:
         """Return rows as they are now, weights and state, float32 [n, width]; nothing becomes resident."""
         self.check_ids(table, ids)
-        found: Floats = self._tier.gather(ids + self.bases[table], keep=False)[..., : self.widths[table]]
-        return found
+        return self._gathered(ids + self.bases[table])[..., : self.widths[table]]
+
+    def _gathered(self, keys: Ints) -> Floats:
+        """Return rows with their state, float32 [..., width of the widest], as many at a time as a call takes."""
+        with self._in_own_words():
+            if keys.size <= self.call_rows:
+                return self._tier.gather(keys, keep=False)
+            found = np.empty((keys.size, max(self.widths)), np.float32)
+            flat = keys.reshape(-1)
+            for start in range(0, keys.size, self.call_rows):
+                part = slice(start, start + self.call_rows)
+                self._tier.gather(flat[part], found[part], keep=False)
+            return found.reshape(*keys.shape, -1)
 
     def write(self, table: int, ids: Ints, weights: Floats) -> None:
         """Replace the weights of distinct rows, float32 [n, dim]; their state begins anew."""
+        self.check_open()
         self.check_ids(table, ids)
+        if self.is_planned:
+            raise RuntimeError("weights cannot be replaced inside of a lookahead loop: leave it, and call its close()")
         rows = self._first_rows(ids + self.bases[table])
         rows[:, : self.specs[table].dim] = weights
         step = min(self.call_rows, self.capacity)
         for start in range(0, len(ids), step):
             part = slice(start, start + step)
-            self._tier.scatter(ids[part] + self.bases[table], rows[part])
+            with self._in_own_words():
+                self._tier.scatter(ids[part] + self.bases[table], rows[part])
 
     def replace(self, keys: Ints, rows: Floats) -> None:
         """Replace rows with their state, float32 [n, width of the widest]."""
@@ -338,18 +423,25 @@ class Tables:
 
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""
+        self.check_open()
         return self._tier.checkpoint({**self.record.values(), **(values or {})})
 
     def start_checkpoint(self, values: dict[str, bytes]) -> "Future[int]":
         """Make everything durable as it is now, on a thread; the result is the store's generation."""
+        self.check_open()
         return self._tier.start_checkpoint({**self.record.values(), **values})
 
     def value(self, key: str) -> bytes | None:
         """Return a value of the last checkpoint."""
         return self._store.get(key)
 
+    def extra(self) -> dict[str, Any]:
+        """Return hyperparameters and values of the caller's that the last checkpoint has."""
+        return decoded_extra(self._store, self._store.get(EXTRA))
+
     def stats(self) -> dict[str, Any]:
         """Return the tier's counts."""
+        self.check_open()
         return self._tier.stats()
 
     def close(self) -> None:
@@ -375,8 +467,17 @@ class Tables:
         return rows
 
 
-def _open(path: str) -> Store:
+def _rows_in(store: Store) -> int:
+    """Return how many rows a store holds."""
+    value = store.get(f"log/{_NAME}")
+    record = None if value is None else LogRecord.decode(value)
+    return 0 if record is None else record.live
+
+
+def _open(path: str, resume: bool) -> Store:
     try:
+        if resume and not (os.path.isdir(path) and os.listdir(path)):
+            raise nothing_there(path)
         return Store.create(path, KIND)
     except FileExistsError:
         pass

@@ -84,13 +84,16 @@ class Carousel:
         room = self._room(len(slots))
         columns = {name: column[: len(slots)] for name, column in room.items()}
         swap = Swap(step, slots, positions, columns, room)
-        self.under_way.append(swap)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, "carousel")
         swap.read = self._thread.submit(self._read, swap)
+        self.under_way.append(swap)
 
     def due(self, step: int) -> Swap | None:
-        """Return the oldest swap, read or failed to be, if it was decided by a step; None when there is none."""
+        """Return the oldest swap, read or failed to be, if it was decided by a step; None when there is none.
+
+        It stays under way until it has arrived: whoever is kept from putting it in place finds it again.
+        """
         if not self.under_way or self.under_way[0].step > step:
             return None
         swap = self.under_way[0]
@@ -102,8 +105,7 @@ class Carousel:
                 swap.read.exception()
             finally:
                 self.stall_s += time.perf_counter() - start
-        # Not before: whoever interrupts the wait finds the swap still under way.
-        return self.under_way.popleft()
+        return swap
 
     def settle(self) -> None:
         """Wait until everything under way was read; a failure is told when it is due."""
@@ -111,8 +113,9 @@ class Carousel:
             if swap.read is not None:
                 swap.read.exception()
 
-    def give_back(self, swap: Swap) -> None:
-        """Keep the memory of a swap that has arrived for another."""
+    def arrived(self) -> None:
+        """Let go of the oldest swap, which is in place; its memory is kept for another."""
+        swap = self.under_way.popleft()
         if len(self._spare) < 2:
             self._spare.append(swap.room)
 

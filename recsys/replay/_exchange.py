@@ -15,9 +15,9 @@ from memhier.recsys.replay._streams import Purpose, stream
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.ratio import swaps
 from memhier.recsys.replay.schema import Columns, Schema, check_values
-from memhier.recsys.replay.swap import Pool, Used
+from memhier.recsys.replay.swap import GateSwap, Pool, Used
 
-__all__ = ["arrive", "as_update", "as_used", "decide", "end_step"]
+__all__ = ["arrive", "as_update", "as_used", "checked_scores", "decide", "end_step"]
 
 Ints = NDArray[np.int64]
 
@@ -42,6 +42,8 @@ def as_used(parts: Parts, batch: Any) -> tuple[Ints, Ints]:
 def as_update(schema: Schema, update: Mapping[str, Any] | None, count: int) -> Columns:
     """Return new values of mutable fields, or say what is wrong with them."""
     values: Columns = {}
+    if update is not None and not isinstance(update, Mapping):
+        raise TypeError(f"update: expected a dict from mutable fields to their values, got {type(update).__name__}")
     for name, value in (update or {}).items():
         if name not in schema.mutable:
             raise ValueError(f"update: {name!r} is no mutable field; those are {schema.mutable}")
@@ -49,6 +51,20 @@ def as_update(schema: Schema, update: Mapping[str, Any] | None, count: int) -> C
         if len(values[name]) != count:
             raise ValueError(f"update[{name!r}]: expected {count} values as in the batch, got {len(values[name])}")
     return values
+
+
+def checked_scores(parts: Parts, scores: Any, slots: Ints, ids: Ints) -> NDArray[Any] | None:
+    """Return the scores of a batch as its policy takes them, or say what is wrong with them."""
+    policy = parts.policy
+    assert policy is not None
+    checked = policy.check_scores(scores, len(slots))
+    if isinstance(policy, GateSwap) and checked is not None:
+        residents, memory = parts.tiers.residents, parts.memory
+        there = slots < residents.slots
+        # Scores are those of a sample: one that another has taken the place of is not judged by them.
+        there[there] = (residents.visible[slots[there]] >= 0) & (memory.ids[slots[there]] == ids[there])
+        policy.check_labels(checked, memory.labels[slots[there]])
+    return checked
 
 
 def end_step(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) -> None:
@@ -104,12 +120,13 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     count = swaps(policy.ratio, len(slots))
     chosen = policy.victims(Used(groups, labels, swapped, scores), count, random)
     leaving, entering = _incoming(parts, slots[chosen], groups[chosen], random)
-    residents.plan_swaps(leaving, entering)
-    filled, filling = _refills(parts, random)
-    leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
-    if len(leaving):
-        residents.note_swaps(leaving, parts.step)
-        parts.carousel.issue(parts.step, leaving, entering)
+    with parts.together():
+        residents.plan_swaps(leaving, entering)
+        filled, filling = _refills(parts, random)
+        leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
+        if len(leaving):
+            residents.note_swaps(leaving, parts.step)
+            parts.carousel.issue(parts.step, leaving, entering)
 
 
 def _incoming(parts: Parts, slots: Ints, groups: Ints, random: np.random.Generator) -> tuple[Ints, Ints]:
@@ -165,13 +182,14 @@ def arrive(parts: Parts) -> None:
     while (swap := parts.carousel.due(parts.step - parts.settings.delay)) is not None:
         assert swap.read is not None
         wanted = _still_planned(parts, swap)
+        readable: NDArray[np.bool_] = wanted
         if swap.read.exception() is not None:
             readable, failure = _read_one_by_one(parts, swap, wanted)
+        with parts.together():
             for index in np.flatnonzero(wanted & ~readable).tolist():
                 _stay(parts, int(swap.slots[index]))
-            wanted &= readable
-        _install(parts, swap, np.flatnonzero(wanted))
-        parts.carousel.give_back(swap)
+            _install(parts, swap, np.flatnonzero(wanted & readable))
+            parts.carousel.arrived()
     if failure is not None:
         parts.errors += 1
         raise failure
@@ -191,7 +209,7 @@ def _install(parts: Parts, swap: Swap, index: Ints) -> None:
     elsewhere = residents.shown_elsewhere(slots, positions)
     stale = np.concatenate([slots, elsewhere])
     stale = stale[residents.refreshed[stale]]
-    parts.write_back(residents.visible[stale], stale, [swap])
+    parts.write_back(residents.visible[stale], stale)
     parts.empty(elsewhere)
     for position, newer in swap.late.items():
         for name, values in newer.items():

@@ -193,6 +193,7 @@ def resize(parts: Parts, slots: int | None, limit: int | None) -> None:
         tiers.limit = limit
     if slots is not None and slots != tiers.residents.slots:
         _resize_memory(parts, slots)
+    parts.keep_within()
 
 
 def _resize_memory(parts: Parts, slots: int) -> None:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from memhier._arrays import as_ints, check_range
 from memhier.recsys.replay._parts import Parts
 from memhier.recsys.replay._streams import Uniforms
-from memhier.recsys.replay.schema import Columns
+from memhier.recsys.replay.schema import Columns, as_array
 
 __all__ = ["as_labels", "distinct", "refresh", "take_in"]
 
@@ -18,27 +18,28 @@ Ints = NDArray[np.int64]
 def as_labels(parts: Parts, labels: Any, count: int) -> Ints:
     """Return labels as integers, -1 where there are none; the first samples decide whether there are."""
     settings, members = parts.settings, parts.tiers.members
+    decided = settings.same_class is None and members.size > 0
     if labels is None:
         if members.by_class or parts.admission.by_class:
             raise ValueError("labels: this buffer keeps classes, so every sample needs a label")
+        if decided and members.labels[0] >= 0:
+            raise ValueError("labels: the samples before had some, so every sample needs a label; or same_class=False")
         return np.full(count, -1, np.int64)
-    marks = as_ints("labels", labels)
+    marks = as_ints("labels", as_array("labels", labels))
     if marks.shape != (count,):
         raise ValueError(f"labels: expected shape [{count}], got {list(marks.shape)}")
     check_range("labels", marks, 2**31, "a label, 0 to 2**31 - 1")
-    if settings.same_class is None and parts.tiers.arrivals and not members.by_class:
+    if decided and members.labels[0] < 0:
         raise ValueError("labels: the samples before had none; give labels to all samples, or same_class=False")
     return marks
 
 
 def take_in(parts: Parts, columns: Columns, labels: Ints, ids: Ints) -> Ints:
     """Add samples and return the slots of those that are in memory now, -1 for others."""
-    if parts.tiers.arrivals == 0 and parts.settings.same_class is None:
-        parts.tiers.members.by_class = bool(len(labels)) and int(labels[0]) >= 0
     decisions = parts.admission.admit(parts.tiers, labels, ids)
     left = np.array([*decisions.leaving.items()], np.int64).reshape(-1, 2)
     parts.write_back(left[:, 0], left[:, 1])
-    kept = np.flatnonzero(decisions.positions >= 0)
+    kept = _lasting(decisions.positions)
     if len(kept):
         if parts.tiers.limit is not None:
             parts.ahead.replaced(decisions.positions[kept])
@@ -57,13 +58,22 @@ def take_in(parts: Parts, columns: Columns, labels: Ints, ids: Ints) -> Ints:
     return slots
 
 
+def _lasting(positions: Ints) -> Ints:
+    """Return which samples storage keeps: those with a position that no later one of them takes."""
+    taken = np.unique(positions[::-1], return_index=True)
+    last = len(positions) - 1 - taken[1][taken[0] >= 0]
+    return np.sort(last)
+
+
 def refresh(parts: Parts, slots: Ints, ids: Ints, values: Columns) -> None:
     """Give samples that are still where they were new values of mutable fields."""
     residents, memory = parts.tiers.residents, parts.memory
     there = slots < residents.slots
     there[there] = (residents.visible[slots[there]] >= 0) & (memory.ids[slots[there]] == ids[there])
-    memory.write(slots[there], parts.storage.round_trip_side({name: value[there] for name, value in values.items()}))
-    residents.refreshed[slots[there]] = True
+    stored = parts.storage.round_trip_side({name: value[there] for name, value in values.items()})
+    with parts.together():
+        memory.write(slots[there], stored)
+        residents.refreshed[slots[there]] = True
 
 
 def distinct(draws: Uniforms, n: int, count: int) -> Ints:

@@ -182,8 +182,23 @@ class Members:
         self._ranks[:size] = entries["rank"]
         if size == 0:
             return
+        for number, positions in self._grouped():
+            self.group(number).set_at(self._ranks[positions].astype(np.int64), positions)
+
+    def keep_classes(self) -> None:
+        """Let every class be a group from now on."""
+        self.by_class = True
+        self.groups.clear()
+        if self.size == 0:
+            return
+        for number, positions in self._grouped():
+            self._ranks[positions] = np.arange(len(positions))
+            self.group(number).extend(positions)
+        self.table.mark(np.arange(self.size))
+
+    def _grouped(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the groups of all positions, and the positions of each in rising order."""
         groups = self.group_of(self.labels)
         order = np.argsort(groups, kind="stable")
         numbers, starts = np.unique(groups[order], return_index=True)
-        for number, positions in zip(numbers.tolist(), np.split(order, starts[1:]), strict=True):
-            self.group(number).set_at(self._ranks[positions].astype(np.int64), positions)
+        yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)

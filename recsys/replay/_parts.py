@@ -1,7 +1,8 @@
 """The parts of a replay buffer, and how they are made."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,24 +13,21 @@ from memhier._arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError
 from memhier.recsys.replay._ahead import Ahead
-from memhier.recsys.replay._carousel import Carousel, Swap
+from memhier.recsys.replay._carousel import Carousel
 from memhier.recsys.replay._memory import MemoryTier
-from memhier.recsys.replay._records import RecordFormat
+from memhier.recsys.replay._room import samples_within, storage_bytes
 from memhier.recsys.replay._storage import StorageTier
 from memhier.recsys.replay._streams import Purpose, Uniforms
 from memhier.recsys.replay._tiers import Tiers
-from memhier.recsys.replay.admit import Admission
+from memhier.recsys.replay.admit import Admission, Everything
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.swap import SwapPolicy
 
-__all__ = ["COMPACT_BELOW", "Parts", "Settings", "as_codecs", "memory_slots", "stats", "storage_limit"]
+__all__ = ["Parts", "Settings", "as_codecs", "memory_slots", "replaces", "stats", "storage_limit"]
 
 Ints = NDArray[np.int64]
 
-# Of a storage tier with a limit, in which samples replace each other: it takes little more than its samples over this.
-COMPACT_BELOW = 0.7
 _SLOT_BYTES = 8 * 5 + 2  # what residents hold of each
-_SLOT_INDEX_BYTES = 33  # on SSD
 
 
 @dataclass
@@ -39,7 +37,7 @@ class Settings:
     Attributes
     ----------
     same_class
-        Whether swaps keep classes; None until the first sample says whether there are labels.
+        Whether swaps keep classes; None where that was left open: they do not.
     """
 
     schema: Schema
@@ -50,7 +48,13 @@ class Settings:
 
 
 class Parts:
-    """Everything that a buffer consists of, in a consistent state between its calls."""
+    """Everything that a buffer consists of, in a consistent state between its calls.
+
+    Attributes
+    ----------
+    at_odds
+        Whether a change was begun and not ended that leaves one part with what another does not know of.
+    """
 
     def __init__(
         self, settings: Settings, storage: StorageTier, slots: int, limit: int | None, admission: Admission,
@@ -65,9 +69,21 @@ class Parts:
         self.carousel = Carousel(storage, settings.schema)
         self.draws = Uniforms(settings.seed, Purpose.SAMPLE)
         self.ahead = Ahead(settings.schema)
+        self.at_odds = False
         self.step = 0
         self.errors = 0
         self.last_boundary = time.perf_counter()
+        self.keep_within()
+
+    def keep_within(self) -> None:
+        """Let storage take no more bytes than the samples that it may hold."""
+        limit, settings = self.tiers.limit, self.settings
+        if limit is None:
+            return
+        slots = self.tiers.residents.slots
+        self.storage.keep_within(
+            storage_bytes(limit, settings.schema, settings.codecs, slots, replaces(self.admission))
+        )
 
     @property
     def memory_bytes(self) -> int:
@@ -75,10 +91,17 @@ class Parts:
         held = self.memory.slab.memory_bytes + self.tiers.memory_bytes + self.carousel.memory_bytes
         return held + self.ahead.memory_bytes + self.storage.memory_bytes
 
-    def write_back(self, positions: Ints, slots: Ints, arriving: Sequence[Swap] = ()) -> None:
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Make changes inside the block that belong together: where it fails, the parts are at odds for good."""
+        self.at_odds = True
+        yield
+        self.at_odds = False
+
+    def write_back(self, positions: Ints, slots: Ints) -> None:
         """Give storage the mutable fields that memory has of samples which leave it.
 
-        Swaps that are under way, or arriving just now, and bring them back have read them before.
+        Swaps that are under way and bring them back have read them before.
         """
         if len(positions) == 0:
             return
@@ -86,7 +109,7 @@ class Parts:
         self.storage.append_side(positions, columns)
         for index, position in enumerate(positions.tolist()):
             one = {name: values[index : index + 1] for name, values in columns.items()}
-            self.arrive_late(position, one, arriving)
+            self.arrive_late(position, one)
 
     def empty(self, slots: Ints) -> None:
         """Show nothing in slots any more, and overwrite what was there."""
@@ -95,9 +118,9 @@ class Parts:
             for slot in slots.tolist():
                 self.tiers.residents.hide(slot)
 
-    def arrive_late(self, position: int, columns: Columns, arriving: Sequence[Swap] = ()) -> None:
+    def arrive_late(self, position: int, columns: Columns) -> None:
         """Let a swap that is bringing a position bring these values of it."""
-        for swap in (*self.carousel.under_way, *arriving):
+        for swap in self.carousel.under_way:
             if (swap.positions == position).any():
                 swap.late[position] = swap.late.get(position, {}) | columns
 
@@ -127,7 +150,7 @@ def stats(parts: Parts) -> dict[str, Any]:
         "read_s": carousel.read_s,
         "errors": parts.errors,
         "memory_bytes": parts.memory_bytes,
-        "storage_bytes": sum(int(log.stats()["log_bytes"]) for log in parts.storage.logs),
+        "storage_bytes": parts.storage.disk_bytes,
         "reads": reads["reads"],
         "read_bytes": reads["bytes"],
     }
@@ -163,7 +186,9 @@ def _memory_bytes(schema: Schema, slots: int) -> int:
     return MemoryTier.bytes_for(schema, slots) + slots * _SLOT_BYTES
 
 
-def storage_limit(storage: int | str | None, schema: Schema, codecs: Mapping[str, str], slots: int) -> int | None:
+def storage_limit(
+    storage: int | str | None, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool
+) -> int | None:
     """Return how many samples a budget of the storage tier holds beside a memory of so many slots; None for no budget.
 
     Raises
@@ -175,16 +200,13 @@ def storage_limit(storage: int | str | None, schema: Schema, codecs: Mapping[str
         return None
     if not isinstance(storage, str):
         return check_int("storage", storage, 1, 2**40, "samples")
-    fixed = [name for name in schema.fields if name not in schema.mutable]
-    formats = [RecordFormat(schema, names, codecs) for names in (fixed, schema.mutable)]
-    # An entry of 12 bytes in each log, 24 in the index; samples that are dead but not compacted yet.
-    sizes = [format.longest if format.row_bytes is None else format.row_bytes for format in formats]
-    # Of what is given new values more is dead, wherever a commit leaves off.
-    each = sum(size * slack + 12 for size, slack in zip(sizes, (1.1, 1.3), strict=True)) + 25
-    # What the index says of the slots in use: no more than there are, or than there are samples.
-    budget = parse_bytes(storage, "storage") * COMPACT_BELOW
-    limit = int(max(budget / (each + _SLOT_INDEX_BYTES), (budget - slots * _SLOT_INDEX_BYTES) / each))
+    limit = samples_within(parse_bytes(storage, "storage"), schema, codecs, slots, replaces)
     if limit < 1:
-        least = int((each + _SLOT_INDEX_BYTES) / COMPACT_BELOW) + 1
-        raise BudgetError(f"storage={storage!r}: one sample takes up to {least} bytes")
+        least = storage_bytes(1, schema, codecs, slots, replaces)
+        raise BudgetError(f"storage={storage!r}: one sample, with what every store takes, needs up to {least} bytes")
     return limit
+
+
+def replaces(admission: Admission) -> bool:
+    """Whether samples that come take the places of others in storage."""
+    return not isinstance(admission, Everything)

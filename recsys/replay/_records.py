@@ -47,7 +47,10 @@ class RecordFormat:
         self.row_bytes: int | None = sum(width or 0 for width in widths) if fixed else None
         # Whether a record is the bytes of one field.
         self.is_plain = len(self._codecs) == 1 and all(isinstance(codec, PlainCodec) for codec in self._codecs.values())
-        self.longest = 4 * len(self._codecs) + 2 * schema.sample_bytes + 4096
+        columns = schema.columns
+        self.longest = 4 * len(self._codecs) + sum(
+            _longest(codec, columns[name]) for name, codec in self._codecs.items()
+        )
 
     def in_place(self, out: Columns) -> NDArray[np.uint8] | None:
         """Return the field of plain records as rows to be filled; None for any other records."""
@@ -128,6 +131,15 @@ class RecordFormat:
                 data: Any = codec.encode(columns[name])
                 codec.decode([memoryview(record) for record in data] if isinstance(data, list) else data, back[name])
         return back
+
+
+def _longest(codec: FieldCodec, column: Column) -> int:
+    """Return how many bytes a value takes at most."""
+    if codec.row_bytes is not None:
+        return codec.row_bytes
+    if codec.lossless:
+        return column.bytes + column.bytes // 128 + 512  # what cannot be packed
+    return 2 * column.bytes + 4096
 
 
 def _fill(pieces: list[memoryview], out: NDArray[Any]) -> None:

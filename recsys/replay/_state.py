@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._fields import described
 from memhier.errors import CorruptionError, FormatError
+from memhier.recsys.replay._described import VERSION
 from memhier.recsys.replay._parts import Parts, Settings
 from memhier.recsys.replay._storage import META
 from memhier.recsys.replay.ratio import FixedRatio, SteeredRatio
@@ -18,7 +20,6 @@ from memhier.recsys.replay.swap import SwapPolicy, swap_class
 
 __all__ = ["USER", "commit", "policy_of", "restore", "settings_of"]
 
-VERSION = 2
 USER = "user/"
 _READ_BYTES = 32 * 2**20  # of samples that are brought back together
 
@@ -71,11 +72,10 @@ def settings_of(meta: dict[str, Any], path: Path, schema: Any) -> Settings:
     Raises
     ------
     FormatError
-        When it is of another version, or of another schema than what is expected.
+        When it is of another schema than what is expected.
     """
-    if meta["version"] != VERSION:
-        raise FormatError(f"{path}: holds a replay buffer of version {meta['version']}, expected {VERSION}")
-    there = Schema.decode(meta["schema"])
+    with described(f"{path}: the schema"):
+        there = Schema.decode(meta["schema"])
     if schema is not None:
         expected = schema if isinstance(schema, Schema) else Schema(schema)
         if expected != there:
@@ -85,13 +85,16 @@ def settings_of(meta: dict[str, Any], path: Path, schema: Any) -> Settings:
 
 def restore(parts: Parts, meta: dict[str, Any]) -> None:
     """Bring a new buffer to the state of a checkpoint; what was under way is read again."""
-    if parts.admission.by_class and not meta["by_class"] and (
-        meta["tiers"]["arrivals"] or meta["same_class"] is False
-    ):  # fmt: skip
+    members, begins = parts.tiers.members, parts.admission.by_class and not meta["by_class"]
+    if begins and meta["same_class"] is False:
         raise ValueError(f"admit={parts.admission.name!r}: is about classes, which this buffer does not keep")
-    parts.tiers.members.by_class = meta["by_class"]
-    parts.storage.read_index(parts.tiers.members, meta["size"])
-    slots = parts.storage.read_slots(meta["slots"])
+    members.by_class = meta["by_class"]
+    parts.storage.read_index(members, meta["size"])
+    if begins and (members.labels < 0).any():
+        raise ValueError(f"admit={parts.admission.name!r}: is about classes, and the samples have no labels")
+    if begins:
+        members.keep_classes()
+    slots = parts.storage.read_slots(meta)
     visible = slots["visible"].astype(np.int64)
     parts.tiers.residents.restore(slots["planned"], visible, slots["swapped"], slots["order"], meta["count"])
     parts.tiers.restore(meta["tiers"])
@@ -106,7 +109,9 @@ def restore(parts: Parts, meta: dict[str, Any]) -> None:
     for start in range(0, len(used), together):
         some = used[start : start + together]
         damaged += _show_readable(parts, some, visible[some])
-    damaged = [*dict.fromkeys(damaged + parts.ahead.restore(parts.storage.read_ahead(meta["ahead"]), parts.storage))]
+    with described(f"{parts.storage.store.path}: the batches drawn ahead"):
+        damaged += parts.ahead.restore(parts.storage.read_ahead(meta["ahead"]), parts.storage)
+    damaged = [*dict.fromkeys(damaged)]
     if damaged:
         parts.errors += len(damaged)
         warnings.warn(
@@ -156,7 +161,7 @@ def _policy_spec(policy: SwapPolicy | None) -> Any:
     return [policy.name, None]
 
 
-def policy_of(spec: Any, given: SwapPolicy | None) -> SwapPolicy | None:
+def policy_of(spec: Any, given: SwapPolicy | None, path: Path) -> SwapPolicy | None:
     """Return the policy that a checkpoint tells, or the one given in its place.
 
     Raises
@@ -169,5 +174,6 @@ def policy_of(spec: Any, given: SwapPolicy | None) -> SwapPolicy | None:
     name, ratio = spec
     kind = swap_class(name)
     if kind is None or ratio is None:
-        raise FormatError(f"the buffer was made with swap policy {name!r} of its owner; pass swap=")
-    return kind(SteeredRatio(*ratio) if isinstance(ratio, list) else ratio)
+        raise FormatError(f"{path}: the buffer was made with swap policy {name!r} of its owner; pass swap=")
+    with described(f"{path}: the swap policy"):
+        return kind(SteeredRatio(*ratio) if isinstance(ratio, list) else ratio)

@@ -1,8 +1,8 @@
 """The storage tier: logs of samples, of their mutable fields and of the index, in one store with one commit."""
 
-import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -10,13 +10,16 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier._fields import described
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files
 from memhier.reader import Reader
+from memhier.recsys.replay._described import META, check_positions, check_slots, decode_meta
 from memhier.recsys.replay._index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kind, index_keys
 from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._records import RecordFormat
 from memhier.recsys.replay._residents import Residents
+from memhier.recsys.replay._room import Room
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.row_log import RowLog
 from memhier.samples import Samples
@@ -25,7 +28,6 @@ from memhier.store import Store
 __all__ = ["KIND", "META", "StorageTier"]
 
 KIND = "replay"
-META = "replay/meta"
 _SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
 _CAPACITY = 1024
 
@@ -41,11 +43,11 @@ class StorageTier:
         Open.
     schema, codecs
         As the store's own description says.
-    compact_below
-        As in `RowLog`; for samples that replace each other.
+    bounded
+        Whether `keep_within` is to say how many bytes it takes; else logs grow, and rewrite what is half dead.
     """
 
-    def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], compact_below: float) -> None:
+    def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
         self.store = store
         self.reader = Reader()
         self.schema = schema
@@ -54,16 +56,16 @@ class StorageTier:
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
         value = store.get(META)
-        meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else json.loads(value)
+        meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
         capacity = max(_CAPACITY, meta["size"])
-        options: Any = {"key_space": capacity, "grows": True, "compact_below": compact_below}
+        options: Any = {"key_space": capacity, "grows": True}
         self.samples: RowLog | Samples
         if self.format.row_bytes is None:
             self.samples = Samples(store, _SAMPLES, self.reader, capacity, **options)
         else:
             width = max(1, self.format.row_bytes)
             self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
-        beside: Any = {"grows": True, "compact_below": compact_below or 0.5, "beside": self.samples}
+        beside: Any = {"grows": True, "compact_below": 0 if bounded else 0.5, "beside": self.samples}
         self._side: RowLog | None = None
         if schema.mutable:
             assert self._side_format.row_bytes is not None  # `create` has seen to it
@@ -72,10 +74,11 @@ class StorageTier:
         self._ahead_rows = _rows(sum(meta["ahead"]))
         rows = len(Kind) * (max(capacity, meta["slots"]) // 48 + self._ahead_rows + 1)
         self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, rows, key_space=rows, **beside)
+        self._room: Room | None = None
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], compact_below: float,
+        cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], bounded: bool,
         files: Files | None,
     ) -> Self:  # fmt: skip
         """Make a store. It exists for others once it was committed."""
@@ -88,7 +91,7 @@ class StorageTier:
         RecordFormat(schema, list(schema.fields), codecs)
         store = Store.create(path, KIND, files=files)
         try:
-            return cls(store, schema, codecs, compact_below)
+            return cls(store, schema, codecs, bounded)
         except BaseException:
             store.close()
             raise
@@ -101,7 +104,7 @@ class StorageTier:
             value = store.get(META)
             if value is None:
                 raise FormatError(f"{Path(path)}: the store has no description of a replay buffer")
-            return store, json.loads(value)
+            return store, decode_meta(store, value)
         except BaseException:
             store.close()
             raise
@@ -120,20 +123,50 @@ class StorageTier:
         """DRAM held by logs, reader and catalog."""
         return self.store.memory_bytes + self.reader.memory_bytes + sum(log.memory_bytes for log in self.logs)
 
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on SSD: of what the last checkpoint holds, of what came since, and of the catalog."""
+        held = sum(info.length for info in self.store.segments().values()) + sum(log.fresh_bytes for log in self.logs)
+        for name in ("catalog/data.mdb", "catalog.sum"):
+            with suppress(OSError):
+                held += (self.store.path / name).stat().st_size
+        return held
+
+    def keep_within(self, budget: int) -> None:
+        """Take no more than so many bytes on SSD from now on; as `storage_bytes` says of the samples there will be."""
+        self._room = Room(self.store, self.logs, budget)
+
     def append(self, positions: Ints, columns: Columns) -> None:
         """Set samples; where a position comes twice, the last one counts."""
         if isinstance(self.samples, Samples):
-            self.samples.put(positions, self.format.records(columns))
+            self._append(self.samples, positions, self.format.records(columns))
         elif self.format.row_bytes:
-            self.samples.append(positions, self.format.rows(columns))
+            self._append(self.samples, positions, self.format.rows(columns))
         else:
-            self.samples.append(positions, np.zeros((len(positions), 1), np.uint8))
+            self._append(self.samples, positions, np.zeros((len(positions), 1), np.uint8))
         self.append_side(positions, columns)
+
+    def _append(self, log: RowLog | Samples, keys: Ints, records: Any) -> None:
+        """Append records, piece by piece as there is room for them."""
+        if self._room is None:
+            _put(log, keys, records)
+            return
+        if isinstance(log, Samples):
+            ends = np.cumsum([len(record) for record in records])
+        else:
+            ends = log.row_bytes * np.arange(1, len(keys) + 1)
+        start = 0
+        while start < len(keys):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + self._room.piece_bytes, "right")))
+            self._room.make(int(ends[stop - 1]) - before)
+            _put(log, keys[start:stop], records[start:stop])
+            start = stop
 
     def append_side(self, positions: Ints, columns: Columns) -> None:
         """Set the mutable fields of samples."""
         if self._side is not None:
-            self._side.append(positions, self._side_format.rows(columns))
+            self._append(self._side, positions, self._side_format.rows(columns))
 
     def read(self, positions: Ints, out: Columns) -> None:
         """Fill columns.
@@ -148,7 +181,8 @@ class StorageTier:
             there = [record for record in records if record is not None]
             if len(there) != len(records):
                 raise CorruptionError(f"{self.store.path}: no sample at position {positions[records.index(None)]}")
-            self.format.unpack_records(there, out)
+            with self._unpacking():
+                self.format.unpack_records(there, out)
         else:
             self._read_rows(self.samples, self.format, positions, out)
         if self._side is not None:
@@ -160,7 +194,17 @@ class StorageTier:
         if not found.all():
             raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
         if format.row_bytes and not format.is_plain:
-            format.unpack_rows(rows, out)
+            with self._unpacking():
+                format.unpack_rows(rows, out)
+
+    @contextmanager
+    def _unpacking(self) -> Iterator[None]:
+        """Name the place of records that are not what they should be."""
+        with described(f"{self.store.path}: a sample"):
+            try:
+                yield
+            except CorruptionError as error:
+                raise CorruptionError(f"{self.store.path}: {error}") from error
 
     def raw(self, positions: Ints) -> list[Any]:
         """Return samples as they are stored, for `put_raw`: what a lossy codec packed must not be packed again.
@@ -185,10 +229,7 @@ class StorageTier:
     def put_raw(self, positions: Ints, stored: list[Any]) -> None:
         """Set samples to what `raw` returned of others."""
         for log, records in zip(self._sample_logs, stored, strict=True):
-            if isinstance(log, Samples):
-                log.put(positions, records)
-            else:
-                log.append(positions, records)
+            self._append(log, positions, records)
 
     def round_trip(self, columns: Columns) -> Columns:
         """Return samples as they come back from storage."""
@@ -215,15 +256,17 @@ class StorageTier:
     def commit(self, residents: Residents, ahead: Sequence[bytes], values: Mapping[str, bytes]) -> int:
         """Make everything durable: with it the index, records of the batches drawn ahead, and values."""
         for keys, rows in chain(residents.members.changed(), residents.changed()):
-            self._index.append(keys, rows)
+            self._append(self._index, keys, rows)
         data = b"".join(ahead)
         rows_now = _rows(len(data))
         if data:
             padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
-            self._index.append(index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES))
+            self._append(self._index, index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES))
         if rows_now < self._ahead_rows:
             self._index.delete(index_keys(Kind.AHEAD, rows_now, self._ahead_rows))
         self._ahead_rows = rows_now
+        if self._room is not None:
+            self._room.settle()
         return self.samples.commit(values)
 
     def read_ahead(self, sizes: Sequence[int]) -> list[memoryview]:
@@ -240,10 +283,12 @@ class StorageTier:
         rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
+        check_positions(members.table.unpack(rows, size), members.by_class, self.store.path)
         members.restore(size, rows)
 
-    def read_slots(self, slots: int) -> NDArray[np.void]:
-        """Return what the store says of so many slots, as `SLOTS`; those of which it has no row have not been used."""
+    def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
+        """Return what the store says of the slots, as `SLOTS`; those of which it has no row have not been used."""
+        slots = meta["slots"]
         table = IndexTable(SLOTS, Kind.SLOTS)
         keys = table.keys(0, table.rows(slots))
         rows, found = self._index.read(keys)
@@ -253,6 +298,7 @@ class StorageTier:
         for name in ("planned", "visible", "swapped"):
             entries[name][unused] = -1
         entries["order"][unused] = unused
+        check_slots(entries, meta["size"], meta["count"], self.store.path)
         return entries
 
     def compact_fully(self) -> None:
@@ -267,6 +313,13 @@ class StorageTier:
             log.close()
         self.reader.close()
         self.store.close()
+
+
+def _put(log: RowLog | Samples, keys: Ints, records: Any) -> None:
+    if isinstance(log, Samples):
+        log.put(keys, records)
+    else:
+        log.append(keys, records)
 
 
 def _rows(size: int) -> int:

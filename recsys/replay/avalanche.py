@@ -2,8 +2,8 @@
 
 ``policy = CarouselExemplars(buffer)``, ``plugins=[ReplayPlugin(policy.max_size, storage_policy=policy),
 CarouselPlugin(policy)]``. Swaps show in the loader that Avalanche has built for an experience, since its data set reads
-memory when an item is asked for. They keep classes, so that the labels that Avalanche has noted stay right. Nothing of
-torchvision is imported here.
+memory when an item is asked for. They have to keep classes (``same_class=True`` or ``admit="class_balanced"``), so that
+the labels that Avalanche has noted stay right. Nothing of torchvision is imported here.
 """
 
 from importlib import import_module
@@ -13,19 +13,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from memhier.recsys.replay._adapters import UsedSlots, derived, scores_of
+from memhier.recsys.replay._adapters import UsedSlots, derived, fitted, scores_of
 from memhier.recsys.replay.buffer import CarouselBuffer
 
 __all__ = ["CarouselExemplars", "CarouselPlugin"]
+
+_READ = 256  # items at a time
 
 
 class _Live(torch.utils.data.Dataset[Any]):
     """What memory holds now; notes in `used` what was read."""
 
-    def __init__(self, buffer: CarouselBuffer, field: str, has_tensors: bool, used: UsedSlots) -> None:
-        self._has_tensors = has_tensors
+    def __init__(self, buffer: CarouselBuffer, are_tensors: list[bool], used: UsedSlots) -> None:
+        self._are_tensors = are_tensors
         self._reader = buffer.reader()
-        self._field = field
+        self._fields = list(buffer.schema.fields)
         self._slots = buffer.occupied().copy()
         self.targets = self._reader.labels()[self._slots].tolist()
         self._used = used
@@ -33,12 +35,20 @@ class _Live(torch.utils.data.Dataset[Any]):
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int | torch.Tensor]:
+    def __getitem__(self, index: int) -> tuple[Any, ...]:
         slot = self._slots[index : index + 1]
         self._used.add(slot, len(self._reader))
         batch = self._reader.read(slot)
-        label = torch.from_numpy(batch.labels)[0] if self._has_tensors else int(batch.labels[0])
-        return torch.from_numpy(batch[self._field][0]), label
+        first, *rest = self._fields
+        values = [batch.labels, *(batch[name] for name in rest)]
+        shown = [torch.from_numpy(value)[0] if is_tensor else value[0].item()
+                 for value, is_tensor in zip(values, self._are_tensors, strict=True)]  # fmt: skip
+        return torch.from_numpy(batch[first])[0], *shown
+
+    def column(self, name: str) -> list[int]:
+        """Return a field of integers of all samples, read in parts: a sample may be large."""
+        parts = [self._slots[start : start + _READ] for start in range(0, len(self), _READ)]
+        return [int(value) for part in parts for value in self._reader.read(part)[name]]
 
 
 class CarouselExemplars:
@@ -47,9 +57,16 @@ class CarouselExemplars:
     Parameters
     ----------
     buffer
-        Of a schema with one field, what an item of the stream has first, as a tensor; made with labels.
-    with_task
-        Whether items of the stream end with a task label; those of replay then end with 0.
+        Made with labels, and with classes kept. The first field of its schema is what an item of the stream has first,
+        as a tensor; others hold in their order what it has after the label, the task label last: ``{"image": ("uint8",
+        (32, 32, 3)), "task": "int64"}`` for items of image, label and task label. Numbers are given back as tensors
+        where the stream's are.
+
+    Raises
+    ------
+    ValueError
+        When swaps of the buffer bring in samples of other classes, and from `post_adapt` for items that have more or
+        fewer entries than the schema, or values that the dtype of their field would change.
     """
 
     max_size: int
@@ -61,24 +78,28 @@ class CarouselExemplars:
         made: Self = object.__new__(kind)
         return made
 
-    def __init__(self, buffer: CarouselBuffer, with_task: bool = False) -> None:
+    def __init__(self, buffer: CarouselBuffer) -> None:
+        if buffer.swap is not None and not buffer.keeps_classes:
+            raise ValueError("buffer: its swaps bring in samples of any class, but Avalanche notes labels of memory "
+                             "once; make it with same_class=True or admit='class_balanced', or swap=None")  # fmt: skip
         super().__init__(buffer.capacity)  # type: ignore[call-arg]
         self.carousel = buffer
-        self._field = next(iter(buffer.schema.fields))
-        self._with_task = with_task
         self._used = UsedSlots()
-        self._has_tensors = False  # whether labels of the stream are tensors: a batch can hold only one kind
+        # Whether the stream's entries after the first are tensors: a batch can hold only one kind.
+        self._are_tensors = [False] * len(buffer.schema.fields)
 
     @property
     def buffer(self) -> Any:
         """What memory holds, as an AvalancheDataset that stays up to date."""
         if len(self.carousel) == 0:
             return self._buffer
-        live = _Live(self.carousel, self._field, self._has_tensors, self._used)
+        live = _Live(self.carousel, self._are_tensors, self._used)
         attribute = import_module("avalanche.benchmarks.utils.data_attribute").DataAttribute
         attributes = [attribute(live.targets, "targets")]
-        if self._with_task:
-            attributes.append(attribute([0] * len(live), "targets_task_labels", use_in_getitem=True))
+        last = [*self.carousel.schema.columns.items()][-1]
+        if len(self.carousel.schema.fields) > 1 and last[1].dtype.kind in "iu" and last[1].shape == ():
+            # Items have it already, as it is now; this is for loaders that group by task.
+            attributes.append(attribute(live.column(last[0]), "targets_task_labels"))
         utils = import_module("avalanche.benchmarks.utils")
         return utils.AvalancheDataset([live], data_attributes=attributes)
 
@@ -88,21 +109,31 @@ class CarouselExemplars:
 
     def post_adapt(self, agent_state: Any, exp: Any) -> None:
         """Take in the samples of an experience."""
-        items, labels = [], []
+        items: list[Any] = []
         for item in exp.dataset:
-            items.append(np.asarray(item[0]))
-            self._has_tensors = isinstance(item[1], torch.Tensor)
-            labels.append(int(item[1]))
-            if len(items) == 256:
-                self._add(items, labels)
+            items.append(item)
+            if len(items) == _READ:
+                self._add(items)
+                items.clear()
         if items:
-            self._add(items, labels)
+            self._add(items)
 
-    def _add(self, items: list[Any], labels: list[int]) -> None:
-        dtype = self.carousel.schema.columns[self._field].dtype
-        self.carousel.add({self._field: np.stack(items).astype(dtype, copy=False)}, labels=labels)
-        items.clear()
-        labels.clear()
+    def _add(self, items: list[Any]) -> None:
+        fields, columns = self.carousel.schema.fields, self.carousel.schema.columns
+        for item in items:
+            if len(item) != len(fields) + 1:
+                raise ValueError(
+                    f"items of the stream have {len(item)} entries, but the buffer's schema has {list(fields)} beside "
+                    "the label: expected a field for each other entry, in their order, such as 'task': 'int64' for a "
+                    "task label"
+                )
+        values, labels, *rest = zip(*items, strict=True)
+        batch = {
+            name: fitted(f"entry {entry} of the stream's items", _stacked(column), columns[name].dtype)
+            for entry, name, column in zip((0, *range(2, len(items[0]))), fields, (values, *rest), strict=True)
+        }
+        self._are_tensors = [isinstance(entry, torch.Tensor) for entry in items[0][1:]]
+        self.carousel.add(batch, labels=[int(label) for label in labels])
 
     def resize(self, strategy: Any, new_size: int) -> None:
         """Change how many samples memory holds."""
@@ -112,6 +143,13 @@ class CarouselExemplars:
     def take_used(self) -> NDArray[np.int64]:
         """Return the slots that were read since the last call, in order."""
         return self._used.take()
+
+
+def _stacked(values: tuple[Any, ...]) -> Any:
+    """Return entries of many items as one tensor or array."""
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack(values)
+    return np.stack([np.asarray(value) for value in values])
 
 
 class CarouselPlugin:

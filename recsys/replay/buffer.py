@@ -10,14 +10,16 @@ from numpy.typing import NDArray
 
 from memhier._arguments import check_int
 from memhier._arrays import as_ints
+from memhier._fields import described
 from memhier._read_arguments import as_int
+from memhier._shield import caller, close_made, shielded, shielded_giving, shielded_init
 from memhier.files import Files
-from memhier.recsys.replay._exchange import as_update, as_used, end_step
+from memhier.recsys.replay._exchange import as_update, as_used, checked_scores, end_step
 from memhier.recsys.replay._forget import Where, forget, resize
 from memhier.recsys.replay._guarded import Guarded, closing_on_error
 from memhier.recsys.replay._hold import hold
 from memhier.recsys.replay._intake import as_labels, distinct, refresh, take_in
-from memhier.recsys.replay._parts import COMPACT_BELOW, Parts, Settings, as_codecs, memory_slots, stats, storage_limit
+from memhier.recsys.replay._parts import Parts, Settings, as_codecs, memory_slots, replaces, stats, storage_limit
 from memhier.recsys.replay._state import USER, commit, policy_of, restore, settings_of
 from memhier.recsys.replay._storage import StorageTier
 from memhier.recsys.replay.admit import Admission, admission
@@ -40,7 +42,7 @@ class CarouselBuffer(Guarded):
     is visible from the end of step t + `delay` on, whatever the I/O does: which samples a step sees depends on the seed
     and the calls alone, in a resumed run as well.
 
-    The thread that made it uses it; other processes read memory through what `reader` returns.
+    The thread that made it uses it; other threads and processes read memory through what `reader` returns.
 
     Parameters
     ----------
@@ -51,8 +53,11 @@ class CarouselBuffer(Guarded):
         kept of each slot. The index of storage (about 70 bytes for each sample there) and buffers come on top;
         `memory_bytes` counts everything.
     storage
-        Size of the storage tier: samples as an int, bytes as text, or None for all that come. In bytes, samples whose
-        packed size differs are counted as large as they may become; batches drawn ahead come on top.
+        Size of the storage tier: samples as an int, bytes as text, or None for all that come. Bytes are held to at
+        every moment, with checkpoints or without: there is room for each sample twice, as of the last checkpoint,
+        which a crash goes back to, and as it is now (once with ``admit="everything"``, but for mutable fields).
+        Samples whose packed size differs are counted as large as they may become. Batches drawn ahead and the values
+        given to `checkpoint` come on top. ``stats()["storage_limit"]`` says how many samples that is.
     schema
         The fields of a sample: a `Schema`, or what it is made from.
     admit
@@ -68,7 +73,9 @@ class CarouselBuffer(Guarded):
     delay
         Steps from a swap's decision to its arrival. 0 waits for the reads in `feedback`.
     same_class
-        Whether what comes in is of the class of what leaves; by default if samples have labels.
+        Whether what comes in is of the class of what leaves, so that the classes in memory change by admission alone.
+        By default with ``admit="class_balanced"`` only: swaps else bring any sample, and every class in turn. CarM's
+        methods, and what notes the labels of slots as Avalanche does, ask for True.
 
     Raises
     ------
@@ -78,6 +85,8 @@ class CarouselBuffer(Guarded):
         When a budget is too small for one sample.
     TypeError, ValueError
         For an unfit argument.
+    RuntimeError
+        From every call that uses or changes it, on another thread than that which made it.
 
     Examples
     --------
@@ -92,6 +101,7 @@ class CarouselBuffer(Guarded):
     (10, 4, (2, 2))
     """
 
+    @shielded_init
     def __init__(
         self,
         path: str | os.PathLike[str],
@@ -116,14 +126,14 @@ class CarouselBuffer(Guarded):
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         codecs = as_codecs(codec)
         policy, slots = swap_policy(swap), memory_slots(memory, schema)
-        limit = storage_limit(storage, schema, codecs, slots)
-        compact_below = COMPACT_BELOW if limit is not None else 0.0
-        tier = StorageTier.create(path, schema, codecs, compact_below, files)
+        limit = storage_limit(storage, schema, codecs, slots, replaces(kept))
+        tier = StorageTier.create(path, schema, codecs, limit is not None, files)
         with closing_on_error(tier):
             super().__init__(Parts(Settings(schema, codecs, seed, delay, same_class), tier, slots, limit, kept, policy))
             commit(self._parts, {})
 
     @classmethod
+    @shielded_giving(close_made)
     def open(
         cls,
         path: str | os.PathLike[str],
@@ -159,10 +169,11 @@ class CarouselBuffer(Guarded):
         store, meta = StorageTier.open_store(path, writable=True, files=files)
         with closing_on_error(store):
             settings = settings_of(meta, Path(path), schema)
-            policy = policy_of(meta["swap"], swap)
-            kept = admit or admission(meta["admit"])
-            compact_below = COMPACT_BELOW if meta["tiers"]["limit"] is not None else 0.0
-            tier = StorageTier(store, settings.schema, settings.codecs, compact_below)
+            policy = policy_of(meta["swap"], swap, Path(path))
+            with described(f"{path}: the admission"):
+                kept = admit or admission(meta["admit"])
+            with described(f"{path}: the samples"):
+                tier = StorageTier(store, settings.schema, settings.codecs, meta["tiers"]["limit"] is not None)
         buffer = cls.__new__(cls)
         with closing_on_error(tier):
             parts = Parts(settings, tier, meta["slots"], meta["tiers"]["limit"], kept, policy)
@@ -203,6 +214,7 @@ class CarouselBuffer(Guarded):
         self._check_open()
         return self._parts.tiers.residents.count
 
+    @shielded
     def add(self, batch: Mapping[str, Any], labels: Any = None, ids: Any = None) -> Ints:
         """Take samples in: to storage as the admission decides, and to memory some of them at once.
 
@@ -211,7 +223,8 @@ class CarouselBuffer(Guarded):
         batch
             By field, as `Schema.check` takes it.
         labels
-            Integers [n], 0 to 2**31 - 1: their classes. All samples of a buffer have labels, or none.
+            Integers [n], 0 to 2**31 - 1: their classes. All samples of a buffer have labels, or none, but with
+            ``same_class=False``.
         ids
             Integers [n] of the caller's, by which `forget` finds samples; by default the number of samples before.
 
@@ -241,6 +254,7 @@ class CarouselBuffer(Guarded):
         with self._writing(BaseException):
             return take_in(parts, columns, marks, names)
 
+    @shielded
     def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None) -> Batch:
         """Draw distinct samples from memory, each slot equally likely.
 
@@ -256,11 +270,12 @@ class CarouselBuffer(Guarded):
         Batch
             Of min(n, len(self)) samples, in `out`; its `tensors` are torch's, in place.
         """
-        if self._closed:
-            self._check_open()
+        if self._closed or self._thread != caller():
+            self._check_open(using=True)
         parts = self._parts
         residents = parts.tiers.residents
-        n = min(as_int("n", n), residents.count)
+        # A bool is an int for Python, but as a size it is a mistake.
+        n = min(as_int("n", n), residents.count) if not isinstance(n, bool | np.bool_) else check_int("n", n, 0, 0)
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
         batch = room(parts.settings.schema, out, n)
@@ -272,6 +287,7 @@ class CarouselBuffer(Guarded):
         """Return a batch for so many samples, to be filled by `sample`."""
         return Batch.empty(self.schema, n)
 
+    @shielded
     def feedback(self, batch: Batch | Any, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
         """End a step: swaps that are due arrive, and some of the samples just used are chosen to be swapped.
 
@@ -280,7 +296,8 @@ class CarouselBuffer(Guarded):
         batch
             What was used: a batch, or the slots, integers [n], of one.
         scores
-            What the swap policy goes by: logits ``[n, classes]`` for the gate, losses ``[n]`` for the loss.
+            What the swap policy goes by: logits ``[n, classes]`` for the gate, a column for every label that there is,
+            losses ``[n]`` for the loss. Arrays, or torch tensors of any floating dtype and device.
         update
             New values of mutable fields, ``[n, ...]`` each, that stay with the samples.
 
@@ -296,18 +313,22 @@ class CarouselBuffer(Guarded):
         parts = self._parts
         slots, ids = as_used(parts, batch)
         values = as_update(self.schema, update, len(slots))
-        scores = None if parts.policy is None else parts.policy.check_scores(scores, len(slots))
+        scores = None if parts.policy is None else checked_scores(parts, scores, slots, ids)
         with self._writing():
             if values:
                 refresh(parts, slots, ids, values)
             end_step(parts, slots, ids, scores)
 
+    @shielded
     def refresh(self, batch: Batch | Any, update: Mapping[str, Any]) -> None:
         """Give samples new values of mutable fields, without ending the step; see `feedback`."""
         self._check_open(writing=True)
         slots, ids = as_used(self._parts, batch)
-        refresh(self._parts, slots, ids, as_update(self.schema, update, len(slots)))
+        values = as_update(self.schema, update, len(slots))
+        with self._writing():
+            refresh(self._parts, slots, ids, values)
 
+    @shielded
     def hold(self, ids: Any) -> int:
         """Bring stored samples into memory now, in place of others of their class, drawn at random.
 
@@ -327,6 +348,7 @@ class CarouselBuffer(Guarded):
         with self._writing(KeyboardInterrupt):
             return hold(self._parts, as_ints("ids", ids))
 
+    @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
         """Make the buffer durable as it is, with values of the caller's, all or nothing.
 
@@ -359,6 +381,7 @@ class CarouselBuffer(Guarded):
         self._check_open()
         return self._parts.storage.store.get(f"{USER}{name}")
 
+    @shielded
     def forget(self, where: Where) -> dict[str, int]:
         """Remove samples from both tiers, and their bytes from SSD; durable when it returns. It is a checkpoint.
 
@@ -388,6 +411,7 @@ class CarouselBuffer(Guarded):
         with self._writing(KeyboardInterrupt):
             return forget(self._parts, where)
 
+    @shielded
     def resize(self, *, memory: int | str | None = None, storage: int | str | None = None) -> None:
         """Change the size of the tiers.
 
@@ -403,20 +427,34 @@ class CarouselBuffer(Guarded):
         """
         self._check_open(writing=True)
         slots = None if memory is None else memory_slots(memory, self.schema)
-        limit = storage_limit(storage, self.schema, self._parts.settings.codecs, slots or self.capacity)
+        parts = self._parts
+        beside, kept = slots or self.capacity, replaces(parts.admission)
+        limit = storage_limit(storage, self.schema, parts.settings.codecs, beside, kept)
         with self._writing(KeyboardInterrupt):
-            resize(self._parts, slots, limit)
+            resize(parts, slots, limit)
+
+    @property
+    def keeps_classes(self) -> bool:
+        """Whether what a swap brings in is of the class of what leaves."""
+        return self._parts.tiers.members.by_class
+
+    def stored_ids(self) -> Ints:
+        """Return the ids of all samples in storage, int64 [n], a copy in no order that means anything."""
+        self._check_open()
+        return self._parts.tiers.members.ids.copy()
 
     def occupied(self) -> Ints:
         """Return the slots that hold samples, int64 [len(self)], in place: it changes with the buffer."""
         self._check_open()
         return self._parts.tiers.residents.occupied()
 
+    @shielded
     def reader(self) -> MemoryReader:
         """Return what reads memory in other processes: pickle it to them, or fork them."""
         self._check_open()
         return MemoryReader(self.schema, self._parts.memory.slab)
 
+    @shielded
     def stats(self) -> dict[str, Any]:
         """Return plain numbers.
 
@@ -433,6 +471,7 @@ class CarouselBuffer(Guarded):
         self._check_open()
         return stats(self._parts)
 
+    @shielded
     def check(self) -> list[Finding]:
         """Read everything that the last checkpoint holds and return every inconsistency."""
         self._check_open()

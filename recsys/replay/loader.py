@@ -12,6 +12,7 @@ from typing import Any
 import torch.utils.data
 
 from memhier._arguments import check_int
+from memhier._shield import shielded
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
 
@@ -53,21 +54,25 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        buffer, ahead = self._buffer, self._buffer._parts.ahead
-        turn = ahead.begin()
+        turn = self._buffer._parts.ahead.begin()
         for index in range(self._steps):
-            if turn != ahead.turn:
-                raise ValueError("another sampler of this buffer has begun; draw what a step uses as one batch")
-            if ahead.asked > self._ahead:
-                raise ValueError(
-                    f"ahead={self._ahead}: batch {index} is asked for before {ahead.asked} steps have ended; make it "
-                    "at least the loader's num_workers times its prefetch_factor, and end every step with feedback()"
-                )
-            # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
-            while len(ahead) <= self._ahead and len(ahead) - ahead.asked < self._steps - index:
-                batch = buffer.sample(self._n)
-                ahead.put(batch, buffer._parts.tiers.residents.visible[batch.slots])
-            yield ahead.take()
+            yield self._take(turn, index)
+
+    @shielded
+    def _take(self, turn: int, index: int) -> Batch:
+        buffer, ahead = self._buffer, self._buffer._parts.ahead
+        if turn != ahead.turn:
+            raise ValueError("another sampler of this buffer has begun; draw what a step uses as one batch")
+        if ahead.asked > self._ahead:
+            raise ValueError(
+                f"ahead={self._ahead}: batch {index} is asked for before {ahead.asked} steps have ended; make it "
+                "at least the loader's num_workers times its prefetch_factor, and end every step with feedback()"
+            )
+        # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
+        while len(ahead) <= self._ahead and len(ahead) - ahead.asked < self._steps - index:
+            batch = buffer.sample(self._n)
+            ahead.put(batch, buffer._parts.tiers.residents.visible[batch.slots])
+        return ahead.take()
 
 
 class ReplayDataset(torch.utils.data.Dataset[Any]):

@@ -4,6 +4,7 @@ Replace the class before models are imported: ``utils.buffer.Buffer = lambda siz
 MammothBuffer(...)``. Images are kept as they come (Mammoth keeps float32 of everything), and nothing is copied to draw.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memhier.recsys.replay._adapters import UsedSlots
+from memhier.recsys.replay._adapters import SeenIds, UsedSlots, fitted
 from memhier.recsys.replay.buffer import CarouselBuffer
 
 __all__ = ["MammothBuffer"]
@@ -20,8 +21,22 @@ ATTRIBUTES = ("examples", "labels", "logits", "task_labels", "true_labels")
 Transform = Callable[[Tensor], Tensor]
 
 
+def _names(examples: Any, labels: Any) -> Any:
+    """Return ids made from the bytes and the label of each sample, int64 [n]: two samples of one id are the same."""
+    marks = np.full(len(examples), -1) if labels is None else labels
+    ids = np.empty(len(examples), np.int64)
+    for index, (example, label) in enumerate(zip(np.ascontiguousarray(examples), marks.tolist(), strict=True)):
+        digest = hashlib.blake2b(example.tobytes(), digest_size=8, salt=str(label).encode()[:16]).digest()
+        ids[index] = int.from_bytes(digest, "little") >> 1
+    return ids
+
+
 class MammothBuffer:
     """The interface of Mammoth's `utils.buffer.Buffer` (v0.2).
+
+    A sample is kept once, however many epochs hand it over: one with the bytes and the label of another is that one.
+    Where it is in memory and comes again, its mutable fields, such as logits, get their new values. What was seen takes
+    8 bytes of DRAM each; a buffer that was opened knows what storage holds.
 
     Every `add_data` ends a step of the buffer: what was drawn since the last one may be swapped.
 
@@ -47,6 +62,7 @@ class MammothBuffer:
         self.device = device
         self.attributes = list(ATTRIBUTES)
         self._used = UsedSlots()
+        self._seen = SeenIds(buffer.stored_ids())
 
     @property
     def buffer_size(self) -> int:
@@ -55,7 +71,7 @@ class MammothBuffer:
 
     @property
     def num_seen_examples(self) -> int:
-        """Samples that came, without those that were removed again."""
+        """Samples that came, each counted once, without those that were removed again."""
         return int(self.carousel.stats()["seen"])
 
     @property
@@ -86,18 +102,51 @@ class MammothBuffer:
         task_labels: Tensor | None = None, attention_maps: Any = None, true_labels: Tensor | None = None,
         sample_selection_scores: Any = None,
     ) -> None:  # fmt: skip
-        """Take samples in, and end a step."""
-        if attention_maps is not None:
-            raise ValueError("attention_maps: not kept; expected None")
+        """Take samples in that did not come before, and end a step.
+
+        Raises
+        ------
+        TypeError, ValueError
+            For values that the schema has no field for, or whose dtype would change them. Nothing has changed then.
+        """
+        for name, value in (("attention_maps", attention_maps), ("sample_selection_scores", sample_selection_scores)):
+            if value is not None:
+                raise ValueError(f"{name}: not kept; expected None")
         given = {"examples": examples, "logits": logits, "task_labels": task_labels, "true_labels": true_labels}
         columns = self.carousel.schema.columns
-        batch = {
-            name: value.detach().cpu().numpy().astype(columns[name].dtype, copy=False)
-            for name, value in given.items()
-            if value is not None and name in columns
-        }
-        self.carousel.add(batch, labels=None if labels is None else labels.cpu().numpy())
+        batch: dict[str, Any] = {}
+        for name, value in given.items():
+            if value is not None and name not in columns:
+                raise ValueError(f"{name}: the buffer's schema {self.carousel.schema} has no such field; add it there")
+            if value is not None:
+                batch[name] = fitted(name, value, columns[name].dtype)
+        self.carousel.schema.check(batch)
+        marks = None if labels is None else fitted("labels", labels, np.dtype(np.int64))
+        if marks is not None and marks.shape != (len(batch["examples"]),):
+            raise ValueError(f"labels: expected shape [{len(batch['examples'])}], got {list(marks.shape)}")
+        ids = _names(batch["examples"], marks)
+        first = self._seen.first(ids)
+        new = np.flatnonzero(first)
+        self.carousel.add(
+            {name: values[new] for name, values in batch.items()}, labels=None if marks is None else marks[new],
+            ids=ids[new],
+        )  # fmt: skip
+        self._seen.add(ids)
+        self._renew(ids, np.flatnonzero(~first), batch)
         self.carousel.feedback(self._used.take())
+
+    def _renew(self, ids: Any, again: Any, batch: dict[str, Any]) -> None:
+        """Give samples that came again, and are in memory, the new values of what may change."""
+        mutable = [name for name in self.carousel.schema.mutable if name in batch]
+        if len(again) == 0 or not mutable:
+            return
+        newest = {int(ids[index]): index for index in again.tolist()}
+        slots = self.carousel.occupied()
+        held = self.carousel.reader().ids()[slots].tolist()
+        there = [(slot, newest[id]) for slot, id in zip(slots.tolist(), held, strict=True) if id in newest]
+        if there:
+            where, which = np.array(there, np.int64).T
+            self.carousel.refresh(where, {name: batch[name][which] for name in mutable})
 
     def get_data(
         self, size: int, transform: Transform | None = None, return_index: bool = False, device: Any = None,
@@ -162,6 +211,7 @@ class MammothBuffer:
     def empty(self) -> None:
         """Remove everything, from storage as well."""
         self.carousel.forget(lambda ids, labels: np.ones(len(ids), np.bool_))
+        self._seen = SeenIds(np.empty(0, np.int64))
 
     def to(self, device: Any) -> "MammothBuffer":
         """Let batches go to another device."""

@@ -67,6 +67,10 @@ class MemoryReader:
         """Return the labels of all slots, int64, a copy."""
         return self._tier.labels.copy()
 
+    def ids(self) -> NDArray[np.int64]:
+        """Return the ids of all slots, int64, a copy."""
+        return self._tier.ids.copy()
+
     def __getstate__(self) -> tuple[Schema, Slab]:
         return self.schema, self._slab
 

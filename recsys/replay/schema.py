@@ -12,10 +12,13 @@ from numpy.typing import DTypeLike, NDArray
 from memhier._arguments import check_int
 from memhier._read_arguments import empty_rows
 
-__all__ = ["Column", "Columns", "Field", "Schema", "as_bytes", "check_values"]
+__all__ = ["Column", "Columns", "Field", "Schema", "as_array", "as_bytes", "check_values"]
 
 Columns = dict[str, NDArray[Any]]
 """Arrays ``[n, *shape]`` by the name of their column."""
+
+# Dtypes of torch's that numpy has not.
+_NO_NUMPY = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"})
 
 
 class Column(NamedTuple):
@@ -59,7 +62,7 @@ class Field:
     mutable: bool = False
 
     def __post_init__(self) -> None:
-        dtype = np.dtype(self.dtype)
+        dtype = _as_dtype(self.dtype)
         if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
             raise ValueError(f"dtype={dtype}: expected plain bytes of fixed size; give the shape of a value as shape")
         object.__setattr__(self, "dtype", dtype)
@@ -186,7 +189,7 @@ class Schema:
 
 def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
     """Return values of a field of fixed size as an array, or say what is wrong with them."""
-    array, dtype = np.asarray(values), np.dtype(field.dtype)
+    array, dtype = as_array(f"batch[{name!r}]", values), np.dtype(field.dtype)
     if array.dtype.kind in "SU" and np.can_cast(array.dtype, dtype):
         array = array.astype(dtype, copy=False)  # texts that are all short have a type of their own
     if array.dtype != dtype:
@@ -195,6 +198,38 @@ def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
         raise ValueError(f"batch[{name!r}]: expected shape [n{''.join(f', {n}' for n in field.shape)}], got "
                          f"{list(array.shape)}")  # fmt: skip
     return array
+
+
+def _torch_name(dtype: Any) -> str:
+    """Return the name of a dtype of torch's, or of one that only torch has; nothing for any other."""
+    name = str(dtype)
+    short = name.removeprefix("torch.")
+    return short if name != short or short in _NO_NUMPY else ""
+
+
+def _as_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return a dtype, or say which of numpy's there is in its place."""
+    name = _torch_name(dtype)
+    if name in _NO_NUMPY:
+        raise TypeError(f"dtype={dtype}: numpy has no such dtype; make the field float32 and pass .float() of a tensor "
+                        "(codec={<field>: 'bf16'} keeps 2 bytes of that on SSD, of bfloat16 without loss)")  # fmt: skip
+    if name:
+        raise TypeError(f"dtype={dtype}: expected one of numpy's, such as {name!r}")
+    found: np.dtype[Any] = np.dtype(dtype)
+    return found
+
+
+def as_array(name: str, values: Any) -> NDArray[Any]:
+    """Return an array, or a torch tensor that lies as one, in place; or say why it is none."""
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        dtype = _torch_name(getattr(values, "dtype", ""))
+        if dtype in _NO_NUMPY:
+            raise TypeError(f"{name}: got a tensor of {dtype}, which numpy does not have; convert it, by .float() for "
+                            "a field of float32 (codec={<field>: 'bf16'} keeps 2 bytes of that on SSD, of bfloat16 "
+                            "without loss)") from error  # fmt: skip
+        raise type(error)(f"{name}: cannot be taken as an array: {error}") from error
 
 
 def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
@@ -211,7 +246,10 @@ def _ragged(name: str, field: Field, values: Any) -> Columns:
     padded: NDArray[Any] = np.zeros((len(values), *shape), field.dtype)
     lengths: NDArray[np.int32] = np.zeros(len(values), np.int32)
     for index, value in enumerate(values):
-        array = np.frombuffer(value, field.dtype) if isinstance(value, bytes | bytearray) else np.asarray(value)
+        there = f"batch[{name!r}][{index}]"
+        if isinstance(value, bytes | bytearray) and len(value) % np.dtype(field.dtype).itemsize:
+            raise ValueError(f"{there}: {len(value)} bytes are no whole number of {field.dtype}")
+        array = np.frombuffer(value, field.dtype) if isinstance(value, bytes | bytearray) else as_array(there, value)
         if array.dtype != field.dtype and array.size:
             encode = "; encode() texts" if array.dtype.kind == "U" else ""
             raise TypeError(f"batch[{name!r}][{index}]: expected an array of {field.dtype}, got {array.dtype}{encode}")
@@ -227,12 +265,15 @@ def _ragged(name: str, field: Field, values: Any) -> Columns:
 def _as_field(name: str, value: Any) -> Field:
     if isinstance(value, Field):
         return value
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], tuple | int | np.integer):
+    if isinstance(value, list | tuple) and len(value) == 2 and isinstance(value[1], tuple | int | np.integer):
         return Field(value[0], value[1] if isinstance(value[1], tuple) else (int(value[1]),))
     try:
+        if value is None:
+            raise TypeError("None is no dtype")  # numpy takes it for float64
         return Field(value)
     except TypeError as error:
-        raise TypeError(f"schema[{name!r}]={value!r}: expected a Field, a dtype, or (dtype, shape)") from error
+        expected = "expected a Field, a dtype, or (dtype, shape)"
+        raise TypeError(f"schema[{name!r}]={value!r}: {expected}; {error}") from error
 
 
 def _checked_name(name: Any) -> str:

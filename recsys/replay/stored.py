@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier._arrays import as_ints, check_range
+from memhier._fields import described
 from memhier.files import Files
 from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._state import settings_of
@@ -53,7 +54,8 @@ class StoredSamples:
         store, self.meta = StorageTier.open_store(path, writable=False, files=files)
         try:
             settings = settings_of(self.meta, Path(path), None)
-            self._tier = StorageTier(store, settings.schema, settings.codecs, 0)
+            with described(f"{path}: the samples"):
+                self._tier = StorageTier(store, settings.schema, settings.codecs, False)
         except BaseException:
             store.close()
             raise
@@ -82,7 +84,7 @@ class StoredSamples:
     @property
     def in_memory(self) -> Ints:
         """The positions that memory held, int64."""
-        visible = self._tier.read_slots(self.meta["slots"])["visible"]
+        visible = self._tier.read_slots(self.meta)["visible"]
         return visible[visible >= 0].astype(np.int64)
 
     @property

@@ -206,9 +206,19 @@ class GateSwap(RandomSwap):
     name = "gate"
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
-        array = np.asarray(scores, np.float64) if scores is not None else np.empty(0)
+        array = np.empty(0) if scores is None else _as_floats(scores)
         shape = (count, *(max(1, length) for length in array.shape[-1:]))
         return _as_scores(scores, shape, "the logits of each sample, shape [n, classes]")
+
+    def check_labels(self, scores: NDArray[Any], labels: Ints) -> None:
+        """Raise ValueError for labels that have no column in the logits, which no prediction can be compared with."""
+        classes = scores.shape[1]
+        unfit = labels[(labels < 0) | (labels >= classes)]
+        if len(unfit) and int(unfit[0]) < 0:
+            raise ValueError("scores: the gate compares predictions with labels, and samples of the batch have none")
+        if len(unfit):
+            raise ValueError(f"scores: logits of {classes} classes, but the batch has the label {int(unfit.max())}; "
+                             "the gate needs a column for every label, 0 to the largest")  # fmt: skip
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
         assert used.scores is not None
@@ -324,12 +334,22 @@ def gate_scores(logits: NDArray[Any], labels: Ints) -> NDArray[np.float64]:
 def _as_scores(scores: Any, shape: tuple[int, ...], expected: str) -> NDArray[Any]:
     if scores is None:
         raise ValueError(f"scores: this swap policy needs {expected}")
-    array = np.asarray(scores, np.float64)
+    array = _as_floats(scores)
     if array.shape != shape:
         raise ValueError(f"scores: expected {expected} with n={shape[0]}, got shape {list(array.shape)}")
     if not np.isfinite(array).all():
         raise ValueError("scores: expected finite numbers; a model that diverged has none")
     return array
+
+
+def _as_floats(scores: Any) -> NDArray[np.float64]:
+    """Return numbers, which may be a torch tensor of any floating dtype and device, as float64."""
+    if hasattr(scores, "detach"):
+        scores = scores.detach().cpu().double().numpy()  # numpy has no bfloat16
+    try:
+        return np.asarray(scores, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"scores: expected an array of numbers ({error})") from error
 
 
 _POLICIES: dict[str, type[RandomSwap]] = {

@@ -2,6 +2,7 @@
 
 ``TensorDictReplayBuffer(storage=CarouselStorage(buffer), writer=ReservoirWriter(), collate_fn=lambda data: data)``:
 what is extended goes to both tiers, what is sampled comes from memory. `CarouselStorage.end_step` ends a training step.
+Nested keys are fields whose names are joined by two underscores: ``("next", "reward")`` is ``next__reward``.
 """
 
 from collections.abc import Mapping
@@ -12,10 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memhier.recsys.replay._adapters import UsedSlots, derived
+from memhier.recsys.replay._adapters import UsedSlots, derived, fitted
 from memhier.recsys.replay.buffer import CarouselBuffer
 
 __all__ = ["CarouselStorage", "ReservoirWriter"]
+
+_NESTED = "__"
 
 
 class CarouselStorage:
@@ -24,9 +27,9 @@ class CarouselStorage:
     Parameters
     ----------
     buffer
-        Its fields are the keys of the items, which must not be nested.
+        Its fields are the keys of the items, all of them, those of nested ones joined by ``__``.
     label_key
-        The key of integer labels, which then is no field; None where there are none.
+        The key of integer labels, joined likewise, which then is no field; None where there are none.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -41,13 +44,27 @@ class CarouselStorage:
         self._used = UsedSlots()
 
     def add(self, data: Any) -> Tensor:
-        """Take items in and return the slots of those that are in memory now, -1 for the others, int64 [n]."""
-        items = {key: np.ascontiguousarray(value.cpu().numpy()) for key, value in dict(data.items()).items()}
-        items = {
-            key: value for key, value in items.items() if key in self.carousel.schema.fields or key == self.label_key
-        }
+        """Take items in and return the slots of those that are in memory now, -1 for the others, int64 [n].
+
+        Raises
+        ------
+        TypeError, ValueError
+            For keys that the schema lacks or that are missing, and values that the dtype of their field would change.
+        """
+        items = _flat(data)
+        columns = self.carousel.schema.columns
+        # TorchRL notes there where it has put what was extended before.
+        if "index" not in columns and self.label_key != "index":
+            items.pop("index", None)
+        unknown = sorted(set(items) - set(columns) - {self.label_key})
+        if unknown:
+            raise ValueError(f"data: the buffer's schema has no field for the keys {unknown} (nested ones joined by "
+                             "'__'); add fields, or leave them out with data.exclude(...)")  # fmt: skip
+        if self.label_key is not None and self.label_key not in items:
+            raise ValueError(f"data: expected the key {self.label_key!r}, which has the labels; got {sorted(items)}")
         labels = None if self.label_key is None else items.pop(self.label_key).reshape(-1)
-        return torch.from_numpy(self.carousel.add(items, labels=labels))
+        batch = {name: fitted(f"data[{name!r}]", value, columns[name].dtype) for name, value in items.items()}
+        return torch.from_numpy(self.carousel.add(batch, labels=labels))
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
         """Refuse to write at a place: which samples stay is up to the buffer, and so to its own writer."""
@@ -59,10 +76,11 @@ class CarouselStorage:
         slots = self.carousel.occupied()[numbers]
         batch = self.carousel.reader().read(slots)
         self._used.add(slots, self.carousel.capacity)
-        data: dict[str, Tensor] = {name: torch.from_numpy(values) for name, values in batch.data.items()}
+        found = import_module("tensordict").TensorDict({}, batch_size=[len(slots)])
+        for name, values in batch.data.items():
+            found.set(tuple(name.split(_NESTED)), torch.from_numpy(values))
         if self.label_key is not None:
-            data[self.label_key] = torch.from_numpy(batch.labels)
-        found = import_module("tensordict").TensorDict(data, batch_size=[len(slots)])
+            found.set(tuple(self.label_key.split(_NESTED)), torch.from_numpy(batch.labels))
         return found if np.ndim(np.asarray(torch.as_tensor(index))) else found[0]
 
     def end_step(self, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
@@ -102,6 +120,20 @@ class CarouselStorage:
 
     def loads(self, path: Any) -> None:
         """Do nothing: `CarouselBuffer.open` has brought everything back."""
+
+
+def _flat(data: Any) -> dict[str, Tensor]:
+    """Return the tensors of a TensorDict by their keys, nested ones joined."""
+    flat: dict[str, Tensor] = {}
+    for key in data.keys(include_nested=True, leaves_only=True):
+        parts = key if isinstance(key, tuple) else (key,)
+        if any(_NESTED in part for part in parts):
+            raise ValueError(f"data: the key {key!r} has '{_NESTED}' in it, which joins nested keys; rename it")
+        value = data.get(key)
+        if not isinstance(value, Tensor):
+            raise TypeError(f"data[{key!r}]: expected a tensor, got {type(value).__name__}, which no field can hold")
+        flat[_NESTED.join(parts)] = value
+    return flat
 
 
 class ReservoirWriter:

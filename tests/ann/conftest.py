@@ -1,5 +1,7 @@
 """What the tests of an index's life share."""
 
+import time
+
 import pytest
 
 from memhier.ann.zoom import layout, merge
@@ -11,3 +13,35 @@ def small_sizes(monkeypatch):
     monkeypatch.setattr(layout, "_FRESH_MOST", 3000)
     monkeypatch.setattr(layout, "_VECTORS_PER_LIST", 25)
     monkeypatch.setattr(merge, "_CHUNK_BYTES", 4000)
+
+
+DEADLINE_S = 100.0  # of a machine under load; pytest ends a test later
+
+
+@pytest.fixture
+def renewed():
+    """Return what commits until an index has been made anew, where that is called for."""
+
+    def wait(index):
+        deadline = time.monotonic() + DEADLINE_S
+        while (stands := index.stats()["renewal"]) in ("due", "running", "ready"):
+            assert time.monotonic() < deadline, index.stats()
+            time.sleep(0.01)
+            if stands != "running":
+                index.commit()
+
+    return wait
+
+
+@pytest.fixture
+def joined():
+    """Return what commits until an index has one part."""
+
+    def wait(index):
+        deadline = time.monotonic() + DEADLINE_S
+        while index.stats()["parts"] > 1:
+            assert time.monotonic() < deadline, index.stats()
+            time.sleep(0.01)
+            index.commit(compact=False)
+
+    return wait

@@ -52,11 +52,25 @@ class Lists:
         self.radii = np.sqrt(squared / np.maximum(np.diff(self.starts), 1)).astype(np.float32)
         wanted = (random.normal(size=(queries, dimension)) * spread).astype(np.float32)
         self.queries: Floats = wanted @ self.book.rotation
+        self.inner: Floats | None = None
         away = np.square(self.queries[:, None] - self.centroids.astype(np.float32)).sum(axis=2)
         self.probes = np.argsort(away, axis=1, kind="stable").astype(np.int64)
 
+    def seek_products(self) -> None:
+        """Look for inner products, with queries of length one."""
+        self.queries /= np.linalg.norm(self.queries, axis=1, keepdims=True)
+        self.inner = np.stack([self.book.wrongness(self.queries), self.book.spread(self.queries)], axis=1)
+        self.probes = np.argsort(-self.queries @ self.centroids.astype(np.float32).T, axis=1, kind="stable")
+
+    def remoteness(self) -> Floats:
+        """Return that of every vector from every query, exactly."""
+        if self.inner is not None:
+            return -2 * self.queries @ self.vectors.T
+        away: Floats = np.square(self.queries[:, None] - self.vectors[None]).sum(axis=2)
+        return away
+
     def scan(self, k: int = 3, parts: list[CodedPart] | None = None, **options: Any) -> Candidates:
-        chosen: dict[str, Any] = {"eps": 2.0, "limit": 400, "probes": self.probes} | options
+        chosen: dict[str, Any] = {"eps": 2.0, "limit": 400, "probes": self.probes, "inner": self.inner} | options
         probes = chosen.pop("probes")
         parts = parts or [self.part]
         return code_scan(self.queries, probes, self.centroids, self.radii, self.book, parts, k, **chosen)
@@ -67,12 +81,22 @@ SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (6
 
 @needs_core
 @pytest.mark.parametrize(("dimension", "code_bytes"), SHAPES)
-@pytest.mark.parametrize("zeta", [np.inf, 0.1])
+@pytest.mark.parametrize(
+    "reach", [{"zeta": np.inf}, {"zeta": 0.1}, {"least": 2, "gap": 0.05}, {"least": 0, "gap": 0.3, "zeta": 0.4}]
+)
 @pytest.mark.parametrize("instructions", [0, 1, 2])
+@pytest.mark.parametrize("products", [False, True])
 def test_the_native_scan_is_the_plain_one(
-    dimension: int, code_bytes: int, zeta: float, instructions: int, monkeypatch: pytest.MonkeyPatch
+    dimension: int,
+    code_bytes: int,
+    reach: dict[str, Any],
+    instructions: int,
+    products: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lists = Lists(dimension, code_bytes, count=397)  # the last rows are no whole block
+    if products:
+        lists.seek_products()
     lists.probes[0, 3] = -1
     allowed = pack(np.random.default_rng(1).random(len(lists.part.codes)) < 0.3)
     filtered = CodedPart(lists.part.starts, lists.part.codes, lists.part.numbers, allowed)
@@ -80,9 +104,9 @@ def test_the_native_scan_is_the_plain_one(
     assert backend.core is not None
     core = SimpleNamespace(code_scan=partial(backend.core.code_scan, instructions=instructions))
     monkeypatch.setattr(backend, "core", core)
-    native = lists.scan(parts=parts, zeta=zeta, limit=800)
+    native = lists.scan(parts=parts, limit=800, **reach)
     monkeypatch.setattr(backend, "core", None)
-    plain = lists.scan(parts=parts, zeta=zeta, limit=800)
+    plain = lists.scan(parts=parts, limit=800, **reach)
     assert native.counts.tolist() == plain.counts.tolist()
     assert native.tally.tolist() == plain.tally.tolist()
     for query, count in enumerate(native.counts):
@@ -115,14 +139,17 @@ def test_codes_come_back_from_the_order_of_blocks(count: int, dimensions: tuple[
     code_bytes=st.integers(1, 200),
     count=st.sampled_from([1, 3, 97]),
     seed=st.integers(0, 9),
+    products=st.booleans(),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_wide_bounds_hold_the_distance_and_nothing_near_is_dropped(
-    dimension: int, code_bytes: int, count: int, seed: int
+    dimension: int, code_bytes: int, count: int, seed: int, products: bool
 ) -> None:
     lists = Lists(dimension, code_bytes, count, seed, lists=min(count, 7))
+    if products:
+        lists.seek_products()
     found = lists.scan(k=1, eps=100.0)
-    exact = np.square(lists.queries[:, None] - lists.vectors[None]).sum(axis=2)
+    exact = lists.remoteness()
     for query in range(len(lists.queries)):
         rows = found.positions[query, : found.counts[query]]
         assert int(exact[query].argmin()) in rows
@@ -132,10 +159,13 @@ def test_wide_bounds_hold_the_distance_and_nothing_near_is_dropped(
 
 
 @pytest.mark.parametrize("code_bytes", [8, 16, 32, 64, 128])
-def test_estimates_come_as_near_as_they_say(code_bytes: int) -> None:
+@pytest.mark.parametrize("products", [False, True])
+def test_estimates_come_as_near_as_they_say(code_bytes: int, products: bool) -> None:
     lists = Lists(128, code_bytes, 2000, queries=100)
+    if products:
+        lists.seek_products()
     found = lists.scan(k=2000, eps=1.0, limit=2000)
-    exact = np.square(lists.queries[:, None] - lists.vectors[None]).sum(axis=2)
+    exact = lists.remoteness()
     wrong = np.concatenate(
         [
             (found.estimates[query] - exact[query, found.positions[query]])

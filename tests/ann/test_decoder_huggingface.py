@@ -9,10 +9,12 @@ transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
 from memhier.ann.decoder import TopKSoftmax  # noqa: E402
-from memhier.ann.decoder.generation import needs_ranks_alone  # noqa: E402
-from memhier.ann.decoder.huggingface import AcceleratedHead, _Sample, accelerate, rescore, undo  # noqa: E402
+from memhier.ann.decoder.contexts import ContextSample  # noqa: E402
+from memhier.ann.decoder.generation import need_of  # noqa: E402
+from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
 
 WORDS = 400
+UNLIKE = pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
 
 
 def make_text(count, length, generator):
@@ -70,12 +72,24 @@ def test_greedy_is_the_models_own(model, source):
     assert model.get_output_embeddings().calls >= 20
 
 
-def test_logits_normalise_as_the_models_do(model):
+def test_calls_of_the_model_itself_are_its_own(model):
     text = prompts()
     with torch.no_grad():
-        right = model(text).logits.log_softmax(-1)
+        right = model(text, labels=text)
         accelerate(model, k=30, method="preview")
-        found = model(text).logits.log_softmax(-1)
+        found = model(text, labels=text)
+    assert torch.equal(found.logits, right.logits)
+    assert found.loss == right.loss
+    assert model.get_output_embeddings().stats()["full_layer"] == {"a call that is not of generate": text.numel()}
+
+
+def test_logits_for_whoever_does_not_say_normalise_as_the_models_do(model):
+    text = prompts()
+    head = accelerate(model, k=30, method="preview").get_output_embeddings()
+    hidden = model.transformer(text).last_hidden_state.detach()
+    with torch.no_grad():
+        right = head.head(hidden).log_softmax(-1)
+        found = AcceleratedHead(head.head, head.decoder).eval()(hidden).log_softmax(-1)
     top = torch.topk(right, 20, dim=-1).indices
     torch.testing.assert_close(found.gather(-1, top), right.gather(-1, top), rtol=0, atol=2e-3)
 
@@ -173,6 +187,7 @@ def test_a_state_dict_stays_what_it_was(model):
     assert again.get_output_embeddings().head.weight is again.transformer.wte.weight
 
 
+@UNLIKE
 def test_a_likeliest_word_that_estimates_miss_is_still_the_answer():
     generator = torch.Generator().manual_seed(0)
     head = torch.nn.Linear(32, 600)
@@ -220,64 +235,106 @@ def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, me
     options["repetition_penalty"] = 1.3
     right = generate(model, **options)
     text = make_text(40, 24, torch.Generator().manual_seed(9))
-    accelerate(model, k=20, input_ids=text, method=method, certify=certify)
+    accelerate(model, k=40, input_ids=text, method=method, certify=certify)
     forbid_scans(model, monkeypatch)
     torch.testing.assert_close(generate(model, **options), right)
     torch.testing.assert_close(generate(copy.deepcopy(model), **options), right)
-    if not certify:
-        assert model.get_output_embeddings().completed == 0
+    head = model.get_output_embeddings()
+    assert not head.stats()["full_layer"]
+    if not certify and not options["do_sample"]:
+        assert head.completed == 0
     with pytest.raises(AssertionError, match="log Z"):
-        generate(model, **options, output_scores=True, return_dict_in_generate=True)
-    with pytest.raises(AssertionError, match="log Z"), torch.no_grad():
-        model(prompts())
+        generate(model, num_beams=2)
 
 
 @pytest.mark.parametrize(
-    ("options", "enough"),
+    ("options", "way"),
     [
-        ({}, True),
-        ({"do_sample": True}, False),  # among 50 by default, of which 20 are exact
-        ({"do_sample": True, "top_k": 20}, True),
-        ({"do_sample": True, "top_k": 21}, False),
-        ({"do_sample": True, "top_k": 0, "top_p": 0.9}, False),
-        ({"do_sample": True, "top_k": None}, False),
-        ({"num_beams": 3}, False),
-        ({"output_logits": True}, False),
-        ({"guidance_scale": 1.5}, False),
-        ({"exponential_decay_length_penalty": (3, 1.05)}, False),
-        ({"logits_processor": [print]}, False),
-        ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 2}, True),
+        ({}, "largest"),
+        ({"do_sample": True}, "more"),  # among 50 by default, of which 20 are looked for
+        ({"do_sample": True, "top_k": 20}, "proven"),
+        ({"do_sample": True, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "typical_p": 0.8, "temperature": 3.0}, "proven"),
+        ({"do_sample": True, "top_k": 21}, "more"),
+        ({"do_sample": True, "top_k": 0, "top_p": 0.9}, "top_k"),
+        ({"do_sample": True, "top_k": None}, "top_k"),
+        ({"do_sample": True, "top_k": 5, "top_h": 0.5}, "top_h"),
+        ({"num_beams": 3}, "filled"),
+        ({"num_beams": 11}, "more"),
+        ({"num_beams": 3, "do_sample": True}, "num_beams and do_sample"),
+        ({"output_logits": True}, "output_logits"),
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"guidance_scale": 1}, "largest"),
+        ({"exponential_decay_length_penalty": (3, 1.05)}, "exponential_decay_length_penalty"),
+        ({"logits_processor": [print]}, "logits_processor"),
+        ({"logits_processor": []}, "largest"),
+        ({"stopping_criteria": [print]}, "stopping_criteria"),
+        ({"prefix_allowed_tokens_fn": print}, "prefix_allowed_tokens_fn"),
+        ({"repetition_penalty": 1.2, "no_repeat_ngram_size": 2}, "largest"),
+        ({"repetition_penalty": 0.8}, "repetition_penalty"),
+        ({"suppress_tokens": list(range(19))}, "largest"),
+        ({"suppress_tokens": list(range(20))}, "more"),
+        ({"bad_words_ids": [[1, 2]] * 20}, "more"),
+        ({"an_option_of_tomorrow": 3}, "an_option_of_tomorrow"),
+        ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 3}, "largest"),
     ],
 )
-def test_what_generate_needs_follows_from_its_options(model, options, enough):
-    assert needs_ranks_alone(model, 20, None, options) == enough
-    if all(hasattr(transformers.GenerationConfig(), name) for name in options):
-        assert needs_ranks_alone(model, 20, transformers.GenerationConfig(**options), {}) == enough
+def test_what_generate_needs_follows_from_its_options(model, options, way):
+    def decided(arguments, given):
+        need = need_of(model, arguments, given)
+        return "more" if need.words > 20 else need.reason if need.way == "full" else need.way
+
+    assert decided((), options) == way
+    # In a configuration None is not set.
+    if all(hasattr(transformers.GenerationConfig(), name) for name in options) and None not in options.values():
+        assert decided((None, transformers.GenerationConfig(**options)), {}) == way
 
 
 def test_what_generate_needs_follows_from_the_models_own_options_too(model):
+    def way(*arguments, **options):
+        return need_of(model, arguments, options).way
+
     model.generation_config.num_beams = 3
-    assert not needs_ranks_alone(model, 20, transformers.GenerationConfig(max_new_tokens=5), {})
-    assert needs_ranks_alone(model, 20, transformers.GenerationConfig(num_beams=1), {})
-    assert needs_ranks_alone(model, 20, None, {"num_beams": 1})
+    assert way(None, transformers.GenerationConfig(max_new_tokens=5)) == "filled"
+    assert way(None, transformers.GenerationConfig(num_beams=1)) == "largest"
+    assert way(num_beams=1) == "largest"
     model.generation_config.num_beams, model.generation_config.top_k = 1, 10
-    assert needs_ranks_alone(model, 20, transformers.GenerationConfig(do_sample=True), {})
+    assert way(None, transformers.GenerationConfig(do_sample=True)) == "proven"
     # None given by name is no limit at all.
-    assert not needs_ranks_alone(model, 20, None, {"do_sample": True, "top_k": None})
+    assert way(do_sample=True, top_k=None) == "full"
 
 
-def test_processors_that_are_given_by_place_see_probabilities(model, monkeypatch):
+def test_a_generate_that_is_not_that_of_transformers_takes_the_full_layer(model):
+    class Another(type(model)):
+        def _sample(self, *arguments, **options):
+            return super()._sample(*arguments, **options)
+
+    assert need_of(model, (), {}).way == "largest"
+    model.__class__ = Another
+    assert need_of(model, (), {}).way == "full"
+
+
+def test_each_step_of_a_growing_text_may_rule_out_one_word_more(model):
+    options = {"do_sample": False, "repetition_penalty": 5.0}
+    right = generate(model, **options)
+    head = accelerate(model, k=16, method="preview", certify=True).get_output_embeddings()
+    torch.testing.assert_close(generate(model, **options), right)
+    # Of 6 words and one to begin with, 9 more are written before the 16 might all be ruled out.
+    assert head.stats()["full_layer"] == {"more words than k": 4 * (20 - 9)}
+
+
+def test_processors_that_are_given_by_place_see_all_logits(model):
+    seen = []
+    processors = transformers.LogitsProcessorList([lambda _, scores: seen.append(scores.clone()) or scores])
+    model.generate(prompts(), None, processors, max_new_tokens=2)
     accelerate(model, k=20, method="preview")
-    forbid_scans(model, monkeypatch)
-    processors = transformers.LogitsProcessorList([lambda _, scores: scores])
-    with pytest.raises(AssertionError, match="log Z"):
-        model.generate(prompts(), None, processors, max_new_tokens=2)
+    model.generate(prompts(), None, processors, max_new_tokens=2)
+    assert torch.equal(seen[0], seen[2])
 
 
 def test_another_model_asked_while_one_generates_answers_in_full(model):
     other = accelerate(copy.deepcopy(model), k=20, method="preview")
     with torch.no_grad():
-        right = other(prompts()).logits
+        right = undo(copy.deepcopy(other))(prompts()).logits
     seen = []
 
     def ask(*_, **__):
@@ -289,6 +346,7 @@ def test_another_model_asked_while_one_generates_answers_in_full(model):
     torch.testing.assert_close(seen[0], right)
 
 
+@UNLIKE
 @pytest.mark.parametrize("copied", [False, True])
 def test_weights_that_a_state_dict_puts_in_their_place_are_taken(trained, model, copied):
     accelerate(model, k=60, method="preview")
@@ -323,7 +381,7 @@ def test_a_generate_of_the_users_own_stays(model):
 def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
     held = []
     for sizes in ((1000,), (7,) * 142 + (6,), (600, 400)):
-        sample, rows = _Sample(64, 3), torch.arange(1000)[:, None]
+        sample, rows = ContextSample(64, 3), torch.arange(1000)[:, None]
         for part in rows.split(sizes):
             sample.add(part)
             held.append(sum(map(len, sample._rows)))
@@ -333,7 +391,7 @@ def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
         assert 300 < found.float().mean() < 700
     assert max(held[1:]) <= 600, "what one call brings, and twice the sample"
     assert max(held[1:144]) <= 2 * 64 + 7
-    few = _Sample(64, 3)
+    few = ContextSample(64, 3)
     few.add(torch.arange(5)[:, None])
     assert few.states()[:, 0].tolist() == [0, 1, 2, 3, 4]
 

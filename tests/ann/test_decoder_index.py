@@ -58,6 +58,7 @@ def test_certified_and_completed_answers_are_those_of_the_full_product(core, wor
         assert_largest(found, exact(weight, bias, queries), k)
 
 
+@pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")
 @settings(max_examples=40, deadline=None)
 @given(
     words=st.integers(1, 600),

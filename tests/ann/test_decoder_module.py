@@ -10,6 +10,8 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
 from memhier.ann import LogitIndex, SparseLogits, TopKSoftmax  # noqa: E402
+from memhier.ann.decoder.cost import full_costs_less  # noqa: E402
+from memhier.ann.decoder.sampling import nucleus  # noqa: E402
 
 
 def make_head(words=600, dimension=24, *, bias=True, dtype=torch.float32):
@@ -278,3 +280,132 @@ def test_an_output_that_there_is_not_is_refused_before_anything_is_made(tmp_path
     with pytest.raises(ValueError, match="output='whole': expected one of dense, sparse, filled"):
         TopKSoftmax.from_linear(head, k=5, contexts=hidden, output="whole", dram="100MB", path=tmp_path / "decoder")
     assert not (tmp_path / "decoder").exists()
+
+
+def gradients(decoder, head, hidden, targets):
+    """Return the loss of an output and the gradients of states, weight and bias."""
+    hidden = hidden.clone().requires_grad_()
+    output = decoder(hidden)
+    logits = output.values if isinstance(output, SparseLogits) else output
+    loss = -(logits.log_softmax(-1).gather(-1, targets[..., None])).sum()
+    return loss.detach(), torch.autograd.grad(loss, [hidden, *(part for part in head.parameters())])
+
+
+@pytest.mark.parametrize("output", ["filled", "dense", "sparse"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_under_autograd_gradients_are_those_of_the_layer(output, bias):
+    head, hidden = make_head(bias=bias)
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden[:300], method="preview", output=output)
+    states = hidden[300:306].reshape(2, 3, 24)
+    targets = torch.zeros(2, 3, dtype=torch.int64)
+    if output != "sparse":
+        targets = torch.topk(head(states), 5).indices[..., 2]
+
+    def right(hidden):
+        logits = head(hidden)
+        if output == "filled":
+            return logits
+        values, indices = torch.topk(logits, 5)
+        return values if output == "sparse" else torch.full_like(logits, -torch.inf).scatter(-1, indices, values)
+
+    found, wanted = gradients(decoder, head, states, targets), gradients(right, head, states, targets)
+    torch.testing.assert_close(found[0], wanted[0])
+    for mine, theirs in zip(found[1], wanted[1], strict=True):
+        torch.testing.assert_close(mine, theirs)
+        assert mine.abs().sum() > 0
+    assert decoder.stats()["rows_with_gradients"] == 6
+    assert list(decoder.parameters()) == []
+    assert decoder.state_dict() == {}
+    with torch.no_grad():
+        decoder(states.requires_grad_())
+    head.requires_grad_(False)
+    decoder(states.detach())
+    assert decoder.stats()["rows_with_gradients"] == 6
+
+
+def test_gradients_that_cannot_be_given_are_refused(tmp_path):
+    head, hidden = make_head(4000, 256)
+    decoder = TopKSoftmax.from_linear(head.requires_grad_(False), k=5, contexts=hidden[:300], method="preview")
+    decoder.save(tmp_path / "decoder")
+    stored = TopKSoftmax.open(tmp_path / "decoder", dram="4MB")
+    assert stored.index.layer is None
+    with pytest.raises(RuntimeError, match="its rows lie on SSD; call the layer itself, or the decoder under"):
+        stored(hidden[300:].clone().requires_grad_())
+    torch.testing.assert_close(stored(hidden[300:]), decoder(hidden[300:]), rtol=1e-4, atol=1e-4)
+    other, hidden = make_head()
+    parametrized = torch.nn.utils.parametrizations.weight_norm(other)
+    computed = TopKSoftmax.from_linear(parametrized, k=5, contexts=hidden[:300], method="preview")
+    with pytest.raises(RuntimeError, match="its weight is computed from other parameters"):
+        computed(hidden[300:])
+    with torch.no_grad():
+        torch.testing.assert_close(computed(hidden[300:]).argmax(-1), parametrized(hidden[300:]).argmax(-1))
+
+
+def test_copies_of_a_decoder_that_is_trained_through_are_trained_alone():
+    head, hidden = make_head()
+    decoder = TopKSoftmax.from_linear(head, k=5, contexts=hidden[:300], method="preview", output="filled")
+    copied = copy.deepcopy(torch.nn.ModuleList([head, decoder]))
+    copied[1](hidden[:4]).sum().backward()
+    assert copied[0].weight.grad is not None
+    assert head.weight.grad is None
+
+
+class Counting:
+    """All logits of a layer, and how many states asked for them."""
+
+    def __init__(self, index):
+        self.index, self.states = index, 0
+
+    def __call__(self, states):
+        self.states += len(states)
+        return self.index.logits(states)
+
+
+def flat_and_peaked(words=4000, dimension=64):
+    """A layer, states whose nucleus is nearly all words, and states whose nucleus is a few."""
+    generator = torch.Generator().manual_seed(0)
+    head = torch.nn.Linear(dimension, words)
+    head.weight.data = torch.randn(words, dimension, generator=generator)
+    head.bias.data.zero_()
+    hidden = torch.randn(400, dimension, generator=generator)
+    return head, 0.01 * hidden, 2 * hidden
+
+
+@pytest.mark.parametrize("kind", ["flat", "peaked"])
+@pytest.mark.parametrize("top_p", [0.3, 0.9, 0.999])
+@pytest.mark.parametrize("temperature", [0.7, 1.0, 3.0])
+def test_the_numbers_drawn_decide_whatever_the_way(monkeypatch, kind, top_p, temperature):
+    head, flat, peaked = flat_and_peaked()
+    states = (flat if kind == "flat" else peaked)[300:340]
+    decoder = TopKSoftmax.from_linear(head, k=10, contexts=torch.cat([flat[:150], peaked[:150]]), method="preview")
+    found = {}
+    for pays in (True, False):
+        monkeypatch.setattr(decoder.index, "scan_pays", lambda *_, pays=pays: pays)
+        generator = torch.Generator().manual_seed(3)
+        found[pays] = decoder.sample(states, top_p=top_p, temperature=temperature, generator=generator)
+    # But for the error of the estimate of log Z.
+    assert (found[True] == found[False]).float().mean() > 0.9
+    shares = (head(states).double() / temperature).softmax(-1)
+    ordered, order = shares.sort(descending=True)
+    out = ordered.cumsum(-1) - ordered >= top_p + 1e-6
+    assert not out.gather(1, (order == found[False][:, None]).int().argmax(1, keepdim=True)).any()
+
+
+def test_the_full_product_is_asked_for_once_where_a_scan_would_not_pay():
+    head, flat, peaked = flat_and_peaked()
+    index = TopKSoftmax.from_linear(head, k=10, contexts=peaked[:300], method="preview").index
+    uniform = np.full(64, 0.5)
+    for states, batch in ((flat, 64), (flat, 1), (peaked, 64)):
+        full = Counting(index)
+        nucleus(index, states[300 : 300 + batch].numpy(), 0.95, 1.0, uniform[:batch], full)
+        assert full.states == batch
+    # In batches it reads the layer once for all, and a scan reads codes and rows for each.
+    assert index.scan_pays(1, 1) or not index.scan_pays(256, 256)
+
+
+@pytest.mark.parametrize(("words", "dimension"), [(10_000, 128), (50_000, 512), (250_000, 512)])
+def test_what_costs_less_follows_from_sizes_alone(words, dimension):
+    pays = [not full_costs_less(batch, words, dimension, 64, 1000) for batch in (1, 4, 16, 64, 256)]
+    assert sorted(pays, reverse=True) == pays, "the larger the batch, the less a scan pays"
+    assert pays[0]
+    assert full_costs_less(1, words, dimension, 64, words)

@@ -75,7 +75,9 @@ def joined(vectors):
 
 
 @pytest.mark.parametrize("kind", FORMATS)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_blocks_and_rows_are_those_of_the_file(kind, data, tmp_path, monkeypatch):
     count = data.draw(st.sampled_from([1, 2, 3, 10, 11, 97]))

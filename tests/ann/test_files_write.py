@@ -18,7 +18,9 @@ DTYPES = {
 
 
 @pytest.mark.parametrize("suffix", DTYPES)
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_what_was_written_comes_back(suffix, data, tmp_path, monkeypatch):
     block_bytes = data.draw(st.sampled_from([1, 400, 8 << 20]))

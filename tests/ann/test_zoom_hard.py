@@ -118,10 +118,10 @@ def test_the_index_works_over_a_graph(tmp_path, monkeypatch):
 
 
 def test_a_missed_target_is_said(tmp_path):
-    vectors = np.random.default_rng(0).normal(size=(5000, 32)).astype(np.float32)
-    vectors[0] *= 10_000  # beside it, codes of all others are nearly alike
-    with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram than '3MiB'"):
-        ZoomIndex.build(tmp_path / "index", vectors, metric="ip", dram="3MiB").close()
+    # Of noise in many dimensions codes of less than a bit an axis tell too little.
+    vectors = np.random.default_rng(0).normal(size=(3000, 256)).astype(np.float32)
+    with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram than '350KiB'"):
+        ZoomIndex.build(tmp_path / "index", vectors, dram="350KiB").close()
 
 
 def test_searching_allocates_no_more_than_was_counted(tmp_path):
@@ -175,7 +175,7 @@ def test_a_walk_passes_lists_of_one_centroid_in_the_middle_of_all(monkeypatch, c
 
 def exit_code_of(child):
     """Wait for a child, and end one that hangs."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 800
     while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     if ended[0] == 0:
@@ -222,7 +222,7 @@ def test_a_child_can_search_however_many_threads_of_its_parent_did(tmp_path, mon
         try:
             for thread in threads:
                 thread.start()
-            assert all(under_way.acquire(timeout=30) for _ in threads)
+            assert all(under_way.acquire(timeout=800) for _ in threads)
             child = os.fork()
             if child == 0:
                 code = 1
@@ -331,6 +331,7 @@ def test_codes_that_became_shorter_are_read_back(tmp_path, monkeypatch):
         index.remove(np.arange(1500))
         index.add(second)
         index.commit()
+        index.compact()
         expected = index.search(second[:50], 5, recall=1)
     with ZoomIndex.open(tmp_path / "index") as index:
         assert index.stats()["code_bytes"] == 4
@@ -352,7 +353,7 @@ def test_a_recall_of_one_keeps_what_any_search_finds(tmp_path):
         assert (np.diff(found.distances) >= 0).all()
 
 
-def test_a_filter_that_goes_with_the_vectors_is_not_said_to_keep_a_recall(tmp_path):
+def test_a_filter_that_goes_with_the_vectors_keeps_the_recall(tmp_path):
     random = np.random.default_rng(0)
     vectors = random.normal(size=(6000, 16)).astype(np.float32)
     vectors[3000:] += 30
@@ -361,7 +362,8 @@ def test_a_filter_that_goes_with_the_vectors_is_not_said_to_keep_a_recall(tmp_pa
     true = exact_neighbours(vectors[chosen], queries, 3)[1]
     with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", attributes={"chosen": chosen}) as index:
         found = index.search(queries, 3, recall=0.95, where="chosen")
-        assert recall_at_k(found.distances, true) < 0.93  # they lie in more lists than calibration knows of
+        assert recall_at_k(found.distances, true) >= 0.95  # they lie in more lists than calibration knows of
+        assert found.stats["scanned"] < 200 * 1500
         assert not found.stats["calibrated"]
         assert index.search(queries, 3, recall=0.95, where="chosen or not chosen").stats["calibrated"]
 

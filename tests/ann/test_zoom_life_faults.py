@@ -157,7 +157,7 @@ def test_a_commit_that_is_not_read_back_ends_all_changes(tmp_path, monkeypatch):
     path = tmp_path / "index"
     with ZoomIndex.build(path, make(300), dram="4MiB") as index:
         index.add(make(200, seed=1))
-        index.commit()
+        index.commit(compact=False)
         index.add(make(400, seed=2))
         before = contents(index)
         opened = index._files.open
@@ -171,7 +171,7 @@ def test_a_commit_that_is_not_read_back_ends_all_changes(tmp_path, monkeypatch):
 
         monkeypatch.setattr(index._files, "open", fail)
         with pytest.raises(OSError, match="too many"):
-            index.commit()
+            index.commit(compact=False)
         assert same(contents(index), before)
         for change in (lambda: index.add(make(1)), lambda: index.remove([0]), index.commit, index.compact):
             with pytest.raises(ClosedError, match="open the index again"):

@@ -98,7 +98,7 @@ def test_killed_while_it_changes(strings):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("strings", [False, True])
 def test_killed_a_hundred_times_while_it_changes(tmp_path, strings):
     kill_rounds(tmp_path, 100, 2, strings)

@@ -102,6 +102,7 @@ def test_a_list_that_grows_far_beyond_the_others_is_divided(tmp_path):
         assert lengths(index).max() > 2 * most(index)
         index.add(same[900:])
         index.commit()
+        index.compact()
         assert lengths(index).max() <= most(index)
         assert index.stats()["parts"] == 1
         assert index.search(vectors[:1], 1101, recall=1.0).distances.max() == 0

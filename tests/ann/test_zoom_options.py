@@ -109,7 +109,7 @@ def test_efforts_mean_what_they_say(index, queries):
     recalls = [index.search(queries, 10, recall=recall).stats for recall in (0.5, 0.9, 0.99)]
     assert [stats["calibrated"] for stats in recalls] == [True, True, True]
     assert recalls[0]["ranked"] <= recalls[1]["ranked"] <= recalls[2]["ranked"]
-    assert recalls[0]["scanned"] < recalls[2]["scanned"]
+    assert recalls[0]["scanned"] <= recalls[1]["scanned"] <= recalls[2]["scanned"]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,9 @@ def test_an_explanation_tells_what_the_search_did(index, queries):
 def test_an_explanation_of_a_filter_tells_of_all_lists_that_were_looked_at(index, queries):
     told = index.explain(queries[3], 7, where="number < 40", recall=0.9)
     assert told.probed <= told.routed <= told.lists
-    assert index.explain(queries[3], 7, recall=0.9).routed < told.routed
+    assert index.explain(queries[3], 7, recall=0.9).probed < index.stats()["lists"]
+    assert told.routed == index.stats()["lists"]  # where few rows are left all are looked at
+    assert told.scanned == 40
 
 
 def test_vectors_come_back_as_they_were_given(index, vectors):

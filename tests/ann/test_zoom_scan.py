@@ -19,14 +19,14 @@ def make_lists(seed, lists, width, subvectors, count):
     return random, centroids, codebook, codes, starts
 
 
-def reference(query, probes, centroids, starts, codes, codebook, k):
+def reference(query, probes, centroids, starts, codes, codebook, k, inner):
     """Decode each code of the probed lists and compare in float64."""
     found = []
     for number in probes[probes >= 0]:
         for position in range(starts[number], starts[number + 1]):
             decoded = np.concatenate([codebook[m, :, code] for m, code in enumerate(codes[position])])
             vector = centroids[number].astype(np.float64) + decoded
-            found.append((float(np.square(query - vector).sum()), position))
+            found.append((float(-2 * query @ vector if inner else np.square(query - vector).sum()), position))
     return sorted(found)[:k]
 
 
@@ -38,16 +38,18 @@ def reference(query, probes, centroids, starts, codes, codebook, k):
     subvectors=st.sampled_from([1, 3, 4, 9]),
     count=st.sampled_from([0, 1, 3, 97]),
     k=st.integers(1, 120),
+    inner=st.booleans(),
 )
-def test_equals_reference(seed, lists, width, subvectors, count, k):
+def test_equals_reference(seed, lists, width, subvectors, count, k, inner):
     random, centroids, codebook, codes, starts = make_lists(seed, lists, width, subvectors, count)
     queries = random.normal(size=(3, width * subvectors)).astype(np.float32)
     probes = np.stack([random.permutation(lists) for _ in queries])
     probes[1, 0] = -1
-    positions, distances, scanned = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, k)
+    positions, distances, scanned = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, k, inner=inner)
     total = 0
     for row in range(3):
-        expected = reference(queries[row].astype(np.float64), probes[row], centroids, starts, codes, codebook, k)
+        query = queries[row].astype(np.float64)
+        expected = reference(query, probes[row], centroids, starts, codes, codebook, k, inner)
         total += sum(int(starts[p + 1] - starts[p]) for p in probes[row] if p >= 0)
         found = np.flatnonzero(positions[row] >= 0)
         assert len(found) == len(expected)
@@ -59,13 +61,14 @@ def test_equals_reference(seed, lists, width, subvectors, count, k):
 
 
 @pytest.mark.skipif(backend.core is None, reason="the compiled core is not in use")
-def test_compiled_and_numpy_agree(monkeypatch):
+@pytest.mark.parametrize("inner", [False, True])
+def test_compiled_and_numpy_agree(inner, monkeypatch):
     random, centroids, codebook, codes, starts = make_lists(5, 11, 4, 8, 3000)
     queries = random.normal(size=(9, 32)).astype(np.float32)
     probes = np.stack([random.permutation(11)[:6] for _ in queries])
-    compiled = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, 50)
+    compiled = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, 50, inner=inner)
     monkeypatch.setattr(backend, "core", None)
-    plain = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, 50)
+    plain = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, 50, inner=inner)
     np.testing.assert_allclose(compiled[1], plain[1], rtol=1e-5)
     assert (compiled[0] == plain[0]).mean() > 0.99  # rounding may swap codes that are nearly tied
     assert compiled[2] == plain[2]

@@ -112,8 +112,7 @@ def test_a_list_of_blocks_is_a_stream_and_a_list_of_rows_a_matrix(tmp_path):
     [
         (Slices(np.ones(3), 3), ValueError, r"shape \(3,\): expected two dimensions"),
         (Slices(np.ones((3, 0)), 3), ValueError, "d of at least 1"),
-        (Slices(np.ones((0, 3)), 3), ValueError, "empty"),
-        (Slices(np.ones((3, 3), np.int32), 3), TypeError, "int32"),
+        (Slices(np.full((3, 3), 2**24 + 1, np.int32), 3), ValueError, "row 0 holds integers"),
         (Slices(np.array([[1, 2], [np.nan, 1]]), 3), ValueError, "row 1 holds NaN"),
         (b"x.fvecs", ValueError, "two dimensions"),
         (3, TypeError, "vectors=int: expected an array"),
@@ -126,8 +125,8 @@ def test_what_cannot_be_indexed(tmp_path, given, error, words):
 
 
 def test_files_that_cannot_be_indexed(tmp_path):
-    write_vectors(tmp_path / "x.ivecs", [[[1, 2]]])
-    with pytest.raises(TypeError, match=r"x.ivecs has dtype int32: expected one of float32"):
+    write_vectors(tmp_path / "x.ivecs", [[[1, 2**24 + 1]]])
+    with pytest.raises(ValueError, match="row 0 holds integers"):
         open_source(tmp_path / "x.ivecs", tmp_path)
     write_vectors(tmp_path / "x.fbin", [[[1, 2], [np.inf, 1]]])
     with pytest.raises(ValueError, match="row 1 holds NaN or infinity"):
@@ -139,7 +138,7 @@ def test_files_that_cannot_be_indexed(tmp_path):
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="open files are counted in /proc")
 def test_a_file_that_is_refused_is_closed_again(tmp_path):
-    for name, block in {"nan.fbin": [[np.nan]], "int.ibin": [[1]]}.items():
+    for name, block in {"nan.fbin": [[np.nan]], "int.ibin": [[2**24 + 1]]}.items():
         path = tmp_path / name
         write_vectors(path, [block])
         with pytest.raises((ValueError, TypeError)) as caught:

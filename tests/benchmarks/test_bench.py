@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from memhier.benchmarks.bench import command, runner
 from memhier.benchmarks.bench.compare import changes
 from memhier.benchmarks.bench.figures import Bar, Bars, Curves, Figure, Record, Series
-from memhier.benchmarks.bench.papers import papers_rows
+from memhier.benchmarks.bench.papers import measured_on, papers_rows
 from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Results, Row, read_rows
 from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve, ratios, search_peers
@@ -25,7 +25,7 @@ from memhier.benchmarks.peers import PEERS
 SMALL = {
     "data": "mixed", "dimension": 8, "vectors": 700, "queries": 5, "rounds": 2, "k": 3, "dram_share": 0.5,
     "sweep_step": 1,
-    "timeout_s": 60,
+    "timeout_s": 600,
 }  # fmt: skip
 FAISS = PeerEntry("faiss", "faiss_lists", efforts=({"nprobe": 1}, {"nprobe": 100}))
 
@@ -125,7 +125,7 @@ def test_missing_data_are_skipped_with_words(tmp_path: Path, monkeypatch: pytest
     skipped = [row for row in rows if row["kind"] == "skipped"]
     assert len(skipped) == 1
     assert "nowhere" in skipped[0]["why"]
-    script = Workload("planner", "tiers", "", "script", {}, {}, {"module": "planner", "timeout_s": 60}, ())
+    script = Workload("planner", "tiers", "", "script", {}, {}, {"module": "planner", "timeout_s": 600}, ())
     rows = run_small(tmp_path, script)
     assert [cells[2] for cells in problem_rows(rows) if cells[0] == "planner"] == ["skipped (run)"]
 
@@ -145,7 +145,7 @@ def test_the_folder_of_data_is_named_on_the_command_line(tmp_path: Path, monkeyp
 
 def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
     sizes = ["--ids", " 300", "--slots", "50", "--universe", "1000", "--rounds", "2"]
-    parameters = {"module": "slot_map", "arguments": sizes, "timeout_s": 60}
+    parameters = {"module": "slot_map", "arguments": sizes, "timeout_s": 600}
     row = run_small(tmp_path, Workload("slots", "tiers", "", "script", {}, {}, parameters, ()))[-1]
     assert row["kind"] == "script"
     assert "300 ids" in row["words"]
@@ -374,7 +374,7 @@ def test_a_script_that_declares_no_figures_failed(tmp_path: Path, monkeypatch: p
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("memhier.benchmarks.bench.script_group.MODULES", "")
-    load = Workload("s", "tiers", "", "script", {}, {}, {"module": module.stem, "timeout_s": 60}, ())
+    load = Workload("s", "tiers", "", "script", {}, {}, {"module": module.stem, "timeout_s": 600}, ())
     row = run_small(tmp_path, load)[-1]
     assert (row["kind"], row["stage"]) == ("failed", "figures")
     assert "figures" in row["why"]
@@ -427,3 +427,16 @@ def test_the_command(tmp_path: Path) -> None:
     assert made.exit_code == 0
     assert "worse" in out.read_text()
     assert "not yet" in invoke(command.bench, ["papers"]).output
+
+
+def test_the_papers_name_machine_and_date() -> None:
+    machine = {"kind": "machine", "date": "2026-01-31", "processor": "A", "cores": 2, "memory": "8 kB", "memhier": "1"}
+    assert measured_on([machine]) == "Measured 2026-01-31 on A, 2 cores, 8 kB of memory; memhier 1."
+    assert measured_on([]) == ""
+
+
+def test_the_papers_say_their_own_claims() -> None:
+    claims = {cells[0].split()[0]: " ".join(cells) for cells in papers_rows([])}
+    assert "billions" not in claims["Zoom"]
+    assert "over training without a cache" not in claims["Bagpipe"]
+    assert "6.2 in its first version" in claims["Bagpipe"]

@@ -24,7 +24,7 @@ from memhier.errors import LockedError
 
 SMALL = {
     "data": "mixed", "dimension": 8, "vectors": 300, "queries": 4, "rounds": 1, "k": 3, "dram_share": 0.5,
-    "sweep_step": 1, "timeout_s": 60,
+    "sweep_step": 1, "timeout_s": 600,
 }  # fmt: skip
 FAISS = PeerEntry("faiss", "faiss_lists", efforts=({"nprobe": 100},))
 TOY = PeerEntry("toy", "hnswlib", efforts=({"ef": 1},))
@@ -159,8 +159,11 @@ def test_a_broken_peer_is_told_and_the_others_are_measured(
 
 def test_a_peer_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path, work: Path) -> None:
     home = install_toy(tmp_path / "environments", "hang")
-    rows = run_small(tmp_path, work, workload(TOY, timeout_s=4))
-    assert [cells[3] for cells in problem_rows(rows)] == ["hnswlib: build took longer than 4 s"]
+    for seconds in (4, 16, 64, 256):  # until the machine is fast enough to start a grandchild in time
+        rows = run_small(tmp_path, work, workload(TOY, timeout_s=seconds))
+        assert [cells[3] for cells in problem_rows(rows)] == [f"hnswlib: build took longer than {seconds} s"]
+        if (home / "grandchild").exists():
+            break
     assert_ended(int((home / "grandchild").read_text()))
 
 

@@ -1,5 +1,6 @@
 """What keeps a comparison fair: what is charged, what counts, what is never mixed, and who disturbed it."""
 
+import json
 import mmap
 import os
 import subprocess
@@ -152,3 +153,36 @@ def test_markdown_has_every_figure_under_its_command() -> None:
     assert "| p | 1\\|2 | 3 | 1 | 1.00 | 5 | 0.5 | 1 | 0 |" in lines
     assert "`memhier bench run s --suite quick`" in lines
     assert "| f | 2 | 1 | 3 | ms | less | clock |" in lines
+
+
+NOTHING = """
+import json, sys
+import numpy as np
+from memhier.benchmarks.peers import worker
+from memhier.benchmarks.peers.base import SearchPeer
+
+class Nothing(SearchPeer):
+    io = "direct"
+    dtypes = ("float32",)
+    def load(self): pass
+    def build(self, vectors, folder, dram_bytes, parameters): pass
+    def open(self, folder, dram_bytes, parameters): pass
+    def search(self, queries, k, effort): return np.zeros((len(queries), k), np.int64)
+    def held_bytes(self): return 0
+
+worker.make_peer = lambda name: Nothing()
+found = worker.search(json.loads(sys.argv[1]))
+print(max(row["private_bytes"] for row in found["rows"]))
+"""
+
+
+def test_a_peer_is_not_charged_for_being_measured(tmp_path: Path) -> None:
+    np.save(tmp_path / "queries.npy", np.zeros((30, 8), np.float32))
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "file").write_bytes(bytes(10_000))
+    job = {"peer": "nothing", "queries": str(tmp_path / "queries.npy"), "k": 10, "dram_bytes": 10**6, "parameters": {},
+           "folder": str(tmp_path / "index"), "efforts": [{"e": 1}, {"e": 2}], "cap_memory": False,
+           "ids": str(tmp_path / "ids.npz")}  # fmt: skip
+    words = [sys.executable, "-c", NOTHING, json.dumps(job)]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    assert int(done.stdout) <= 128 * 1024

@@ -219,7 +219,7 @@ def test_a_workload_takes_the_truth_of_the_whole_set_alone(
     if vectors is None:
         monkeypatch.setattr("memhier.benchmarks.bench.search_group.exact_neighbours", never)
     parameters = {"data": "sift-128-euclidean", "queries": 5, "rounds": 1, "k": 3, "dram_share": 0.5, "sweep_step": 1,
-                  "timeout_s": 60} | ({} if vectors is None else {"vectors": vectors})  # fmt: skip
+                  "timeout_s": 600} | ({} if vectors is None else {"vectors": vectors})  # fmt: skip
     peer = PeerEntry("faiss", "faiss_lists", efforts=({"nprobe": 1000},))
     load = Workload("small", "search", "", "search", {}, {}, parameters, (peer,))
     results = Results(tmp_path / "results.jsonl")

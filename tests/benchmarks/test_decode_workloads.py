@@ -1,6 +1,6 @@
 """What the decoder's workloads rely on: the clock, precision, beams, the trained model's steps, training itself."""
 
-from itertools import product
+from itertools import groupby, product
 
 import faiss
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memhier.benchmarks.decode.beams import beam_search  # noqa: E402
-from memhier.benchmarks.decode.clock import Way, measure, precision  # noqa: E402
+from memhier.benchmarks.decode.clock import OtherWork, Way, measure, precision  # noqa: E402
 from memhier.benchmarks.decode.kept import kept_index  # noqa: E402
 from memhier.benchmarks.decode.layers import TrainedLayer  # noqa: E402
 from memhier.benchmarks.decode.ptb import Lstm  # noqa: E402
@@ -38,9 +38,21 @@ def test_every_way_is_asked_alike():
     seen = {"a": [], "b": []}
     ways = [Way(name, "", lambda states, name=name: seen[name].append(states.copy())) for name in seen]
     taken = measure(ways, asked, 3, 5)
-    assert {name: len(times) for name, times in taken.items()} == {"a": 5, "b": 5}
+    for times in (taken.cold, taken.warm):
+        assert {name: len(each) for name, each in times.items()} == {"a": 5, "b": 5}
+    assert taken.medians()[0].keys() == taken.medians()[1].keys() == {"a", "b"}
     assert all(states.shape == (3, 2) for states in seen["a"])
     np.testing.assert_array_equal(seen["a"][0], seen["b"][0])
+
+
+def test_before_each_cold_call_of_every_way_other_memory_is_touched(monkeypatch):
+    order = []
+    monkeypatch.setattr(OtherWork, "__call__", lambda _: order.append("other"))
+    ways = [Way(name, "", lambda _, name=name: order.append(name)) for name in "ab"]
+    measure(ways, np.zeros((20, 2), np.float32), 3, 4)
+    groups = [(name, len(list(calls))) for name, calls in groupby(order)]
+    assert [name for name, _ in groups] == ["other", "a", "other", "b"] * 4
+    assert all(calls == 1 if name == "other" else calls > 1 for name, calls in groups)
 
 
 def test_states_over_a_text_are_those_of_single_steps():

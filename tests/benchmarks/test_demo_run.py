@@ -256,7 +256,7 @@ def runs(pid: str) -> bool:
 def stop_while_reading(folder: Path, number: signal.Signals) -> None:
     """Run the demo on the real installation, stop it while it reads, and see that all of its processes end."""
     process = subprocess.Popen(start(folder), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 800
     listings = folder / "building" / "functions.jsonl"
     while not listings.exists() or not listings.stat().st_size:
         assert process.poll() is None, "the demo ended before it could be stopped"
@@ -265,7 +265,7 @@ def stop_while_reading(folder: Path, number: signal.Signals) -> None:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     assert children or len(os.sched_getaffinity(0)) == 1
     process.send_signal(number)
-    process.wait(60)
+    process.wait(800)
     while any(map(runs, children)):
         assert time.monotonic() < deadline
         time.sleep(0.02)

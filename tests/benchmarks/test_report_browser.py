@@ -56,7 +56,7 @@ def test_plots_are_drawn_without_a_network(tmp_path: Path) -> None:
         BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}",
         "--proxy-server=127.0.0.1:9", "--enable-logging=stderr", "--dump-dom", page.as_uri(),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800)
     # Two efforts in each of four plots, two points of a curve, two bars.
     assert "<title>12 drawn, 0 astray, 0 asked for</title>" in done.stdout
     assert re.findall(r"CONSOLE.*", done.stderr) == []

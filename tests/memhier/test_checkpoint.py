@@ -56,7 +56,7 @@ class Gate:
         writer._log.append = self._append  # type: ignore[method-assign]
 
     def _append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
-        assert self.tickets.acquire(timeout=30)
+        assert self.tickets.acquire(timeout=800)
         self.append(keys, rows)
 
     def open(self, batches: int) -> None:

@@ -111,7 +111,7 @@ def test_flips(store_files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_flip_in_every_byte(store_files: dict[str, bytes]) -> None:
     check_flips(store_files, 1)
 
@@ -176,7 +176,7 @@ def test_writers_on_damaged_catalogs(store_files: dict[str, bytes]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_writers_on_every_damaged_byte(store_files: dict[str, bytes]) -> None:
     check_writers(store_files, 1)
 

@@ -256,7 +256,7 @@ def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pyt
             yield from steps
 
         def take_late(part: Any) -> Any:
-            in_thread = threading.current_thread() is not threading.main_thread() and not go.is_set()
+            in_thread = threading.current_thread().name.startswith("compact") and not go.is_set()
             return late(take(part)) if in_thread else take(part)
 
         monkeypatch.setattr(log, "_steps", take_late)

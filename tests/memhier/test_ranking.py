@@ -134,7 +134,9 @@ def run(reader: Reader, request: RankRequest, rows: int = 50, **more: Any) -> Ra
     first_round=st.sampled_from([1, 4, 1000]),
     workspace=st.sampled_from([1, 7, 200]),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_valid_bounds_give_the_nearest_and_their_ties_by_id(
     reader: Reader,
     folder: Path,

@@ -101,7 +101,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     first_round=st.sampled_from([1, 50]),
     hot=st.booleans(),
 )
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_all_that_lies_on_the_pages_of_candidates_is_ranked(
     reader: Reader,
     folder: Path,
@@ -141,7 +143,9 @@ def test_all_that_lies_on_the_pages_of_candidates_is_ranked(
     first_round=st.sampled_from([1, 3, 20]),
     most=st.sampled_from([1, 4, 2**62]),
 )
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 def test_both_implementations_read_the_same_pages(
     folder: Path, seed: int, metric: str, k: int, first_round: int, most: int
 ) -> None:

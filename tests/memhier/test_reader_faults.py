@@ -167,7 +167,7 @@ def test_short_interrupted_and_refused_reads_are_resumed(path: Path, tmp_path: P
         # Direct reads can only be cut at blocks.
         environment |= {"SHIM_DIRECT": "1"} if mode == "direct" else {}
         command = [sys.executable, "-c", READ_UNDER_SHIM, str(path), mode]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=800)
         assert done.returncode == 0, done.stderr
 
 

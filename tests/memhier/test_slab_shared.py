@@ -107,7 +107,7 @@ if __name__ == "__main__":
     workers = [context.Process(target=read, args=(slab, slab.name, results)) for _ in range(2)]
     for worker in workers:
         worker.start()
-    print([results.get(timeout=60) for _ in workers])
+    print([results.get(timeout=800) for _ in workers])
     for worker in workers:
         worker.join()
     print([worker.exitcode for worker in workers])
@@ -116,7 +116,7 @@ if __name__ == "__main__":
 
 def run(script: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     command = [sys.executable, "-W", "error", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
 
 
 @linux_only

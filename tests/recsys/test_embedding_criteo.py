@@ -53,6 +53,21 @@ def digest(tensors: list[Tensor]) -> str:
     return found.hexdigest()
 
 
+def of_torch(batches: Any, weights: list[Tensor], make: Any, pooling: Any) -> str:
+    bags = [nn.EmbeddingBag(*some.shape, mode=pooling, sparse=True, _weight=some) for some in weights]
+    optimizer = make([bag.weight for bag in bags])
+
+    def look(ids: Tensor) -> Tensor:
+        return torch.cat([bag(column[:, None]) for bag, column in zip(bags, ids.t(), strict=True)], 1)
+
+    def step() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    losses = train(batches, len(weights), look, step)
+    return digest([*losses, *(bag.weight for bag in bags)])
+
+
 @pytest.mark.parametrize(("rule", "pooling"), [("sgd", "sum"), ("adagrad", "mean"), ("adam", "sum")])
 def test_training_on_a_log_has_the_bits_of_torch(
     tmp_path: Path, data: Callable[[str], Path], threads: Callable[[int], None], rule: str, pooling: Any
@@ -66,30 +81,19 @@ def test_training_on_a_log_has_the_bits_of_torch(
         for table, rows in enumerate(sizes)
     ]
     spec, make = RULES[rule]
-    expected = None
+    expected: dict[int, str] = {}
     for number, (share, window, count) in enumerate(((1.0, 0, 1), (0.1, 1, 2), (0.01, 50, 1))):
         threads(count)
         with EmbeddingBagCollection(
             configs, optimizer=spec, dram="256MiB", path=tmp_path / str(number), policy=Belady(int(share * sum(sizes)))
         ) as mine:
-            if expected is None:
+            # The dense part, which is torch's on both sides, has other bits with another number of threads.
+            if count not in expected:
                 weights = [mine.initial_weights(np.arange(rows), table) for table, rows in enumerate(sizes)]
-                bags = [nn.EmbeddingBag(*some.shape, mode=pooling, sparse=True, _weight=some) for some in weights]
-                optimizer = make([bag.weight for bag in bags])
-
-                def look(ids: Tensor, bags: Any = bags) -> Tensor:
-                    columns = [bag(column[:, None]) for bag, column in zip(bags, ids.t(), strict=True)]
-                    return torch.cat(columns, 1)
-
-                def step(optimizer: Any = optimizer) -> None:
-                    optimizer.step()
-                    optimizer.zero_grad()
-
-                losses = train(batches, len(sizes), look, step)
-                expected = digest([*losses, *(bag.weight for bag in bags)])
+                expected[count] = of_torch(batches, weights, make, pooling)
             ahead = lookahead(batches, mine, ids=lambda batch: batch[0], window=window)
             losses = train(ahead, len(sizes), lambda ids, mine=mine: mine(ids).values(), lambda: None)  # type: ignore[misc]
             tables = [mine.weights(np.arange(rows), table) for table, rows in enumerate(sizes)]
-            assert digest([*losses, *tables]) == expected
+            assert digest([*losses, *tables]) == expected[count]
             stats = mine.stats()
             assert (stats["evictions"] > 0) == (share == 0.01)

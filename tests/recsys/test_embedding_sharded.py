@@ -39,7 +39,7 @@ def run_all(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str
     folder.mkdir(exist_ok=True)
     commands = [[sys.executable, str(script), *map(str, (folder, ranks, rank, *arguments))] for rank in range(ranks)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [process.communicate(timeout=100)[0] for process in processes]
+    outputs = [process.communicate(timeout=800)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
     return outputs
 
@@ -52,6 +52,22 @@ def test_ranks_give_the_bits_of_one(tmp_path: Path, rule: str) -> None:
     assert together == alone
     # Some gradients have not kept the training waiting.
     assert int(critical) > int(deferred) > 0
+
+
+@pytest.mark.parametrize("rule", ["sgd", pytest.param("adagrad", marks=pytest.mark.slow)])
+def test_features_of_one_table_add_up_as_on_one_rank(tmp_path: Path, rule: str) -> None:
+    alone, together = (
+        start(SCRIPT, tmp_path / str(ranks), ranks, rule, window, 0, 20, "shared")[0]
+        for ranks, window in ((1, 0), (2, 3))
+    )
+    assert together == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["adagrad", "adam"])
+def test_look_ups_of_a_step_are_one_update_on_any_ranks(tmp_path: Path, rule: str) -> None:
+    together, plain = (start(SCRIPT, tmp_path / str(window), 2, rule, window, 0, 20, "twice")[0] for window in (3, 0))
+    assert together == plain
 
 
 def test_ranks_read_in_step_however_unlike_their_batches(tmp_path: Path) -> None:
@@ -79,7 +95,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None
         large = "BudgetError: a step needs 4[0-9] distinct rows at once, .*step_rows=4[0-9], which would be enough"
         assert re.search(large if fault == "large" else r"RuntimeError: ranks \[1\] have no batch for this step", line)
     reasons = {
-        "range": r": IndexError: input\[0\]=69: expected a row of table 'a', 0 to 39",
+        "range": r": IndexError: features of table 'a'\[0\]=69: expected a row of table 'a', 0 to 39",
         "shape": r": ValueError: features: expected integers \[samples, 2\].*",
         "large": r": RuntimeError: ranks \[0\] cannot hold the rows .*",
         "raises": ": OSError: the file is gone",

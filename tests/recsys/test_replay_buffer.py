@@ -155,7 +155,7 @@ def test_bytes_of_storage_are_kept_to(tmp_path: Path) -> None:
             buffer.add(images(np.arange(start, start + 1000)))
             buffer.checkpoint()
             assert buffer.stats()["storage_bytes"] <= 2 * 2**20
-        assert buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 4000
+        assert buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 2700  # each of them twice
 
 
 def test_bytes_of_storage_are_kept_to_with_a_large_memory(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_bytes_of_storage_are_kept_to_with_a_large_memory(tmp_path: Path) -> Non
             buffer.feedback(batch, update={"logits": np.ones((len(batch), 20), np.float32)})
             buffer.checkpoint()
             assert buffer.stats()["storage_bytes"] <= 2**20
-        assert len(buffer) == buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 2500
+        assert len(buffer) == buffer.stats()["storage_samples"] == buffer.stats()["storage_limit"] > 1500
 
 
 def test_slots_never_used_take_no_storage(tmp_path: Path) -> None:

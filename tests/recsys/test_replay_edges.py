@@ -276,3 +276,21 @@ def test_what_is_kept_of_slots_is_counted() -> None:
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert held <= tiers.memory_bytes + 50_000
+
+
+@pytest.mark.parametrize("admit", ["ring", "reservoir"])
+def test_a_checkpoint_after_much_was_forgotten_opens(tmp_path: Path, admit: str) -> None:
+    """Positions dealt by a deck, and that a ring replaces next, may lie beyond the samples that are left."""
+    schema = {"x": "int64"}
+    with CarouselBuffer(
+        tmp_path / "b", memory=8, storage=60, schema=schema, swap="deck", admit=admit, delay=2
+    ) as buffer:
+        for start in range(0, 100, 10):
+            numbers = np.arange(start, start + 10)
+            buffer.add({"x": numbers}, ids=numbers)
+            buffer.feedback(buffer.sample(4))
+        buffer.forget({"id": sorted(set(range(100)) - set(buffer.sample(4).ids.tolist()))[:95]})
+        buffer.checkpoint()
+        expected = [buffer.sample(2).ids.tolist() for _ in range(3)]
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        assert [buffer.sample(2).ids.tolist() for _ in range(3)] == expected

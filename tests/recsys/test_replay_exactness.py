@@ -38,6 +38,9 @@ class DictStorage:
     def read(self, positions: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["x"][:] = [self.samples[position] for position in positions.tolist()]
 
+    def keep_within(self, budget: int) -> None:
+        return
+
     def round_trip(self, columns: Any) -> Any:
         return columns
 

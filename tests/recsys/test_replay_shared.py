@@ -55,7 +55,7 @@ def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
         for _ in range(1000):
             buffer.feedback(buffer.sample(8))
         stop.set()
-        found = [results.get(timeout=30) for _ in workers]
+        found = [results.get(timeout=800) for _ in workers]
         for worker in workers:
             worker.join()
         assert all(reads > 0 for reads, _ in found)

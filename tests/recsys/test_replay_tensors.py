@@ -133,4 +133,4 @@ with CarouselBuffer(tempfile.mkdtemp() + "/b", memory=3, schema={"x": ("float32"
     assert batch.tensors()["x"].shape == (2, 2)
     assert "torch" in sys.modules
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=800)

@@ -30,7 +30,7 @@ def error_of(call: Callable[..., Any], *arguments: Any) -> str:
 
 def main(folder: Path, rank: int) -> None:
     torch.set_num_threads(1)
-    meet, patience = f"file://{folder}/meet", timedelta(seconds=40)
+    meet, patience = f"file://{folder}/meet", timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2, timeout=patience)
     config = EmbeddingBagConfig(name="a", num_embeddings=400, embedding_dim=4)
     # What one batch needs no other does, and each rank asks the other for all of it.

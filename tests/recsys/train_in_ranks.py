@@ -1,9 +1,10 @@
 """Trains a sharded collection on the ranks of a gloo group, and prints from rank 0 the hash of its tables, and how many
 bytes it sent to others while the training waited and while it went on.
 
-``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW FIRST LAST``; the batches of the whole from FIRST to before
-LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0. A window below 0 is "auto", for
-batches that take next to nothing on the first rank and 2 MiB more on each one after it.
+``python train_in_ranks.py FOLDER RANKS RANK RULE WINDOW FIRST LAST [KIND]``; the batches of the whole from FIRST to
+before LAST are divided among the ranks, which go on from a checkpoint unless FIRST is 0. A window below 0 is "auto",
+for batches that take next to nothing on the first rank and 2 MiB more on each one after it. KIND "shared" has two
+features and more on a table, "twice" looks up twice in a step.
 """
 
 import hashlib
@@ -18,26 +19,34 @@ from torch import distributed as dist
 
 from memhier.policies import Belady
 from memhier.recsys import SGD as Descent
-from memhier.recsys import Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollection, lookahead
+from memhier.recsys import Adagrad, Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollection, lookahead
 
 CONFIGS = [
     EmbeddingBagConfig(name="a", num_embeddings=300, embedding_dim=4),
     EmbeddingBagConfig(name="b", num_embeddings=41, embedding_dim=6, pooling="mean"),
 ]
+SHARED = [
+    EmbeddingBagConfig(name="a", num_embeddings=41, embedding_dim=4, feature_names=("x", "y")),
+    EmbeddingBagConfig(name="b", num_embeddings=7, embedding_dim=6, pooling="mean", feature_names=("u", "v", "w")),
+]
+RULES = {"sgd": Descent(lr=0.1), "adam": Adam(lr=0.01), "adagrad": Adagrad(lr=0.1)}
 
 
-def main(folder: Path, ranks: int, rank: int, rule: str, window: int, first: int, last: int) -> None:
+def main(
+    folder: Path, ranks: int, rank: int, rule: str, window: int, first: int, last: int, kind: str = "plain"
+) -> None:
     torch.set_num_threads(1)
-    meet, patience = f"file://{folder}/meet-{ranks}", timedelta(seconds=40)
+    meet, patience = f"file://{folder}/meet-{ranks}", timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
     rng = np.random.default_rng(0)
-    whole = [torch.from_numpy((np.array([300, 41]) * rng.random((24, 2)) ** 2).astype(np.int64)) for _ in range(20)]
+    configs = SHARED if kind == "shared" else CONFIGS
+    counts = np.array([config.num_embeddings for config in configs for _ in config.feature_names or "f"])
+    whole = [torch.from_numpy((counts * rng.random((24, len(counts))) ** 2).astype(np.int64)) for _ in range(20)]
     beside = torch.zeros(rank << 19 if window < 0 else 0)
     mine = [(batch.chunk(ranks)[rank], beside.clone()) for batch in whole[first:last]]
     scale = torch.linspace(-1, 1, 24).exp().chunk(ranks)[rank][:, None]
-    optimizer = Descent(lr=0.1) if rule == "sgd" else Adam(lr=0.01)
     with ShardedEmbeddingBagCollection(
-        CONFIGS, optimizer=optimizer, dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False,
+        configs, optimizer=RULES[rule], dram="64MiB", path=folder / f"tables-{ranks}", policy=Belady(60), average=False,
         resume=first > 0, group=dist.new_group() if window else None,
     ) as tables:  # fmt: skip
         batches: Any = mine
@@ -47,10 +56,13 @@ def main(folder: Path, ranks: int, rank: int, rule: str, window: int, first: int
                 break  # an epoch that is left while ranks read
         for batch, _ in batches:
             # Each sample counts differently, so that the order in which repeats add up shows.
-            (tables(batch).values().sin() * scale).sum().backward()
+            loss = (tables(batch).values().sin() * scale).sum()
+            if kind == "twice":
+                loss = loss + (tables(batch).values().cos() * scale).sum()
+            loss.backward()
         tables.checkpoint()
         found = hashlib.sha256()
-        for table, config in enumerate(CONFIGS):
+        for table, config in enumerate(configs):
             rows = np.arange(config.num_embeddings)
             found.update(tables.weights(rows, table).numpy().tobytes())
         if rank == 0:
@@ -61,4 +73,4 @@ def main(folder: Path, ranks: int, rank: int, rule: str, window: int, first: int
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:8]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], *map(int, sys.argv[5:8]), *sys.argv[8:])

@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -44,13 +45,19 @@ def make_fatal(tables: Any, when: str) -> None:
 
 def main(folder: Path, ranks: int, rank: int, how: str, run: str, victim: int, when: str) -> None:
     torch.set_num_threads(1)
-    meet, patience = f"file://{folder}/meet-{run}", timedelta(seconds=40)
+    meet, patience = f"file://{folder}/meet-{run}", timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=ranks, timeout=patience)
     rng = np.random.default_rng(0)
     whole = [torch.from_numpy((np.array([300, 41]) * rng.random((12, 2)) ** 2).astype(np.int64)) for _ in range(STEPS)]
-    with ShardedEmbeddingBagCollection(
-        CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", path=folder / "tables", policy=Belady(60), resume=True
-    ) as tables:
+    open_tables = partial(
+        ShardedEmbeddingBagCollection, CONFIGS, optimizer=Adam(lr=0.01), dram="64MiB", path=folder / "tables",
+        policy=Belady(60),
+    )  # fmt: skip
+    try:
+        opened = open_tables(resume=True)
+    except FileNotFoundError:
+        opened = open_tables()
+    with opened as tables:
         first = tables.extra.get("step", 0)
         print("from", first, tables.steps, flush=True)
         if rank == victim:

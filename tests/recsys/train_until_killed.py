@@ -6,6 +6,7 @@
 import hashlib
 import io
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +28,14 @@ def main(folder: Path, steps: int, slots: int, rule: str) -> None:
     torch.manual_seed(2)
     dense = nn.Linear(DIM, 1)
     dense_optimizer = torch.optim.SGD(dense.parameters(), lr=0.01)
-    with EmbeddingBag(
-        ROWS, DIM, mode="sum", optimizer=optimizer, dram="64MiB", path=folder, policy=Belady(slots), resume=True
-    ) as bag:
+    open_bag = partial(
+        EmbeddingBag, ROWS, DIM, mode="sum", optimizer=optimizer, dram="64MiB", path=folder, policy=Belady(slots)
+    )
+    try:
+        opened = open_bag(resume=True)
+    except FileNotFoundError:
+        opened = open_bag()
+    with opened as bag:
         schedule = torch.optim.lr_scheduler.StepLR(bag.optimizer, 10, 0.9)
         ahead = lookahead(loader, bag, ids=lambda batch: batch[0])
         if bag.extra:

@@ -13,10 +13,14 @@ def code_scan(
     alpha: Any,
     parts: list[Any],
     unit: float,
+    ratios: Any,
     k: int,
     eps: float,
     zeta: float,
+    least: int,
+    gap: float,
     most: Any,
+    inner: Any | None,
     positions: Any,
     lower: Any,
     estimates: Any,
@@ -128,7 +132,15 @@ class DirectSlots:
     def items(self) -> tuple[Any, Any]: ...
 
 def pq_scan(
-    queries: Any, probes: Any, centroids: Any, starts: Any, codes: Any, codebook: Any, positions: Any, distances: Any
+    queries: Any,
+    probes: Any,
+    centroids: Any,
+    starts: Any,
+    codes: Any,
+    codebook: Any,
+    inner: bool,
+    positions: Any,
+    distances: Any,
 ) -> int: ...
 
 class LRUPolicy:

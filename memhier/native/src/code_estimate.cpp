@@ -31,6 +31,14 @@ Residual subtract_plain(const float* query, const std::uint16_t* centroid, const
 }
 
 MEMHIER_CLONES
+float product_plain(const float* query, const std::uint16_t* centroid, std::size_t dimension) {
+  float product = 0;
+#pragma omp simd reduction(+ : product)
+  for (std::size_t t = 0; t < dimension; ++t) product += query[t] * half_to_float(centroid[t]);
+  return product;
+}
+
+MEMHIER_CLONES
 void estimate_plain(Block& block, std::size_t group, const Numbers& numbers, const Terms& of) {
   const std::size_t first = block.groups[group].first, lanes = std::min(kLanes, numbers.rows - first);
   const std::int32_t* sums = block.sums + group * kLanes;
@@ -41,10 +49,11 @@ void estimate_plain(Block& block, std::size_t group, const Numbers& numbers, con
     const std::int32_t factor = numbers.ratios[first + i] & 255, error = numbers.ratios[first + i] >> 8;
     const float product = units * std::bit_cast<float>(of.factor.least + factor * of.factor.step) * of.scale *
                           (static_cast<float>(sums[i]) - of.offset);
-    const float sum = of.squared + radius * radius;
+    const float squared = of.squares * radius, sum = of.squared + radius * squared;
+    const float terms = of.terms + radius * (squared + of.lengths);
     estimates[i] = sum - 2 * of.unit * product;
     const float wrong = error == kUnknown ? kInfinity : units * std::bit_cast<float>(of.error.least + error * of.error.step);
-    const float margin = std::max(of.distance, of.nearest * radius) * wrong + kRounding * sum;
+    const float margin = std::max(of.distance, of.nearest * radius) * wrong + kRounding * terms;
     margins[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
   }
 }
@@ -94,6 +103,15 @@ MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t*
   return {squared, std::sqrt(squared), _mm512_reduce_max_ps(largest)};
 }
 
+MEMHIER_AVX512 float product_avx512(const float* query, const std::uint16_t* centroid, std::size_t dimension) {
+  __m512 product = _mm512_setzero_ps();
+  for (std::size_t t = 0; t < dimension; t += 16) {
+    const __mmask16 present = first_of(dimension - t);
+    product = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(present, query + t), take_halves(present, centroid + t), product);
+  }
+  return _mm512_reduce_add_ps(product);
+}
+
 MEMHIER_AVX512 void estimate_avx512(Block& block, const Numbers& numbers, const Terms& of, float threshold) {
   const __m512i factor_least = _mm512_set1_epi32(of.factor.least), factor_step = _mm512_set1_epi32(of.factor.step);
   const __m512i error_least = _mm512_set1_epi32(of.error.least), error_step = _mm512_set1_epi32(of.error.step);
@@ -114,10 +132,13 @@ MEMHIER_AVX512 void estimate_avx512(Block& block, const Numbers& numbers, const 
         _mm512_mask_mov_ps(known, _mm512_cmpeq_epi32_mask(error_byte, low), _mm512_set1_ps(kInfinity));
     const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(block.sums + i)), offset);
     const __m512 product = _mm512_mul_ps(_mm512_mul_ps(factor, scale), field);
-    const __m512 sum = _mm512_fmadd_ps(radius, radius, _mm512_set1_ps(of.squared));
+    const __m512 squared = _mm512_mul_ps(_mm512_set1_ps(of.squares), radius);
+    const __m512 sum = _mm512_fmadd_ps(radius, squared, _mm512_set1_ps(of.squared));
+    const __m512 terms =
+        _mm512_fmadd_ps(radius, _mm512_add_ps(squared, _mm512_set1_ps(of.lengths)), _mm512_set1_ps(of.terms));
     const __m512 estimate = _mm512_sub_ps(sum, product);
     const __m512 apart = _mm512_max_ps(_mm512_set1_ps(of.distance), _mm512_mul_ps(_mm512_set1_ps(of.nearest), radius));
-    const __m512 wrong = _mm512_fmadd_ps(apart, error, _mm512_mul_ps(_mm512_set1_ps(kRounding), sum));
+    const __m512 wrong = _mm512_fmadd_ps(apart, error, _mm512_mul_ps(_mm512_set1_ps(kRounding), terms));
     const __mmask16 unknown = _mm512_cmp_ps_mask(wrong, wrong, _CMP_UNORD_Q);
     const __m512 margin = _mm512_mask_mov_ps(wrong, unknown, _mm512_set1_ps(kInfinity));
     _mm512_storeu_ps(block.estimate + i, estimate);
@@ -136,6 +157,13 @@ Residual subtract_centroid(const float* query, const std::uint16_t* centroid, co
   if (use == Instructions::kAvx512) return subtract_avx512(query, centroid, by, dimension, out);
 #endif
   return subtract_plain(query, centroid, by, dimension, out);
+}
+
+float centroid_product(const float* query, const std::uint16_t* centroid, std::size_t dimension, Instructions use) {
+#if defined(__x86_64__)
+  if (use == Instructions::kAvx512) return product_avx512(query, centroid, dimension);
+#endif
+  return product_plain(query, centroid, dimension);
 }
 
 void estimate_block(Block& block, const Numbers& numbers, const Terms& of, float threshold, Instructions use) {

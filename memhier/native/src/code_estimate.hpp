@@ -23,6 +23,9 @@ struct Residual {
 Residual subtract_centroid(const float* query, const std::uint16_t* centroid, const float* by, std::size_t dimension,
                            float* out, Instructions use);
 
+// The inner product of a query with a centroid of fp16.
+float centroid_product(const float* query, const std::uint16_t* centroid, std::size_t dimension, Instructions use);
+
 // Of all rows the radius, fp16 in units, and in two bytes what factor and error are of it: the factor's in the lower.
 struct Numbers {
   const std::uint16_t *radius, *ratios;
@@ -36,10 +39,13 @@ struct RatioScale {
 };
 constexpr std::int32_t kUnknown = 255;
 
-// What the estimates of a list's rows have in common.
+// What the estimates of a list's rows have in common. They are of |q - x|^2, or of -2 <q, x>, where q stands for q - c.
 struct Terms {
-  float squared;   // |q - c|^2
-  float distance;  // its root, times what a margin is in errors
+  float squared;   // |q - c|^2, or -2 <q, c>
+  float squares;   // how often a row's squared radius counts: 1, or 0
+  float terms;     // magnitude of `squared`
+  float lengths;   // how often a row's radius counts among the terms: 0, or 2 |q|
+  float distance;  // |q - c|, or what stands for |q|, times what a margin is in errors
   float nearest;   // the least distance by a row's radius, likewise
   float scale, offset, unit;
   RatioScale factor, error;

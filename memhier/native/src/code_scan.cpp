@@ -4,9 +4,11 @@
 // A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x - c|,
 // a factor f and an error e, both by what they are of r, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From
 // these come an estimate of |x - q|^2 and, `eps` errors below and above, its bounds. Only what may be among the k nearest
-// by its lower bound is handed on: at most the k-th smallest upper bound.
+// by its lower bound is handed on: at most the k-th smallest upper bound. For inner products the same is done with
+// -2 <q, x> = -2 <q, c> - 2 <q, x - c>: no norm of a vector counts, so that norms may vary as they will.
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <stdexcept>
 #include <vector>
@@ -32,6 +34,15 @@ constexpr int kPartShift = 40;       // a position is the number of its part, th
 // A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
 constexpr float kNearest = 0.125F;
+
+// What a query of inner products has in place of its distances to centroids.
+struct Spread {
+  float wrong;  // a standard error, of those it would have were its axes weighted as those of residuals are
+  float along;  // of a residual's length, what lies along the query as a rule
+};
+
+// Spreads of a list's residuals beyond its centroid that its best vector is taken to lie: REACH of the plain twin.
+constexpr float kBest = 2.0F;
 
 struct Candidate {
   float lower;
@@ -62,6 +73,16 @@ class KthSmallest {
  private:
   std::size_t k_;
   std::vector<float> values_;
+};
+
+// Which lists are looked at: those of which `zeta` does not say that they can hardly hold one of the k nearest, up to the
+// first, after `least` of them, that lies `gap` k-th distances beyond the nearest. So a query to which many lists are
+// nearly equally near looks at all of these. For inner products, where distances have no zero: up to the first of which
+// the best vector as a rule lies `gap` spreads beyond the k-th.
+struct Reach {
+  float zeta;
+  std::int64_t least;
+  float gap;
 };
 
 // What may still be among the nearest. Holds at most twice `limit` candidates.
@@ -173,28 +194,40 @@ class Scanner {
     std::copy_n(alpha, format.coded_dimensions(), alpha_.begin());  // axes without bits count for the distance alone
   }
 
-  void start(float most) {
+  // Begins with a query; `inner` where inner products are looked for.
+  void start(const float* query, float most, const Spread* inner) {
     nearest_.clear();
     admitted_.clear(most);
     most_ = most;
-    probed = scanned = 0;
+    probed = scanned = looked_at_ = 0;
+    closed_ = false;
+    widest_ = 0;
+    wanted_ = query;
+    inner_ = inner;
+    if (inner == nullptr) return;
+    float largest = 0;  // no centroid is taken off: the query's bytes serve all lists
+    for (std::size_t t = 0; t < dimension_; ++t) {
+      residual_[t] = query[t] * alpha_[t];
+      largest = std::max(largest, std::fabs(residual_[t]));
+    }
+    query_.assign(residual_.data(), largest);
   }
 
   // Scans a list, unless none of its rows may be found, or what is known of it says that it can hardly hold one of the k
   // nearest.
-  void scan(const float* query, const std::uint16_t* centroid, std::int64_t list, float radius, float zeta) {
+  void scan(const std::uint16_t* centroid, std::int64_t list, float radius, const Reach& reach) {
     const auto holds = [list](const Part& part) { return part.first_wanted(list) < part.starts[list + 1]; };
     if (std::none_of(parts_.begin(), parts_.end(), holds)) return;
-    const Residual residual = subtract_centroid(query, centroid, alpha_.data(), dimension_, residual_.data(), use_);
-    const float kth = std::min(nearest_.value(), most_);
-    // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
-    if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
-        (residual.squared + radius * radius - kth) > zeta * 2 * residual.distance * radius)
+    Terms terms{};
+    ++looked_at_;
+    if (!(inner_ == nullptr ? near_enough(centroid, radius, reach, terms) : large_enough(centroid, radius, reach, terms)))
       return;
     ++probed;
-    query_.assign(residual_.data(), residual.largest);
-    const Terms terms{residual.squared, residual.distance * margin_, kNearest * margin_, query_.scale(),
-                      query_.offset(),  unit_,                       factor_,            error_};
+    terms.scale = query_.scale();
+    terms.offset = query_.offset();
+    terms.unit = unit_;
+    terms.factor = factor_;
+    terms.error = error_;
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       const Part& part = parts_[p];
       const auto rows = static_cast<std::size_t>(part.rows);
@@ -229,11 +262,53 @@ class Scanner {
   // Asks for what of it was not yet asked for.
   void prefetch_rest() { ahead_.ask(SIZE_MAX); }
 
+  // Whether no further list is to be looked at.
+  bool closed() const { return closed_; }
+
   Admitted& admitted() { return admitted_; }
 
   std::int64_t probed = 0, scanned = 0;
 
  private:
+  // Fills the terms of a list by distances, unless it can hardly hold one of the k nearest: then false.
+  bool near_enough(const std::uint16_t* centroid, float radius, const Reach& reach, Terms& terms) {
+    const Residual residual = subtract_centroid(wanted_, centroid, alpha_.data(), dimension_, residual_.data(), use_);
+    const float kth = std::min(nearest_.value(), most_);
+    if (looked_at_ == 1) first_ = residual.squared;
+    if (ends_at(residual.squared - first_, std::fabs(kth), kth, reach)) return false;
+    // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
+    if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
+        (residual.squared + radius * radius - kth) > reach.zeta * 2 * residual.distance * radius)
+      return false;
+    query_.assign(residual_.data(), residual.largest);
+    terms.squared = terms.terms = residual.squared;
+    terms.squares = 1;
+    terms.distance = residual.distance * margin_;
+    terms.nearest = kNearest * margin_;
+    return true;
+  }
+
+  // The same by inner products with a query of length 1.
+  bool large_enough(const std::uint16_t* centroid, float radius, const Reach& reach, Terms& terms) {
+    const float squared = -2 * centroid_product(wanted_, centroid, dimension_, use_);
+    const float kth = std::min(nearest_.value(), most_);
+    widest_ = std::max(widest_, radius);
+    const float away = squared - kBest * 2 * inner_->along * radius;
+    if (ends_at(away - kth, 2 * inner_->along * widest_, kth, reach)) return false;
+    if (kth < kInfinity && radius > 0 && squared - kth > reach.zeta * 2 * inner_->along * radius) return false;
+    terms.squared = squared;
+    terms.terms = std::fabs(squared);
+    terms.lengths = 2;
+    terms.distance = std::max(inner_->wrong, kNearest) * margin_;
+    return true;
+  }
+
+  // Whether no list is looked at from this on, which lies so far beyond what the query wants.
+  bool ends_at(float beyond, float unit, float kth, const Reach& reach) {
+    closed_ = looked_at_ > reach.least && kth < kInfinity && beyond >= reach.gap * unit;
+    return closed_;
+  }
+
   void ask_for(const Part& part, std::int64_t first, std::int64_t stop) {
     const auto rows = static_cast<std::size_t>(stop - first);
     for (const std::uint16_t* numbers : {part.radius, part.ratios})
@@ -277,6 +352,12 @@ class Scanner {
   const float margin_;
   const Instructions use_;
   float most_ = kInfinity;
+  std::int64_t looked_at_ = 0;  // lists with rows that may be found
+  float first_ = 0;             // squared distance of the first
+  float widest_ = 0;            // greatest radius of them
+  bool closed_ = false;
+  const float* wanted_ = nullptr;
+  const Spread* inner_ = nullptr;
   ByteQuery query_;
   std::vector<float> residual_;
   KthSmallest nearest_;
@@ -317,15 +398,18 @@ Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
 
 // queries [q, d]; probes [q, p] list numbers, nearest first, -1 for none; centroids fp16 [lists, d]; radii [lists];
 // dimensions: how many of the first d have 8, 4, 2 and 1 bits; alpha [coded]; parts: tuples of starts [lists + 1],
-// codes [n, bytes], numbers uint16 [2, n] and allowed uint64 or None; ratios: least and step of factors, then of errors; most [q]: the largest distance wanted. Fills
+// codes [n, bytes], numbers uint16 [2, n] and allowed uint64 or None; ratios: least and step of factors, then of errors; most [q]: the largest distance wanted;
+// inner: None, or for inner products [q, 2], a Spread of each query. Fills
 // positions, lower bounds and estimates [q, limit] in ascending order of the bound, their counts [q], thresholds [q],
-// and [q, 3]: lists probed, codes scanned, whether candidates were dropped for lack of room. `instructions` is for tests: 0
-// uses what any processor has, 1 no more than AVX2, 2 all that there is.
+// and [q, 4]: lists probed, codes scanned, whether candidates were dropped for lack of room, whether the probes ended before
+// one was `gap` k-th distances beyond the first, after at least `least` lists. `instructions` is for tests: 0 uses what any
+// processor has, 1 no more than AVX2, 2 all that there is.
 void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probes,
                Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
                Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
                Array<const std::int32_t, 1> ratios,
-               std::size_t k, float eps, float zeta, Array<const float, 1> most, Array<std::int64_t, 2> positions,
+               std::size_t k, float eps, float zeta, std::int64_t least, float gap, Array<const float, 1> most,
+               nb::object inner, Array<std::int64_t, 2> positions,
                Array<float, 2> lower, Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
                Array<std::int64_t, 2> tally, int instructions) {
   const std::size_t count = queries.shape(0), dimension = queries.shape(1), lists = centroids.shape(0);
@@ -341,8 +425,14 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
               centroids.shape(1) == dimension && radii.shape(0) == lists && probes.shape(0) == count &&
               most.shape(0) == count && positions.shape(0) == count && lower.shape(0) == count && lower.shape(1) == limit &&
               estimates.shape(0) == count && estimates.shape(1) == limit && counts.shape(0) == count &&
-              thresholds.shape(0) == count && tally.shape(0) == count && tally.shape(1) == 3,
+              thresholds.shape(0) == count && tally.shape(0) == count && tally.shape(1) == 4,
           "code_scan: array shapes do not fit together");
+  std::vector<Spread> spreads;
+  if (!inner.is_none()) {
+    const auto of_queries = nb::cast<Array<const float, 2>>(inner);
+    require(of_queries.shape(0) == count && of_queries.shape(1) == 2, "code_scan: inner has two numbers of each query");
+    for (std::size_t q = 0; q < count; ++q) spreads.push_back({of_queries(q, 0), of_queries(q, 1)});
+  }
   require(instructions >= 0 && instructions <= 2, "code_scan: instructions is 0, 1 or 2");
   require(k >= 1 && limit >= k, "code_scan: k must be at least 1 and at most limit");
   std::vector<Part> taken;
@@ -354,15 +444,15 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
   nb::gil_scoped_release released;
   Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, factor, error, k, eps, limit,
                   static_cast<Instructions>(instructions));
+  const Reach reach{zeta, least, gap};
   for (std::size_t q = 0; q < count; ++q) {
-    scanner.start(most.data()[q]);
-    for (std::size_t p = 0; p < probe_count; ++p) {
+    scanner.start(queries.data() + q * dimension, most.data()[q], spreads.empty() ? nullptr : &spreads[q]);
+    for (std::size_t p = 0; p < probe_count && !scanner.closed(); ++p) {
       const std::int64_t list = probes.data()[q * probe_count + p];
       if (list < 0) continue;
       const std::int64_t next = p + 2 < probe_count ? probes.data()[q * probe_count + p + 2] : -1;
       if (next >= 0) scanner.prefetch(centroids.data() + static_cast<std::size_t>(next) * dimension, next);
-      scanner.scan(queries.data() + q * dimension, centroids.data() + static_cast<std::size_t>(list) * dimension, list,
-                   radii.data()[list], zeta);
+      scanner.scan(centroids.data() + static_cast<std::size_t>(list) * dimension, list, radii.data()[list], reach);
       scanner.prefetch_rest();
     }
     thresholds.data()[q] = scanner.admitted().finish();
@@ -373,9 +463,10 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
       estimates.data()[q * limit + i] = items[i].estimate;
     }
     counts.data()[q] = static_cast<std::int64_t>(items.size());
-    tally.data()[q * 3] = scanner.probed;
-    tally.data()[q * 3 + 1] = scanner.scanned;
-    tally.data()[q * 3 + 2] = scanner.admitted().truncated() ? 1 : 0;
+    tally.data()[q * 4] = scanner.probed;
+    tally.data()[q * 4 + 1] = scanner.scanned;
+    tally.data()[q * 4 + 2] = scanner.admitted().truncated() ? 1 : 0;
+    tally.data()[q * 4 + 3] = scanner.closed() ? 0 : 1;
   }
 }
 
@@ -385,6 +476,6 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
 void register_code_scan(nb::module_& m) {
   m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
         nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("ratios"), nb::arg("k"), nb::arg("eps"),
-        nb::arg("zeta"), nb::arg("most"), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
+        nb::arg("zeta"), nb::arg("least"), nb::arg("gap"), nb::arg("most"), nb::arg("inner").none(), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
         nb::arg("thresholds"), nb::arg("tally"), nb::arg("instructions") = static_cast<int>(memhier::Instructions::kAvx512));
 }

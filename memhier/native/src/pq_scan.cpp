@@ -105,6 +105,27 @@ void fill_tables(const float* residuals, const float* codebook, size_t subvector
   }
 }
 
+// tables[g][m][j] = -2 <query_m, codebook[m][j]> is the same for every list g.
+MEMHIER_CLONES
+void fill_products(const float* query, const float* codebook, size_t subvectors, size_t width, float* table) {
+  std::memset(table, 0, subvectors * kCodes * sizeof *table);
+  for (size_t m = 0; m < subvectors; ++m) {
+    for (size_t t = m * width; t < (m + 1) * width; ++t) {
+      const float* codes = codebook + t * kCodes;
+#pragma omp simd
+      for (size_t j = 0; j < kCodes; ++j) table[m * kCodes + j] -= 2 * query[t] * codes[j];
+    }
+  }
+}
+
+MEMHIER_CLONES
+float centroid_product(const float* query, const uint16_t* centroid, size_t dim) {
+  float product = 0;
+#pragma omp simd reduction(+ : product)
+  for (size_t t = 0; t < dim; ++t) product += query[t] * half_to_float(centroid[t]);
+  return product;
+}
+
 float code_distance(const uint8_t* code, const float* table, size_t subvectors) {
   float sum[4] = {0, 0, 0, 0};
   size_t m = 0;
@@ -126,9 +147,9 @@ using Distances = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>
 
 // queries [q, d] float32; probes [q, p] list numbers, -1 for none; centroids [lists, d] fp16; starts [lists + 1];
 // codes [n, m]; codebook [m, width, 256] with m * width == d; fills positions and distances [q, k].
-// Returns the number of codes scanned.
+// For inner products distances are -2 <q, x>. Returns the number of codes scanned.
 size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Starts starts, Codes codes,
-               FloatCube codebook, Positions positions, Distances distances) {
+               FloatCube codebook, bool inner, Positions positions, Distances distances) {
   const size_t count = queries.shape(0), dim = queries.shape(1), lists = centroids.shape(0);
   const size_t subvectors = codebook.shape(0), width = codebook.shape(1), k = positions.shape(1);
   if (probes.shape(0) != count || positions.shape(0) != count || distances.shape(0) != count ||
@@ -157,24 +178,30 @@ size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Sta
   size_t scanned = 0;
   for (size_t q = 0; q < count; ++q) {
     nearest.clear();
+    const float* query = queries.data() + q * dim;
+    if (inner) fill_products(query, codebook.data(), subvectors, width, tables.data());
     const int64_t* lists_of_query = probes.data() + q * probe_count;
     for (size_t p = 0; p < probe_count;) {
       int64_t group[kGroup];
+      float base[kGroup] = {};
       size_t filled = 0;
       for (; p < probe_count && filled < kGroup; ++p) {
         const int64_t list = lists_of_query[p];
         if (list < 0 || start[list] == start[list + 1]) continue;
-        subtract_centroid(queries.data() + q * dim, centroids.data() + static_cast<size_t>(list) * dim, dim,
-                          residuals.data() + filled * dim);
+        const uint16_t* centroid = centroids.data() + static_cast<size_t>(list) * dim;
+        if (inner)
+          base[filled] = -2 * centroid_product(query, centroid, dim);
+        else
+          subtract_centroid(query, centroid, dim, residuals.data() + filled * dim);
         group[filled++] = list;
       }
       if (filled == 0) continue;
-      fill_tables(residuals.data(), codebook.data(), subvectors, width, tables.data());
+      if (!inner) fill_tables(residuals.data(), codebook.data(), subvectors, width, tables.data());
       for (size_t g = 0; g < filled; ++g) {
-        const float* table = tables.data() + g * subvectors * kCodes;
+        const float* table = tables.data() + (inner ? 0 : g * subvectors * kCodes);
         const uint8_t* code = codes.data() + static_cast<size_t>(start[group[g]]) * subvectors;
         for (int64_t position = start[group[g]]; position < start[group[g] + 1]; ++position, code += subvectors) {
-          const float distance = code_distance(code, table, subvectors);
+          const float distance = base[g] + code_distance(code, table, subvectors);
           if (distance <= nearest.threshold()) nearest.offer({distance, position});
         }
         scanned += static_cast<size_t>(start[group[g] + 1] - start[group[g]]);
@@ -196,5 +223,5 @@ size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Sta
 
 void register_pq_scan(nb::module_& m) {
   m.def("pq_scan", &memhier::pq_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"), nb::arg("starts"),
-        nb::arg("codes"), nb::arg("codebook"), nb::arg("positions"), nb::arg("distances"));
+        nb::arg("codes"), nb::arg("codebook"), nb::arg("inner"), nb::arg("positions"), nb::arg("distances"));
 }

@@ -1,0 +1,35 @@
+"""A budget that is too small, with its numbers: for callers that say it in words of their own."""
+
+from typing import Literal
+
+from memhier.errors import BudgetError
+
+__all__ = ["Shortage"]
+
+
+class Shortage(BudgetError):
+    """Too many rows for one of a tier's bounds.
+
+    Attributes
+    ----------
+    of
+        Of which: ``"slots"``, rows in DRAM at once; ``"batch"``, keys of a call; ``"rows"``, keys ever written.
+    needed, held, room
+        How many the call asks for, beside how many that stay, and how many there may be.
+    enough
+        The argument that would do: bytes of ``dram``, or the bound itself.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        of: Literal["slots", "batch", "rows"],
+        *,
+        needed: int,
+        held: int = 0,
+        room: int,
+        enough: int,
+    ) -> None:
+        super().__init__(message)
+        self.of = of
+        self.needed, self.held, self.room, self.enough = needed, held, room, enough

@@ -1,0 +1,97 @@
+"""What stands for the rows of tables among a model's parameters, so that torch's habits reach them or fail aloud.
+
+Rows are no parameters: no optimizer but their own has them. In their place a module has one empty parameter. Whether
+that takes gradients says whether the rows do; and where rows have got gradients it has one that cannot be clipped or
+unscaled, as whoever does that means the rows' as well.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+__all__ = ["Anchor"]
+
+_REFUSED = frozenset({
+    "norm", "vector_norm", "linalg_vector_norm", "_foreach_norm", "abs", "max", "min", "isfinite", "isnan", "isinf",
+    "mul_", "div_", "_foreach_mul_", "_foreach_div_", "nan_to_num_", "copy_",
+    "clamp_", "clip_", "clamp_min_", "clamp_max_",
+    "_foreach_clamp_min_", "_foreach_clamp_max_", "_amp_foreach_non_finite_check_and_unscale_",
+})  # fmt: skip
+
+
+class Anchor(nn.Parameter):
+    """An empty parameter in place of rows.
+
+    Attributes
+    ----------
+    stepping
+        Called before an optimizer that has this parameter takes a step; None does nothing.
+    """
+
+    stepping: Callable[[], None] | None = None
+
+    def __new__(cls) -> "Anchor":
+        """Make one that takes gradients."""
+        return super().__new__(cls, torch.empty(0), requires_grad=True)
+
+    def mark(self, refusal: str) -> None:
+        """Say that rows have got gradients: whoever looks at this parameter's reads `refusal`."""
+        if not isinstance(self.grad, _Mark) or self.grad.is_zero:
+            self.grad = _Mark.of(refusal)
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether it was said, and gradients were not set to None or zero since."""
+        return self.grad is not None and not (isinstance(self.grad, _Mark) and self.grad.is_zero)
+
+
+class _Mark(torch.Tensor):
+    """An empty gradient: optimizers find nothing in it, and whoever would read or change its values is refused."""
+
+    refusal: str
+    is_zero: bool
+
+    @classmethod
+    def of(cls, refusal: str) -> "_Mark":
+        mark = torch.empty(0).as_subclass(cls)
+        mark.refusal, mark.is_zero = refusal, False
+        return mark
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        marks = [one for part in args for one in (part if isinstance(part, list | tuple) else [part])]
+        marks = [one for one in marks if isinstance(one, _Mark)]
+        # `copy_` and the like only where the mark itself is changed.
+        if name in _REFUSED and marks and (marks[0] is args[0] or isinstance(args[0], list | tuple)):
+            raise RuntimeError(marks[0].refusal)
+        if name in ("zero_", "_foreach_zero_"):
+            for mark in marks:
+                mark.is_zero = True
+        # What comes of it is a plain tensor, but for another name of the same.
+        with torch._C.DisableTorchFunctionSubclass():
+            found = func(*args, **(kwargs or {}))
+        if name == "detach" or func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
+            return cls.of(marks[0].refusal)
+        return found
+
+
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    parameters = [one for group in optimizer.param_groups for one in group["params"]]
+    for anchor in parameters:
+        if not isinstance(anchor, Anchor) or anchor.stepping is None or getattr(optimizer, "steps_rows", False):
+            continue
+        if all(isinstance(one, Anchor) for one in parameters):
+            raise RuntimeError(
+                f"{type(optimizer).__name__} has nothing but what stands for the rows of tables, which are updated by "
+                "their module's own optimizer: give the tables optimizer= instead; it is module.optimizer then"
+            )
+        anchor.stepping()
+
+
+register_optimizer_step_pre_hook(_before_step)

@@ -1,0 +1,144 @@
+"""The buffer as the storage policy of Avalanche's replay, tried with the real library (``make test-plugins``)."""
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from memhier.recsys.replay import CarouselBuffer, GateSwap, LossSwap, RandomSwap, SwapPolicy
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.mark.parametrize("policy", [RandomSwap(1.0), GateSwap(1.0), LossSwap(1.0), None], ids=str)
+def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) -> None:
+    from memhier.recsys.replay.avalanche import CarouselExemplars, CarouselPlugin
+
+    scenarios = importlib.import_module("avalanche.benchmarks")
+    utils = importlib.import_module("avalanche.benchmarks.utils")
+    plugins = importlib.import_module("avalanche.training.plugins")
+    random = np.random.default_rng(0)
+    labels = torch.from_numpy(np.arange(240) % 6)
+    inputs = torch.from_numpy(random.normal(size=(240, 8)).astype(np.float32)) + 2 * torch.eye(8)[labels]
+    items = utils.AvalancheDataset(
+        [torch.utils.data.TensorDataset(inputs, labels)],
+        data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
+    )
+    benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
+    with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced", swap=policy,
+                        seed=0) as buffer:  # fmt: skip
+        exemplars = CarouselExemplars(buffer)
+        model = torch.nn.Linear(8, 6)
+        strategy = importlib.import_module("avalanche.training.supervised").Naive(
+            model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8, train_epochs=2,
+            plugins=[plugins.ReplayPlugin(mem_size=20, storage_policy=exemplars), CarouselPlugin(exemplars)],
+            evaluator=None,
+        )  # fmt: skip
+        for experience in benchmark.train_stream:
+            strategy.train(experience, num_workers=0)
+            assert len(exemplars.buffer) == 20  # what looks at memory meanwhile does not hide what the loader reads
+        assert buffer.stats()["storage_samples"] == 240
+        assert (buffer.stats()["swapped"] > 20) == (policy is not None)
+        assert buffer.step > 20
+        assert len(exemplars.buffer) == 20
+        for index in range(2000):  # somebody who looks at memory without training
+            exemplars.buffer[index % 20]
+        assert len(exemplars.take_used()) == 20
+        with pytest.raises(ValueError, match="num_workers=1"):
+            strategy.train(benchmark.train_stream[0], num_workers=1)
+
+
+def stream(avalanche: Any, inputs: torch.Tensor, labels: torch.Tensor, tasks: bool = False) -> Any:
+    """Return three experiences of two classes each, with task labels where that is asked for."""
+    scenarios = importlib.import_module("avalanche.benchmarks")
+    utils = importlib.import_module("avalanche.benchmarks.utils")
+    items = utils.AvalancheDataset(
+        [torch.utils.data.TensorDataset(inputs, labels)],
+        data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
+    )
+    benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
+    return scenarios.task_incremental_benchmark(benchmark) if tasks else benchmark
+
+
+def trainer(buffer: CarouselBuffer, *more: Any, **options: Any) -> Any:
+    """Return a strategy that replays a buffer, and its storage policy."""
+    from memhier.recsys.replay.avalanche import CarouselExemplars, CarouselPlugin
+
+    plugins = importlib.import_module("avalanche.training.plugins")
+    exemplars = CarouselExemplars(buffer)
+    model = torch.nn.Linear(8, 6)
+    replay = plugins.ReplayPlugin(mem_size=buffer.capacity, storage_policy=exemplars, **options)
+    strategy = importlib.import_module("avalanche.training.supervised").Naive(
+        model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), train_mb_size=8, train_epochs=2,
+        plugins=[replay, CarouselPlugin(exemplars), *more], evaluator=None,
+    )  # fmt: skip
+    return strategy, exemplars
+
+
+def test_task_labels_are_replayed(tmp_path: Path, avalanche: Any) -> None:
+    labels = torch.arange(240) % 6
+    benchmark = stream(avalanche, torch.randn(240, 8), labels, tasks=True)
+    task_of = {
+        int(label): number
+        for number, experience in enumerate(benchmark.train_stream)
+        for label in set(experience.dataset.targets)
+    }
+    seen: list[tuple[int, int]] = []
+    base = importlib.import_module("avalanche.training.plugins").SupervisedPlugin
+
+    class Look(base):  # type: ignore[misc, valid-type]
+        def after_training_iteration(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
+            seen.extend(zip(strategy.mb_y.tolist(), strategy.mb_task_id.tolist(), strict=True))
+
+    schema = {"x": ("float32", 8), "task": "int64"}
+    with CarouselBuffer(
+        tmp_path / "b", memory=24, schema=schema, admit="class_balanced", swap=RandomSwap(1.0)
+    ) as buffer:
+        strategy, exemplars = trainer(buffer, Look())
+        for number, experience in enumerate(benchmark.train_stream):
+            seen.clear()
+            strategy.train(experience, num_workers=0)
+            assert {task for _, task in seen} == set(range(number + 1))
+            assert all(task == task_of[label] for label, task in seen)
+        assert buffer.stats()["swapped"] > 20
+        assert sorted(exemplars.buffer.targets_task_labels.uniques) == [0, 1, 2]
+
+
+def test_entries_that_have_no_field_are_named(tmp_path: Path, avalanche: Any) -> None:
+    benchmark = stream(avalanche, torch.randn(60, 8), torch.arange(60) % 6, tasks=True)
+    with CarouselBuffer(tmp_path / "b", memory=12, schema={"x": ("float32", 8)}, admit="class_balanced") as buffer:
+        strategy, _ = trainer(buffer)
+        with pytest.raises(ValueError, match=r"have 3 entries.*'task': 'int64' for a task label"):
+            strategy.train(benchmark.train_stream[0], num_workers=0)
+        assert buffer.stats()["storage_samples"] == 0
+
+
+def test_casts_that_lose_values_raise(tmp_path: Path, avalanche: Any) -> None:
+    labels = torch.arange(60) % 6
+    with CarouselBuffer(tmp_path / "b", memory=12, schema={"x": ("uint8", 8)}, admit="class_balanced") as buffer:
+        strategy, exemplars = trainer(buffer)
+        with pytest.raises(ValueError, match=r"entry 0 of the stream's items: float32 values do not fit .* uint8"):
+            strategy.train(stream(avalanche, torch.rand(60, 8), labels).train_stream[0], num_workers=0)
+        assert buffer.stats()["storage_samples"] == 0
+        whole = torch.randint(0, 256, (60, 8)).float()
+        strategy.train(stream(avalanche, whole, labels).train_stream[0], num_workers=0)
+        shown = torch.stack([exemplars.buffer[index][0] for index in range(12)]).float()
+        assert all((whole == one).all(1).any() for one in shown)
+
+
+def test_swaps_over_classes_are_refused(tmp_path: Path, avalanche: Any) -> None:
+    from memhier.recsys.replay.avalanche import CarouselExemplars
+
+    for number, (options, fits) in enumerate([
+        ({}, False), ({"same_class": True}, True), ({"admit": "class_balanced"}, True), ({"swap": None}, True),
+    ]):  # fmt: skip
+        options: Any
+        with CarouselBuffer(tmp_path / f"{number}", memory=4, schema={"x": "float32"}, **options) as buffer:
+            if fits:
+                CarouselExemplars(buffer)
+            else:
+                with pytest.raises(ValueError, match="same_class=True"):
+                    CarouselExemplars(buffer)

@@ -1,0 +1,41 @@
+"""Trains with a checkpoint after every step, and prints the most private memory that took beside what was there before,
+and the most that `memory_bytes` said; in bytes.
+
+``python train_within_memory.py FOLDER DRAM STEPS KIND``; KIND says which call takes the checkpoints.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from memhier.recsys import Adagrad, EmbeddingBag
+
+ROWS, DIM = 300_000, 64
+
+
+def private_bytes() -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def main(folder: Path, dram: str, steps: int, kind: str) -> None:
+    torch.set_num_threads(1)
+    rng = np.random.default_rng(0)
+    # What is loaded on first use is no part of it.
+    with EmbeddingBag(100, DIM, mode="sum", optimizer=Adagrad(), dram="32MiB", path=folder / "first") as bag:
+        bag(torch.arange(10)[None]).sum().backward()
+        bag.start_checkpoint().result()
+    before, most, held = private_bytes(), 0, 0
+    with EmbeddingBag(ROWS, DIM, mode="sum", optimizer=Adagrad(), dram=dram, path=folder / "second") as bag:
+        for _ in range(steps):
+            bag(torch.from_numpy(rng.integers(0, ROWS, (256, 8)))).sum().backward()
+            getattr(bag, kind)()
+            most, held = max(most, private_bytes() - before), max(held, bag.memory_bytes)
+        assert bag.stats()["evictions"] > ROWS // 4
+    print(most, held)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4])
