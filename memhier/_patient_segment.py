@@ -82,9 +82,7 @@ class PatientSegmentWriter(SegmentWriter):
             self._filled -= start
             self._buffer[: self._filled] = self._buffer[start : start + self._filled].copy()
             if len(self._buffer) > self._most >= self._filled:
-                held, self._buffer = self._buffer[: self._filled], self._buffer[:0]
-                self._hold(self._most)
-                self._buffer[: len(held)] = held
+                self._move(self._most)
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
     def reserve(self) -> None:
@@ -98,10 +96,13 @@ class PatientSegmentWriter(SegmentWriter):
 
     def _hold(self, wanted: int) -> None:
         if wanted > len(self._buffer):
-            # Not from the heap, which would keep what a commit lets go: pages that are not written take no memory.
-            grown = np.frombuffer(mmap.mmap(-1, max(-(-wanted // PAGE_BYTES) * PAGE_BYTES, self._most)), np.uint8)
-            grown[: self._filled] = self._buffer[: self._filled]
-            self._buffer = grown
+            self._move(max(-(-wanted // PAGE_BYTES) * PAGE_BYTES, self._most))
+
+    def _move(self, size: int) -> None:
+        # Not from the heap, which would keep the memory a commit releases: pages that are not written take none.
+        moved = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        moved[: self._filled] = self._buffer[: self._filled]
+        self._buffer = moved
 
     def _put(self, pages: NDArray[np.uint8]) -> None:
         # Not at the file's end: what was written in part is written again.

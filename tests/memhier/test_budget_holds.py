@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from memhier import backend
 from memhier.budget import parse_bytes
 
 ALLOWED_BEYOND = parse_bytes("32MiB")
@@ -67,11 +66,6 @@ def can_reset_peak() -> bool:
     return True
 
 
-@pytest.mark.xfail(
-    backend.core is None,
-    strict=False,
-    reason="without the compiled core a write buffer that grows holds its old bytes too, over the smallest budgets",
-)
 @pytest.mark.skipif(not can_reset_peak(), reason="the kernel lets nobody reset a process's peak memory here")
 @pytest.mark.parametrize(
     ("dram", "policy", "codec"),
