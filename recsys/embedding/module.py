@@ -20,7 +20,7 @@ from memhier.recsys.embedding.anchor import Anchor
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
-from memhier.recsys.embedding.merged import merged_gradients, parts_of
+from memhier.recsys.embedding.merged import Pending, merged_gradients, parts_of
 from memhier.recsys.embedding.optimizers import Group, SparseOptimizer, check_group
 from memhier.recsys.embedding.passes import LookUp, Passes
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
@@ -124,7 +124,7 @@ class TableModule(nn.Module):
         self._anchor = Anchor()
         self._anchor.stepping = self._before_other_step
         self._update: Update = update
-        self._pending: list[tuple[Rows, StepGradient | Sparse]] = []
+        self._pending: list[Pending] = []
         self._passes = Passes(self._apply_pending, self._pass_failed, lambda: len(self._pending))
         self._applied = 0  # updates since an optimizer's last step
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
@@ -187,14 +187,14 @@ class TableModule(nn.Module):
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients that wait for a step; with ``update="step"``, RuntimeError otherwise."""
         self._check_waits("scale_gradients()")
-        for _, found in self._pending:
-            for _, gradient in found if isinstance(found, list) else found.sparse():
+        for one in self._pending:
+            for _, gradient in one.sparse():
                 gradient._values().mul_(factor)
 
     def gradient_norm(self) -> Tensor:
         """Return the Euclidean norm of the gradients that wait for a step; with ``update="step"``."""
         self._check_waits("gradient_norm()")
-        gradients = self._merge(self._pending)[1] if self._pending else []
+        gradients = merged_gradients(self.tables, self._pending)[1] if self._pending else []
         squares = [gradient.coalesce()._values().square().sum() for _, gradient in gradients]
         return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
 
@@ -432,7 +432,7 @@ class TableModule(nn.Module):
         elif self._pending and not self._anchor.is_marked:
             self._drop_pending()  # as zero_grad() of the model means
         self._anchor.mark(_APPLIED if self._update == "backward" else _WAITING)
-        self._pending.append((rows, gradient))
+        self._pending.append(Pending(rows, gradient, self._passes.current()))
 
     def _close_step(self) -> None:
         """Where backward passes are steps, apply what they have left: whoever asks goes on from there."""
@@ -441,8 +441,8 @@ class TableModule(nn.Module):
             self._apply_pending()
 
     def _pass_failed(self, before: int) -> None:
-        for rows, _ in self._pending[before:]:
-            rows.release()
+        for one in self._pending[before:]:
+            one.rows.release()
         del self._pending[before:]
 
     @shielded
@@ -456,23 +456,23 @@ class TableModule(nn.Module):
         applied = False
         try:
             check_group(self.tables.optimizer, group)
-            (rows, gradient), *others = pending
-            if not others and isinstance(gradient, StepGradient):
-                apply_gradient(self.tables, gradient, group)
+            first, *others = pending
+            if not others and isinstance(first.gradient, StepGradient):
+                apply_gradient(self.tables, first.gradient, group)
             else:
                 self._apply_merged(pending, group)
             applied = True
         finally:
             if applied or self._update == "backward":
                 # One that could not be applied can be made again.
-                for rows, _ in pending:
-                    rows.release()
+                for one in pending:
+                    one.rows.release()
             else:
                 self._pending = pending
         self._applied += 1
 
-    def _apply_merged(self, pending: list[tuple[Rows, StepGradient | Sparse]], group: Group) -> None:
-        parts = parts_of(self.tables, *self._merge(pending))
+    def _apply_merged(self, pending: list[Pending], group: Group) -> None:
+        parts = parts_of(self.tables, *merged_gradients(self.tables, pending))
         for rows, _ in parts:
             if rows.loan is None:
                 self.tables.lend_again(rows)
@@ -481,10 +481,6 @@ class TableModule(nn.Module):
             apply_sparse(self.tables, rows, gradients, group, late)
             late = list(self.tables.record.steps)
             rows.release()
-
-    def _merge(self, pending: list[tuple[Rows, StepGradient | Sparse]]) -> tuple[Rows, Sparse]:
-        some = [(rows, found.sparse() if isinstance(found, StepGradient) else found) for rows, found in pending]
-        return merged_gradients(self.tables, some)
 
     @shielded
     def _drop_pending(self) -> None:

@@ -37,6 +37,7 @@ from memhier.recsys.embedding.exchange import (
     say_what_can_wait,
 )
 from memhier.recsys.embedding.fused import EVALUATED, Sparse, apply_sparse, check_first_pass
+from memhier.recsys.embedding.merged import Pending
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.passes import LookUp
@@ -352,7 +353,8 @@ class ShardedEmbeddingBagCollection(TableModule):
         late = rows.share()
         group, alone = dict(self.optimizer.param_groups[0]), not self._pending
         self._await(step.look_up, rows, self._gradients(rows, found.only(~held)))
-        self._late = Late(late, exchange.following, found.only(held), late_in, of_keys, of_values, group)
+        graph_pass = self._passes.current()
+        self._late = Late(late, exchange.following, found.only(held), late_in, of_keys, of_values, group, graph_pass)
         if not alone:
             self._settle()  # a step of several look-ups has no rest
 
@@ -376,7 +378,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         came = self._contributions(late.keys.wait(), late.values.wait(), late.counts)
         gradients = self._gradients(late.rows, late.here.then(came))
         if late.steps is None:
-            self._pending.append((late.rows, gradients))
+            self._pending.append(Pending(late.rows, gradients, late.graph_pass))
             return
         some = [(table, gradient) for table, gradient in gradients if gradient._nnz()]
         apply_sparse(self.tables, late.rows, some, late.group, late.steps)
