@@ -16,7 +16,7 @@ from torch._compile import _disable_dynamo
 from memhier._arrays import as_ints
 from memhier._segments import PAGE_BYTES
 from memhier._shield import shielded
-from memhier.recsys.embedding.anchor import Anchor
+from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
@@ -132,6 +132,9 @@ class TableModule(nn.Module):
         try:
             if update not in get_args(Update):
                 raise ValueError(f"update={update!r}: expected 'backward' or 'step'")
+            self._anchor.is_applied_at_once = update == "backward"
+            if update == "backward":
+                refuse_scaled_losses()
             self._begun_with = self._restore_hyperparameters()
         except BaseException:
             tables.close()
