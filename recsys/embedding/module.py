@@ -16,6 +16,7 @@ from torch._compile import _disable_dynamo
 from memhier._arrays import as_ints
 from memhier._segments import PAGE_BYTES
 from memhier._shield import shielded
+from memhier.errors import CorruptionError
 from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
@@ -226,6 +227,8 @@ class TableModule(nn.Module):
         ------
         RuntimeError
             When gradients wait for a step.
+        ValueError
+            When the optimizer's hyperparameters are none that a step could take.
         OSError
             With ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk is full: make room and call again, nothing is lost. So
             it is with steps, whose rows push others out; one whose backward pass raised this has changed nothing.
@@ -258,6 +261,7 @@ class TableModule(nn.Module):
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
+        check_group(self.tables.optimizer, group)
         return {EXTRA: as_json({"hyperparameters": group, "begun_with": self._begun_with, "extra": dict(extra or {})})}
 
     @property
@@ -508,22 +512,26 @@ class TableModule(nn.Module):
 
     def _restore_hyperparameters(self) -> dict[str, Any]:
         """Go on with the checkpoint's hyperparameters, if there is one; return those that the training began with."""
-        given: dict[str, Any] = json.loads(as_json(vars(self.tables.optimizer)))
+        optimizer, path = self.tables.optimizer, self.tables.path
+        given: dict[str, Any] = restored_hyperparameters(json.loads(as_json(vars(optimizer))), vars(optimizer), path)
         values = self._last_values()
-        saved = values.get("hyperparameters", {})
-        begun: dict[str, Any] = values.get(
-            "begun_with", {name: saved.get(name, value) for name, value in given.items()}
-        )
-        if self.tables.is_chosen:
-            for name, value in given.items():
-                if begun.get(name) != value:
-                    raise ValueError(
-                        f"optimizer: {name}={value!r} beside resume=True, but the training began with {name}="
-                        f"{begun.get(name)!r} and is at {saved.get(name)!r}: pass {begun.get(name)!r}; then set "
-                        f"module.optimizer.param_groups[0][{name!r}] where it is to be another from here on"
-                    )
-        group = self.optimizer.param_groups[0]
-        group.update(restored_hyperparameters(saved, group, self.tables.path))
+        if not values:
+            return given
+        saved = restored_hyperparameters(values["hyperparameters"], given, path)
+        begun = restored_hyperparameters(values["begun_with"], given, path)
+        try:
+            type(optimizer)(**begun)
+            check_group(optimizer, saved)
+        except (TypeError, ValueError) as error:
+            raise CorruptionError(f"{path}: value {EXTRA!r}: {error}") from error
+        if self.tables.is_chosen and begun != given:
+            name = next(name for name, value in given.items() if begun[name] != value)
+            raise ValueError(
+                f"optimizer: {name}={given[name]!r} beside resume=True, but the training began with {name}="
+                f"{begun[name]!r} and is at {saved[name]!r}: pass {begun[name]!r}; then set "
+                f"module.optimizer.param_groups[0][{name!r}] where it is to be another from here on"
+            )
+        self.optimizer.param_groups[0].update(saved)
         return begun
 
 

@@ -278,12 +278,12 @@ class StorageTier:
         ends = np.cumsum([0, *sizes]).tolist()
         return [data[start:stop] for start, stop in pairwise(ends)]
 
-    def read_index(self, members: Members, size: int) -> None:
-        """Fill the index from the store."""
+    def read_index(self, members: Members, size: int, some_labels: bool) -> None:
+        """Fill the index from the store; `some_labels` as in `check_positions`."""
         rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
-        check_positions(members.table.unpack(rows, size), members.by_class, self.store.path)
+        check_positions(members.table.unpack(rows, size), members.by_class, some_labels, self.store.path)
         members.restore(size, rows)
 
     def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
