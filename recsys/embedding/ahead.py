@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -104,6 +105,12 @@ class Ahead:
         limits: Limits,
         skipped: int,
     ) -> None:
+        # Two that read at a time would announce in any order, and their questions to other ranks would cross. One whose
+        # loop was left ends by itself, but perhaps not yet.
+        end = None if module._end_epoch is None else module._end_epoch()
+        if end is not None:
+            end()
+        module._end_epoch = WeakMethod(self.close)
         self._batches = batches
         self._module = module
         self._ids = ids
@@ -124,7 +131,7 @@ class Ahead:
         self._current: Rows | None = None
         self._ended = False  # the loader has
         self._error: BaseException | None = None  # what ended it, or the thread
-        self._closed = self._failed = False
+        self._closed = self._failed = self._gone = False
         self.farewell: object = None
         self._changed = threading.Condition()
         self._known = 0
@@ -176,13 +183,16 @@ class Ahead:
 
     @shielded
     def close(self) -> None:
-        """End the thread, and take back what was announced."""
+        """End the thread, and take back what was announced; the second time does nothing."""
         with self._changed:
+            if self._gone:
+                return
             self._closed = True
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._let_go()
+        self._gone = True
         announced, self._announced = self._announced, 0
         for waiting in self._window:
             if waiting.ticket is not None:
@@ -225,9 +235,10 @@ class Ahead:
 
     def _let_go(self) -> None:
         """Let the rows of the batch go that was handed out last."""
-        self._module._planned = None
         rows, self._current = self._current, None
         if rows is not None:
+            if self._module._planned is not None and self._module._planned[1] is rows:
+                self._module._planned = None
             rows.release()
 
     @property

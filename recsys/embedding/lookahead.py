@@ -87,7 +87,7 @@ def lookahead(
 class Lookahead:
     """Yields a loader's batches, epoch by epoch; see :func:`lookahead`.
 
-    One epoch at a time: beginning another ends the one before.
+    One epoch at a time: beginning another on the same tables, of this or another loader, ends the one before.
     """
 
     def __init__(

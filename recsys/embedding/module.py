@@ -129,6 +129,7 @@ class TableModule(nn.Module):
         self._passes = Passes(self._apply_pending, self._pass_failed, lambda: len(self._pending))
         self._applied = 0  # updates since an optimizer's last step
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
+        self._end_epoch: Callable[[], Callable[[], None] | None] | None = None  # of lookahead; one at a time
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         try:
             if update not in get_args(Update):

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier._arrays import as_ints
+from memhier._patient_segment import FullError
 from memhier._shield import shielded
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.bags import Bags
@@ -177,9 +178,12 @@ class ShardedEmbeddingBagCollection(TableModule):
 
         Raises
         ------
+        OSError
+            On all ranks, with ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk of some is full, which the message
+            names: make room there, and let all ranks call again; nothing is lost.
         RuntimeError
-            When some ranks could not write this checkpoint, or the one before. Open the tables again, which finds
-            the last one that all could.
+            When some ranks could not write this checkpoint, or the one before, otherwise. Open the tables again, which
+            finds the last one that all could.
         """
         self._await_all()
         done: Future[int] = Future()
@@ -188,12 +192,22 @@ class ShardedEmbeddingBagCollection(TableModule):
         except Exception as error:
             done.set_exception(error)  # the other ranks are told first: they wait
         self._saving = done
-        self._await_all()
+        full = self._await_all()
+        if full and done.exception() is None:
+            raise OSError(
+                full[min(full)],
+                f"the disk of ranks {sorted(full)} is full: make room there, and let all ranks call again; nothing is "
+                "lost",
+                self.tables.path,
+            )
         return done.result()
 
     @shielded
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
-        """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`."""
+        """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`.
+
+        Where the disk of a rank is full, its result says so; the next checkpoint of all ranks makes up for this one.
+        """
         self._await_all()
         try:
             self._saving = super().start_checkpoint(extra)
@@ -203,17 +217,29 @@ class ShardedEmbeddingBagCollection(TableModule):
             raise
         return self._saving
 
-    def _await_all(self) -> None:
-        """Return once every rank's last checkpoint is durable: two ranks are never more than one apart."""
+    def _await_all(self) -> dict[int, int]:
+        """Return once every rank's last checkpoint has ended: those that all have are never more than one apart.
+
+        Returned is ``errno`` of the ranks whose disk was too full for it.
+        """
         failed = None if self._saving is None else self._saving.exception()
-        ranks = [rank for rank, (one,) in enumerate(self._now.all([failed is not None])) if one]
-        if len(ranks) == self._ranks:
-            self._saving = None  # none is ahead of another
-        elif ranks:
-            raise RuntimeError(
-                f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from the "
-                "one before"
-            ) from failed
+        full = failed.errno or 0 if isinstance(failed, FullError) else 0
+        told = self._now.all([failed is not None, full, self.tables.record.checkpoint])
+        ranks = [rank for rank, (one, _, _) in enumerate(told) if one]
+        if ranks and len(ranks) < self._ranks:
+            if not all(told[rank][1] for rank in ranks):
+                raise RuntimeError(
+                    f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from "
+                    "the one before"
+                ) from failed
+            if self._saving is not None and failed is None:
+                self._shard.keep_way_back(further=True)
+        elif not ranks and self._saving is not None:
+            self._shard.keep_way_back(further=False)
+        # Whoever could not count is where the others are.
+        self.tables.record.checkpoint = max(number for _, _, number in told)
+        self._saving = None
+        return {rank: told[rank][1] for rank in ranks}
 
     def _checkpoint_values(self, extra: Any) -> dict[str, bytes]:
         self._close_step()

@@ -139,6 +139,22 @@ def test_an_epoch_may_be_left_and_begun_anew(tmp_path: Path) -> None:
         assert losses == expected
 
 
+def test_another_loaders_epoch_ends_the_one_before(tmp_path: Path) -> None:
+    with make(tmp_path / "plain", slots=ROWS) as plain:
+        expected = train(plain, batches(2)) + train(plain, batches(40, seed=1))
+        weights = plain.weights(np.arange(ROWS))
+    with make(tmp_path / "ahead") as bag:
+        left = iter(lookahead(batches(40), bag, ids=lambda batch: batch, window=4))
+        losses = [train(bag, [next(left)])[0] for _ in range(2)]
+        for number, batch in enumerate(lookahead(batches(40, seed=1), bag, ids=lambda batch: batch, window=4)):
+            if number == 20:
+                assert next(left, None) is None
+                del left
+            losses += train(bag, [batch])
+        assert losses == expected
+        assert torch.equal(bag.weights(np.arange(ROWS)), weights)
+
+
 def test_other_ids_than_were_said_are_refused(tmp_path: Path) -> None:
     with make(tmp_path) as bag:
         epoch = iter(lookahead(batches(5), bag, ids=lambda batch: batch))
