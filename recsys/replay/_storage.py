@@ -19,7 +19,7 @@ from memhier.recsys.replay._index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kin
 from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._records import RecordFormat
 from memhier.recsys.replay._residents import Residents
-from memhier.recsys.replay._room import Room
+from memhier.recsys.replay._room import Room, reclaim
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.row_log import RowLog
 from memhier.samples import Samples
@@ -167,6 +167,8 @@ class StorageTier:
         """Set the mutable fields of samples."""
         if self._side is not None:
             self._append(self._side, positions, self._side_format.rows(columns))
+            if self._room is None:
+                reclaim(self._side)
 
     def read(self, positions: Ints, out: Columns) -> None:
         """Fill columns.
