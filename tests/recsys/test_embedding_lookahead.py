@@ -344,7 +344,7 @@ def test_an_epoch_that_is_left_lets_the_loader_go(tmp_path: Path) -> None:
         ahead = lookahead(Loader(), bag, ids=lambda batch: batch)
         for _ in ahead:
             break
-        assert ended.wait(60)  # the thread that no interrupt reaches ends it
+        assert ended.wait(600)  # the thread that no interrupt reaches ends it
         assert ahead.position == 1
 
 
