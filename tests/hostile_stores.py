@@ -140,7 +140,7 @@ def catalog_changes(place: Path) -> Iterator[tuple[str, Callable[[Path], None]]]
 ONCE_BELIEVED = re.compile(
     r"value 'log/embedding' at 8: 2147483648|'recsys/(tables|extra)' removed|\['momentum'\] = '-5'"
     r"|\['begun_with'\](\['lr'\])? removed|\['betas'\]\[1\] = '1'|segment 'index-0' at 8: 18446744073709551615"
-    r"|\['dimension'\] \+ 1"
+    r"|\['dimension'\] \+ 1|\['reached'\]\['10'\] removed"
 )
 
 

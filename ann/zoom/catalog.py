@@ -165,6 +165,8 @@ class Description:
         space = found.space
         if core_dimension(space.metric, space.dimension) > space.padded:
             raise CorruptionError(f"{where}: {space.dimension} dimensions in a space of {space.padded}")
+        if found.calibration.efforts.keys() != found.calibration.reached.keys():
+            raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
         return found
 
 

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
-from weakref import WeakMethod
 
 import numpy as np
 import torch
@@ -105,12 +104,6 @@ class Ahead:
         limits: Limits,
         skipped: int,
     ) -> None:
-        # Two that read at a time would announce in any order, and their questions to other ranks would cross. One whose
-        # loop was left ends by itself, but perhaps not yet.
-        end = None if module._end_epoch is None else module._end_epoch()
-        if end is not None:
-            end()
-        module._end_epoch = WeakMethod(self.close)
         self._batches = batches
         self._module = module
         self._ids = ids
@@ -131,11 +124,13 @@ class Ahead:
         self._current: Rows | None = None
         self._ended = False  # the loader has
         self._error: BaseException | None = None  # what ended it, or the thread
-        self._closed = self._failed = self._gone = False
+        self._closed = self._failed = False
         self.farewell: object = None
         self._changed = threading.Condition()
         self._known = 0
         self._wait_s = self._loader_s = 0.0
+        # Its thread has ended by then: among ranks, reads of two epochs would take each other's messages.
+        module.begin_epoch(self._give_way)
         self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
         self._thread.start()
 
@@ -182,17 +177,24 @@ class Ahead:
         return waiting.batch
 
     @shielded
+    def _give_way(self) -> None:
+        """End, as another epoch begins; a loop that goes on hears of it."""
+        if not self._closed:
+            self._error = RuntimeError(
+                "lookahead: another epoch of lookahead began over the same tables, and ended this one; leave this loop "
+                "first, or read the other loader without lookahead"
+            )
+            self.close()
+
+    @shielded
     def close(self) -> None:
-        """End the thread, and take back what was announced; the second time does nothing."""
+        """End the thread, and take back what was announced."""
         with self._changed:
-            if self._gone:
-                return
             self._closed = True
             self._changed.notify_all()
         if self._thread is not threading.current_thread():
             self._thread.join()
         self._let_go()
-        self._gone = True
         announced, self._announced = self._announced, 0
         for waiting in self._window:
             if waiting.ticket is not None:
@@ -208,6 +210,8 @@ class Ahead:
 
     def _await_next(self) -> _Waiting:
         with self._changed:
+            if self._closed:
+                raise self._end()
             wait_for(self._changed, self._is_settled)
         self._let_go()
         if self._blocked or not self._fetched:
@@ -222,9 +226,13 @@ class Ahead:
             if self._full is not None and not self._fetched:
                 raise self._full
             if self._failed or self._closed or not self._fetched:
-                error, self._error = self._error, None
-                raise StopIteration if error is None else error
+                raise self._end()
             return self._window[0]
+
+    def _end(self) -> BaseException:
+        """Return the error that ended the epoch, once, and StopIteration otherwise."""
+        error, self._error = self._error, None
+        return StopIteration() if error is None else error
 
     def _is_settled(self) -> bool:
         """Whether what may be fetched has been, as far as there is room."""

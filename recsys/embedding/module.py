@@ -129,7 +129,7 @@ class TableModule(nn.Module):
         self._passes = Passes(self._apply_pending, self._pass_failed, lambda: len(self._pending))
         self._applied = 0  # updates since an optimizer's last step
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
-        self._end_epoch: Callable[[], Callable[[], None] | None] | None = None  # of lookahead; one at a time
+        self._end_epoch: Callable[[], None] | None = None
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         try:
             if update not in get_args(Update):
@@ -142,6 +142,12 @@ class TableModule(nn.Module):
             tables.close()
             raise
         self._saved_steps = list(tables.record.steps)  # as of the last checkpoint
+
+    def begin_epoch(self, end: Callable[[], None]) -> None:
+        """End the epoch of lookahead that is under way, if any; `end` ends the one that begins."""
+        before, self._end_epoch = self._end_epoch, end
+        if before is not None:
+            before()
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:

@@ -28,8 +28,8 @@ def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) ->
         data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
     )
     benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
-    with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced", same_class=True, swap=policy,
-                        seed=0) as buffer:  # fmt: skip
+    with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced",
+                        same_class=True, swap=policy, seed=0) as buffer:  # fmt: skip
         exemplars = CarouselExemplars(buffer)
         model = torch.nn.Linear(8, 6)
         strategy = importlib.import_module("avalanche.training.supervised").Naive(
