@@ -53,7 +53,8 @@ def draw(words: Ints, shares: Doubles, top_p: float | None, uniform: Doubles) ->
         last = np.maximum((sums - shares < top_p).sum(1) - 1, 0)
     states = np.arange(len(words))
     at = np.minimum((sums <= (uniform * sums[states, last])[:, None]).sum(1), last)
-    return words[states, at]
+    drawn: Ints = words[states, at]
+    return drawn
 
 
 def nucleus(
