@@ -107,7 +107,7 @@ class Calibration:
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
             # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
-            found = replace(found, zeta=np.inf, most=None)
+            found = replace(found, most=None)
         if k > known:
             times = -(-k // known)
             if found.most is not None:
@@ -129,7 +129,7 @@ class Calibration:
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
         alone = next((eps for reached, eps in self.alone if reached >= strict - 1e-9), float(_EPS[-1]))
         found = replace(
-            found, eps=max(alone, *(each.eps for each in every)), zeta=max(found.zeta, *(each.zeta for each in every)),
+            found, eps=max(alone, *(each.eps for each in every)),
             gap=max(found.gap, *(each.gap for each in every)), most=None,
         )  # fmt: skip
         return self._spread(found, k / max(share, 1e-9), strict)
@@ -154,7 +154,6 @@ class Calibration:
             nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
         return replace(
             found, nprobe=int(np.ceil(nprobe)), least=max(found.least, lists.least), gap=max(found.gap, lists.gap),
-            zeta=max(found.zeta, lists.zeta),
         )  # fmt: skip
 
     def _known(self, k: int) -> int:
@@ -306,7 +305,7 @@ class _Measure:
         # Routed alike, a query that needs more lists scans none more often for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
         chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
-        widest = Effort(self._probes.shape[1], np.inf, float(_EPS[-1]))
+        widest = Effort(self._probes.shape[1], eps=float(_EPS[-1]))
         best = _mean_share(needs.widths < len(_EPS), known)
         return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
 
@@ -442,7 +441,6 @@ class _Measure:
             missed = int((known & ~reached).sum())
             if missed > allowed and rung.least < most:
                 continue
-            # No list before the end is passed over: directions in which neighbours lie differ from query to query.
             cost = float(np.where(columns < rung.ends[:, None], self._sizes, 0).sum())
             cost += self._preview.router.cost(rung.routed) * len(rank)
             if cost < least:
@@ -457,7 +455,7 @@ class _Measure:
         truth, most = self._truth, float(_EPS[-1])
         limit = max(_LIMIT, _LIMIT_OF_K * k)
         places, kth = _Places(len(self._turned), k, limit), truth.distances[:, k - 1].copy()
-        wide = Effort(self._probes.shape[1], np.inf, most)
+        wide = Effort(self._probes.shape[1], eps=most)
         for start in range(0, len(self._turned), _BLOCK):
             part = slice(start, start + _BLOCK)
             # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.

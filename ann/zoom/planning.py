@@ -72,4 +72,4 @@ def _filtered(state: Snapshot, k: int, recall: float, selection: Selection) -> E
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return effort
     eps = max(effort.eps, _FEW_EPS)
-    return replace(effort, nprobe=state.preview.lists, zeta=np.inf, gap=np.inf, eps=eps)
+    return replace(effort, nprobe=state.preview.lists, gap=np.inf, eps=eps)

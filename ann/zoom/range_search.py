@@ -1,4 +1,4 @@
-"""All vectors within a radius: every list whose bound allows it is scanned, and what the bounds admit is read.
+"""All vectors within a radius: every list is scanned, and what the bounds admit is read.
 
 The radius is a threshold known beforehand, where a search for the k nearest has to find its own. It may admit any
 number of vectors, so lists are scanned a few at a time wherever what they hold would not fit.
@@ -71,10 +71,7 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     known = [calibration.effort(k, recall) for k in calibration.efforts]
     if not all(reached for _, reached in known):
         return Effort(lists, eps=_WIDE_EPS), False
-    efforts = [effort for effort, _ in known]
-    nprobe = max(each.nprobe for each in efforts)
-    widest = Effort(nprobe, max(each.zeta for each in efforts), max(each.eps for each in efforts))
-    return widest, all(reached for _, reached in known)
+    return Effort(lists, eps=max(effort.eps for effort, _ in known)), True
 
 
 def search_range(
@@ -185,32 +182,24 @@ class _Scan:
         self._tally = np.zeros((len(queries), 5), np.int64)
 
     def all_lists(self) -> None:
-        """Scan the nearest lists of each query, and of the others those that may hold something within the radius."""
-        everything = np.arange(self._snapshot.preview.lists)
+        """Look for what lies within the radius of each query."""
         every = np.arange(len(self.queries))
-        nearest = self._snapshot.preview.route(self._turned, self._effort.nprobe)
-        # What lies within a radius far below that of any calibrated neighbour is in them, but passes no such test.
-        self._lists(every, nearest, np.inf, _LIMIT)
-        if nearest.shape[1] < len(everything):
-            others = np.broadcast_to(everything, (len(every), len(everything))).copy()
-            rows, columns = np.nonzero(nearest >= 0)
-            others[rows, nearest[rows, columns]] = -1
-            self._lists(every, others, self._effort.zeta, _LIMIT)
+        lists = np.arange(self._snapshot.preview.lists)
+        self._lists(every, np.broadcast_to(lists, (len(every), len(lists))), _LIMIT)
 
-    def _lists(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> None:
+    def _lists(self, chosen: Ints, probes: Ints, limit: int) -> None:
         """Look for the vectors of some queries in lists of each, ``[chosen, p]``."""
-        found = self._scan(chosen, probes, zeta, limit)
+        found = self._scan(chosen, probes, limit)
         # With as many as there is room for, some may have been left out.
         fits = found.counts < limit
         self._rank(chosen[fits], found, np.flatnonzero(fits))
         for row in np.flatnonzero(~fits):
             query, lists = chosen[row : row + 1], probes[row : row + 1]
-            lists = lists[:, lists[0] >= 0]
             if lists.shape[1] == 1:
-                self._lists(query, lists, zeta, 4 * limit)
+                self._lists(query, lists, 4 * limit)
                 continue
             for half in np.array_split(lists, 2, axis=1):
-                self._lists(query, half, zeta, limit)
+                self._lists(query, half, limit)
 
     def take(self, number: int, ids: Ints, near: Floats) -> None:
         """Keep what lies within the radius of a query."""
@@ -230,10 +219,10 @@ class _Scan:
             results.append(Within(names[order], away[order], tally))
         return results
 
-    def _scan(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> Candidates:
+    def _scan(self, chosen: Ints, probes: Ints, limit: int) -> Candidates:
         return self._snapshot.preview.scan(
             self._turned[chosen], np.ascontiguousarray(probes), self._coded, limit,
-            eps=self._effort.eps, zeta=zeta, limit=limit, most=self._most[chosen],
+            eps=self._effort.eps, limit=limit, most=self._most[chosen],
         )  # fmt: skip
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:
