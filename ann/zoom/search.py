@@ -11,11 +11,12 @@ from memhier._shield import check_interrupt
 from memhier.ann.zoom._conditions import check_types
 from memhier.ann.zoom.attributes import Schema
 from memhier.ann.zoom.bitmaps import Words, popcount
-from memhier.ann.zoom.calibrate import USUAL_MOST, Calibration
+from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import make_workspace, vectors_of
 from memhier.ann.zoom.ids import IdKind, Ids, Sightings, locate_all
+from memhier.ann.zoom.needs import USUAL_MOST
 from memhier.ann.zoom.part import Part, gather
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.space import PreviewSpace

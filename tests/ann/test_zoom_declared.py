@@ -1,5 +1,6 @@
 """A declared recall is kept, or said not to be known, whatever the data; and it does not cost what it need not."""
 
+import itertools
 import json
 from dataclasses import replace
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom import calibrate
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.zoom_declared import main, make_set
 
@@ -23,13 +25,16 @@ def test_recall_is_at_least_the_one_declared(tmp_path, name, seed):
     base, queries, metric = make_set(name, 4000, 1000, seed)
     near = exact_neighbours(base, queries, 10, metric)[1]
     with ZoomIndex.build(tmp_path / "index", base, metric=metric, dram="3MiB", seed=seed) as index:
-        pages = []
+        pages, codes = [], []
         for declared in RECALLS:
             result = index.search(queries, 10, recall=declared)
             assert result.stats["calibrated"]
             assert recall_at_k(result.distances, near) >= declared - TOLERANCE
             pages.append(result.stats["page_requests"] / 1000)
+            codes.append(result.stats["scanned"])
             assert result.stats["candidates"] / 1000 < 50
+        for costs in (pages, codes):
+            assert all(more >= 0.99 * less for less, more in itertools.pairwise(costs))
         assert pages[-1] <= 2.5 * pages[0]
         # At one vector a page, as few as there are neighbours would be ten.
         assert pages[-1] < 15
@@ -60,7 +65,21 @@ def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
             assert result.stats["calibrated"] == (k <= 100)
 
 
-def test_what_cannot_be_calibrated_is_said(tmp_path):
+def test_a_hundred_neighbours_by_short_codes_cost_by_the_recall_declared(tmp_path):
+    queries, base = np.split(np.random.default_rng(11).normal(size=(5100, 96)).astype(np.float32), [100])
+    near = exact_neighbours(base, queries, 100)[1]
+    with ZoomIndex.build(tmp_path / "index", base, dram="420KiB") as index:
+        pages = []
+        for declared in (*RECALLS, 1.0):
+            result = index.search(queries, 100, recall=declared)
+            assert recall_at_k(result.distances, near) >= declared - TOLERANCE
+            pages.append(result.stats["page_requests"] / 100)
+            assert result.stats["calibrated"] == (declared < 1)
+        assert all(more > 1.05 * less for less, more in itertools.pairwise(pages))
+
+
+def test_what_cannot_be_calibrated_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "_LIMITS_OF_K", (1,))
     queries, base = np.split(np.random.default_rng(9).normal(size=(3200, 256)).astype(np.float32), [200])
     with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram"):
         index = ZoomIndex.build(tmp_path / "index", base, dram="350KiB")
