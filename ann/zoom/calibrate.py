@@ -40,6 +40,8 @@ _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
 _LIMITS_OF_K = (10, 40)  # candidates of a query that are looked at, by k; the more where few do not suffice
 _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
+_EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_NO_BOUND = 1e6  # likewise, where errors are not what they are said to be: all is compared that is not known exactly
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
@@ -91,6 +93,14 @@ class Calibration:
     def changed_much(self) -> bool:
         """Whether so much has changed since that nobody knows whether it still holds."""
         return self.changes > _CHANGES * self.vectors
+
+    @property
+    def exact_eps(self) -> float:
+        """Standard errors that lie between an estimate and bounds which nothing exceeds.
+
+        Where neighbours lay beyond the widest bounds that were measured, as heavy tails make them, there are none.
+        """
+        return _EXACT_EPS if min(self.reached.values()) >= _SHORT else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""

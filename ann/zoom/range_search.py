@@ -25,7 +25,6 @@ __all__ = ["RangeResult", "Within", "all_nearest", "range_effort", "search_range
 
 _LIMIT = 1024  # candidates of a query that are read together
 _LIST_BYTES = 24  # of its number, for a query that probes all of them
-_WIDE_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _ROUNDING = 1e-5  # of the terms of a distance
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -67,10 +66,10 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     A radius is the distance of some k-th neighbour, but nobody knows of which, so the widest bounds of all are taken.
     """
     if recall == 1:
-        return Effort(lists, eps=_WIDE_EPS), False
+        return Effort(lists, eps=calibration.exact_eps), False
     known = [calibration.effort(k, recall) for k in calibration.efforts]
     if not all(reached for _, reached in known):
-        return Effort(lists, eps=_WIDE_EPS), False
+        return Effort(lists, eps=calibration.exact_eps), False
     return Effort(lists, eps=max(effort.eps for effort, _ in known)), True
 
 
@@ -141,7 +140,7 @@ def all_nearest(
     radii = found.distances[:, -1]
     wanted = np.isfinite(radii) if rows is None else np.isfinite(radii) & rows
     complete = np.flatnonzero(wanted)  # fewer than k are all there are
-    effort = effort or Effort(snapshot.preview.lists, eps=_WIDE_EPS)
+    effort = effort or Effort(snapshot.preview.lists, eps=snapshot.calibration.exact_eps)
     within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums, seen)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):

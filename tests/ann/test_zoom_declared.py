@@ -55,6 +55,27 @@ def test_a_recall_of_one_is_exact(tmp_path, name):
             assert result.stats["ranked"] < everything.stats["ranked"] / 2  # whole pages at first, then rows
 
 
+def test_a_recall_of_one_is_exact_where_errors_are_not_what_codes_say(tmp_path):
+    points = np.random.default_rng(12).standard_cauchy((2100, 64)).astype(np.float32)  # one axis outweighs all others
+    queries, base = np.split(points, [100])
+    away = np.stack([np.square(base.astype(np.float64) - query).sum(axis=1) for query in queries.astype(np.float64)])
+    with ZoomIndex.build(tmp_path / "index", base, dram="400KiB") as index:
+        for k in (1, 10):
+            near = np.sort(away, axis=1)[:, :k]
+            np.testing.assert_allclose(index.search(queries, k, recall=1.0).distances, near, rtol=1e-5)
+
+
+def test_hard_queries_keep_their_recall_where_there_is_little_room_for_candidates(tmp_path):
+    random = np.random.default_rng(9)
+    points = random.normal(size=(5200, 128)) * random.lognormal(0, 0.5, (5200, 1))
+    queries, base = np.split(points.astype(np.float32), [200])
+    near = exact_neighbours(base, queries, 10)[1]
+    with ZoomIndex.build(tmp_path / "index", base, dram=373_112) as index:
+        for declared in RECALLS:
+            found = index.search(queries, 10, recall=declared)
+            assert recall_at_k(found.distances, near) >= declared - TOLERANCE
+
+
 def test_recall_is_kept_for_any_number_of_neighbours(tmp_path):
     base, queries, _ = make_set("clusters", 4000, 500, 8)
     near = exact_neighbours(base, queries, 400)[1]
