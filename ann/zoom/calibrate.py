@@ -95,12 +95,14 @@ class Calibration:
         return self.changes > _CHANGES * self.vectors
 
     @property
-    def exact_eps(self) -> float:
-        """Standard errors that lie between an estimate and bounds which nothing exceeds.
+    def bounds_hold(self) -> bool:
+        """Whether hardly a neighbour lay beyond the widest bounds that were measured, as heavy tails make them."""
+        return min(self.reached.values()) >= _SHORT
 
-        Where neighbours lay beyond the widest bounds that were measured, as heavy tails make them, there are none.
-        """
-        return _EXACT_EPS if min(self.reached.values()) >= _SHORT else _NO_BOUND
+    @property
+    def exact_eps(self) -> float:
+        """Standard errors that lie between an estimate and bounds which nothing exceeds."""
+        return _EXACT_EPS if self.bounds_hold else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
         """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""

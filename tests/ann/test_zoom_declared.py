@@ -65,6 +65,19 @@ def test_a_recall_of_one_is_exact_where_errors_are_not_what_codes_say(tmp_path):
             np.testing.assert_allclose(index.search(queries, k, recall=1.0).distances, near, rtol=1e-5)
 
 
+def test_few_rows_that_a_filter_leaves_are_compared_where_errors_are_not_what_codes_say(tmp_path):
+    points = np.random.default_rng(12).standard_cauchy((2100, 64)).astype(np.float32)
+    queries, base = np.split(points, [100])
+    wanted = np.arange(2000) % 10 == 0
+    away = [
+        np.square(base[wanted].astype(np.float64) - query).sum(axis=1).min() for query in queries.astype(np.float64)
+    ]
+    attributes = {"wanted": wanted}
+    with ZoomIndex.build(tmp_path / "index", base, dram="430KiB", attributes=attributes) as index:
+        found = index.search(queries, 1, recall=0.99, where="wanted == true")
+        assert np.isclose(found.distances[:, 0], away, rtol=1e-5).mean() >= 0.99
+
+
 def test_hard_queries_keep_their_recall_where_there_is_little_room_for_candidates(tmp_path):
     random = np.random.default_rng(9)
     points = random.normal(size=(5200, 128)) * random.lognormal(0, 0.5, (5200, 1))
