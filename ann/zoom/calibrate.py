@@ -19,13 +19,14 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.code_scan import CodedPart
+from memhier.ann.zoom.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.truth import NeighbourTruth
 from memhier.ranking import page_rows_of
 
-__all__ = ["RECALLS", "TARGET", "USUAL_MOST", "Calibration", "calibrate"]
+__all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
 
 TARGET = 0.99  # what a search reaches when it is not told
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
@@ -35,10 +36,12 @@ _WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; 
 _LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
 # Codes scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
 _READ_COST = 6000
-_EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
-_LIMIT = 512  # candidates of a query that are looked at, and as many times k
-_LIMIT_OF_K = 10
+_LIMITS_OF_K = (10, 40)  # candidates of a query that are looked at, by k; the more where few do not suffice
+_LIMIT = 512  # likewise, at least
+_SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
+_EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_NO_BOUND = 1e6  # likewise, where errors are not what they are said to be: all is compared that is not known exactly
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
@@ -46,7 +49,6 @@ _CENTROIDS = 4096  # compared at a time
 _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
 _HOPELESS = 2  # times the cost of what was found, beyond which no more lists are tried
-USUAL_MOST = 4  # times as many candidates as usual, beyond which a query gets no more of them
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
@@ -92,6 +94,16 @@ class Calibration:
         """Whether so much has changed since that nobody knows whether it still holds."""
         return self.changes > _CHANGES * self.vectors
 
+    @property
+    def bounds_hold(self) -> bool:
+        """Whether hardly a neighbour lay beyond the widest bounds that were measured, as heavy tails make them."""
+        return min(self.reached.values()) >= _SHORT
+
+    @property
+    def exact_eps(self) -> float:
+        """Standard errors that lie between an estimate and bounds which nothing exceeds."""
+        return _EXACT_EPS if self.bounds_hold else _NO_BOUND
+
     def reached_at(self, k: int) -> float:
         """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""
         return self.reached[self._known(k)]
@@ -107,7 +119,7 @@ class Calibration:
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
             # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
-            found = replace(found, zeta=np.inf, most=None)
+            found = replace(found, most=None)
         if k > known:
             times = -(-k // known)
             if found.most is not None:
@@ -127,16 +139,16 @@ class Calibration:
         strict = 1 - (1 - recall) / 2
         found = self.effort(k, strict)[0]
         every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
-        alone = next((eps for reached, eps in self.alone if reached >= strict - 1e-9), float(_EPS[-1]))
+        alone = next((eps for reached, eps in self.alone if reached >= strict - 1e-9), float(EPS[-1]))
         found = replace(
-            found, eps=max(alone, *(each.eps for each in every)), zeta=max(found.zeta, *(each.zeta for each in every)),
+            found, eps=max(alone, *(each.eps for each in every)),
             gap=max(found.gap, *(each.gap for each in every)), most=None,
         )  # fmt: skip
         return self._spread(found, k / max(share, 1e-9), strict)
 
     def widest(self, lists: int) -> Effort:
         """Return the effort of all `lists` and the widest bounds measured."""
-        return Effort(lists, eps=float(_EPS[-1]))
+        return Effort(lists, eps=float(EPS[-1]))
 
     def within(self, k: int, pages: float) -> float:
         """Return the recall that a query has, as a rule, that reads no more than so many pages for `k` neighbours."""
@@ -154,7 +166,6 @@ class Calibration:
             nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
         return replace(
             found, nprobe=int(np.ceil(nprobe)), least=max(found.least, lists.least), gap=max(found.gap, lists.gap),
-            zeta=max(found.zeta, lists.zeta),
         )  # fmt: skip
 
     def _known(self, k: int) -> int:
@@ -196,77 +207,19 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     reached: dict[int, float] = {}
     alone: dict[float, float] = {}
-    for k in sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours}):
-        if preview.coding == "pq":
+    numbers = sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours})
+    if preview.coding == "pq":
+        for k in numbers:
             efforts[k], reached[k] = measure.product_efforts(k)
-            continue
-        efforts[k], reached[k], errors = measure.bounded_efforts(k)
-        alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
+    elif numbers:
+        for k, needs in measure.needs(numbers).items():
+            efforts[k], reached[k], errors = measure.bounded_efforts(k, needs)
+            alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
     if not efforts:  # nothing but copies of one vector, or one vector
         some = 10 if preview.coding == "pq" else None
-        efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(_EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
+        efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(len(part.codes) for part in parts)
     return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors)
-
-
-@dataclass(frozen=True, slots=True)
-class _Needs:
-    """What reading takes.
-
-    Attributes
-    ----------
-    widths, alone
-        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read, and at which it would be
-        were no other row on its page.
-    ranks
-        ``[widths, q, k]``: where the lower bound for which it is read stands among those of its query, the query and
-        its copies not counted; less where the bounds leave more than `usual`, in proportion.
-    pages
-        ``[widths, ranks]``: on how many pages that are read the least bound stands there among those of its query.
-    usual
-        ``[widths]``: how many candidates the bounds leave as a rule.
-    """
-
-    widths: Ints
-    alone: Ints
-    ranks: Ints
-    pages: Ints
-    usual: Ints
-
-    def reads(self, width: int, most: int) -> float:
-        """Return how many pages a query reads where the bounds leave `most` candidates at most."""
-        return float(self.pages[width, :most].sum()) / max(1, len(self.widths))
-
-
-class _Places:
-    """What :class:`_Needs` is made of, as it is found query by query."""
-
-    def __init__(self, queries: int, k: int, limit: int) -> None:
-        self._limit = limit
-        self.widths = np.full((queries, k), len(_EPS))
-        self.alone = np.full((queries, k), len(_EPS))
-        self.ranks = np.full((len(_EPS), queries, k), limit, np.int32)
-        self.left = np.zeros((len(_EPS), queries), np.int64)  # by the bounds
-        self.read: list[list[Ints]] = [[] for _ in _EPS]  # places of the least bounds of pages
-        self._of: list[list[int]] = [[] for _ in _EPS]  # the query of each of these arrays
-
-    def add_read(self, width: int, query: int, places: Ints) -> None:
-        """Note at which places of a query the least bounds of the pages that it reads stand."""
-        self.read[width].append(places.astype(np.uint16))
-        self._of[width].append(query)
-
-    def needs(self) -> _Needs:
-        """Return what reading takes, all queries known."""
-        usual = np.maximum(1, np.median(self.left, axis=1) if self.left.size else np.ones(len(_EPS))).astype(np.int64)
-        times = np.clip(self.left / usual[:, None], 1, USUAL_MOST)
-        ranks = np.where(self.ranks < self._limit, _scaled(self.ranks, times[:, :, None]), self._limit)
-        pages = np.zeros((len(_EPS), self._limit + 1), np.int64)
-        for width, (places, queries) in enumerate(zip(self.read, self._of, strict=True)):
-            if places:
-                by = np.repeat(times[width, queries], [len(each) for each in places])
-                scaled = np.minimum(_scaled(np.concatenate(places), by), self._limit)
-                pages[width] = np.bincount(scaled, minlength=self._limit + 1)
-        return _Needs(self.widths, self.alone, ranks, pages, usual)
 
 
 class _Measure:
@@ -276,15 +229,13 @@ class _Measure:
         self._preview, self._parts, self._truth = preview, parts, truth
         self._rows_of_page = max(1, rows_of_page)
         self._turned = preview.turn(truth.queries)
-        self._lists = np.where(truth.found >= 0, _list_of(parts, truth.found), -1)
+        self._lists = np.where(truth.found >= 0, lists_of(parts, truth.found), -1)
         sizes = np.sum([np.diff(part.starts) for part in parts], axis=0)
         self._probes = self._route()
         present = self._probes >= 0
         self._sizes = np.where(present, sizes[self._probes], 0)
         self._rank = _ranks(self._lists, self._probes)
-        self._rungs: dict[int, list[_Rung]] = {}
-        # Of each query by k what a scan takes for the k-th distance: of rough estimates the least are too small.
-        self._kth: dict[int, Floats] = {}
+        self._rungs: list[_Rung] = []
         away = np.empty(self._probes.shape, np.float32)
         step = max(1, _DIFFERENCES // max(1, self._probes.shape[1] * self._turned.shape[1]))
         for start in range(0, len(away), step):
@@ -292,9 +243,24 @@ class _Measure:
             away[part] = preview.remoteness(self._turned[part], self._probes[part])
         self._away = np.where(present, away, np.inf)
 
-    def bounded_efforts(self, k: int) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float]]:
+    def needs(self, numbers: Sequence[int]) -> dict[int, Needs]:
+        """Return by number of neighbours what reading takes; of more candidates where some are far behind others."""
+        preview, truth, most = self._preview, self._truth, numbers[-1]
+        found: dict[int, Needs] = {}
+        for times in _LIMITS_OF_K:
+            limit = max(_LIMIT, times * most)
+            found = measure_needs(
+                preview, self._parts, truth, self._rows_of_page, numbers, self._probes.shape[1], limit
+            )
+            if _mean_share(found[most].widths < len(EPS), self._lists[:, :most] >= 0) >= _SHORT:
+                break
+        return found
+
+    def bounded_efforts(
+        self, k: int, needs: Needs
+    ) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float]]:
         """Return the efforts for codes with bounds, the highest recall measured, and the errors of rows read alone."""
-        needs = self._needs(k)
+        self._rungs = self._rungs_of(k, needs.kth)
         known = self._lists[:, :k] >= 0
         chosen: list[tuple[float, Effort, float]] = []
         within: tuple[Effort, float] | None = None
@@ -306,12 +272,12 @@ class _Measure:
         # Routed alike, a query that needs more lists scans none more often for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
         chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
-        widest = Effort(self._probes.shape[1], np.inf, float(_EPS[-1]))
-        best = _mean_share(needs.widths < len(_EPS), known)
+        widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
+        best = _mean_share(needs.widths < len(EPS), known)
         return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
 
     def _cheapest_effort(
-        self, k: int, needs: _Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None
+        self, k: int, needs: Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None
     ) -> tuple[Effort, float] | None:
         """Return the lists and bounds that take the least time for a recall, and pages; None where none reach it.
 
@@ -328,14 +294,14 @@ class _Measure:
             bounds = self._cheapest_bounds(k, needs, covered & known, known, recall, above)
             if bounds is not None and (cost := scanned + _READ_COST * bounds[2]) < least:
                 width, most, pages = bounds
-                found = replace(effort, eps=float(_EPS[width]), most=max(k, most), usual=int(needs.usual[width]))
+                found = replace(effort, eps=float(EPS[width]), most=max(k, most), usual=int(needs.usual[width]))
                 best, least = (found, pages), cost
         return best
 
     def _cheapest_bounds(
         self,
         k: int,
-        needs: _Needs,
+        needs: Needs,
         covered: npt.NDArray[np.bool_],
         known: npt.NDArray[np.bool_],
         recall: float,
@@ -349,15 +315,18 @@ class _Measure:
         # Below zero where there are too few queries to tell, though none of them lost anything.
         allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
         best: tuple[int, int, float] | None = None
-        for each in range(len(_EPS)):
-            read = covered & (needs.widths <= each)
-            spare = allowed - int((known & ~read).sum())
+        widths = needs.widths[covered]
+        for each in range(len(EPS)):
+            read = widths <= each
+            spare = allowed - int(known.sum() - read.sum())
             if spare < 0:
                 continue
-            ranks = needs.ranks[each][read]
+            if within is not None and EPS[each] > within.eps:
+                break
+            ranks = needs.ranks[each][covered][read]
             last = max(0, len(ranks) - 1 - spare)
             most = int(np.partition(ranks, last)[last]) + 1 if len(ranks) else 1
-            if within is not None and within.most is not None and (_EPS[each] > within.eps or most > within.most):
+            if within is not None and within.most is not None and most > within.most:
                 continue
             cost = needs.reads(each, max(k, most))
             if best is None or cost < best[2] - 1e-9:
@@ -406,21 +375,27 @@ class _Measure:
     def _allowed(self, k: int, loss: float) -> int:
         return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
 
-    def _rungs_of(self, k: int) -> "list[_Rung]":
-        """Return how far queries may look, from near to far."""
-        if k not in self._rungs:
-            most, lists = self._probes.shape[1], self._preview.lists
-            gaps = self._preview.gaps(self._turned, self._probes, self._away, self._kth[k])
-            self._rungs[k] = []
-            for least in _steps(min(_LEAST_LISTS, most), most):
-                # The k-th neighbour of every second query ends its search there.
-                gap = float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
-                beyond = gaps >= gap
-                beyond[:, :least] = False
-                ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
-                routed = int(ends.max(initial=least)) + 1
-                self._rungs[k].append(_Rung(routed if routed < _NEARLY_ALL * lists else lists, least, gap, ends))
-        return self._rungs[k]
+    def _rungs_of(self, k: int, kth: Floats) -> "list[_Rung]":
+        """Return how far queries may look, from near to far, whose k-th distances are `kth`."""
+        most, lists = self._probes.shape[1], self._preview.lists
+        gaps = self._preview.gaps(self._turned, self._probes, self._away, kth)
+        codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
+        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        rungs = []
+        for least in _steps(min(_LEAST_LISTS, most), most):
+            pause()
+            # The k-th neighbour of every second query ends its search there.
+            gap = float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
+            beyond = gaps >= gap
+            beyond[:, :least] = False
+            ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
+            routed = int(ends.max(initial=least)) + 1
+            routed = routed if routed < _NEARLY_ALL * lists else lists
+            cost = float(np.take_along_axis(codes, ends[:, None] - 1, 1).sum())
+            cost += self._preview.router.cost(routed) * len(rank)
+            missed = int((known & (rank >= ends[:, None])).sum())
+            rungs.append(_Rung(Effort(routed, least=least, gap=gap), ends, missed, cost / max(1, len(rank))))
+        return rungs
 
     def _probe_effort(
         self, k: int, loss: float, within: Effort | None
@@ -430,88 +405,17 @@ class _Measure:
         Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time. None
         where that takes more than those `within`.
         """
-        pause()
-        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
-        most = self._probes.shape[1]
-        allowed, columns = self._allowed(k, loss), np.arange(most)
-        best, least = None, np.inf
-        for rung in self._rungs_of(k):
-            if within is not None and (rung.least > within.least or rung.gap > within.gap):
+        allowed, best = self._allowed(k, loss), None
+        for rung in self._rungs:
+            if within is not None and (rung.effort.least > within.least or rung.effort.gap > within.gap):
                 break
-            reached = rank < rung.ends[:, None]
-            missed = int((known & ~reached).sum())
-            if missed > allowed and rung.least < most:
+            if rung.missed > allowed and rung.effort.least < self._probes.shape[1]:
                 continue
-            # No list before the end is passed over: directions in which neighbours lie differ from query to query.
-            cost = float(np.where(columns < rung.ends[:, None], self._sizes, 0).sum())
-            cost += self._preview.router.cost(rung.routed) * len(rank)
-            if cost < least:
-                effort = Effort(rung.routed, least=rung.least, gap=rung.gap)
-                best, least = (effort, reached, cost / max(1, len(rank))), cost
-            elif cost > _HOPELESS * least:
+            if best is None or rung.cost < best.cost:
+                best = rung
+            elif rung.cost > _HOPELESS * best.cost:
                 break
-        return best
-
-    def _needs(self, k: int) -> _Needs:
-        """Return what it takes to read each neighbour, and how much would be read, for each width of the bounds."""
-        truth, most = self._truth, float(_EPS[-1])
-        limit = max(_LIMIT, _LIMIT_OF_K * k)
-        places, kth = _Places(len(self._turned), k, limit), truth.distances[:, k - 1].copy()
-        wide = Effort(self._probes.shape[1], np.inf, most)
-        for start in range(0, len(self._turned), _BLOCK):
-            part = slice(start, start + _BLOCK)
-            # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
-            wanted_k = k + 1 + int(truth.copies[part].max(initial=0))
-            found = self._preview.search(self._turned[part], self._parts, wanted_k, wide, max(limit, 4 * wanted_k))
-            for query, count in enumerate(found.counts.tolist(), start):
-                pause()
-                positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
-                error = (estimates - found.lower[query - start, :count]) / most
-                # Copies have one code. Nobody would read a page for them, were the query not in the index.
-                own = np.flatnonzero(positions == truth.own[query])
-                others = ~np.isin(estimates, estimates[own])
-                if others.sum() >= k:
-                    kth[query] = min(kth[query], np.partition(estimates[others], k - 1)[k - 1])
-                if others.any():
-                    self._need(places, query, k, positions[others], estimates[others], error[others])
-        self._kth[k] = kth
-        return places.needs()
-
-    def _need(self, places: _Places, query: int, k: int, positions: Ints, estimates: Floats, error: Floats) -> None:
-        """Note what one query needs, whose candidates have these positions, estimates and standard errors."""
-        truth = self._truth
-        lower, upper = estimates - _EPS[:, None] * error, estimates + _EPS[:, None] * error
-        kth = np.full(len(_EPS), np.inf)
-        if len(positions) >= k:
-            kth = np.partition(upper, k - 1, axis=1)[:, k - 1]
-        furthest = truth.distances[query, k - 1]
-        reached = np.minimum(kth, furthest + 1e-5 * np.abs(furthest))[:, None]
-        # A row is read with its page, whichever row of that is wanted first; of other lists' rows there nobody knows
-        # whether they are scanned.
-        pages, member = np.unique(self._pages_of(positions, _list_of(self._parts, positions)), return_inverse=True)
-        order = np.argsort(member, kind="stable")
-        least = np.minimum.reduceat(lower[:, order], np.searchsorted(member[order], np.arange(len(pages))), axis=1)
-        neighbours = truth.found[query, :k]
-        wanted = self._pages_of(neighbours, self._lists[query, :k])
-        place = np.minimum(np.searchsorted(pages, wanted), len(pages) - 1)
-        least_wanted = np.where(pages[place] == wanted, least[:, place], np.inf)
-        ascending = np.sort(lower, axis=1)
-        read = least_wanted <= reached
-        places.widths[query] = np.where(read.any(axis=0), read.argmax(axis=0), len(_EPS))
-        by_position = np.argsort(positions)
-        row = by_position[np.minimum(np.searchsorted(positions[by_position], neighbours), len(positions) - 1)]
-        by_itself = (positions[row] == neighbours) & (lower[:, row] <= reached)
-        places.alone[query] = np.where(by_itself.any(axis=0), by_itself.argmax(axis=0), len(_EPS))
-        places.left[:, query] = (lower <= kth[:, None]).sum(axis=1)
-        for each, bounds in enumerate(ascending):
-            places.ranks[each, query] = np.searchsorted(bounds, least_wanted[each])
-            places.add_read(each, query, np.searchsorted(bounds, least[each][least[each] <= reached[each]]))
-
-    def _pages_of(self, positions: Ints, lists: Ints) -> Ints:
-        """Return a number for the page, and the list, that each position lies in; -1 for none."""
-        number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
-        page = number << PART_SHIFT | rows // self._rows_of_page
-        return np.where(positions >= 0, page * self._preview.lists + lists, -1)
+        return None if best is None else (best.effort, self._rank[:, :k] < best.ends[:, None], best.cost)
 
     def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
         """Return the ranks of the true neighbours among the candidates, the query itself not counted."""
@@ -543,24 +447,31 @@ def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> f
 
 @dataclass(frozen=True, slots=True)
 class _Rung:
-    """How far queries may look: see `memhier.ann.zoom.preview.Effort`; and ``[q]``, at how many lists each ends."""
+    """How far queries may look.
 
-    routed: int
-    least: int
-    gap: float
+    Attributes
+    ----------
+    effort
+        The lists.
+    ends
+        ``[q]``: at how many each query ends.
+    missed
+        How many neighbours they leave out.
+    cost
+        Codes that a query scans in the time that they take.
+    """
+
+    effort: Effort
     ends: Ints
-
-
-def _scaled(places: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> Ints:
-    """Return the places at which those stand where `times` as many candidates are let through."""
-    return np.ceil((places + 1.0) / times).astype(np.int64) - 1
+    missed: int
+    cost: float
 
 
 def _errors_alone(widths: Ints, known: npt.NDArray[np.bool_]) -> dict[float, float]:
     """Return by recall the standard errors at which so few neighbours are lost that are each read alone."""
-    lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(_EPS))])
+    lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(EPS))])
     fits = {recall: np.flatnonzero(lost <= _ALONE_LOSS * (1 - recall)) for recall in RECALLS}
-    return {recall: float(_EPS[width[0] if len(width) else -1]) for recall, width in fits.items()}
+    return {recall: float(EPS[width[0] if len(width) else -1]) for recall, width in fits.items()}
 
 
 def _steps(first: int, last: int) -> list[int]:
@@ -590,13 +501,3 @@ def _ranks(lists: Ints, probes: Ints) -> Ints:
         hit = (probed[order][place] == wanted) & (wanted >= 0)
         ranks[query, hit] = order[place[hit]]
     return ranks
-
-
-def _list_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
-    """Return the list that each position lies in."""
-    lists = np.zeros(positions.shape, np.int64)
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
-    for which, part in enumerate(parts):
-        here = number == which
-        lists[here] = np.searchsorted(part.starts, rows[here], side="right") - 1
-    return lists

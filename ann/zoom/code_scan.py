@@ -82,7 +82,6 @@ def code_scan(
     k: int,
     *,
     eps: float,
-    zeta: float = np.inf,
     least: int = 0,
     gap: float = np.inf,
     limit: int,
@@ -107,9 +106,6 @@ def code_scan(
         How many neighbours the bounds are to let through.
     eps
         How many standard errors lie between an estimate and its bounds.
-    zeta
-        A list is passed over when, were its vectors all ``radius`` from its centroid, one as near as the k-th estimate
-        so far would need a cosine above this between its residual and the query's.
     least, gap
         After `least` lists with rows that may be found, none is looked at from the first on whose squared distance
         exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, from the first on whose
@@ -138,12 +134,11 @@ def code_scan(
         packed = [(part.starts, part.codes, part.numbers, part.allowed) for part in parts]
         backend.core.code_scan(
             queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
-            book.ratios, k, eps, zeta, least, gap, wanted, inner, found.positions, found.lower, found.estimates,
-            found.counts,
-            found.thresholds, found.tally,
+            book.ratios, k, eps, least, gap, wanted, inner, found.positions, found.lower, found.estimates,
+            found.counts, found.thresholds, found.tally,
         )  # fmt: skip
         return found
-    settings = eps, zeta, least, gap
+    settings = eps, least, gap
     for number, query in enumerate(queries):
         spread = None if inner is None else inner[number]
         _scan_one(
@@ -162,14 +157,14 @@ def _scan_one(
     book: CodeBook,
     parts: Sequence[CodedPart],
     k: int,
-    settings: tuple[float, float, int, float],
+    settings: tuple[float, int, float],
     most: np.float32,
     inner: Floats | None,
 ) -> None:
-    eps, zeta, least, gap = settings
+    eps, least, gap = settings
     positions = np.empty(0, np.int64)
     estimates = margins = np.empty(0, np.float32)
-    probed, looked_at, open_, first, widest = 0, 0, True, 0.0, 0.0
+    probed, open_, first, widest = 0, True, 0.0, 0.0
     for chosen in probes[probes >= 0]:
         wanted = [_wanted_rows(part, int(chosen)) for part in parts]
         if not any(map(len, wanted)):
@@ -179,9 +174,9 @@ def _scan_one(
         if inner is None:
             residual = query - centroid
             squared = float(residual @ residual)
-            distance = along = squared**0.5
+            distance = squared**0.5
             squares, roots, nearest = 1, 0, _NEAREST
-            first = squared if looked_at == 0 else first
+            first = squared if probed == 0 else first
             away, unit = squared - first, abs(kth)
         else:
             residual, squared = query, -2 * float(query @ centroid)
@@ -189,18 +184,11 @@ def _scan_one(
             squares, roots, nearest = 0, 2, 0.0
             widest = max(widest, radius)
             away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * widest
-        looked_at += 1
-        if looked_at > least and np.isfinite(kth) and away >= gap * unit:
+        if probed >= least and np.isfinite(kth) and away >= gap * unit:
             open_ = False
             break
-        far = (
-            kth < np.inf
-            and radius > 0
-            and (along > 0 or inner is not None)
-            and squared + squares * radius**2 - kth > zeta * 2 * along * radius
-        )
-        probed += not far
-        for part_number, (part, rows) in enumerate(zip(parts, wanted, strict=True)) if not far else ():
+        probed += 1
+        for part_number, (part, rows) in enumerate(zip(parts, wanted, strict=True)):
             sums, scale, offset = _dot(book, codes_of(part.codes, rows, book.dimensions), residual)
             lengths, factors, errors = book.numbers_of(part.numbers[:, rows])
             product = factors * scale * (sums - offset)

@@ -319,7 +319,8 @@ class ZoomIndex(SearchedIndex):
         to threads, and waits for these as long as they waited for it, where it follows close on another. What they
         have not finished at :meth:`close`, or when the process dies, is begun anew by the first commit of whoever opens
         the index next. ``stats()["renewal"]`` tells how it stands: ``none``, ``due`` (by the next commit), ``running``,
-        ``ready`` (to be taken over by the next commit) or ``failed: ...``.
+        ``ready`` (to be taken over by the next commit) or ``failed: ...``. The thread that makes the index anew takes
+        the DRAM of a build on top of the budget, until a commit takes over what it made.
         """
         writer = self._check_writable()
         self._commit(writer, compact)

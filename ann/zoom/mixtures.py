@@ -90,7 +90,6 @@ def _harder(one: Effort, other: Effort) -> Effort:
 
     return Effort(
         max(one.nprobe, other.nprobe),
-        max(one.zeta, other.zeta),
         max(one.eps, other.eps),
         most("candidates"),
         most("most"),

@@ -71,5 +71,5 @@ def _filtered(state: Snapshot, k: int, recall: float, selection: Selection) -> E
     assert selection.left is not None
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return effort
-    eps = max(effort.eps, _FEW_EPS)
-    return replace(effort, nprobe=state.preview.lists, zeta=np.inf, gap=np.inf, eps=eps)
+    eps = max(effort.eps, _FEW_EPS if state.calibration.bounds_hold else state.calibration.exact_eps)
+    return replace(effort, nprobe=state.preview.lists, gap=np.inf, eps=eps)

@@ -51,8 +51,6 @@ class Effort:
     ----------
     nprobe
         Lists routed to at first.
-    zeta
-        Which of them are passed over; see `memhier.ann.zoom.code_scan.code_scan`. Infinity passes over none.
     eps
         How many standard errors lie between an estimate and its bounds.
     candidates
@@ -71,7 +69,6 @@ class Effort:
     """
 
     nprobe: int
-    zeta: float = np.inf
     eps: float = 0.0
     candidates: int | None = None
     most: int | None = None
@@ -212,15 +209,15 @@ class Preview:
 
     def search(self, turned: Floats, parts: Sequence[CodedPart], k: int, effort: Effort, limit: int) -> Candidates:
         """Return the candidates among the codes of `parts` for turned queries ``[q, d]``."""
-        # Only a scan that ends before the last list, or passes over some, asks for their order.
-        in_order = min(effort.zeta, effort.gap) < np.inf
+        # Only a scan that may end before the last list asks for their order.
+        in_order = effort.gap < np.inf
         probes = self.route(turned, effort.nprobe, in_order=in_order)
         if isinstance(self.book, ProductBook):
             return self._search_product(turned, probes, parts, effort.candidates or k)
         wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
         return self.scan(
             turned, probes, parts, wanted,
-            eps=eps, zeta=effort.zeta, least=effort.least, gap=effort.gap, limit=max(limit, wanted),
+            eps=eps, least=effort.least, gap=effort.gap, limit=max(limit, wanted),
         )  # fmt: skip
 
     def scan(
@@ -231,7 +228,6 @@ class Preview:
         k: int,
         *,
         eps: float,
-        zeta: float,
         limit: int,
         least: int = 0,
         gap: float = np.inf,
@@ -244,7 +240,7 @@ class Preview:
             inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
         return code_scan(
             turned, probes, self.router.centroids, self.radii, self.book, parts, k,
-            eps=eps, zeta=zeta, least=least, gap=gap, limit=limit, most=most, inner=inner,
+            eps=eps, least=least, gap=gap, limit=limit, most=most, inner=inner,
         )  # fmt: skip
 
     def _search_product(self, turned: Floats, probes: Ints, parts: Sequence[CodedPart], candidates: int) -> Candidates:

@@ -1,4 +1,4 @@
-"""All vectors within a radius: every list whose bound allows it is scanned, and what the bounds admit is read.
+"""All vectors within a radius: every list is scanned, and what the bounds admit is read.
 
 The radius is a threshold known beforehand, where a search for the k nearest has to find its own. It may admit any
 number of vectors, so lists are scanned a few at a time wherever what they hold would not fit.
@@ -25,7 +25,6 @@ __all__ = ["RangeResult", "Within", "all_nearest", "range_effort", "search_range
 
 _LIMIT = 1024  # candidates of a query that are read together
 _LIST_BYTES = 24  # of its number, for a query that probes all of them
-_WIDE_EPS = 8.0  # standard errors that a bound of recall 1 allows for
 _ROUNDING = 1e-5  # of the terms of a distance
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -67,14 +66,11 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     A radius is the distance of some k-th neighbour, but nobody knows of which, so the widest bounds of all are taken.
     """
     if recall == 1:
-        return Effort(lists, eps=_WIDE_EPS), False
+        return Effort(lists, eps=calibration.exact_eps), False
     known = [calibration.effort(k, recall) for k in calibration.efforts]
     if not all(reached for _, reached in known):
-        return Effort(lists, eps=_WIDE_EPS), False
-    efforts = [effort for effort, _ in known]
-    nprobe = max(each.nprobe for each in efforts)
-    widest = Effort(nprobe, max(each.zeta for each in efforts), max(each.eps for each in efforts))
-    return widest, all(reached for _, reached in known)
+        return Effort(lists, eps=calibration.exact_eps), False
+    return Effort(lists, eps=max(effort.eps for effort, _ in known)), True
 
 
 def search_range(
@@ -144,7 +140,7 @@ def all_nearest(
     radii = found.distances[:, -1]
     wanted = np.isfinite(radii) if rows is None else np.isfinite(radii) & rows
     complete = np.flatnonzero(wanted)  # fewer than k are all there are
-    effort = effort or Effort(snapshot.preview.lists, eps=_WIDE_EPS)
+    effort = effort or Effort(snapshot.preview.lists, eps=snapshot.calibration.exact_eps)
     within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums, seen)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):
@@ -185,32 +181,24 @@ class _Scan:
         self._tally = np.zeros((len(queries), 5), np.int64)
 
     def all_lists(self) -> None:
-        """Scan the nearest lists of each query, and of the others those that may hold something within the radius."""
-        everything = np.arange(self._snapshot.preview.lists)
+        """Look for what lies within the radius of each query."""
         every = np.arange(len(self.queries))
-        nearest = self._snapshot.preview.route(self._turned, self._effort.nprobe)
-        # What lies within a radius far below that of any calibrated neighbour is in them, but passes no such test.
-        self._lists(every, nearest, np.inf, _LIMIT)
-        if nearest.shape[1] < len(everything):
-            others = np.broadcast_to(everything, (len(every), len(everything))).copy()
-            rows, columns = np.nonzero(nearest >= 0)
-            others[rows, nearest[rows, columns]] = -1
-            self._lists(every, others, self._effort.zeta, _LIMIT)
+        lists = np.arange(self._snapshot.preview.lists)
+        self._lists(every, np.broadcast_to(lists, (len(every), len(lists))), _LIMIT)
 
-    def _lists(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> None:
+    def _lists(self, chosen: Ints, probes: Ints, limit: int) -> None:
         """Look for the vectors of some queries in lists of each, ``[chosen, p]``."""
-        found = self._scan(chosen, probes, zeta, limit)
+        found = self._scan(chosen, probes, limit)
         # With as many as there is room for, some may have been left out.
         fits = found.counts < limit
         self._rank(chosen[fits], found, np.flatnonzero(fits))
         for row in np.flatnonzero(~fits):
             query, lists = chosen[row : row + 1], probes[row : row + 1]
-            lists = lists[:, lists[0] >= 0]
             if lists.shape[1] == 1:
-                self._lists(query, lists, zeta, 4 * limit)
+                self._lists(query, lists, 4 * limit)
                 continue
             for half in np.array_split(lists, 2, axis=1):
-                self._lists(query, half, zeta, limit)
+                self._lists(query, half, limit)
 
     def take(self, number: int, ids: Ints, near: Floats) -> None:
         """Keep what lies within the radius of a query."""
@@ -230,10 +218,10 @@ class _Scan:
             results.append(Within(names[order], away[order], tally))
         return results
 
-    def _scan(self, chosen: Ints, probes: Ints, zeta: float, limit: int) -> Candidates:
+    def _scan(self, chosen: Ints, probes: Ints, limit: int) -> Candidates:
         return self._snapshot.preview.scan(
             self._turned[chosen], np.ascontiguousarray(probes), self._coded, limit,
-            eps=self._effort.eps, zeta=zeta, limit=limit, most=self._most[chosen],
+            eps=self._effort.eps, limit=limit, most=self._most[chosen],
         )  # fmt: skip
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:

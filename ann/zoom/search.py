@@ -11,11 +11,12 @@ from memhier._shield import check_interrupt
 from memhier.ann.zoom._conditions import check_types
 from memhier.ann.zoom.attributes import Schema
 from memhier.ann.zoom.bitmaps import Words, popcount
-from memhier.ann.zoom.calibrate import USUAL_MOST, Calibration
+from memhier.ann.zoom.calibrate import Calibration
 from memhier.ann.zoom.code_scan import PART_SHIFT, Candidates, CodedPart
 from memhier.ann.zoom.fresh import Fresh
 from memhier.ann.zoom.fullview import make_workspace, vectors_of
 from memhier.ann.zoom.ids import IdKind, Ids, Sightings, locate_all
+from memhier.ann.zoom.needs import USUAL_MOST
 from memhier.ann.zoom.part import Part, gather
 from memhier.ann.zoom.preview import Effort, Preview
 from memhier.ann.zoom.space import PreviewSpace
@@ -276,7 +277,7 @@ def _search_block(
     coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
     candidates = snapshot.preview.search(turned, coded, k, effort, limit)
     candidates = _widen(snapshot, turned, coded, k, effort, limit, candidates)
-    _cap(candidates.counts, k, effort)
+    _cap(candidates, k, effort)
     inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
     positions = candidates.positions[inside]
     files, offsets, ids = gather(snapshot.parts, positions)
@@ -343,11 +344,13 @@ def _widen(
     return candidates
 
 
-def _cap(counts: Ints, k: int, effort: Effort) -> None:
+def _cap(candidates: Candidates, k: int, effort: Effort) -> None:
     """Leave of the candidates of each query, in place, what the effort allows by how many there are."""
     if effort.candidates is None and effort.most is not None:
-        times = np.clip(counts / effort.usual, 1, USUAL_MOST)
-        np.minimum(counts, np.maximum(k, (effort.most * times).astype(np.int64)), out=counts)
+        # Nobody knows how many there were where some were dropped for lack of room.
+        times = np.where(candidates.tally[:, 2] > 0, USUAL_MOST, candidates.counts / effort.usual)
+        most = np.maximum(k, (effort.most * np.clip(times, 1, USUAL_MOST)).astype(np.int64))
+        np.minimum(candidates.counts, most, out=candidates.counts)
 
 
 def _merge(found: Found, part: slice, near: tuple[Ints, Floats], k: int) -> None:

@@ -341,7 +341,7 @@ class SearchedIndex:
             plan = Plan(effort, False, "no", 0.0)
         if nprobe is not None:
             probed = min(check_count("nprobe", nprobe, 1, None), state.preview.lists)
-            effort = Effort(probed, np.inf, effort.eps, effort.candidates)
+            effort = Effort(probed, effort.eps, effort.candidates)
         if candidates is not None:
             effort = replace(effort, candidates=min(check_count("candidates", candidates, k, None), most))
         elif effort.candidates is not None:

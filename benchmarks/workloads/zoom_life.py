@@ -3,7 +3,8 @@
 ``python -m memhier.benchmarks.workloads.zoom_life`` replaces half of the vectors, the new ones drifted away from the
 old, in ten steps with a commit each, then compacts. Recall is measured after each of the three: replacing, compacting,
 and building an index of the same vectors. It also adds 600 vectors to 20,000 at a time, with a commit each, and tells
-how long these commits took, beside their median (``--count 0 --made-only`` does that alone).
+how long these commits took, beside their median (``--count 0 --made-only`` does that alone). With ``--until-renewed``
+it goes on until one of them has taken over the index that a thread made anew meanwhile.
 """
 
 import tempfile
@@ -30,6 +31,7 @@ __all__ = ["Lived", "main", "measure", "record"]
 
 K = 10
 STEPS = 10
+_PATIENCE = 8  # times as many commits, after which no renewal is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,8 @@ class Commits:
         Of a commit.
     longest, longest_cpu
         Times the median: of the time that passed, and of the processor's, of the thread that commits alone.
+    taking_over
+        Times the median: the longest commit that took over an index made anew; 0 where none did.
     recall
         The lowest recall@10 after any sixth commit, and the last, where 0.95 is declared.
     renewed
@@ -124,33 +128,37 @@ class Commits:
     longest_ms: float
     longest: float
     longest_cpu: float
+    taking_over: float
     recall: float
     renewed: int
 
 
-def commit_times(count: int, commits: int, folder: Path) -> Commits:
-    """Add three hundredths of `count` vectors at a time, and commit."""
-    rows = 3 * count // 100
-    source = mixed(count + commits * rows, 96, seed=1)
+def commit_times(count: int, commits: int, folder: Path, *, until_renewed: bool = False) -> Commits:
+    """Add three hundredths of `count` vectors at a time, and commit: so often, or more until it is made anew."""
+    rows, most = 3 * count // 100, commits * (_PATIENCE if until_renewed else 1)
+    source = mixed(count + most * rows, 96, seed=1)
     vectors, queries = source.array(), source.queries(300)
-    passed, worked, recalls, renewed = [], [], [], 0
+    passed: list[float] = []
+    taking_over: list[float] = []
+    worked, recalls = [], []
     dram = int(0.4 * vectors.nbytes)
     with ZoomIndex.build(folder / "committed", vectors[:count], dram=dram, grow_to=len(vectors)) as index:
-        for number in range(commits):
+        while len(passed) < commits or (len(passed) < most and not taking_over):
             index.add(vectors[len(index) : len(index) + rows])
             made_for = index.stats()["calibrated_vectors"]
             started, cpu = time.perf_counter(), time.thread_time()
             index.commit()
             passed.append(time.perf_counter() - started)
             worked.append(time.thread_time() - cpu)
-            renewed += index.stats()["calibrated_vectors"] != made_for
-            if number % 6 == 5 or number == commits - 1:
+            if index.stats()["calibrated_vectors"] != made_for:
+                taking_over.append(passed[-1])
+            if len(passed) % 6 == 0 or len(passed) >= commits:
                 true = exact_neighbours(vectors[: len(index)], queries, K)[1]
                 recalls.append(recall_at_k(index.search(queries, K, recall=0.95).distances, true))
     median, cpu_median = float(np.median(passed)), float(np.median(worked))
     return Commits(
-        commits, rows, 1e3 * median, 1e3 * max(passed), max(passed) / median, max(worked) / cpu_median,
-        min(recalls), renewed,
+        len(passed), rows, 1e3 * median, 1e3 * max(passed), max(passed) / median, max(worked) / cpu_median,
+        max(taking_over, default=0.0) / median, min(recalls), len(taking_over),
     )  # fmt: skip
 
 
@@ -196,6 +204,7 @@ def _real(name: str) -> tuple[npt.NDArray[np.generic], npt.NDArray[np.generic], 
 @click.option("--made-only", is_flag=True, help="Only the generated set.")
 @click.option("--commits", default=36, show_default=True, help="Commits of three hundredths of some vectors.")
 @click.option("--committed", default=20_000, show_default=True, help="Vectors that there are before these commits.")
+@click.option("--until-renewed", is_flag=True, help="More such commits, until one takes over an index made anew.")
 @click.option("--share", default=0.4, show_default=True, help="DRAM as a share of the raw vectors.")
 @folder_option
 @json_option
@@ -205,6 +214,7 @@ def main(
     made_only: bool,
     commits: int,
     committed: int,
+    until_renewed: bool,
     share: float,
     folder: Path | None,
     out: Path | None,
@@ -217,7 +227,7 @@ def main(
         if count:
             rows += measure("mixed", *_generated(count), share, Path(scratch))
         if commits:
-            times = commit_times(committed, commits, Path(scratch))
+            times = commit_times(committed, commits, Path(scratch), until_renewed=until_renewed)
         for name in () if made_only else names:
             try:
                 rows += measure(name, *_real(name), share, Path(scratch))
@@ -229,7 +239,8 @@ def main(
         Console(width=160).print(
             f"{times.count} commits of {times.rows} vectors: median {times.median_ms:.0f} ms, longest "
             f"{times.longest:.1f} times that ({times.longest_cpu:.1f} times the median CPU time); recall@10 at least "
-            f"{times.recall:.3f} of 0.95 declared; made anew {times.renewed} times meanwhile"
+            f"{times.recall:.3f} of 0.95 declared; made anew {times.renewed} times meanwhile, and taken over in "
+            f"{times.taking_over:.1f} times the median"
         )
     if out is not None:
         record(rows, times).write(out, results=[asdict(row) for row in rows])
@@ -251,6 +262,7 @@ def record(rows: Sequence[Lived], times: Commits | None = None) -> Record:
         figures += [
             Figure.of("longest commit", times.longest, "times the median", "less", clock=True),
             Figure.of("longest commit, CPU", times.longest_cpu, "times the median", "less", clock=True),
+            Figure.of("commit that takes over", times.taking_over, "times the median", "less", clock=True),
             Figure.of("recall@10, between commits", times.recall, "share", "more"),
         ]
     for row in rows:

@@ -16,7 +16,6 @@ def code_scan(
     ratios: Any,
     k: int,
     eps: float,
-    zeta: float,
     least: int,
     gap: float,
     most: Any,

@@ -75,12 +75,10 @@ class KthSmallest {
   std::vector<float> values_;
 };
 
-// Which lists are looked at: those of which `zeta` does not say that they can hardly hold one of the k nearest, up to the
-// first, after `least` of them, that lies `gap` k-th distances beyond the nearest. So a query to which many lists are
+// Which lists are looked at: those up to the first, after `least` of them, that lies `gap` k-th distances beyond the nearest. So a query to which many lists are
 // nearly equally near looks at all of these. For inner products, where distances have no zero: up to the first of which
 // the best vector as a rule lies `gap` spreads beyond the k-th.
 struct Reach {
-  float zeta;
   std::int64_t least;
   float gap;
 };
@@ -199,7 +197,7 @@ class Scanner {
     nearest_.clear();
     admitted_.clear(most);
     most_ = most;
-    probed = scanned = looked_at_ = 0;
+    probed = scanned = 0;
     closed_ = false;
     widest_ = 0;
     wanted_ = query;
@@ -213,15 +211,12 @@ class Scanner {
     query_.assign(residual_.data(), largest);
   }
 
-  // Scans a list, unless none of its rows may be found, or what is known of it says that it can hardly hold one of the k
-  // nearest.
+  // Scans a list, unless none of its rows may be found, or it ends the search.
   void scan(const std::uint16_t* centroid, std::int64_t list, float radius, const Reach& reach) {
     const auto holds = [list](const Part& part) { return part.first_wanted(list) < part.starts[list + 1]; };
     if (std::none_of(parts_.begin(), parts_.end(), holds)) return;
     Terms terms{};
-    ++looked_at_;
-    if (!(inner_ == nullptr ? near_enough(centroid, radius, reach, terms) : large_enough(centroid, radius, reach, terms)))
-      return;
+    if (!(inner_ == nullptr ? near_enough(centroid, reach, terms) : large_enough(centroid, radius, reach, terms))) return;
     ++probed;
     terms.scale = query_.scale();
     terms.offset = query_.offset();
@@ -270,16 +265,12 @@ class Scanner {
   std::int64_t probed = 0, scanned = 0;
 
  private:
-  // Fills the terms of a list by distances, unless it can hardly hold one of the k nearest: then false.
-  bool near_enough(const std::uint16_t* centroid, float radius, const Reach& reach, Terms& terms) {
+  // Fills the terms of a list by distances, unless it ends the search: then false.
+  bool near_enough(const std::uint16_t* centroid, const Reach& reach, Terms& terms) {
     const Residual residual = subtract_centroid(wanted_, centroid, alpha_.data(), dimension_, residual_.data(), use_);
     const float kth = std::min(nearest_.value(), most_);
-    if (looked_at_ == 1) first_ = residual.squared;
+    if (probed == 0) first_ = residual.squared;
     if (ends_at(residual.squared - first_, std::fabs(kth), kth, reach)) return false;
-    // Were the list's vectors r from c in all directions, one as near as kth would need this cosine to q - c.
-    if (kth < kInfinity && radius > 0 && residual.distance > 0 &&
-        (residual.squared + radius * radius - kth) > reach.zeta * 2 * residual.distance * radius)
-      return false;
     query_.assign(residual_.data(), residual.largest);
     terms.squared = terms.terms = residual.squared;
     terms.squares = 1;
@@ -295,7 +286,6 @@ class Scanner {
     widest_ = std::max(widest_, radius);
     const float away = squared - kBest * 2 * inner_->along * radius;
     if (ends_at(away - kth, 2 * inner_->along * widest_, kth, reach)) return false;
-    if (kth < kInfinity && radius > 0 && squared - kth > reach.zeta * 2 * inner_->along * radius) return false;
     terms.squared = squared;
     terms.terms = std::fabs(squared);
     terms.lengths = 2;
@@ -305,7 +295,7 @@ class Scanner {
 
   // Whether no list is looked at from this on, which lies so far beyond what the query wants.
   bool ends_at(float beyond, float unit, float kth, const Reach& reach) {
-    closed_ = looked_at_ > reach.least && kth < kInfinity && beyond >= reach.gap * unit;
+    closed_ = probed >= reach.least && kth < kInfinity && beyond >= reach.gap * unit;
     return closed_;
   }
 
@@ -352,9 +342,8 @@ class Scanner {
   const float margin_;
   const Instructions use_;
   float most_ = kInfinity;
-  std::int64_t looked_at_ = 0;  // lists with rows that may be found
-  float first_ = 0;             // squared distance of the first
-  float widest_ = 0;            // greatest radius of them
+  float first_ = 0;   // squared distance of the first list
+  float widest_ = 0;  // greatest radius so far
   bool closed_ = false;
   const float* wanted_ = nullptr;
   const Spread* inner_ = nullptr;
@@ -408,7 +397,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
                Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
                Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
                Array<const std::int32_t, 1> ratios,
-               std::size_t k, float eps, float zeta, std::int64_t least, float gap, Array<const float, 1> most,
+               std::size_t k, float eps, std::int64_t least, float gap, Array<const float, 1> most,
                nb::object inner, Array<std::int64_t, 2> positions,
                Array<float, 2> lower, Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
                Array<std::int64_t, 2> tally, int instructions) {
@@ -444,7 +433,7 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
   nb::gil_scoped_release released;
   Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, factor, error, k, eps, limit,
                   static_cast<Instructions>(instructions));
-  const Reach reach{zeta, least, gap};
+  const Reach reach{least, gap};
   for (std::size_t q = 0; q < count; ++q) {
     scanner.start(queries.data() + q * dimension, most.data()[q], spreads.empty() ? nullptr : &spreads[q]);
     for (std::size_t p = 0; p < probe_count && !scanner.closed(); ++p) {
@@ -476,6 +465,6 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
 void register_code_scan(nb::module_& m) {
   m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
         nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("ratios"), nb::arg("k"), nb::arg("eps"),
-        nb::arg("zeta"), nb::arg("least"), nb::arg("gap"), nb::arg("most"), nb::arg("inner").none(), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
+        nb::arg("least"), nb::arg("gap"), nb::arg("most"), nb::arg("inner").none(), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
         nb::arg("thresholds"), nb::arg("tally"), nb::arg("instructions") = static_cast<int>(memhier::Instructions::kAvx512));
 }
