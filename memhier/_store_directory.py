@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from memhier._catalog import Catalog
+from memhier._shield import settle
 from memhier.errors import CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, read_file
 
@@ -64,8 +65,11 @@ def take_lock(files: Files, root: Path) -> File:
     try:
         if not file.lock(exclusive=True):
             holder = re.search(rb"pid (\d+)", read_file(files, path))
-            who = f"process {int(holder[1])}" if holder else "another process"
-            raise LockedError(f"{root}: {who} has it open for writing")
+            if holder and int(holder[1]) == os.getpid():
+                settle()  # an interrupt may have kept the store from whoever opened it
+            if not file.lock(exclusive=True):
+                who = f"process {int(holder[1])}" if holder else "another process"
+                raise LockedError(f"{root}: {who} has it open for writing")
         if not read_file(files, path).startswith(_LOCK_MARK):
             file.truncate(0)
             file.pwrite(_LOCK_MARK, 0)

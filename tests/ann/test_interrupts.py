@@ -138,9 +138,6 @@ def test_interrupted_searches_hold_nothing_up(indexed: Indexed, interrupts: Any)
             indexed.settle(indexed.model, interrupts)
 
 
-@pytest.mark.xfail(
-    run=False, reason="an interrupt inside ZoomIndex.open may leave the store locked until the index is collected"
-)
 def test_an_interrupted_close_or_opening_of_an_index(indexed: Indexed, interrupts: Any) -> None:
     indexed.reopen()
 
