@@ -9,7 +9,6 @@ second one does not wait: then the next call does. Calls from other threads, whi
 import atexit
 import contextvars
 import functools
-import gc
 import os
 import sys
 import threading
@@ -19,7 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 __all__ = [
     "Farewell",
@@ -195,11 +194,11 @@ def uninterrupted(work: Callable[[], T], undo: Callable[[T], object] | None = No
         _server.hand_over(task)
         task.wait()
         if task.error is None:
-            result: T = task.result
-            return result
+            return cast(T, task.result)
     except BaseException:
         if task.interrupt() and undo is not None:
             uninterrupted(functools.partial(undo, task.result))
+        task.result = None  # the traceback has the task
         raise
     error, task.error = task.error, None
     try:
@@ -332,9 +331,9 @@ def when_gone(owner: object, work: Callable[[], object]) -> Farewell:
     return farewell
 
 
+@shielded
 def settle() -> None:
-    """Find what nobody has any more, and make the calls for what is gone (`when_gone`)."""
-    gc.collect()
+    """Make the calls for all that is gone by now (`when_gone`), for who cannot wait until they are made."""
     for farewell in [*_farewells.values()]:
         if farewell() is None:
             _run(farewell)

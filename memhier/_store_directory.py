@@ -1,6 +1,7 @@
 """What may be done at a path: whose directory it is, and who may write there."""
 
 import errno
+import gc
 import os
 import re
 from pathlib import Path
@@ -66,7 +67,8 @@ def take_lock(files: Files, root: Path) -> File:
         if not file.lock(exclusive=True):
             holder = re.search(rb"pid (\d+)", read_file(files, path))
             if holder and int(holder[1]) == os.getpid():
-                settle()  # an interrupt may have kept the store from whoever opened it
+                gc.collect()  # an interrupt may have kept the store from whoever opened it
+                settle()
             if not file.lock(exclusive=True):
                 who = f"process {int(holder[1])}" if holder else "another process"
                 raise LockedError(f"{root}: {who} has it open for writing")

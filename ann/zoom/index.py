@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier._callers import user_stacklevel
-from memhier._shield import close_made, shielded, shielded_giving
+from memhier._shield import close_made, settle, shielded, shielded_giving
 from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
 from memhier.ann.zoom.attributes import COLUMN_BYTES
 from memhier.ann.zoom.bitmaps import BitmapCache, bitmap_bytes
@@ -398,6 +398,7 @@ class ZoomIndex(SearchedIndex):
         return self._bytes_of(self._state)
 
     def _bytes_of(self, state: Snapshot) -> int:
+        settle()  # files of parts that no snapshot has any more
         each = workspace_bytes(state.row_bytes) + scan_bytes(self._about.dram)
         if state.schema:  # a bitmap of what its filter leaves
             each += sum(bitmap_bytes(len(part)) for part in state.parts)
