@@ -183,17 +183,11 @@ class ZoomIndex(SearchedIndex):
                 shutil.rmtree(place, ignore_errors=True)
             raise
         index = cls.open(place, writable=True)
-        calibration = index._state.calibration
-        reached = min(calibration.reached.values())
-        if reached < TARGET - 0.01:
-            longer = codes_can_grow(index._state.preview.book.code_bytes, index.dimension, metric, preview)
-            advice = f": more dram than {dram!r} makes longer codes" if longer else ""
-            more = "give candidates= and nprobe=" if preview == "pq" else "searches for more compare vectors exactly"
-            warnings.warn(
-                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
-                f"{more}, and read more for it{advice}",
-                stacklevel=2,
-            )
+        try:
+            index._say_if_short(dram)
+        except BaseException:
+            index.close()
+            raise
         return index
 
     @classmethod
@@ -372,6 +366,20 @@ class ZoomIndex(SearchedIndex):
         """Copy what was last committed into the new directory `path`, while it is searched and changed."""
         self._check_open()
         self._store.copy(path)
+
+    def _say_if_short(self, dram: int | str) -> None:
+        """Warn where no effort that was calibrated at build reaches the recall of a search that asks for none."""
+        reached = min(self._state.calibration.reached.values())
+        if reached < TARGET - 0.01:
+            coding = self._about.coding
+            longer = codes_can_grow(self._state.preview.book.code_bytes, self.dimension, self.metric, coding)
+            advice = f": more dram than {dram!r} makes longer codes" if longer else ""
+            more = "give candidates= and nprobe=" if coding == "pq" else "searches for more compare vectors exactly"
+            warnings.warn(
+                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
+                f"{more}, and read more for it{advice}",
+                stacklevel=3,
+            )
 
     def _load(self, reader: Reader) -> Snapshot:
         store, about = self._store, self._about
