@@ -335,5 +335,5 @@ def test_a_forgotten_tier_ends_its_threads(tmp_path: Path) -> None:
     assert {"memhier-load", "memhier-write"} <= names
     del tier
     gc.collect()
-    assert not {"memhier-load", "memhier-write"} & {thread.name for thread in threading.enumerate()}
     Tiered(tmp_path / "s", "t", np.float32, 4, rows=10).close()
+    assert not {"memhier-load", "memhier-write"} & {thread.name for thread in threading.enumerate()}
