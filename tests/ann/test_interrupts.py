@@ -254,6 +254,8 @@ def test_an_interrupted_decoder_answers_as_before(tmp_path: Path, interrupts: An
         lambda: decoder.sample(hidden, top_k=3),
         lambda: decoder(hidden),
     ]
+    if stored:
+        calls.append(lambda: TopKSoftmax.open(tmp_path / "d", dram="4MiB"))
     for call in calls:
         for point in interrupts.every(call):
             interrupts.settled(was_made=False)

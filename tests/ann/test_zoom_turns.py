@@ -5,10 +5,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import pytest
 
+from memhier.ann import ZoomIndex
 from memhier.ann.zoom.turns import Turns
 
 INTERRUPTS = 1500
@@ -46,6 +49,23 @@ def test_more_threads_than_turns_all_come_to_their_end(threads: int, count: int)
         worker.join()
     assert made == [500] * threads
     assert 1 <= most[0] <= count
+
+
+def test_searches_of_many_threads_share_few_turns(tmp_path: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
+    found = [0] * 16
+
+    def work(number: int) -> None:
+        for row in range(number, number + 120):
+            found[number] += index.search(vectors[row], 1, recall=1).ids[0] == row
+
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="1MiB") as index:  # room for one search at a time
+        workers = [threading.Thread(target=work, args=(number,)) for number in range(len(found))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert found == [120] * 16
 
 
 def test_no_signal_keeps_a_turn() -> None:
