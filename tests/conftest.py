@@ -3,8 +3,10 @@
 import dis
 import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import _base
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,14 +65,15 @@ class Interrupts:
     apart
         As given.
     roots
-        Folders of the lines. Where the library is installed as links to its sources, parts of it lie outside its own.
+        Folders and files of the lines: also those of Python's locks and futures that are written in Python. Where the
+        library is installed as links to its sources, parts of it lie outside its own folder.
     seen
         How often a call was interrupted, and how often it was made, was not, or refused to be made again.
     """
 
     def __init__(self, apart: int) -> None:
         self.apart = apart
-        self.roots: tuple[str, ...] = (_ROOT,)
+        self.roots: tuple[str, ...] = (_ROOT, threading.__file__, _base.__file__)
         self._random = random.Random(0)
         self.seen: Counter[str] = Counter()
 
