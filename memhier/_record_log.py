@@ -39,9 +39,12 @@ class RecordLog(CompactingLog):
     ----------
     way_back
         Whether a commit keeps the one before it, so that the store can go back to that until the next one.
+    way_back_further
+        Whether commits from now on keep the one that the last one kept, and not the last one.
     """
 
     way_back = False
+    way_back_further = False
 
     def __init__(
         self,
@@ -202,7 +205,7 @@ class RecordLog(CompactingLog):
                 for log in logs:
                     log._put_record(tx)
                 if self.way_back:
-                    keep_way_back(tx, self._store)
+                    keep_way_back(tx, self._store, self.way_back_further)
                 generation = tx.commit()
                 for log in logs:
                     log._adopt()

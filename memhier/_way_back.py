@@ -22,14 +22,26 @@ _CHECK = record({"values": _NAMES, "dropped": _NAMES, "added": _NAMES})
 _OLD = _NOTE + "/"
 
 
-def keep_way_back(tx: "Transaction", store: "Store") -> None:
-    """Note what a transaction, complete but for this, will change; drop what the way back before this one needed."""
+def keep_way_back(tx: "Transaction", store: "Store", further: bool = False) -> None:
+    """Note what a transaction, complete but for this, will change; drop what the way back before this one needed.
+
+    With `further` the way leads on to where that one leads.
+    """
     note, old = _note(store), {key: store.get(key) for key in tx.changed}
+    if further:
+        old |= {key: store.get(_OLD + key) for key in note["values"]}
     values = {key: value for key, value in old.items() if value is not None}
     _forget(tx, store, [_NOTE, *(_OLD + key for key in values)])
     for key, value in values.items():
         tx.put(_OLD + key, value)
-    note = {"values": [*old], "dropped": tx.swap_dropped(note["dropped"]), "added": tx.written}
+    dropped, added = tx.swap_dropped(note["dropped"]), tx.written
+    if further:
+        # What only the commits between have is dropped; the other segments are needed where the way ends.
+        between = set(dropped) & set(note["added"])
+        tx.swap_dropped([*between])
+        dropped = [*note["dropped"], *(name for name in dropped if name not in between)]
+        added = [*(name for name in note["added"] if name not in between), *added]
+    note = {"values": [*old], "dropped": dropped, "added": added}
     tx.put(_NOTE, json.dumps(note).encode())
 
 

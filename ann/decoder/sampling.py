@@ -15,6 +15,7 @@ __all__ = ["draw", "nucleus", "top_words"]
 
 _FIRST = 256  # words that a scan looks for
 _SORTED = (256, 4096)  # words, before all of them
+_SORTED_AT_ONCE = 2048  # words of which a part is not worth looking for
 _MOST = 16  # times as many as these are in the vocabulary, or the full product takes over
 _DOUBT = 4  # a scan is tried where the full product costs as many times as much: it may find too few words
 _LOGITS_MOST = 1 << 23  # that a full product holds at a time
@@ -50,9 +51,10 @@ def draw(words: Ints, shares: Doubles, top_p: float | None, uniform: Doubles) ->
     else:
         # The word that completes the nucleus stays.
         last = np.maximum((sums - shares < top_p).sum(1) - 1, 0)
-    whole = np.take_along_axis(sums, last[:, None], 1)
-    at = np.minimum((sums <= uniform[:, None] * whole).sum(1), last)
-    return np.take_along_axis(words, at[:, None], 1)[:, 0]
+    states = np.arange(len(words))
+    at = np.minimum((sums <= (uniform * sums[states, last])[:, None]).sum(1), last)
+    drawn: Ints = words[states, at]
+    return drawn
 
 
 def nucleus(
@@ -95,13 +97,17 @@ def _draw_of_all(logits: Floats, top_p: float, temperature: float, uniform: Doub
     sums = np.exp((logits - largest) / np.float32(temperature)).sum(1, keepdims=True, dtype=np.float64)
     drawn, words = np.empty(len(logits), np.int64), logits.shape[1]
     open_ = np.arange(len(logits))
-    for count in (*(count for count in _SORTED if 4 * count <= words), words):
+    for count in (*(count for count in _SORTED if 4 * count <= words > _SORTED_AT_ONCE), words):
         if not len(open_):
             break
-        order = _largest(logits[open_], count)
-        found = np.take_along_axis(logits[open_], order, 1)
+        some = logits if len(open_) == len(logits) else logits[open_]
+        order = _largest(some, count)
+        found = some[np.arange(len(some))[:, None], order]
         shares = np.exp((found.astype(np.float64) - largest[open_]) / temperature) / sums[open_]
-        whole = (shares.sum(1) >= top_p) | (count == words)
+        if count == words:
+            drawn[open_] = draw(order, shares, top_p, uniform[open_])
+            break
+        whole = shares.sum(1) >= top_p
         rows = open_[whole]
         drawn[rows] = draw(order[whole], shares[whole], top_p, uniform[rows])
         open_ = open_[~whole]
@@ -113,5 +119,5 @@ def _largest(logits: Floats, count: int) -> Ints:
     if count == logits.shape[1]:
         return np.argsort(-logits, axis=1)
     places = np.argpartition(logits, -count, axis=1)[:, -count:]
-    order = np.argsort(-np.take_along_axis(logits, places, 1), axis=1)
-    return np.take_along_axis(places, order, 1)
+    states = np.arange(len(logits))[:, None]
+    return places[states, np.argsort(-logits[states, places], axis=1)]

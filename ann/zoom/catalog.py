@@ -30,7 +30,7 @@ from memhier.ann.zoom.preview import CODINGS, Coding, Preview
 from memhier.ann.zoom.product import ProductBook
 from memhier.ann.zoom.router import Router
 from memhier.ann.zoom.scan import CODES_PER_BOOK
-from memhier.ann.zoom.space import METRICS, PreviewSpace
+from memhier.ann.zoom.space import METRICS, PreviewSpace, core_dimension
 from memhier.errors import CorruptionError, FormatError
 from memhier.store import Staging, Store, Transaction
 
@@ -161,7 +161,13 @@ class Description:
         with described(where):
             values["space"] = PreviewSpace(**values["space"])
             values["calibration"] = Calibration.from_json(values["calibration"])
-            return cls(**values)
+            found = cls(**values)
+        space = found.space
+        if core_dimension(space.metric, space.dimension) > space.padded:
+            raise CorruptionError(f"{where}: {space.dimension} dimensions in a space of {space.padded}")
+        if found.calibration.efforts.keys() != found.calibration.reached.keys():
+            raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
+        return found
 
 
 def write_preview(tx: Transaction | Staging, preview: Preview, *, radii: bool = True) -> None:

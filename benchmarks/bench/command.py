@@ -11,7 +11,7 @@ from rich.console import Console
 from memhier.benchmarks.bench.compare import compare_rows
 from memhier.benchmarks.bench.listing import describe_peer, describe_workload, peer_lines, workload_lines
 from memhier.benchmarks.bench.markdown import markdown
-from memhier.benchmarks.bench.papers import papers_table
+from memhier.benchmarks.bench.papers import SHIPPED_RESULTS, papers_table
 from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Results, Row, hold_alone, read_rows
 from memhier.benchmarks.bench.runner import Plan
@@ -210,8 +210,11 @@ def _install_for_scripts(group: str, environments: Path) -> None:
 @bench.command()
 @click.argument("results", type=_FILE, required=False)
 def papers(results: Path | None) -> None:
-    """Print each paper's headline beside what RESULTS hold, with the differences of scale."""
-    _console().print(papers_table([] if results is None else _read(results)))
+    """Print each paper's headline beside the figures in RESULTS, with the differences of scale.
+
+    Without RESULTS: the figures that come with memhier, on the machine and the day that the last line names.
+    """
+    _console().print(papers_table(_read(results or SHIPPED_RESULTS)))
 
 
 def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ...]) -> list[Workload]:

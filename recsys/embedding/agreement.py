@@ -1,7 +1,7 @@
 """Shards that were left at different checkpoints, by a crash while one was taken, go back to the newest that all have.
 
-A shard takes a checkpoint only once all have the one before, and keeps the way back to that: so whatever of them ended
-when, they are at most one checkpoint apart.
+A shard takes a checkpoint only once all have the one before, or have tried it, and keeps the way back to the last that
+all have: so whatever of them ended when, all can go back to that.
 """
 
 from collections.abc import Sequence
@@ -44,8 +44,8 @@ def agree(path: Path, checkpoints: Sequence[tuple[int, int]]) -> None:
     FormatError
         When there is none.
     """
-    common = min(last for last, _ in checkpoints)
-    if any(common not in pair for pair in checkpoints):
+    common = max(set[int].intersection(*map(set, checkpoints)), default=-1)
+    if common < 0:
         raise FormatError(
             f"{path.parent}: the shards are at checkpoints {[last for last, _ in checkpoints]} and can go back to "
             f"{[before for _, before in checkpoints]}: expected shards of one training"

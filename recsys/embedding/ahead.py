@@ -129,6 +129,8 @@ class Ahead:
         self._changed = threading.Condition()
         self._known = 0
         self._wait_s = self._loader_s = 0.0
+        # Its thread has ended by then: among ranks, reads of two epochs would take each other's messages.
+        module.begin_epoch(self._give_way)
         self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
         self._thread.start()
 
@@ -176,6 +178,16 @@ class Ahead:
         return waiting.batch
 
     @shielded
+    def _give_way(self) -> None:
+        """End, as another epoch begins; a loop that goes on hears of it."""
+        if not self._closed:
+            self._error = RuntimeError(
+                "lookahead: another epoch of lookahead began over the same tables, and ended this one; leave this loop "
+                "first, or read the other loader without lookahead"
+            )
+            self.close()
+
+    @shielded
     def close(self) -> None:
         """End the thread, and take back what was announced."""
         with self._changed:
@@ -199,6 +211,8 @@ class Ahead:
 
     def _await_next(self) -> _Waiting:
         with self._changed:
+            if self._closed:
+                raise self._end()
             wait_for(self._changed, self._is_settled)
         self._let_go()
         if self._blocked or not self._fetched:
@@ -213,9 +227,13 @@ class Ahead:
             if self._full is not None and not self._fetched:
                 raise self._full
             if self._failed or self._closed or not self._fetched:
-                error, self._error = self._error, None
-                raise StopIteration if error is None else error
+                raise self._end()
             return self._window[0]
+
+    def _end(self) -> BaseException:
+        """Return the error that ended the epoch, once, and StopIteration otherwise."""
+        error, self._error = self._error, None
+        return StopIteration() if error is None else error
 
     def _is_settled(self) -> bool:
         """Whether what may be fetched has been, as far as there is room."""
@@ -226,9 +244,10 @@ class Ahead:
 
     def _let_go(self) -> None:
         """Let the rows of the batch go that was handed out last."""
-        self._module._planned = None
         rows, self._current = self._current, None
         if rows is not None:
+            if self._module._planned is not None and self._module._planned[1] is rows:
+                self._module._planned = None
             rows.release()
 
     @property

@@ -5,14 +5,16 @@ that takes gradients says whether the rows do; and where rows have got gradients
 unscaled, as whoever does that means the rows' as well.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-__all__ = ["Anchor"]
+__all__ = ["Anchor", "refuse_scaled_losses"]
 
 _REFUSED = frozenset({
     "norm", "vector_norm", "linalg_vector_norm", "_foreach_norm", "abs", "max", "min", "isfinite", "isnan", "isinf",
@@ -29,9 +31,12 @@ class Anchor(nn.Parameter):
     ----------
     stepping
         Called before an optimizer that has this parameter takes a step; None does nothing.
+    is_applied_at_once
+        Whether a backward pass applies the gradients of the rows, so that nobody can unscale them before.
     """
 
     stepping: Callable[[], None] | None = None
+    is_applied_at_once = False
 
     def __new__(cls) -> "Anchor":
         """Make one that takes gradients."""
@@ -95,3 +100,41 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
 
 
 register_optimizer_step_pre_hook(_before_step)
+
+
+@functools.cache
+def refuse_scaled_losses() -> None:
+    """Have every GradScaler refuse losses whose backward pass would apply scaled gradients to rows.
+
+    Neither a gradient nor the optimizers that are stepped later tell that a loss was scaled, so `scale` itself looks.
+    """
+    scale = GradScaler.scale
+
+    @functools.wraps(scale)
+    def checked(scaler: GradScaler, outputs: Any) -> Any:
+        scaled = scale(scaler, outputs)
+        if scaler.is_enabled():
+            losses = [scaled] if isinstance(scaled, Tensor) else scaled if isinstance(scaled, list | tuple) else []
+            _check_unscaled([loss.grad_fn for loss in losses if isinstance(loss, Tensor)])
+        return scaled
+
+    GradScaler.scale = checked  # type: ignore[assignment, method-assign]
+
+
+def _check_unscaled(nodes: list[Any]) -> None:
+    """Raise RuntimeError where autograd's graph leads to rows whose gradients are applied at once."""
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        anchor = getattr(node, "variable", None)
+        if isinstance(anchor, Anchor) and anchor.is_applied_at_once:
+            raise RuntimeError(
+                "GradScaler.scale(): the loss comes from rows of tables with update='backward', whose backward pass "
+                "would apply the scaled gradients; open the tables with update='step', and call "
+                "scale_gradients(1 / scaler.get_scale()) of their module before module.optimizer.step()"
+            )
+        found = [other for other, _ in node.next_functions if other not in seen]
+        seen.update(found)
+        nodes += found

@@ -42,7 +42,8 @@ class EmbeddingBag(TableModule):
     resume
         Go on from the checkpoint in `path`, with its hyperparameters; FileNotFoundError where none is.
     update
-        When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``.
+        When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``. Scaled losses, as of
+        `torch.amp.GradScaler`, need ``"step"``: see Notes.
     policy, codec
         Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.tiered.Tiered`. A codec that rounds is
         for optimizers without state, as beside large weights small state would become nothing: SGD without momentum.
@@ -62,6 +63,13 @@ class EmbeddingBag(TableModule):
         When `path` holds a checkpoint and `resume` is False.
     FormatError
         When the checkpoint is of another table.
+
+    Notes
+    -----
+    With ``update="backward"`` the rows have been trained when the backward pass ends, so `torch.amp.GradScaler.scale`
+    refuses a loss that comes from them. Scalers of other kinds, losses scaled by hand, and look-ups inside of
+    ``torch.utils.checkpoint`` with ``use_reentrant=True`` are not noticed. With ``update="step"`` call
+    ``scale_gradients(1 / scaler.get_scale())`` before ``module.optimizer.step()``.
 
     Examples
     --------

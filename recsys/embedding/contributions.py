@@ -67,6 +67,8 @@ class Late:
         int64 [ranks, turns]: how many come from each rank, of the features that are first of their table, second ...
     group, steps
         Hyperparameters and numbers of updates as of the step; no numbers as long as its other gradients wait.
+    graph_pass
+        The number of the backward pass.
     """
 
     rows: Rows
@@ -76,6 +78,7 @@ class Late:
     keys: Arriving
     values: Arriving
     group: dict[str, Any]
+    graph_pass: int
     steps: list[int] | None = None
 
 

@@ -6,6 +6,7 @@ next use lies within a fixed number of batches; here the rule is Belady's at a f
 
 import base64
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from memhier._arguments import check_int
+from memhier._shield import uninterrupted
 from memhier.recsys.embedding.ahead import Ahead, Epoch, Limits
 from memhier.recsys.embedding.module import TableModule
 
@@ -130,7 +132,8 @@ class Lookahead:
         finally:
             if resumed is not None:
                 torch.set_rng_state(kept)
-        self._epoch = Ahead(_chain(first, batches), self._module, self._ids, self._limits(), skipped)
+        begin = partial(Ahead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
+        self._epoch = uninterrupted(begin, Ahead.close)
         return Epoch.of(self._epoch)
 
     @property

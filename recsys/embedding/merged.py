@@ -1,37 +1,57 @@
 """Gradients of several look-ups as those of one step: added up as torch adds them, in parts that fit a call."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memhier.recsys.embedding.fused import Sparse
+from memhier.recsys.embedding.fused import Sparse, StepGradient
 from memhier.recsys.embedding.optimizers import adds_in_turn
 from memhier.recsys.embedding.tables import Rows, Tables
 
-__all__ = ["merged_gradients", "parts_of"]
+__all__ = ["Pending", "merged_gradients", "parts_of"]
 
 
-def merged_gradients(tables: Tables, pending: Sequence[tuple[Rows, Sparse]]) -> tuple[Rows, Sparse]:
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The gradient of a look-up that is not applied yet; `graph_pass` numbers the backward pass in which it came."""
+
+    rows: Rows
+    gradient: StepGradient | Sparse
+    graph_pass: int
+
+    def sparse(self) -> Sparse:
+        """Return the gradient of rows."""
+        return self.gradient.sparse() if isinstance(self.gradient, StepGradient) else self.gradient
+
+
+def merged_gradients(tables: Tables, pending: Sequence[Pending]) -> tuple[Rows, Sparse]:
     """Return the rows of several look-ups, which are not lent, and their gradients; those of one as they are."""
     if len(pending) == 1:
-        return pending[0]
+        return pending[0].rows, pending[0].sparse()
     held = [
-        np.concatenate([rows.keys[rows.of_table(table)] for rows, _ in pending]) - tables.bases[table]
+        np.concatenate([one.rows.keys[one.rows.of_table(table)] for one in pending]) - tables.bases[table]
         for table in range(len(tables.specs))
     ]
     together = tables.distinct([*held])
-    of_table: dict[int, Tensor] = {}
-    for rows, gradients in pending:
-        for table, gradient in gradients:
+    # torch adds up the look-ups of a pass, and then the sum to that of the passes that ended before.
+    passes: dict[int, dict[int, Tensor]] = {}
+    for one in pending:
+        sums = passes[one.graph_pass] = passes.pop(one.graph_pass, {})
+        for table, gradient in one.sparse():
             # In the order of rows, as torch adds them up by; a tensor as long as the table may be none at all.
             of_all = together.keys[together.of_table(table)]
-            places = torch.from_numpy(np.searchsorted(of_all, rows.keys[rows.of_table(table)]))
+            places = torch.from_numpy(np.searchsorted(of_all, one.rows.keys[one.rows.of_table(table)]))
             shape = (len(of_all), tables.specs[table].dim)
             whole = _sparse(places[gradient._indices()[0]], gradient._values(), shape)
-            of_table[table] = of_table[table] + whole if table in of_table else whole
-    return together, [*of_table.items()]
+            sums[table] = sums[table] + whole if table in sums else whole
+    total: dict[int, Tensor] = {}
+    for sums in passes.values():
+        for table, whole in sums.items():
+            total[table] = total[table] + whole if table in total else whole
+    return together, [*total.items()]
 
 
 def parts_of(tables: Tables, rows: Rows, gradients: Sparse) -> list[tuple[Rows, Sparse]]:

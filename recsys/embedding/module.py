@@ -16,11 +16,12 @@ from torch._compile import _disable_dynamo
 from memhier._arrays import as_ints
 from memhier._segments import PAGE_BYTES
 from memhier._shield import shielded
-from memhier.recsys.embedding.anchor import Anchor
+from memhier.errors import CorruptionError
+from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.bags import Bags
 from memhier.recsys.embedding.fused import Sparse, StepGradient, apply_gradient, apply_sparse, pool
 from memhier.recsys.embedding.initial import initial_weights
-from memhier.recsys.embedding.merged import merged_gradients, parts_of
+from memhier.recsys.embedding.merged import Pending, merged_gradients, parts_of
 from memhier.recsys.embedding.optimizers import Group, SparseOptimizer, check_group
 from memhier.recsys.embedding.passes import LookUp, Passes
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
@@ -124,19 +125,30 @@ class TableModule(nn.Module):
         self._anchor = Anchor()
         self._anchor.stepping = self._before_other_step
         self._update: Update = update
-        self._pending: list[tuple[Rows, StepGradient | Sparse]] = []
+        self._pending: list[Pending] = []
         self._passes = Passes(self._apply_pending, self._pass_failed, lambda: len(self._pending))
         self._applied = 0  # updates since an optimizer's last step
         self._planned: tuple[list[Ints | None], Rows] | None = None  # what lookahead has handed out
+        self._end_epoch: Callable[[], None] | None = None
         self.optimizer = FusedOptimizer(self, tables.optimizer)
         try:
             if update not in get_args(Update):
                 raise ValueError(f"update={update!r}: expected 'backward' or 'step'")
+            self._anchor.is_applied_at_once = update == "backward"
+            if update == "backward":
+                refuse_scaled_losses()
             self._begun_with = self._restore_hyperparameters()
         except BaseException:
             tables.close()
             raise
         self._saved_steps = list(tables.record.steps)  # as of the last checkpoint
+
+    @shielded
+    def begin_epoch(self, end: Callable[[], None]) -> None:
+        """End the epoch of lookahead that is under way, if any; `end` ends the one that begins."""
+        before, self._end_epoch = self._end_epoch, end
+        if before is not None:
+            before()
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:
@@ -187,14 +199,14 @@ class TableModule(nn.Module):
     def scale_gradients(self, factor: float) -> None:
         """Multiply the gradients that wait for a step; with ``update="step"``, RuntimeError otherwise."""
         self._check_waits("scale_gradients()")
-        for _, found in self._pending:
-            for _, gradient in found if isinstance(found, list) else found.sparse():
+        for one in self._pending:
+            for _, gradient in one.sparse():
                 gradient._values().mul_(factor)
 
     def gradient_norm(self) -> Tensor:
         """Return the Euclidean norm of the gradients that wait for a step; with ``update="step"``."""
         self._check_waits("gradient_norm()")
-        gradients = self._merge(self._pending)[1] if self._pending else []
+        gradients = merged_gradients(self.tables, self._pending)[1] if self._pending else []
         squares = [gradient.coalesce()._values().square().sum() for _, gradient in gradients]
         return torch.stack(squares).sum().sqrt() if squares else torch.zeros(())
 
@@ -223,6 +235,8 @@ class TableModule(nn.Module):
         ------
         RuntimeError
             When gradients wait for a step.
+        ValueError
+            When the optimizer's hyperparameters are none that a step could take.
         OSError
             With ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk is full: make room and call again, nothing is lost. So
             it is with steps, whose rows push others out; one whose backward pass raised this has changed nothing.
@@ -255,6 +269,7 @@ class TableModule(nn.Module):
         if self._pending:
             raise RuntimeError(f"{len(self._pending)} backward passes wait for optimizer.step(): take it first")
         group = {name: value for name, value in self.optimizer.param_groups[0].items() if name != "params"}
+        check_group(self.tables.optimizer, group)
         return {EXTRA: as_json({"hyperparameters": group, "begun_with": self._begun_with, "extra": dict(extra or {})})}
 
     @property
@@ -432,7 +447,7 @@ class TableModule(nn.Module):
         elif self._pending and not self._anchor.is_marked:
             self._drop_pending()  # as zero_grad() of the model means
         self._anchor.mark(_APPLIED if self._update == "backward" else _WAITING)
-        self._pending.append((rows, gradient))
+        self._pending.append(Pending(rows, gradient, self._passes.current()))
 
     def _close_step(self) -> None:
         """Where backward passes are steps, apply what they have left: whoever asks goes on from there."""
@@ -441,8 +456,8 @@ class TableModule(nn.Module):
             self._apply_pending()
 
     def _pass_failed(self, before: int) -> None:
-        for rows, _ in self._pending[before:]:
-            rows.release()
+        for one in self._pending[before:]:
+            one.rows.release()
         del self._pending[before:]
 
     @shielded
@@ -456,23 +471,23 @@ class TableModule(nn.Module):
         applied = False
         try:
             check_group(self.tables.optimizer, group)
-            (rows, gradient), *others = pending
-            if not others and isinstance(gradient, StepGradient):
-                apply_gradient(self.tables, gradient, group)
+            first, *others = pending
+            if not others and isinstance(first.gradient, StepGradient):
+                apply_gradient(self.tables, first.gradient, group)
             else:
                 self._apply_merged(pending, group)
             applied = True
         finally:
             if applied or self._update == "backward":
                 # One that could not be applied can be made again.
-                for rows, _ in pending:
-                    rows.release()
+                for one in pending:
+                    one.rows.release()
             else:
                 self._pending = pending
         self._applied += 1
 
-    def _apply_merged(self, pending: list[tuple[Rows, StepGradient | Sparse]], group: Group) -> None:
-        parts = parts_of(self.tables, *self._merge(pending))
+    def _apply_merged(self, pending: list[Pending], group: Group) -> None:
+        parts = parts_of(self.tables, *merged_gradients(self.tables, pending))
         for rows, _ in parts:
             if rows.loan is None:
                 self.tables.lend_again(rows)
@@ -481,10 +496,6 @@ class TableModule(nn.Module):
             apply_sparse(self.tables, rows, gradients, group, late)
             late = list(self.tables.record.steps)
             rows.release()
-
-    def _merge(self, pending: list[tuple[Rows, StepGradient | Sparse]]) -> tuple[Rows, Sparse]:
-        some = [(rows, found.sparse() if isinstance(found, StepGradient) else found) for rows, found in pending]
-        return merged_gradients(self.tables, some)
 
     @shielded
     def _drop_pending(self) -> None:
@@ -509,22 +520,26 @@ class TableModule(nn.Module):
 
     def _restore_hyperparameters(self) -> dict[str, Any]:
         """Go on with the checkpoint's hyperparameters, if there is one; return those that the training began with."""
-        given: dict[str, Any] = json.loads(as_json(vars(self.tables.optimizer)))
+        optimizer, path = self.tables.optimizer, self.tables.path
+        given: dict[str, Any] = restored_hyperparameters(json.loads(as_json(vars(optimizer))), vars(optimizer), path)
         values = self._last_values()
-        saved = values.get("hyperparameters", {})
-        begun: dict[str, Any] = values.get(
-            "begun_with", {name: saved.get(name, value) for name, value in given.items()}
-        )
-        if self.tables.is_chosen:
-            for name, value in given.items():
-                if begun.get(name) != value:
-                    raise ValueError(
-                        f"optimizer: {name}={value!r} beside resume=True, but the training began with {name}="
-                        f"{begun.get(name)!r} and is at {saved.get(name)!r}: pass {begun.get(name)!r}; then set "
-                        f"module.optimizer.param_groups[0][{name!r}] where it is to be another from here on"
-                    )
-        group = self.optimizer.param_groups[0]
-        group.update(restored_hyperparameters(saved, group, self.tables.path))
+        if not values:
+            return given
+        saved = restored_hyperparameters(values["hyperparameters"], given, path)
+        begun = restored_hyperparameters(values["begun_with"], given, path)
+        try:
+            type(optimizer)(**begun)
+            check_group(optimizer, saved)
+        except (TypeError, ValueError) as error:
+            raise CorruptionError(f"{path}: value {EXTRA!r}: {error}") from error
+        if self.tables.is_chosen and begun != given:
+            name = next(name for name, value in given.items() if begun[name] != value)
+            raise ValueError(
+                f"optimizer: {name}={given[name]!r} beside resume=True, but the training began with {name}="
+                f"{begun[name]!r} and is at {saved[name]!r}: pass {begun[name]!r}; then set "
+                f"module.optimizer.param_groups[0][{name!r}] where it is to be another from here on"
+            )
+        self.optimizer.param_groups[0].update(saved)
         return begun
 
 

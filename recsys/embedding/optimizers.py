@@ -258,6 +258,9 @@ def check_group(optimizer: SparseOptimizer, group: Group) -> None:
     for key, absent in _ABSENT.items():
         if key not in known and group.get(key, absent) != absent:
             raise ValueError(f"param_groups[0][{key!r}]={group[key]!r}: {name} of tables has none; set it back")
+    for beta in group.get("betas", ()):
+        _check("param_groups[0]['betas']", beta, 0, 1)
+    _check("param_groups[0]['lr_decay']", group.get("lr_decay", 0))
     if isinstance(optimizer, SGD) and bool(group["momentum"]) != bool(optimizer.momentum):
         raise ValueError(
             f"param_groups[0]['momentum']={group['momentum']!r}: the tables were opened with SGD(momentum="

@@ -69,10 +69,15 @@ class Passes:
     @staticmethod
     def is_inside() -> bool:
         """Whether this thread is inside of a backward pass."""
-        return torch._C._current_graph_task_id() >= 0
+        return Passes.current() >= 0
+
+    @staticmethod
+    def current() -> int:
+        """Return the number of the backward pass that this thread is inside of; -1 for none."""
+        return torch._C._current_graph_task_id()
 
     def _await_end(self) -> None:
-        key = (threading.get_ident(), torch._C._current_graph_task_id())
+        key = (threading.get_ident(), self.current())
         if key not in self._under_way:
             self._under_way[key] = self._count()
             Variable._execution_engine.queue_callback(partial(self._end, key))

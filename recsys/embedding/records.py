@@ -30,7 +30,7 @@ def _anything(value: Any) -> None:
 
 
 _CHECK = record({"made": mapping(_anything), "steps": sequence(integer(0, 2**53))}, {"checkpoint": integer(1)})
-_EXTRA_CHECK = record({}, {name: mapping(_anything) for name in ("hyperparameters", "begun_with", "extra")})
+_EXTRA_CHECK = record({name: mapping(_anything) for name in ("hyperparameters", "begun_with", "extra")})
 
 
 class TableRecord:
@@ -72,6 +72,9 @@ class TableRecord:
         made = {"tables": tables, "seed": seed, "optimizer": type(optimizer).__name__, "state": state}
         made["first_state"] = optimizer.first_state()
         found = store.get(KEY)
+        if (found is None) != (store.get(EXTRA) is None):
+            beside, missing = (EXTRA, KEY) if found is None else (KEY, EXTRA)
+            raise CorruptionError(f"{store.path}: value {missing!r} is missing, beside {beside!r}")
         if found is None:
             if resume:
                 raise nothing_there(store.path)
@@ -114,14 +117,14 @@ def decoded_extra(store: Store, found: bytes | None) -> dict[str, Any]:
     return {} if found is None else decode_json(found, where, _EXTRA_CHECK)
 
 
-def restored_hyperparameters(stored: dict[str, Any], now: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return stored hyperparameters as an optimizer takes them; where it has numbers now, they have to be numbers."""
+def restored_hyperparameters(stored: dict[str, Any], known: dict[str, Any], path: object) -> dict[str, Any]:
+    """Return stored hyperparameters as an optimizer takes them: those `known`, of these kinds, and others beside."""
     restored = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
-    for name, value in restored.items():
-        known: Any = now.get(name)
-        wanted, found = (known, value) if isinstance(known, tuple) else ((known,), (value,))
+    for name, kind in known.items():
+        value = restored.get(name)
+        wanted, found = (tuple(kind), value) if isinstance(kind, list | tuple) else ((kind,), (value,))
         if not isinstance(found, tuple) or len(found) != len(wanted) or not all(map(_is_like, found, wanted)):
-            raise CorruptionError(f"{path}: value {EXTRA!r}: hyperparameter {name}={value!r}, but {known!r} at first")
+            raise CorruptionError(f"{path}: value {EXTRA!r}: hyperparameter {name}={value!r}, where {kind!r} is usual")
     return restored
 
 

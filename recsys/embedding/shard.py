@@ -33,6 +33,10 @@ class Shard(Tables):
         super().__init__(specs, optimizer, **options)
         self._tier._parts.log.way_back = True
 
+    def keep_way_back(self, further: bool) -> None:
+        """Let checkpoints keep the way to the one before the last, not to the last: which others may not have."""
+        self._tier._parts.log.way_back_further = further
+
     def everywhere(self, numbers: Ints) -> Ints:
         """Return the keys that rows have in the whole."""
         return numbers * self._ranks + self._rank

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier._arrays import as_ints
+from memhier._patient_segment import FullError
 from memhier._saving import Saving
 from memhier._shield import shielded
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
@@ -38,6 +39,7 @@ from memhier.recsys.embedding.exchange import (
     say_what_can_wait,
 )
 from memhier.recsys.embedding.fused import EVALUATED, Sparse, apply_sparse, check_first_pass
+from memhier.recsys.embedding.merged import Pending
 from memhier.recsys.embedding.module import TableModule, Update, not_compiled
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.recsys.embedding.passes import LookUp
@@ -177,9 +179,12 @@ class ShardedEmbeddingBagCollection(TableModule):
 
         Raises
         ------
+        OSError
+            On all ranks, with ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk of some is full, which the message
+            names: make room there, and let all ranks call again; nothing is lost.
         RuntimeError
-            When some ranks could not write this checkpoint, or the one before. Open the tables again, which finds
-            the last one that all could.
+            When some ranks could not write this checkpoint, or the one before, otherwise. Open the tables again, which
+            finds the last one that all could.
         """
         self._await_all()
         done: Saving[int] = Saving()
@@ -188,12 +193,22 @@ class ShardedEmbeddingBagCollection(TableModule):
         except Exception as error:
             done.set_exception(error)  # the other ranks are told first: they wait
         self._saving = done
-        self._await_all()
+        full = self._await_all()
+        if full and done.exception() is None:
+            raise OSError(
+                full[min(full)],
+                f"the disk of ranks {sorted(full)} is full: make room there, and let all ranks call again; nothing is "
+                "lost",
+                self.tables.path,
+            )
         return done.result()
 
     @shielded
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
-        """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`."""
+        """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`.
+
+        Where the disk of a rank is full, its result says so; the next checkpoint of all ranks makes up for this one.
+        """
         self._await_all()
         try:
             self._saving = super().start_checkpoint(extra)
@@ -203,17 +218,29 @@ class ShardedEmbeddingBagCollection(TableModule):
             raise
         return self._saving
 
-    def _await_all(self) -> None:
-        """Return once every rank's last checkpoint is durable: two ranks are never more than one apart."""
+    def _await_all(self) -> dict[int, int]:
+        """Return once every rank's last checkpoint has ended: those that all have are never more than one apart.
+
+        Returned is ``errno`` of the ranks whose disk was too full for it.
+        """
         failed = None if self._saving is None else self._saving.exception()
-        ranks = [rank for rank, (one,) in enumerate(self._now.all([failed is not None])) if one]
-        if len(ranks) == self._ranks:
-            self._saving = None  # none is ahead of another
-        elif ranks:
-            raise RuntimeError(
-                f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from the "
-                "one before"
-            ) from failed
+        full = failed.errno or 0 if isinstance(failed, FullError) else 0
+        told = self._now.all([failed is not None, full, self.tables.record.checkpoint])
+        ranks = [rank for rank, (one, _, _) in enumerate(told) if one]
+        if ranks and len(ranks) < self._ranks:
+            if not all(told[rank][1] for rank in ranks):
+                raise RuntimeError(
+                    f"the last checkpoint could not be written by ranks {ranks}: open the tables again to go on from "
+                    "the one before"
+                ) from failed
+            if self._saving is not None and failed is None:
+                self._shard.keep_way_back(further=True)
+        elif not ranks and self._saving is not None:
+            self._shard.keep_way_back(further=False)
+        # Whoever could not count is where the others are.
+        self.tables.record.checkpoint = max(number for _, _, number in told)
+        self._saving = None
+        return {rank: told[rank][1] for rank in ranks}
 
     def _checkpoint_values(self, extra: Any) -> dict[str, bytes]:
         self._close_step()
@@ -353,7 +380,8 @@ class ShardedEmbeddingBagCollection(TableModule):
         late = rows.share()
         group, alone = dict(self.optimizer.param_groups[0]), not self._pending
         self._await(step.look_up, rows, self._gradients(rows, found.only(~held)))
-        self._late = Late(late, exchange.following, found.only(held), late_in, of_keys, of_values, group)
+        graph_pass = self._passes.current()
+        self._late = Late(late, exchange.following, found.only(held), late_in, of_keys, of_values, group, graph_pass)
         if not alone:
             self._settle()  # a step of several look-ups has no rest
 
@@ -377,7 +405,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         came = self._contributions(late.keys.wait(), late.values.wait(), late.counts)
         gradients = self._gradients(late.rows, late.here.then(came))
         if late.steps is None:
-            self._pending.append((late.rows, gradients))
+            self._pending.append(Pending(late.rows, gradients, late.graph_pass))
             return
         some = [(table, gradient) for table, gradient in gradients if gradient._nnz()]
         apply_sparse(self.tables, late.rows, some, late.group, late.steps)

@@ -24,7 +24,7 @@ from memhier._shortage import Shortage
 from memhier._tickets import Ticket
 from memhier._tiered_parts import store_bytes
 from memhier.budget import parse_bytes
-from memhier.errors import BudgetError, ClosedError, FormatError
+from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
 from memhier.recsys.embedding.kernels import Places, distinct_rows
@@ -273,6 +273,8 @@ class Tables:
             )
 
     def _check_touched(self, stored: int) -> None:
+        if stored > self.bases[-1]:
+            raise CorruptionError(f"{self.path}: {stored} rows are stored, of tables of {self.bases[-1]}")
         if stored > self.touched:
             raise BudgetError(
                 f"touched={self.touched}: {stored} rows of {self.path!r} were trained already; expected at least as "

@@ -92,8 +92,11 @@ def _has_decks(meta: dict[str, Any]) -> bool:
     return isinstance(meta["swap"], list) and meta["swap"][0] == "deck"
 
 
-def check_positions(entries: NDArray[np.void], by_class: bool, path: object) -> None:
-    """Refuse an index of positions that names labels or ranks which there cannot be."""
+def check_positions(entries: NDArray[np.void], by_class: bool, some_labels: bool, path: object) -> None:
+    """Refuse an index of positions that names labels or ranks which there cannot be.
+
+    `some_labels` tells whether samples with labels may lie beside samples without.
+    """
     labels, ranks = entries["label"].astype(np.int64), entries["rank"].astype(np.int64)
     groups = labels if by_class else np.zeros(len(labels), np.int64)
     order = np.lexsort((ranks, groups))
@@ -101,7 +104,9 @@ def check_positions(entries: NDArray[np.void], by_class: bool, path: object) -> 
     ascending = groups[order]
     first = np.flatnonzero(np.r_[True, ascending[1:] != ascending[:-1]]) if len(order) else np.empty(0, np.int64)
     expected = np.arange(len(order)) - np.repeat(first, np.diff(np.r_[first, len(order)]))
-    if not np.array_equal(ranks[order], expected) or ((labels < -1) | (labels >= 2**31)).any():
+    unlabelled = np.count_nonzero(labels < 0)
+    mixed = unlabelled > 0 and (by_class or (not some_labels and unlabelled < len(labels)))
+    if mixed or not np.array_equal(ranks[order], expected) or ((labels < -1) | (labels >= 2**31)).any():
         raise CorruptionError(f"{path}: the index names labels or ranks that there cannot be")
 
 

@@ -119,7 +119,7 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
     random = stream(parts.settings.seed, Purpose.SWAP, parts.step)
     count = swaps(policy.ratio, len(slots))
     chosen = policy.victims(Used(groups, labels, swapped, scores), count, random)
-    leaving, entering = _incoming(parts, slots[chosen], groups[chosen], random)
+    leaving, entering = _incoming(parts, slots[chosen], _mixed(parts, groups[chosen], random), random)
     with parts.together():
         residents.plan_swaps(leaving, entering)
         filled, filling = _refills(parts, random)
@@ -127,6 +127,21 @@ def decide(parts: Parts, slots: Ints, ids: Ints, scores: NDArray[Any] | None) ->
         if len(leaving):
             residents.note_swaps(leaving, parts.step)
             parts.carousel.issue(parts.step, leaving, entering)
+
+
+def _mixed(parts: Parts, groups: Ints, random: np.random.Generator) -> Ints:
+    """Return the groups that come in for these: others, where memory has fewer slots than there are classes.
+
+    Those in memory are then any of all classes, equally likely, as slots and classes are chosen without looking.
+    """
+    residents, there = parts.tiers.residents, parts.tiers.members.groups
+    if not parts.admission.by_class or parts.settings.same_class or len(there) <= residents.slots:
+        return groups
+    outside = np.array(sorted(number for number in there if not residents.of_group.get(number)), np.int64)
+    count = min(len(outside), len(groups))
+    entering = groups.copy()
+    entering[random.permutation(len(groups))[:count]] = random.permutation(outside)[:count]
+    return entering
 
 
 def _incoming(parts: Parts, slots: Ints, groups: Ints, random: np.random.Generator) -> tuple[Ints, Ints]:

@@ -64,7 +64,7 @@ class Parts:
         self.storage = storage
         self.admission = admission
         self.policy = policy
-        self.tiers = Tiers(settings.seed, slots, limit, bool(settings.same_class))
+        self.tiers = Tiers(settings.seed, slots, limit, bool(settings.same_class) or admission.by_class)
         self.memory = MemoryTier.make(settings.schema, slots)
         self.carousel = Carousel(storage, settings.schema)
         self.draws = Uniforms(settings.seed, Purpose.SAMPLE)

@@ -17,7 +17,7 @@ from memhier.rows import rows_per_page
 from memhier.samples import Samples
 from memhier.store import Store
 
-__all__ = ["Room", "samples_within", "storage_bytes"]
+__all__ = ["Room", "reclaim", "samples_within", "storage_bytes"]
 
 _PAGE = 4096
 _ENTRY = 12
@@ -79,6 +79,17 @@ class Room:
 
     def _by_size(self) -> list[RowLog | Samples]:
         return sorted(self._logs, key=lambda log: -log.fresh_bytes)
+
+
+def reclaim(log: RowLog) -> None:
+    """Rewrite what the open transaction wrote of a log until it is little beside what is alive.
+
+    For logs without a budget whose rows are written again and again, however rarely a checkpoint is made.
+    """
+    alive = log.live_bytes
+    log.part_bytes = part_bytes(alive)
+    while log.fresh_bytes > 2 * alive + 4 * log.part_bytes and log.reclaim():
+        continue
 
 
 def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:

@@ -89,7 +89,7 @@ def restore(parts: Parts, meta: dict[str, Any]) -> None:
     if begins and meta["same_class"] is False:
         raise ValueError(f"admit={parts.admission.name!r}: is about classes, which this buffer does not keep")
     members.by_class = meta["by_class"]
-    parts.storage.read_index(members, meta["size"])
+    parts.storage.read_index(members, meta["size"], meta["same_class"] is False)
     if begins and (members.labels < 0).any():
         raise ValueError(f"admit={parts.admission.name!r}: is about classes, and the samples have no labels")
     if begins:

@@ -19,7 +19,7 @@ from memhier.recsys.replay._index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kin
 from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._records import RecordFormat
 from memhier.recsys.replay._residents import Residents
-from memhier.recsys.replay._room import Room
+from memhier.recsys.replay._room import Room, reclaim
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.row_log import RowLog
 from memhier.samples import Samples
@@ -167,6 +167,8 @@ class StorageTier:
         """Set the mutable fields of samples."""
         if self._side is not None:
             self._append(self._side, positions, self._side_format.rows(columns))
+            if self._room is None:
+                reclaim(self._side)
 
     def read(self, positions: Ints, out: Columns) -> None:
         """Fill columns.
@@ -278,12 +280,12 @@ class StorageTier:
         ends = np.cumsum([0, *sizes]).tolist()
         return [data[start:stop] for start, stop in pairwise(ends)]
 
-    def read_index(self, members: Members, size: int) -> None:
-        """Fill the index from the store."""
+    def read_index(self, members: Members, size: int, some_labels: bool) -> None:
+        """Fill the index from the store; `some_labels` as in `check_positions`."""
         rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
-        check_positions(members.table.unpack(rows, size), members.by_class, self.store.path)
+        check_positions(members.table.unpack(rows, size), members.by_class, some_labels, self.store.path)
         members.restore(size, rows)
 
     def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:

@@ -133,6 +133,7 @@ class ClassBalanced:
 
     A class that has fewer samples than its share has all of them. When a new class comes, the largest give way, one
     sample at a time, drawn at random (greedy balancing, GDumb, ECCV 2020; within a class a reservoir, CBRS, ICML 2020).
+    Where memory has no slot for every class, swaps bring in classes that are not there, each equally likely.
     """
 
     name = "class_balanced"

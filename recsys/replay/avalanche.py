@@ -2,8 +2,8 @@
 
 ``policy = CarouselExemplars(buffer)``, ``plugins=[ReplayPlugin(policy.max_size, storage_policy=policy),
 CarouselPlugin(policy)]``. Swaps show in the loader that Avalanche has built for an experience, since its data set reads
-memory when an item is asked for. They have to keep classes (``same_class=True`` or ``admit="class_balanced"``), so that
-the labels that Avalanche has noted stay right. Nothing of torchvision is imported here.
+memory when an item is asked for. They have to keep classes (``same_class=True``), so that the labels that Avalanche has
+noted stay right. Nothing of torchvision is imported here.
 """
 
 from importlib import import_module
@@ -81,7 +81,7 @@ class CarouselExemplars:
     def __init__(self, buffer: CarouselBuffer) -> None:
         if buffer.swap is not None and not buffer.keeps_classes:
             raise ValueError("buffer: its swaps bring in samples of any class, but Avalanche notes labels of memory "
-                             "once; make it with same_class=True or admit='class_balanced', or swap=None")  # fmt: skip
+                             "once; make it with same_class=True or swap=None")  # fmt: skip
         super().__init__(buffer.capacity)  # type: ignore[call-arg]
         self.carousel = buffer
         self._used = UsedSlots()
@@ -95,13 +95,13 @@ class CarouselExemplars:
             return self._buffer
         live = _Live(self.carousel, self._are_tensors, self._used)
         attribute = import_module("avalanche.benchmarks.utils.data_attribute").DataAttribute
-        attributes = [attribute(live.targets, "targets")]
+        attributes, kind = [attribute(live.targets, "targets")], "AvalancheDataset"
         last = [*self.carousel.schema.columns.items()][-1]
         if len(self.carousel.schema.fields) > 1 and last[1].dtype.kind in "iu" and last[1].shape == ():
             # Items have it already, as it is now; this is for loaders that group by task.
             attributes.append(attribute(live.column(last[0]), "targets_task_labels"))
-        utils = import_module("avalanche.benchmarks.utils")
-        return utils.AvalancheDataset([live], data_attributes=attributes)
+            kind = "TaskAwareSupervisedClassificationDataset"
+        return getattr(import_module("avalanche.benchmarks.utils"), kind)([live], data_attributes=attributes)
 
     @buffer.setter
     def buffer(self, new_buffer: Any) -> None:

@@ -74,8 +74,9 @@ class CarouselBuffer(Guarded):
         Steps from a swap's decision to its arrival. 0 waits for the reads in `feedback`.
     same_class
         Whether what comes in is of the class of what leaves, so that the classes in memory change by admission alone.
-        By default with ``admit="class_balanced"`` only: swaps else bring any sample, and every class in turn. CarM's
-        methods, and what notes the labels of slots as Avalanche does, ask for True.
+        By default with ``admit="class_balanced"`` only, and as long as there are no more classes than slots: swaps else
+        bring any sample, and every class in turn. CarM's methods, and what notes the labels of slots as Avalanche does,
+        ask for True.
 
     Raises
     ------
@@ -119,10 +120,8 @@ class CarouselBuffer(Guarded):
     ) -> None:
         schema = schema if isinstance(schema, Schema) else Schema(schema)
         kept = admission(admit)
-        if kept.by_class:
-            if same_class is False:
-                raise ValueError(f"same_class=False: admit={kept.name!r} is about classes; expected True or None")
-            same_class = True
+        if kept.by_class and same_class is False:
+            raise ValueError(f"same_class=False: admit={kept.name!r} is about classes; expected True or None")
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         codecs = as_codecs(codec)
         policy, slots = swap_policy(swap), memory_slots(memory, schema)
@@ -435,8 +434,8 @@ class CarouselBuffer(Guarded):
 
     @property
     def keeps_classes(self) -> bool:
-        """Whether what a swap brings in is of the class of what leaves."""
-        return self._parts.tiers.members.by_class
+        """Whether what a swap brings in is of the class of what leaves, however many classes there are."""
+        return bool(self._parts.settings.same_class)
 
     def stored_ids(self) -> Ints:
         """Return the ids of all samples in storage, int64 [n], a copy in no order that means anything."""

@@ -62,7 +62,7 @@ class StoredSamples:
             raise
         self._members = Members(self.meta["by_class"])
         try:
-            self._tier.read_index(self._members, self.meta["size"])
+            self._tier.read_index(self._members, self.meta["size"], self.meta["same_class"] is False)
         except BaseException:
             self.close()
             raise

@@ -50,7 +50,7 @@ def held(monkeypatch):
 
         def waits(*arguments):
             begun.append(1)
-            assert go.wait(60)
+            assert go.wait(600)
             return work(*arguments)
 
         with monkeypatch.context() as patch:
@@ -64,7 +64,7 @@ def held(monkeypatch):
 
 
 def wait_until(index, stands):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     while index.stats()["renewal"] != stands:
         assert time.monotonic() < deadline, index.stats()
         time.sleep(0.005)
@@ -192,7 +192,7 @@ def test_changes_while_parts_are_joined_are_carried_over(tmp_path, monkeypatch, 
                 model.change(40)
                 index.commit(compact=False)
                 assert holds(index, model.rows)
-        parts, deadline = index.stats()["parts"], time.monotonic() + 60
+        parts, deadline = index.stats()["parts"], time.monotonic() + 600
         while index.stats()["parts"] >= parts:
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -263,10 +263,10 @@ def test_an_index_that_is_let_go_of_ends_its_threads(tmp_path, monkeypatch):
     model = Model(tmp_path / "index", False, 300)
     model.add(200)
     model.index.commit()
-    assert begun.wait(100)
+    assert begun.wait(600)
     del model
     gc.collect()
-    assert ended.wait(100)
+    assert ended.wait(600)
 
 
 def test_a_fork_closes_its_index_without_the_threads(tmp_path, held):

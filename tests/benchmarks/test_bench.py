@@ -426,7 +426,10 @@ def test_the_command(tmp_path: Path) -> None:
     made = invoke(command.bench, ["report", str(new), "--out", str(out), "--compare", str(old)], catch_exceptions=False)
     assert made.exit_code == 0
     assert "worse" in out.read_text()
-    assert "not yet" in invoke(command.bench, ["papers"]).output
+    assert "not yet" in invoke(command.bench, ["papers", str(new)]).output
+    shipped = invoke(command.bench, ["papers"], catch_exceptions=False).output
+    assert "not yet" not in shipped
+    assert "Measured 20" in shipped
 
 
 def test_the_papers_name_machine_and_date() -> None:

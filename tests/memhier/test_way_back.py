@@ -1,4 +1,4 @@
-"""A store goes back from its last commit to the one before."""
+"""A store goes back from its last commit to the one before, or to an earlier one that commits kept."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ change = st.one_of(
     st.tuples(st.just("append"), st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=8)),
     st.tuples(st.just("delete"), st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=3)),
     st.tuples(st.just("compact"), st.just([])),
-    st.tuples(st.just("commit"), st.just([])),
+    st.tuples(st.sampled_from(["commit", "commit further"]), st.just([])),
 )
 
 
@@ -36,12 +36,13 @@ def contents(path: Path) -> tuple[dict[int, int], bytes | None, bytes | None]:
 
 @settings(max_examples=40, deadline=None)
 @given(changes=st.lists(change, max_size=40))
-def test_the_commit_before_the_last_is_there(changes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_an_earlier_commit_is_there(changes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("back") / "store"
     with Store.create(path, kind="x") as store, store.begin() as tx:
         tx.commit()
     moments = [contents(path)]
     truth: dict[int, int] = {}
+    goal = 0
     with Store.open(path, "x", writable=True) as store, Reader() as reader:
         with RowLog(store, "t", row_bytes=4, reader=reader, capacity=KEYS) as log:
             log.way_back = True
@@ -56,16 +57,19 @@ def test_the_commit_before_the_last_is_there(changes: list[Any], tmp_path_factor
                     log.compact(1)
                 else:
                     once = {"once": b"x"} if number % 3 == 0 and store.get("once") is None else {}
+                    log.way_back_further = kind == "commit further"
                     log.commit({"often": str(number).encode()} | once)
+                    # The first has no way to go on from.
+                    goal = goal if log.way_back_further else len(moments) - 1
                     moments.append((dict(truth), store.get("often"), store.get("once")))
-        assert before_last(store, "often") == moments[-2][1]
+        assert before_last(store, "often") == moments[goal][1]
     assert contents(path) == moments[-1]
     with Store.open(path, "x", writable=True) as store:
         go_back(store)
-        assert before_last(store, "often") == moments[-2][1] == store.get("often")
+        assert before_last(store, "often") == moments[goal][1] == store.get("often")
         with pytest.raises(ValueError, match="no way back"):
             go_back(store)
-    assert contents(path) == moments[-2]
+    assert contents(path) == moments[goal]
     # On from there, under the same numbers.
     with (
         Store.open(path, "x", writable=True) as store,
@@ -74,4 +78,4 @@ def test_the_commit_before_the_last_is_there(changes: list[Any], tmp_path_factor
     ):
         log.append([0], np.full((1, 1), 99, "<i4").view(np.uint8))
         log.commit()
-    assert contents(path)[0] == moments[-2][0] | {0: 99}
+    assert contents(path)[0] == moments[goal][0] | {0: 99}

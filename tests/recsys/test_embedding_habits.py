@@ -83,6 +83,43 @@ def test_what_clips_or_unscales_all_gradients_is_told_about_rows(tmp_path: Path,
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # rows have none now
 
 
+def test_a_scaled_loss_needs_gradients_that_wait(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with make(tmp_path / "a", optimizer=SGD(lr=1.0)) as bag:
+        dense = nn.Linear(DIM, 1)
+        optimizer = torch.optim.SGD(dense.parameters(), lr=0.1)
+        before = rows_of(bag)
+        loss = dense(bag(IDS)).sum()
+        for losses in (loss, [dense.weight.sum(), loss], (loss,)):
+            with pytest.raises(RuntimeError, match=r"scale\(\): .* open the tables with update='step'"):
+                scaler.scale(losses)
+        scaler.scale(dense(torch.ones(2, DIM)).sum()).backward()  # of the dense part alone
+        scaler.step(optimizer)
+        scaler.update()
+        torch.amp.GradScaler("cpu", enabled=False).scale(loss)
+        bag.requires_grad_(False)
+        scaler.scale(dense(bag(IDS)).sum()).backward()
+        assert torch.equal(rows_of(bag), before)
+        bag.requires_grad_(True)
+        dense(bag(IDS)).sum().backward()
+        assert not torch.equal(rows_of(bag), before)
+
+
+def test_gradients_of_a_scaled_loss_that_wait(tmp_path: Path) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with make(tmp_path, optimizer=Adagrad(lr=0.5), update="step") as bag:
+        theirs = nn.EmbeddingBag(ROWS, DIM, mode="sum", _weight=rows_of(bag), sparse=True)
+        plain = torch.optim.Adagrad(theirs.parameters(), lr=0.5)
+        for _ in range(3):
+            scaler.scale(bag(IDS).sin().sum()).backward()
+            bag.scale_gradients(1 / scaler.get_scale())
+            bag.optimizer.step()
+            plain.zero_grad()
+            theirs(IDS).sin().sum().backward()
+            plain.step()
+        assert torch.equal(rows_of(bag), theirs.weight)
+
+
 def test_scaling_what_was_applied_is_refused(tmp_path: Path) -> None:
     with make(tmp_path) as bag:
         bag(IDS).sum().backward()

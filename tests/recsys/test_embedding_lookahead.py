@@ -139,6 +139,23 @@ def test_an_epoch_may_be_left_and_begun_anew(tmp_path: Path) -> None:
         assert losses == expected
 
 
+def test_another_loaders_epoch_ends_the_one_before(tmp_path: Path) -> None:
+    with make(tmp_path / "plain", slots=ROWS) as plain:
+        expected = train(plain, batches(2)) + train(plain, batches(40, seed=1))
+        weights = plain.weights(np.arange(ROWS))
+    with make(tmp_path / "ahead") as bag:
+        left = iter(lookahead(batches(40), bag, ids=lambda batch: batch, window=4))
+        losses = [train(bag, [next(left)])[0] for _ in range(2)]
+        for number, batch in enumerate(lookahead(batches(40, seed=1), bag, ids=lambda batch: batch, window=4)):
+            if number == 20:
+                with pytest.raises(RuntimeError, match="another epoch"):
+                    next(left)
+                del left  # it ends anew, and takes nothing from the other
+            losses += train(bag, [batch])
+        assert losses == expected
+        assert torch.equal(bag.weights(np.arange(ROWS)), weights)
+
+
 def test_other_ids_than_were_said_are_refused(tmp_path: Path) -> None:
     with make(tmp_path) as bag:
         epoch = iter(lookahead(batches(5), bag, ids=lambda batch: batch))
@@ -344,5 +361,46 @@ def test_an_epoch_that_is_left_lets_the_loader_go(tmp_path: Path) -> None:
         ahead = lookahead(Loader(), bag, ids=lambda batch: batch)
         for _ in ahead:
             break
-        assert ended.wait(60)  # the thread that no interrupt reaches ends it
+        assert ended.wait(600)  # the thread that no interrupt reaches ends it
         assert ahead.position == 1
+
+
+class _Counted:
+    """An `ids` of a few milliseconds that counts how many of its calls run at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = self.most = 0
+
+    def __call__(self, batch: Tensor) -> Tensor:
+        with self._lock:
+            self._running += 1
+            self.most = max(self.most, self._running)
+        threading.Event().wait(0.02)
+        with self._lock:
+            self._running -= 1
+        return batch
+
+
+def test_an_epoch_begins_when_the_one_before_has_ended(tmp_path: Path) -> None:
+    # Two ranks whose threads read for two epochs at once would take each other's messages.
+    loader, ids = batches(10), _Counted()
+    with make(tmp_path / "t") as bag:
+        for _ in range(4):
+            for batch in lookahead(loader, bag, ids=ids):
+                bag(batch).sum().backward()
+                break
+    assert ids.most == 1
+
+
+def test_an_epoch_within_another_ends_that_one_aloud(tmp_path: Path) -> None:
+    loader = batches(10)
+    with make(tmp_path / "t") as bag:
+        outer = iter(lookahead(loader, bag, ids=lambda batch: batch))
+        bag(next(outer)).sum().backward()
+        with torch.no_grad():
+            inner = [bag(batch).sum().item() for batch in lookahead(loader, bag, ids=lambda batch: batch)]
+            assert inner == [bag(batch).sum().item() for batch in loader]
+        with pytest.raises(RuntimeError, match="another epoch of lookahead began"):
+            next(outer)
+        assert list(outer) == []

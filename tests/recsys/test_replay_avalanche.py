@@ -28,8 +28,8 @@ def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) ->
         data_attributes=[utils.DataAttribute(labels.tolist(), "targets")],
     )
     benchmark = scenarios.class_incremental_benchmark({"train": items, "test": items}, num_experiences=3)
-    with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced", swap=policy,
-                        seed=0) as buffer:  # fmt: skip
+    with CarouselBuffer(tmp_path / "b", memory=20, schema={"x": ("float32", 8)}, admit="class_balanced",
+                        same_class=True, swap=policy, seed=0) as buffer:  # fmt: skip
         exemplars = CarouselExemplars(buffer)
         model = torch.nn.Linear(8, 6)
         strategy = importlib.import_module("avalanche.training.supervised").Naive(
@@ -78,7 +78,8 @@ def trainer(buffer: CarouselBuffer, *more: Any, **options: Any) -> Any:
     return strategy, exemplars
 
 
-def test_task_labels_are_replayed(tmp_path: Path, avalanche: Any) -> None:
+@pytest.mark.parametrize("balanced", [False, True])
+def test_task_labels_are_replayed(tmp_path: Path, avalanche: Any, balanced: bool) -> None:
     labels = torch.arange(240) % 6
     benchmark = stream(avalanche, torch.randn(240, 8), labels, tasks=True)
     task_of = {
@@ -95,9 +96,9 @@ def test_task_labels_are_replayed(tmp_path: Path, avalanche: Any) -> None:
 
     schema = {"x": ("float32", 8), "task": "int64"}
     with CarouselBuffer(
-        tmp_path / "b", memory=24, schema=schema, admit="class_balanced", swap=RandomSwap(1.0)
+        tmp_path / "b", memory=24, schema=schema, admit="class_balanced", same_class=True, swap=RandomSwap(1.0)
     ) as buffer:
-        strategy, exemplars = trainer(buffer, Look())
+        strategy, exemplars = trainer(buffer, Look(), task_balanced_dataloader=balanced)
         for number, experience in enumerate(benchmark.train_stream):
             seen.clear()
             strategy.train(experience, num_workers=0)
@@ -109,7 +110,9 @@ def test_task_labels_are_replayed(tmp_path: Path, avalanche: Any) -> None:
 
 def test_entries_that_have_no_field_are_named(tmp_path: Path, avalanche: Any) -> None:
     benchmark = stream(avalanche, torch.randn(60, 8), torch.arange(60) % 6, tasks=True)
-    with CarouselBuffer(tmp_path / "b", memory=12, schema={"x": ("float32", 8)}, admit="class_balanced") as buffer:
+    with CarouselBuffer(
+        tmp_path / "b", memory=12, schema={"x": ("float32", 8)}, admit="class_balanced", same_class=True
+    ) as buffer:
         strategy, _ = trainer(buffer)
         with pytest.raises(ValueError, match=r"have 3 entries.*'task': 'int64' for a task label"):
             strategy.train(benchmark.train_stream[0], num_workers=0)
@@ -118,7 +121,9 @@ def test_entries_that_have_no_field_are_named(tmp_path: Path, avalanche: Any) ->
 
 def test_casts_that_lose_values_raise(tmp_path: Path, avalanche: Any) -> None:
     labels = torch.arange(60) % 6
-    with CarouselBuffer(tmp_path / "b", memory=12, schema={"x": ("uint8", 8)}, admit="class_balanced") as buffer:
+    with CarouselBuffer(
+        tmp_path / "b", memory=12, schema={"x": ("uint8", 8)}, admit="class_balanced", same_class=True
+    ) as buffer:
         strategy, exemplars = trainer(buffer)
         with pytest.raises(ValueError, match=r"entry 0 of the stream's items: float32 values do not fit .* uint8"):
             strategy.train(stream(avalanche, torch.rand(60, 8), labels).train_stream[0], num_workers=0)
@@ -133,7 +138,8 @@ def test_swaps_over_classes_are_refused(tmp_path: Path, avalanche: Any) -> None:
     from memhier.recsys.replay.avalanche import CarouselExemplars
 
     for number, (options, fits) in enumerate([
-        ({}, False), ({"same_class": True}, True), ({"admit": "class_balanced"}, True), ({"swap": None}, True),
+        ({}, False), ({"same_class": True}, True), ({"admit": "class_balanced"}, False),
+        ({"admit": "class_balanced", "same_class": True}, True), ({"swap": None}, True),
     ]):  # fmt: skip
         options: Any
         with CarouselBuffer(tmp_path / f"{number}", memory=4, schema={"x": "float32"}, **options) as buffer:

@@ -29,6 +29,30 @@ def test_the_default_replays_every_class(tmp_path: Path, swap: str, seed: int) -
         assert len(replayed) > 0.98 * classes > begun
 
 
+@pytest.mark.parametrize("swap", ["random", "deck"])
+def test_class_balanced_replays_every_class_where_slots_are_fewer(tmp_path: Path, swap: str) -> None:
+    classes, memory = 400, 40
+    counts = np.zeros(classes, np.int64)
+    with CarouselBuffer(tmp_path / "b", memory=memory, schema=SCHEMA, admit="class_balanced", swap=swap) as buffer:
+        labels = np.repeat(np.arange(classes), 1 + np.arange(classes) % 7)  # of very different sizes
+        buffer.add(sample_of(len(labels)), labels=labels)
+        for number in range(600):
+            batch = buffer.sample(memory)
+            assert len(set(batch.labels.tolist())) == memory
+            if number % 6 == 0:
+                counts[batch.labels] += 1
+            buffer.feedback(batch)
+            if number == 300:
+                buffer.checkpoint()
+    assert counts.min() > 0
+    assert statistic(counts, memory) < classes - 1 + 6 * np.sqrt(2 * (classes - 1))
+    with CarouselBuffer.open(tmp_path / "b") as buffer:
+        before = set(buffer.sample(memory).labels.tolist())
+        for _ in range(20):
+            buffer.feedback(buffer.sample(memory))
+        assert len(before & set(buffer.sample(memory).labels.tolist())) < memory // 2
+
+
 def statistic(counts: np.ndarray, drawn: int) -> float:
     """Return chi-square of how often each of n was among the `drawn`, corrected for drawing without replacement."""
     expected = counts.sum() / len(counts)

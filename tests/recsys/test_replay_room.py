@@ -206,6 +206,28 @@ def test_a_limit_in_samples_bounds_the_bytes_too(tmp_path: Path) -> None:
         assert buffer.stats()["storage_samples"] == 2000
 
 
+def test_mutable_fields_without_a_budget_take_what_is_alive_and_little_more(tmp_path: Path) -> None:
+    schema = {"x": "int64", "logits": Field("float32", (200,), mutable=True)}
+    with CarouselBuffer(tmp_path / "b", memory=200, schema=schema, swap="random") as buffer:
+        ids, written = np.arange(1000), np.zeros((1000, 200), np.float32)
+        buffer.add({"x": ids, "logits": written}, ids=ids)
+        alive = written.nbytes
+        for number in range(600):
+            batch = buffer.sample(100)
+            written[batch.ids] = number
+            buffer.feedback(batch, update={"logits": written[batch.ids]})
+            assert on_disk(tmp_path / "b") < 5 * alive  # twice as of the checkpoint, and since
+            if number == 300:
+                buffer.checkpoint()
+        for _ in range(30):
+            batch = buffer.sample(100)
+            assert np.array_equal(batch["logits"], written[batch.ids])
+            buffer.feedback(batch)
+        buffer.checkpoint()
+        assert buffer.check() == []
+        assert buffer.stats()["read_bytes"] > 5 * alive  # so much came and went
+
+
 def test_everything_needs_no_room_for_two(tmp_path: Path) -> None:
     limits = {}
     for admit in ("reservoir", "everything"):

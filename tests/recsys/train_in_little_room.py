@@ -1,8 +1,13 @@
 """Trains on two ranks with room for little more than one batch, and takes checkpoints that fail on one of them.
 
+Where that is as its disk is full, they make room and go on; whenever they end, they open what both have.
+
 ``python train_in_little_room.py FOLDER 2 RANK``; the first rank prints how many bytes it sent while training went on.
 """
 
+import errno
+import os
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -23,9 +28,38 @@ TOO_LARGE = "x" * 17_000_000
 def error_of(call: Callable[..., Any], *arguments: Any) -> str:
     try:
         call(*arguments)
-    except (RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         return f"{type(error).__name__}: {error}"
     return "none"
+
+
+def full_disk(*_: Any) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def fill_disks(open_tables: Callable[..., Any], folder: Path, rank: int) -> None:
+    """Let checkpoints fail as disks are full, first one rank's, then the other's, then both."""
+    write = os.pwrite
+    states, full = [], [(0,), (0,), (1,), (0, 1), ()]
+    with open_tables(folder / "tables") as tables:
+        for number, ranks in enumerate(full):
+            states.append(tables.weights(range(400)))
+            tables(torch.arange(40)[:, None] + 40 * number).values().sin().sum().backward()
+            os.pwrite = full_disk if rank in ranks else write
+            if number == 1:
+                told = error_of(tables.start_checkpoint({"at": 10 + number}).result)
+                assert ("[Errno 28]" in told) == (rank in ranks), told
+            else:
+                told = error_of(tables.checkpoint, {"at": 10 + number})
+                assert ("[Errno 28]" in told) == bool(ranks), told
+                assert rank in ranks or not ranks or f"the disk of ranks {[*ranks]} is full: make room" in told
+            os.pwrite = write
+            shutil.copytree(folder / "tables" / f"shard-{rank}", folder / str(number) / f"shard-{rank}")
+        states.append(tables.weights(range(400)))
+    for number, ranks in enumerate(full):
+        with open_tables(folder / str(number)) as tables:
+            assert tables.extra == {"at": 1 if ranks else 10 + number}
+            assert torch.equal(tables.weights(range(400)), states[0 if ranks else -1])
 
 
 def main(folder: Path, rank: int) -> None:
@@ -54,10 +88,13 @@ def main(folder: Path, rank: int) -> None:
         assert "could not be written by ranks [0]" in error_of(tables.checkpoint, wrong)
         assert "could not be written by ranks [0]" in error_of(tables.start_checkpoint)
         sent = tables.stats()["deferred_bytes"]
-    with ShardedEmbeddingBagCollection(
-        [config], optimizer=Descent(lr=0.1), dram="64MiB", path=folder / "tables", resume=True
-    ) as tables:
-        assert tables.extra == {"at": 1}
+
+    def open_tables(path: Path) -> ShardedEmbeddingBagCollection:
+        return ShardedEmbeddingBagCollection([config], optimizer=Descent(lr=0.1), dram="64MiB", path=path, resume=True)
+
+    fill_disks(open_tables, folder, rank)
+    with open_tables(folder / "tables") as tables:
+        assert tables.extra == {"at": 14}
         assert (error_of(tables.start_checkpoint, wrong) == "none") == (rank == 1)
         assert "could not be written by ranks [0]" in error_of(tables.checkpoint)
         if rank == 0:
