@@ -9,6 +9,7 @@ import numpy as np
 from memhier._catalog import Catalog
 from memhier._contents import Contents
 from memhier._segments import PAGE_BYTES, SegmentInfo
+from memhier._shield import check_interrupt
 from memhier._store_directory import clear_directory
 from memhier.errors import CorruptionError
 from memhier.files import Files
@@ -47,6 +48,7 @@ def _copy_segment(files: Files, info: SegmentInfo, path: str) -> None:
     buffer = np.frombuffer(mmap.mmap(-1, _BLOCK_BYTES), np.uint8)
     with files.open(str(info.path), "r") as source, files.open(path, "d") as target:
         for start in range(0, info.length, _BLOCK_BYTES):
+            check_interrupt()
             block = buffer[: min(_BLOCK_BYTES, info.length - start)]
             if source.read_into(block.data, start) != len(block):
                 raise CorruptionError(f"{info.path}: {source.size()} bytes, but {info.length} were committed")

@@ -1,6 +1,5 @@
 """Rows of a tier that are lent in place: read where they lie, and changed there."""
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -11,32 +10,12 @@ from numpy.typing import NDArray
 
 from memhier._residents import Residents
 from memhier._row_loader import RowLoader
+from memhier._tickets import Held
 from memhier.slab import Slab
 
-__all__ = ["Held", "Loan", "Returning", "change"]
+__all__ = ["Loan", "change"]
 
 Ints = NDArray[np.int64]
-
-
-class Held:
-    """What loans of the same slots share: with the last of them it goes, and so do the slots.
-
-    What hears of its end is built in, so that no interrupt comes between.
-    """
-
-    __slots__ = ("__weakref__",)
-
-
-class Returning(weakref.ref[Held]):
-    """Tells of slots when what holds them has gone."""
-
-    __slots__ = ("slots",)
-
-    def __new__(cls, held: Held, told: Callable[["Returning"], object], slots: Ints) -> "Returning":
-        return super().__new__(cls, held, told)
-
-    def __init__(self, held: Held, told: Callable[["Returning"], object], slots: Ints) -> None:
-        self.slots = slots
 
 
 class Loan:

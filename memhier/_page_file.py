@@ -7,6 +7,8 @@ import os
 import stat
 import sys
 
+from memhier._descriptors import close_with
+
 PAGE_BYTES = 4096
 
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
@@ -54,6 +56,7 @@ class PageFile:
                     raise
         if self.fd < 0:
             self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        close_with(self, self.fd)
         self.settle()
 
     def settle(self) -> None:
@@ -91,7 +94,3 @@ class PageFile:
     def size(self) -> int:
         """Return the file's length in bytes now."""
         return os.fstat(self.fd).st_size
-
-    def __del__(self) -> None:
-        if self.fd >= 0:
-            os.close(self.fd)

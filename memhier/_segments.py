@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier._shield import shielded
+from memhier._shield import check_interrupt, shielded
 from memhier.errors import ClosedError, CorruptionError
 from memhier.files import File
 from memhier.kernels import crc32c_pages
@@ -335,6 +335,8 @@ def read_pages(file: File, info: SegmentInfo, out: NDArray[np.uint8] | None = No
     buffer = np.empty(0 if out is not None else size, np.uint8)
     damaged: list[int] = []
     for start in range(0, info.length, _READ_BYTES):
+        if out is None:
+            check_interrupt()
         stop = min(start + _READ_BYTES, info.length)
         block = buffer[: stop - start] if out is None else out[start:stop]
         if file.read_into(block.data, start) != len(block):

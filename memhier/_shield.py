@@ -6,6 +6,7 @@ interrupt that comes before the call has begun takes it back; one that comes lat
 second one does not wait: then the next call does. Calls from other threads, which no interrupt strikes, run there.
 """
 
+import atexit
 import contextvars
 import functools
 import os
@@ -17,19 +18,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 __all__ = [
+    "Farewell",
     "ShieldedContext",
     "at_end",
     "caller",
     "check_interrupt",
     "close_made",
+    "settle",
     "shielded",
     "shielded_giving",
     "shielded_init",
     "uninterrupted",
     "wait_for",
+    "when_gone",
 ]
 
 P = ParamSpec("P")
@@ -82,21 +86,35 @@ class _Task:
         return self.error is None
 
 
-class _Farewell(weakref.ref[Any]):
+class Farewell(weakref.ref[Any]):
     """A call to make once an object is gone. Its end hands this over by itself: no interrupt comes between."""
 
-    __slots__ = ("_work", "interrupted")
+    __slots__ = ("_calls", "interrupted")
 
-    def __new__(cls, owner: object, told: Callable[[Any], object], work: Callable[[], object]) -> "_Farewell":
+    def __new__(cls, owner: object, told: Callable[[Any], object], work: Callable[[], object]) -> "Farewell":
         return super().__new__(cls, owner, told)
 
     def __init__(self, owner: object, told: Callable[[Any], object], work: Callable[[], object]) -> None:
-        self._work = work
+        self._calls = [work]
         self.interrupted = False
 
+    @property
+    def due(self) -> bool:
+        """Whether the call was not made."""
+        return bool(self._calls)
+
     def run(self) -> None:
-        """Make the call."""
-        self._work()
+        """Make the call, unless that was done."""
+        _farewells.pop(id(self), None)
+        try:
+            work = self._calls.pop()
+        except IndexError:
+            return
+        work()
+
+
+_farewells: dict[int, Farewell] = {}
+"""Those that are kept until they are said."""
 
 
 class _Server:
@@ -109,8 +127,8 @@ class _Server:
         """Know of no calls. A forked child has one thread, which is its main one, and none that serves."""
         self.main = threading.main_thread().ident
         self.thread: int | None = None
-        self.current: _Task | _Farewell | None = None
-        self._queue: SimpleQueue[_Task | _Farewell] = SimpleQueue()
+        self.current: _Task | Farewell | None = None
+        self._queue: SimpleQueue[_Task | Farewell] = SimpleQueue()
         self._begun: LockType = allocate_lock()
 
     def hand_over(self, task: _Task) -> None:
@@ -122,10 +140,10 @@ class _Server:
         if not self._begun.locked():
             start_new_thread(self._serve, ())
 
-    def say_farewell(self, owner: object, work: Callable[[], object]) -> _Farewell:
+    def say_farewell(self, owner: object, work: Callable[[], object]) -> Farewell:
         """Have a call made once an object is gone, as long as the answer is kept."""
         self._begin()
-        return _Farewell(owner, self._queue.put, work)
+        return Farewell(owner, self._queue.put, work)
 
     def _serve(self) -> None:
         # An interrupt may have had a second thread begun: one serves.
@@ -136,13 +154,27 @@ class _Server:
             sys.settrace(trace)
         while True:
             self.current = task = self._queue.get()
-            task.run()
+            _run(task)
             self.current = None
             del task
 
 
+def _run(task: _Task | Farewell) -> None:
+    try:
+        task.run()
+    except BaseException:  # of a farewell, which nobody waits for
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), None)))
+
+
+def _run_all() -> None:
+    for farewell in reversed([*_farewells.values()]):
+        _run(farewell)
+
+
 _server = _Server()
+atexit.register(_run_all)
 os.register_at_fork(after_in_child=_server.begin_anew)
+os.register_at_fork(after_in_child=_farewells.clear)
 
 
 def uninterrupted(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
@@ -162,11 +194,11 @@ def uninterrupted(work: Callable[[], T], undo: Callable[[T], object] | None = No
         _server.hand_over(task)
         task.wait()
         if task.error is None:
-            result: T = task.result
-            return result
+            return cast(T, task.result)
     except BaseException:
         if task.interrupt() and undo is not None:
             uninterrupted(functools.partial(undo, task.result))
+        task.result = None  # the traceback has the task
         raise
     error, task.error = task.error, None
     try:
@@ -239,7 +271,7 @@ class _Entered(Generic[T]):
     def __init__(self, make: Callable[[], AbstractContextManager[T]]) -> None:
         self._make: Callable[[], AbstractContextManager[T]] | None = make
         self._inner: AbstractContextManager[T] | None = None
-        self.farewell: _Farewell | None = None
+        self.farewell: Farewell | None = None
 
     def enter(self) -> T:
         """Begin."""
@@ -286,6 +318,25 @@ def at_end(owner: object, work: Callable[[], object]) -> object | None:
     interrupt strikes: there ``__del__`` may.
     """
     return None if get_ident() != _server.main else _server.say_farewell(owner, work)
+
+
+def when_gone(owner: object, work: Callable[[], object]) -> Farewell:
+    """Have a call made once an object is gone, on the thread that no interrupt reaches; for all threads, and kept here.
+
+    As `weakref.finalize` does it, which runs Python: an interrupt there would be lost, and a lock might be waited for
+    that the thread holds. What is left at exit is made then. A forked child does not make the calls of its parent.
+    """
+    farewell = _server.say_farewell(owner, work)
+    _farewells[id(farewell)] = farewell
+    return farewell
+
+
+@shielded
+def settle() -> None:
+    """Make the calls for all that is gone by now (`when_gone`), for who cannot wait until they are made."""
+    for farewell in [*_farewells.values()]:
+        if farewell() is None:
+            _run(farewell)
 
 
 def caller() -> int | None:

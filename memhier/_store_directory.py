@@ -1,11 +1,13 @@
 """What may be done at a path: whose directory it is, and who may write there."""
 
 import errno
+import gc
 import os
 import re
 from pathlib import Path
 
 from memhier._catalog import Catalog
+from memhier._shield import settle
 from memhier.errors import CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, read_file
 
@@ -64,8 +66,12 @@ def take_lock(files: Files, root: Path) -> File:
     try:
         if not file.lock(exclusive=True):
             holder = re.search(rb"pid (\d+)", read_file(files, path))
-            who = f"process {int(holder[1])}" if holder else "another process"
-            raise LockedError(f"{root}: {who} has it open for writing")
+            if holder and int(holder[1]) == os.getpid():
+                gc.collect()  # an interrupt may have kept the store from whoever opened it
+                settle()
+            if not file.lock(exclusive=True):
+                who = f"process {int(holder[1])}" if holder else "another process"
+                raise LockedError(f"{root}: {who} has it open for writing")
         if not read_file(files, path).startswith(_LOCK_MARK):
             file.truncate(0)
             file.pwrite(_LOCK_MARK, 0)

@@ -1,4 +1,4 @@
-"""Slots that may not be evicted: pinned rows, and rows read ahead that wait to be gathered."""
+"""Slots that may not be evicted: pinned rows, those lent, and rows read ahead that wait to be gathered."""
 
 import weakref
 from collections.abc import Callable
@@ -12,28 +12,63 @@ from memhier._row_loader import Job
 from memhier._shield import shielded
 from memhier.errors import BudgetError
 
-__all__ = ["Pin", "Pins", "Ticket", "fixed_keys"]
+__all__ = ["Ahead", "Held", "Pin", "Pins", "Returning", "Ticket", "fixed_keys"]
 
 Ints = NDArray[np.int64]
 
 _TICKETS_MAX = 1024
 
 
+class Held:
+    """What a ticket has, and what loans of the same slots share: with the last of them it goes, and so do the slots.
+
+    What hears of its end is built in, so that no interrupt comes between.
+    """
+
+    __slots__ = ("__weakref__",)
+
+
+class Returning(weakref.ref[Held]):
+    """Tells how slots go back when what holds them has gone."""
+
+    __slots__ = ("give_back",)
+
+    def __new__(cls, held: Held, told: Callable[["Returning"], object], give_back: Callable[[], object]) -> "Returning":
+        return super().__new__(cls, held, told)
+
+    def __init__(self, held: Held, told: Callable[["Returning"], object], give_back: Callable[[], object]) -> None:
+        self.give_back = give_back
+
+
+class Ahead:
+    """The slots that a ticket still holds, int32 [n]."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, slots: NDArray[np.int32]) -> None:
+        self.slots = slots
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+
 class Ticket:
-    """Rows on their way into DRAM. They stay there until they are gathered, or the ticket is released.
+    """Rows on their way into DRAM. They stay there until they are gathered, or the ticket is released or forgotten.
 
     Leaving its ``with`` block releases a ticket.
     """
 
     def __init__(
         self,
-        slots: NDArray[np.int32],
+        ahead: Ahead,
+        held: Held,
         job: Job,
         wait: Callable[[Job], None],
         release: Callable[["Ticket"], None],
         keys: Ints | None,
     ) -> None:
-        self._slots = slots
+        self._ahead = ahead
+        self._held = held  # goes with the ticket, and tells of it
         # An array that nobody can change, of the keys in these slots: to know them again without comparing them.
         self._keys = None if keys is None else weakref.ref(keys)
         self._job = job
@@ -42,12 +77,12 @@ class Ticket:
 
     def __len__(self) -> int:
         """How many rows are still held."""
-        return len(self._slots)
+        return len(self._ahead)
 
     @property
     def slots(self) -> Ints:
         """Where the rows are that are still held, int64 [n]."""
-        return self._slots.astype(np.int64)
+        return self._ahead.slots.astype(np.int64)
 
     def is_of(self, keys: Ints) -> bool:
         """Return whether this is known to be the array whose keys were in the slots at first."""
@@ -112,7 +147,7 @@ class Pins:
         self._pinned = np.zeros(slots, np.int32)
         self._ahead = np.zeros(slots, np.uint16)  # tickets that hold a slot
         self._marks = np.zeros(slots, np.bool_)
-        self._tickets: list[Ticket] = []
+        self._tickets: list[Ahead] = []
         self._rows_ahead = 0
 
     @staticmethod
@@ -163,32 +198,36 @@ class Pins:
 
     def open(self, ticket: Ticket) -> None:
         """Hold a ticket's slots, which are distinct."""
-        self._ahead[ticket._slots] += np.uint16(1)
+        self._ahead[ticket._ahead.slots] += np.uint16(1)
         self._rows_ahead += len(ticket)
-        self._tickets.append(ticket)
+        self._tickets.append(ticket._ahead)
 
     def gathered(self, slots: Ints) -> None:
         """Let distinct slots go that were gathered; of several tickets for one, the oldest lets go."""
         if not self._tickets:
             return
         self._marks[slots] = True
-        for ticket in self._tickets:
-            taken = self._marks[ticket._slots]
-            self._marks[ticket._slots[taken]] = False
-            self._let_go(ticket, taken)
+        for ahead in self._tickets:
+            taken = self._marks[ahead.slots]
+            self._marks[ahead.slots[taken]] = False
+            self._take(ahead, taken)
         self._marks[slots] = False
-        self._tickets = [ticket for ticket in self._tickets if len(ticket)]
+        self._tickets = [ahead for ahead in self._tickets if len(ahead)]
 
     def release(self, ticket: Ticket) -> None:
         """Let all go that a ticket still holds."""
-        self._let_go(ticket, np.ones(len(ticket), np.bool_))
-        self._tickets = [other for other in self._tickets if other is not ticket]
+        self.let_go(ticket._ahead)
 
-    def _let_go(self, ticket: Ticket, taken: NDArray[np.bool_]) -> None:
+    def let_go(self, ahead: Ahead) -> None:
+        """Let all go that a ticket still holds, or, where it is forgotten, still held."""
+        self._take(ahead, np.ones(len(ahead), np.bool_))
+        self._tickets = [other for other in self._tickets if other is not ahead]
+
+    def _take(self, ahead: Ahead, taken: NDArray[np.bool_]) -> None:
         if not taken.any():
             return
-        self._ahead[ticket._slots[taken]] -= np.uint16(1)
-        ticket._slots = ticket._slots[~taken]
+        self._ahead[ahead.slots[taken]] -= np.uint16(1)
+        ahead.slots = ahead.slots[~taken]
         self._rows_ahead -= int(np.count_nonzero(taken))
 
 

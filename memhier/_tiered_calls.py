@@ -4,13 +4,10 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-import numpy as np
-from numpy.typing import NDArray
-
-from memhier._loans import Held, Returning
+from memhier._tickets import Held, Returning
 from memhier._tiered_parts import TieredParts
 from memhier.errors import ClosedError, LockedError
 
@@ -102,13 +99,13 @@ class Calls:
             self._lock.release()
             time.sleep(_PAUSE_S)
 
-    def lend(self, slots: NDArray[np.int64]) -> Held:
-        """Return what holds pinned slots: once it is gone, they are unpinned before the next call does anything.
+    def lend(self, give_back: Callable[[], object]) -> Held:
+        """Return what holds slots: once it is gone, they are given back before the next call does anything.
 
         It may go at any time, in the middle of a call or on a thread that one waits for: nothing waits then.
         """
         held = Held()
-        returning = Returning(held, self._returned.append, slots)
+        returning = Returning(held, self._returned.append, give_back)
         self._lent[id(returning)] = returning
         return held
 
@@ -139,7 +136,7 @@ class Calls:
     def _take_back(self) -> None:
         while self._returned:
             returned = self._returned.popleft()
-            self._parts.residents.pins.unpin(returned.slots)
+            returned.give_back()
             del self._lent[id(returned)]
 
     @contextmanager

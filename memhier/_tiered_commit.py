@@ -6,6 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from memhier._patient_segment import FullError
+from memhier._saving import Saving
 from memhier._tiered_calls import Calls
 from memhier._tiered_parts import TieredParts
 from memhier.errors import LockedError
@@ -36,7 +37,7 @@ class Commits:
 
     def beside(self, values: dict[str, bytes]) -> "Future[int]":
         """Take an image of this moment and commit it on a thread; inside of a call."""
-        done: Future[int] = Future()
+        done: Saving[int] = Saving()
         self._parts.residents.begin_image()
         self._thread = threading.Thread(target=self._run, args=(values, done), name="memhier-commit", daemon=True)
         self._thread.start()

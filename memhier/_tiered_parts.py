@@ -2,9 +2,9 @@
 
 import errno
 import os
-import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from memhier._arguments import check_int
 from memhier._log_compaction import rewriting_bytes
 from memhier._residents import Residents
 from memhier._row_loader import Initial, RowLoader
+from memhier._shield import when_gone
 from memhier._slab_memory import Layout
 from memhier._tiered_schema import Schema
 from memhier._tiered_sizes import Needs, Sizes, check_policy, log_bytes, policy_bytes
@@ -95,7 +96,7 @@ class TieredParts:
             self.loader = RowLoader(self.slab, self.log, self.queue, cold, initial, sizes.staged)
             opened.callback(self.loader.close)
             self.residents = Residents(sizes, capacity, policy, self.slab, self.queue, cold, self.loader.vacate)
-            self._finalizer = weakref.finalize(self, _close, opened.pop_all().close, os.getpid())
+            self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))
 
     @property
     def memory_bytes(self) -> int:
@@ -129,13 +130,13 @@ class TieredParts:
     @property
     def alive(self) -> bool:
         """Whether nobody has closed it."""
-        return self._finalizer.alive
+        return self._end.due
 
     def close(self) -> bool:
         """End the threads, then close everything and let go of it; return whether that was still to be done."""
         if not self.alive:
             return False
-        self._finalizer()
+        self._end.run()
         del self.slab, self.queue, self.loader, self.log, self.residents
         return True
 

@@ -17,6 +17,7 @@ from memhier._arrays import as_ints, check_range
 from memhier._checkpoint_blocks import BlockTracker
 from memhier._log_parts import page_after
 from memhier._record_log import committed_keys
+from memhier._saving import Saving
 from memhier._shield import ShieldedContext, shielded, shielded_init
 from memhier.budget import parse_bytes
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
@@ -229,7 +230,8 @@ class CheckpointWriter:
             raise ValueError(f"values: {self._record_key!r} is the checkpoint's own")
         begun = time.perf_counter()
         blocks = self._tracker.capture()
-        self._saving = self._thread.submit(self._save, changes, blocks, begun)
+        self._saving = Saving[Checkpoint]()
+        self._thread.submit(self._save_for, self._saving, changes, blocks, begun)
         return self._saving
 
     def write(self, values: Mapping[str, bytes] | None = None) -> Checkpoint:
@@ -252,6 +254,14 @@ class CheckpointWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _save_for(self, saving: Saving[Checkpoint], values: dict[str, bytes], blocks: int, begun: float) -> None:
+        try:
+            saved = self._save(values, blocks, begun)
+        except BaseException as error:
+            saving.set_exception(error)
+        else:
+            saving.set_result(saved)
 
     def _save(self, values: dict[str, bytes], blocks: int, begun: float) -> Checkpoint:
         try:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from memhier._arguments import check_int
 from memhier._segments import PAGE_BYTES
+from memhier._shield import shielded
 from memhier._transaction import Transaction
 from memhier.errors import ClosedError, CorruptionError, FormatError
 from memhier.store import Store
@@ -240,6 +241,7 @@ class Rows:
             raise IndexError(f"start={start}, stop={stop}: expected 0 <= start <= stop <= {self._count}")
         return self.read(np.arange(start, stop), out)
 
+    @shielded
     def close(self) -> None:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on

@@ -5,8 +5,7 @@ import errno
 import mmap
 import os
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from memhier import backend
 from memhier._arrays import as_ints, check_array, check_range
+from memhier._descriptors import close_descriptor, close_with
 from memhier._slab_memory import Layout, open_shared_memory, private_memory, shared_memory
 from memhier.errors import ClosedError
 
@@ -64,15 +64,14 @@ class Slab:
     ) -> None:
         layout = Layout.checked(slots, dtype, shape)
         name: str | None = None
-        close_file: Callable[[], object] = _nothing
+        fd = -1
         if shared:
             mapping, fd, name = shared_memory(layout.total_bytes)
-            # Closing the slab and forgetting it both end here.
-            close_file = weakref.finalize(self, os.close, fd)
+            close_with(self, fd)
         else:
             mapping = private_memory(layout.total_bytes)
         mapping[: len(layout.header)] = layout.header
-        self._set_up(mapping, layout, name, os.getpid(), close_file)
+        self._set_up(mapping, layout, name, os.getpid(), fd)
 
     @classmethod
     def attach(cls, name: str) -> Self:
@@ -94,16 +93,14 @@ class Slab:
         """
         mapping = open_shared_memory(name)
         slab = cls.__new__(cls)
-        slab._set_up(mapping, Layout.parsed(mapping, name), name, None, _nothing)
+        slab._set_up(mapping, Layout.parsed(mapping, name), name, None, -1)
         return slab
 
-    def _set_up(
-        self, mapping: mmap.mmap, layout: Layout, name: str | None, owner: int | None, close_file: Callable[[], object]
-    ) -> None:
+    def _set_up(self, mapping: mmap.mmap, layout: Layout, name: str | None, owner: int | None, fd: int) -> None:
         self._layout = layout
         self._name = name
         self._owner = owner  # the process that may write; None where this slab is attached
-        self._close_file = close_file
+        self._fd = fd  # of shared memory of its own, to be closed with it
         self._lock = threading.RLock()  # a block of writing may scatter
         self._closed = False
         self._generations = np.frombuffer(mapping, np.uint32, layout.slots, layout.generations_at)
@@ -296,7 +293,9 @@ class Slab:
     def close(self) -> None:
         """Let go of the memory; it is freed when no array from :attr:`rows` and no attached slab uses it."""
         self._closed = True
-        self._close_file()
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            close_descriptor(fd)
         self._rows = np.empty(0, self._layout.row_type)
         self._generations = np.empty(0, np.uint32)
 
@@ -348,7 +347,3 @@ def _fence() -> None:
     """Keep the reads and writes of memory before this call before those after it, as other processors see them."""
     if backend.core is not None:
         backend.core.fence()
-
-
-def _nothing() -> None:
-    """Stand in for closing a file where there is none."""

@@ -22,7 +22,7 @@ from memhier._row_loader import EMPTY, Initial, Job, RowLoader
 from memhier._shield import ShieldedContext, shielded, shielded_giving, shielded_init
 from memhier._shortage import Shortage
 from memhier._slab_memory import Layout
-from memhier._tickets import Pin, Ticket, fixed_keys
+from memhier._tickets import Ahead, Pin, Ticket, fixed_keys
 from memhier._tiered_calls import Calls
 from memhier._tiered_commit import Commits
 from memhier._tiered_parts import KIND, TieredParts
@@ -244,7 +244,7 @@ class Tiered:
         Returns
         -------
         Ticket
-            Holds the rows in DRAM until they are gathered, each on its own, or the ticket is released.
+            Holds the rows in DRAM until they are gathered, each on its own, or the ticket is released or forgotten.
 
         Raises
         ------
@@ -258,7 +258,9 @@ class Tiered:
             self._residents.admit(unique, slots, index.reshape(-1))
             empty = self._loader.states[slots] == EMPTY
             job = Job(*self._loader.prepare(unique[empty], slots[empty]))
-            ticket = Ticket(slots.astype(np.int32), job, self._wait, self._release, fixed_keys(index, unique))
+            ahead = Ahead(slots.astype(np.int32))
+            held = self._calls.lend(partial(self._residents.pins.let_go, ahead))
+            ticket = Ticket(ahead, held, job, self._wait, self._release, fixed_keys(index, unique))
             self._residents.pins.open(ticket)
             self._loader.submit(job, slots)
             self._residents.served()
@@ -455,7 +457,8 @@ class Tiered:
 
     def _loan(self, unique: Ints, slots: Ints, of_keys: Ints) -> Loan:
         changing = partial(self._changing, unique, slots)
-        return Loan(of_keys, self._slab.rows, changing, self._calls.check_open, self._calls.lend(slots))
+        held = self._calls.lend(partial(self._residents.pins.unpin, slots))
+        return Loan(of_keys, self._slab.rows, changing, self._calls.check_open, held)
 
     def _as_keys(self, keys: Any) -> Ints:
         index = as_ints("keys", keys)

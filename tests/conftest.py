@@ -1,9 +1,12 @@
 """What every test may ask for: the real data sets, where they are there, and interrupts at every line."""
 
+import dis
 import random
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import _base
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -16,6 +19,7 @@ from memhier.benchmarks.datasets import data_folder
 from memhier.errors import MemhierError
 
 _ROOT = str(Path(memhier.__file__).parent)
+_NO_ERROR = bytes([dis.opmap["LOAD_CONST"]] * 3)  # what `__exit__` is given then
 _SHORT = 25  # lines, of which none is left out
 
 # A busy machine is no fault of a property.
@@ -42,6 +46,12 @@ def data() -> Callable[[str], Path]:
     return folder
 
 
+def _leaves_block(frame: FrameType) -> bool:
+    """Whether a line is that of a `with` whose block has just ended: no signal is handled before its `__exit__`."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    return any(code[start : start + 6 : 2] == _NO_ERROR for start in (at, at + 2))
+
+
 class Interrupts:
     """Raises KeyboardInterrupt at each line of this library that a call comes to in the main thread, one after another.
 
@@ -55,14 +65,15 @@ class Interrupts:
     apart
         As given.
     roots
-        Folders of the lines. Where the library is installed as links to its sources, parts of it lie outside its own.
+        Folders and files of the lines: also those of Python's locks and futures that are written in Python. Where the
+        library is installed as links to its sources, parts of it lie outside its own folder.
     seen
         How often a call was interrupted, and how often it was made, was not, or refused to be made again.
     """
 
     def __init__(self, apart: int) -> None:
         self.apart = apart
-        self.roots: tuple[str, ...] = (_ROOT,)
+        self.roots: tuple[str, ...] = (_ROOT, threading.__file__, _base.__file__)
         self._random = random.Random(0)
         self.seen: Counter[str] = Counter()
 
@@ -72,9 +83,10 @@ class Interrupts:
 
         def line(frame: FrameType, event: str, value: Any) -> Any:
             nonlocal reached
-            reached += event == "line"
-            if event == "line" and reached == point:
-                raise KeyboardInterrupt
+            if event == "line" and not _leaves_block(frame):
+                reached += 1
+                if reached == point:
+                    raise KeyboardInterrupt
             return line
 
         sys.settrace(lambda frame, *_: line if frame.f_code.co_filename.startswith(self.roots) else None)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier._arguments import check_int
-from memhier._shield import shielded
+from memhier._shield import close_made, shielded, shielded_giving
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
 from memhier.ann.decoder.build import build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibrate import measure_choices
@@ -361,6 +361,7 @@ class LogitIndex:
         save_index(Path(path), self._engine, self._settings, self._method, self.digest)
 
     @classmethod
+    @shielded_giving(close_made)
     def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, verify: Verify = "read") -> Self:
         """Open what :meth:`save` wrote.
 
@@ -385,6 +386,7 @@ class LogitIndex:
         engine, settings, method, digest = open_index(Path(path), budget, verify)
         return cls(engine, settings, method, digest)
 
+    @shielded
     def close(self) -> None:
         """Release the files of an index whose rows stay on SSD; others hold none. May be called twice."""
         self._engine.close()

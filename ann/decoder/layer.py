@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier._shield import check_interrupt
 from memhier.kernels import distances
 
 __all__ = ["DTYPES", "LARGEST", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
@@ -60,6 +61,7 @@ class OutputLayer:
         """Yield all rows as float32, in blocks, each with the number of its first row."""
         step = max(1, _BLOCK_BYTES // (4 * self.shape[1]))
         for start in range(0, self.shape[0], step):
+            check_interrupt()
             yield start, self.floats(start, start + step)
 
     def logits(self, hidden: Floats) -> Floats:

@@ -9,11 +9,11 @@ import atexit
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, Protocol, TypeVar
 
+from memhier._shield import when_gone
 from memhier.ann._threads import one_thread
 from memhier.ann.zoom.pauses import pausing
 
@@ -122,7 +122,7 @@ class Beside(Generic[T]):
         """Begin a piece of work, which ends at its next pause (`memhier.ann.zoom.pauses`) once it is to stop."""
         assert self._work is None
         self._work = _Work(work, self._name, self._caller)
-        weakref.finalize(self, self._work.stopped.set).atexit = False
+        when_gone(self, self._work.stopped.set)
         self._work.thread.start()
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier._callers import user_stacklevel
-from memhier._shield import close_made, shielded, shielded_giving
+from memhier._shield import close_made, settle, shielded, shielded_giving
 from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
 from memhier.ann.zoom.attributes import COLUMN_BYTES
 from memhier.ann.zoom.bitmaps import BitmapCache, bitmap_bytes
@@ -183,17 +183,11 @@ class ZoomIndex(SearchedIndex):
                 shutil.rmtree(place, ignore_errors=True)
             raise
         index = cls.open(place, writable=True)
-        calibration = index._state.calibration
-        reached = min(calibration.reached.values())
-        if reached < TARGET - 0.01:
-            longer = codes_can_grow(index._state.preview.book.code_bytes, index.dimension, metric, preview)
-            advice = f": more dram than {dram!r} makes longer codes" if longer else ""
-            more = "give candidates= and nprobe=" if preview == "pq" else "searches for more compare vectors exactly"
-            warnings.warn(
-                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
-                f"{more}, and read more for it{advice}",
-                stacklevel=2,
-            )
+        try:
+            index._say_if_short(dram)
+        except BaseException:
+            index.close()
+            raise
         return index
 
     @classmethod
@@ -374,6 +368,20 @@ class ZoomIndex(SearchedIndex):
         self._check_open()
         self._store.copy(path)
 
+    def _say_if_short(self, dram: int | str) -> None:
+        """Warn where no effort that was calibrated at build reaches the recall of a search that asks for none."""
+        reached = min(self._state.calibration.reached.values())
+        if reached < TARGET - 0.01:
+            coding = self._about.coding
+            longer = codes_can_grow(self._state.preview.book.code_bytes, self.dimension, self.metric, coding)
+            advice = f": more dram than {dram!r} makes longer codes" if longer else ""
+            more = "give candidates= and nprobe=" if coding == "pq" else "searches for more compare vectors exactly"
+            warnings.warn(
+                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
+                f"{more}, and read more for it{advice}",
+                stacklevel=3,
+            )
+
     def _load(self, reader: Reader) -> Snapshot:
         store, about = self._store, self._about
         preview = load_preview(store, about)
@@ -399,6 +407,7 @@ class ZoomIndex(SearchedIndex):
         return self._bytes_of(self._state)
 
     def _bytes_of(self, state: Snapshot) -> int:
+        settle()  # files of parts that no snapshot has any more
         each = workspace_bytes(state.row_bytes) + scan_bytes(self._about.dram)
         if state.schema:  # a bitmap of what its filter leaves
             each += sum(bitmap_bytes(len(part)) for part in state.parts)

@@ -94,7 +94,6 @@ def merge_parts(
     files = np.array([part.places.file for part in parts], np.int32)
     starts, at = np.zeros(preview.lists + 1, np.int64), 0
     for low, chunk in _chunks(parts, preview.lists, book, work_bytes):
-        check_interrupt()
         pause()
         ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
         starts[low + 1 : low + len(ends)] = at + ends[1:]
@@ -243,7 +242,6 @@ class PartsSource(VectorSource):
         """Yield ``(first row, block)`` in order."""
         step = max(1, (_CHUNK_BYTES // 2) // (4 * self.dimension))
         for start in range(0, self.count, step):
-            check_interrupt()
             yield start, self.take(np.arange(start, min(start + step, self.count)))
 
     def take(self, rows: Ints) -> npt.NDArray[Any]:

@@ -1,18 +1,17 @@
 """A part of an index: rows that were written together, in list order, never changed but for which of them are alive."""
 
 import itertools
-import threading
-import weakref
-from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier._fields import stored_array, stored_segment
+from memhier._shield import when_gone
 from memhier.ann.zoom._conditions import Expression
 from memhier.ann.zoom._stored_column import StoredColumn
 from memhier.ann.zoom.attributes import Attributes, Schema
@@ -187,7 +186,7 @@ class PartFiles:
     """Opens the files of parts, and closes them once no part or snapshot has them.
 
     The last one to have a file may let go of it anywhere: in a search, in a garbage collection that interrupts any
-    line of Python. So a file is only noted then, and closed where no lock of the reader is held.
+    line of Python. So it is closed on another thread, which holds no lock then.
 
     Parameters
     ----------
@@ -204,8 +203,6 @@ class PartFiles:
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool, work_bytes: int) -> None:
         self._store, self._reader, self._cache, self._texts = store, reader, cache, texts
         self._work_bytes = work_bytes
-        self._retired: deque[int | StoredColumn] = deque()
-        self._busy = threading.Lock()
 
     def open(
         self,
@@ -218,13 +215,11 @@ class PartFiles:
     ) -> Part:
         """Return a committed part whose arrays are known."""
         texts, lease = None, _Lease()
-        with self._busy:
-            file = self._store.attach(f"{name}-rows", self._reader)
-            self._when_gone(lease, [file])
-            if self._texts:
-                texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
-                self._when_gone(lease, [texts.file])
-        self._close_retired()
+        file = self._store.attach(f"{name}-rows", self._reader)
+        self._when_gone(lease, [file])
+        if self._texts:
+            texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
+            self._when_gone(lease, [texts.file])
         part = Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, None, lease, texts)
         return self.widened(part, schema)
 
@@ -232,11 +227,9 @@ class PartFiles:
         """Return the part with the attributes of another schema, null in all rows where the part does not have them."""
         if not schema:
             return part
-        with self._busy:
-            attributes = Attributes(
-                self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes
-            )
-        self._close_retired()
+        attributes = Attributes(
+            self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes
+        )
         columns = [attributes.column(name) for name in schema]
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
         return replace(part, attributes=attributes)
@@ -256,25 +249,16 @@ class PartFiles:
         return self.open(name, arrays, row_bytes, schema, alive, alive_name)
 
     def _when_gone(self, holder: object, files: Sequence[int | StoredColumn]) -> None:
-        weakref.finalize(holder, self._retire, files).atexit = False
+        when_gone(holder, partial(_close_files, self._reader, files))
 
-    def _retire(self, files: Sequence[int | StoredColumn]) -> None:
-        self._retired.extend(files)
-        self._close_retired()
 
-    def _close_retired(self) -> None:
-        """Close what was retired, unless someone is at the files, who will do it; that may be this very thread."""
-        while self._retired and self._busy.acquire(blocking=False):
-            try:
-                while self._retired:
-                    file = self._retired.popleft()
-                    with suppress(ClosedError):
-                        if isinstance(file, StoredColumn):
-                            file.close()
-                        else:
-                            self._reader.remove(file)
-            finally:
-                self._busy.release()
+def _close_files(reader: Reader, files: Sequence[int | StoredColumn]) -> None:
+    for file in files:
+        with suppress(ClosedError):
+            if isinstance(file, StoredColumn):
+                file.close()
+            else:
+                reader.remove(file)
 
 
 def compact_dtype(ids: Ints) -> np.dtype[Any]:

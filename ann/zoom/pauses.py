@@ -1,8 +1,10 @@
-"""Where long work may wait, or end: work that a thread does beside others says what is to happen there."""
+"""Where long work may wait, or end: for an interrupt; and work done beside others says what is to happen there."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+from memhier._shield import check_interrupt
 
 __all__ = ["pause", "pausing"]
 
@@ -10,7 +12,8 @@ _LOCAL = threading.local()
 
 
 def pause() -> None:
-    """Do what this thread's work is to do now and then; elsewhere nothing."""
+    """Do what this thread's work is to do now and then; raise KeyboardInterrupt where that is what is waited for."""
+    check_interrupt()
     hook: Callable[[], None] | None = getattr(_LOCAL, "hook", None)
     if hook is not None:
         hook()

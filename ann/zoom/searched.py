@@ -1,7 +1,5 @@
 """The searches of an open index, whatever else is done with it."""
 
-import os
-import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -35,6 +33,7 @@ from memhier.ann.zoom.search import (
     vectors_by_id,
 )
 from memhier.ann.zoom.space import Metric
+from memhier.ann.zoom.turns import Turns
 from memhier.errors import ClosedError, RecallWarning
 from memhier.reader import Reader
 
@@ -58,8 +57,7 @@ class SearchedIndex:
 
     def __init__(self, state: Snapshot, reader: Reader, searches: int) -> None:
         self._state, self._reader = state, reader
-        self._searches = searches
-        self._turns, self._pid = threading.BoundedSemaphore(searches), os.getpid()
+        self._turns = Turns(searches)
         self._closed = False
         self._said: set[str] = set()  # why a recall was not kept
 
@@ -123,7 +121,7 @@ class SearchedIndex:
             2**62 if max_reads is None else check_count("max_reads", max_reads, 1, None),
             np.inf if deadline_ms is None else check_milliseconds("deadline_ms", deadline_ms) / 1000,
         )
-        with self._turn():  # a filter's bitmap is held, and made, by no more than these
+        with self._turns.next():  # a filter's bitmap is held, and made, by no more than these
             found = self._search(matrix, k, recall, where, candidates, nprobe, limits)
         return SearchResult(found.ids[0], found.distances[0], found.stats) if single else found
 
@@ -229,7 +227,7 @@ class SearchedIndex:
         matrix, _ = check_queries(queries, self.dimension)
         radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
         wanted = TARGET if recall is None else check_fraction("recall", recall)
-        with self._turn():
+        with self._turns.next():
             state, tally = self._state, np.zeros(3, np.int64)
             selection = Selection.everything(state) if where is None else Selection.of(state, where)
             effort, calibrated = range_effort(state.calibration, state.preview.lists, wanted)
@@ -280,7 +278,7 @@ class SearchedIndex:
         stats = self.search(query, k, **options).stats
         state = self._state
         where = options.get("where")
-        with self._turn():
+        with self._turns.next():
             selection = Selection.everything(state) if where is None else Selection.of(state, where)
         effort = self._plan(
             state, k, options.get("recall"), options.get("candidates"), options.get("nprobe"), selection
@@ -360,11 +358,6 @@ class SearchedIndex:
     def metric(self) -> Metric:
         """The metric chosen at build."""
         return self._state.space.metric
-
-    def _turn(self) -> threading.BoundedSemaphore:
-        if self._pid != os.getpid():  # threads that did not survive the fork may have had all turns
-            self._turns, self._pid = threading.BoundedSemaphore(self._searches), os.getpid()
-        return self._turns
 
     def _check_open(self) -> None:
         if self._closed:

@@ -15,6 +15,7 @@ one batch ahead.
 
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -96,8 +97,9 @@ def fill(table: Tiered, rows: int, batch: int) -> None:
 def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahead: int) -> dict[str, float]:
     """Gather batches and compute on each; return seconds per batch, the first batches left out."""
     keys = [next(draw) for _ in range(batches + WARM)]
-    for batch in keys[:ahead]:
-        table.prefetch(batch).wait()
+    tickets = deque((table.prefetch(batch) for batch in keys[:ahead]), maxlen=ahead + 1)
+    for ticket in tickets:
+        ticket.wait()
     units = float(WARM_UNITS)
     reads: list[float] = []
     computing: list[float] = []
@@ -109,7 +111,7 @@ def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahea
         before = table.stats()["read_s"]
         rows = table.gather(batch)
         if ahead and index + ahead < len(keys):
-            table.prefetch(keys[index + ahead])
+            tickets.append(table.prefetch(keys[index + ahead]))
         computing.append(seconds_of(work, round(units)))
         reads.append(table.stats()["read_s"] - before)
         # The amount for the next batch, from the means so far: both are to take as long.

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from memhier._descriptors import close_descriptor, close_with
 from memhier.files._interface import Buffer, File, FileBase, Mode
 
 __all__ = ["RealFiles"]
@@ -37,9 +38,7 @@ class _RealFile(FileBase):
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
         self._fd = os.open(path, _FLAGS[mode], 0o644)
-        # For files that nobody closes. What was closed leaves nothing to be run, in which an interrupt would be lost.
-        self._closing = weakref.finalize(self, os.close, self._fd)
-        self._closing.atexit = False
+        close_with(self, self._fd)
         self._direct = mode == "d" and bool(_O_DIRECT) and self._set_direct(True)
         self._end = self.size() if mode == "a" else 0
 
@@ -115,8 +114,8 @@ class _RealFile(FileBase):
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
-        if self._closing.detach() is not None:
-            os.close(fd)
+        if fd >= 0:
+            close_descriptor(fd)
             _exclusive.discard(self)
 
 

@@ -139,6 +139,7 @@ class Ahead:
         """Batches of the epoch that were handed out, those left out at a resume included."""
         return self._skipped + self._handed_out
 
+    @shielded
     def stats(self) -> dict[str, float]:
         """Return plain numbers; see :meth:`Lookahead.stats`."""
         with self._changed:

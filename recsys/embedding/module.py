@@ -143,6 +143,7 @@ class TableModule(nn.Module):
             raise
         self._saved_steps = list(tables.record.steps)  # as of the last checkpoint
 
+    @shielded
     def begin_epoch(self, end: Callable[[], None]) -> None:
         """End the epoch of lookahead that is under way, if any; `end` ends the one that begins."""
         before, self._end_epoch = self._end_epoch, end

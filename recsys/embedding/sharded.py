@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from memhier._arrays import as_ints
 from memhier._patient_segment import FullError
+from memhier._saving import Saving
 from memhier._shield import shielded
 from memhier.recsys.embedding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.bags import Bags
@@ -186,7 +187,7 @@ class ShardedEmbeddingBagCollection(TableModule):
             finds the last one that all could.
         """
         self._await_all()
-        done: Future[int] = Future()
+        done: Saving[int] = Saving()
         try:
             done.set_result(super().checkpoint(extra))
         except Exception as error:
@@ -212,7 +213,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         try:
             self._saving = super().start_checkpoint(extra)
         except Exception as error:
-            self._saving = Future()
+            self._saving = Saving()
             self._saving.set_exception(error)
             raise
         return self._saving

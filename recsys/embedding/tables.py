@@ -5,10 +5,12 @@ reads, updates and evicts once, however many tables it needs.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -209,7 +211,7 @@ class Tables:
                 rows=self.touched,
                 dram=dram,
                 policy=policy,
-                initial=self._first_rows,
+                initial=partial(_first_rows, weakref.WeakMethod(self._first_rows)),  # the tier's threads have it
                 codec=codec,
                 key_space=total,
                 batch=step_rows,
@@ -467,6 +469,12 @@ class Tables:
             made[:, self.widths[table] :] = 0
             rows[mine] = made
         return rows
+
+
+def _first_rows(made: weakref.WeakMethod[Callable[[Ints], Floats]], keys: Ints) -> Floats:
+    first_rows = made()
+    assert first_rows is not None, "the tier is used by its tables alone"
+    return first_rows(keys)
 
 
 def _rows_in(store: Store) -> int:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from memhier._arrays import as_ints, check_range
 from memhier._fields import described
+from memhier._shield import shielded
 from memhier.files import Files
 from memhier.recsys.replay._members import Members
 from memhier.recsys.replay._state import settings_of
@@ -119,6 +120,7 @@ class StoredSamples:
         """Read everything and return every inconsistency."""
         return self._tier.store.check()
 
+    @shielded
     def close(self) -> None:
         """Let go of everything."""
         self._tier.close()

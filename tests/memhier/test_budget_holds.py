@@ -46,7 +46,7 @@ with Tiered(place, "t", np.float32, dim, rows=rows, dram=dram, batch=batch, poli
     table.checkpoint()
     for turn, some in enumerate(keys):
         if turn % 4 == 0 and policy != "belady":
-            table.prefetch(some)
+            ticket = table.prefetch(some)
         assert (table.gather(some, out)[:, 5] == some % 1000).all()
         if turn % 3 == 0:
             table.scatter(some, out)

@@ -182,9 +182,9 @@ def test_belady_reads_as_planned(
         for index, batch in enumerate(batches):
             if index + 2 < len(batches):
                 policy.announce(batches[index + 2])
-            if prefetches:
-                tier.prefetch(batch)
+            ticket = tier.prefetch(batch) if prefetches else None
             tier.gather(batch)
+            del ticket
         stats = tier.stats()
         assert stats["misses"] == sum(len(step.load) for step in steps)
         assert stats["evictions"] == sum(len(step.evict) for step in steps)
@@ -335,5 +335,5 @@ def test_a_forgotten_tier_ends_its_threads(tmp_path: Path) -> None:
     assert {"memhier-load", "memhier-write"} <= names
     del tier
     gc.collect()
-    assert not {"memhier-load", "memhier-write"} & {thread.name for thread in threading.enumerate()}
     Tiered(tmp_path / "s", "t", np.float32, 4, rows=10).close()
+    assert not {"memhier-load", "memhier-write"} & {thread.name for thread in threading.enumerate()}

@@ -110,7 +110,18 @@ def test_tickets_are_bounded(tier: Tiered) -> None:
     with pytest.raises(BudgetError, match=r"2 rows beside 4 open tickets for 8 rows; .* 1024 tickets and 8 rows"):
         tier.prefetch([1, 2])
     tickets[0].release()
-    tier.prefetch([1, 2])
+    tickets[0] = tier.prefetch([1, 2])
+
+
+def test_forgotten_tickets_hold_nothing(tier: Tiered) -> None:
+    for _ in range(30):
+        tier.prefetch([1, 2, 3])  # and nobody has it
+    assert tier.gather([10, 11, 12, 13])[:, 0].tolist() == [10, 11, 12, 13]  # all slots there are
+    ticket = tier.prefetch([20])
+    assert tier.gather([20, 21])[:, 0].tolist() == [20, 21]
+    del ticket  # of which nothing is left to go back
+    with tier.pin([20, 21, 22, 23]):
+        pass
 
 
 def test_a_write_to_a_row_on_its_way_in_wins(tier: Tiered) -> None:

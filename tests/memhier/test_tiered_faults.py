@@ -84,9 +84,9 @@ def test_a_batch_announced_to_belady_can_be_asked_for_again(
                     with pytest.raises(ZeroDivisionError):
                         getattr(tier, call)(batch)
                     faulty[0] = False
-                if call == "prefetch":
-                    tier.prefetch(batch)
+                ticket = tier.prefetch(batch) if call == "prefetch" else None
                 assert tier.gather(batch)[:, 0].tolist() == batch
+                del ticket
                 faulty[0] = len(counts) == 1 and batch != batches[-1]
             counts.append(tier.stats())
     for name in ("accesses", "hits", "misses", "evictions"):

@@ -1,5 +1,6 @@
 """An interrupt at any line of a call leaves tables as before the call or as after it, and never in between."""
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,17 @@ def test_an_interrupted_loop_with_lookahead_can_be_begun_anew(trained: Trained, 
         for batch in lookahead(batches[:2], trained.bag, ids=lambda batch: batch):
             trained.bag(batch)
     assert same(trained.rows(), before)
+
+
+def test_interrupted_numbers_of_a_loop_hold_nothing_up(trained: Trained, interrupts: Any) -> None:
+    interrupts.roots += (threading.__file__,)  # whose conditions are lines of Python
+    batches = [trained.batch() for _ in range(3)]
+    loop = lookahead(batches, trained.bag, ids=lambda batch: batch, window=2, prefetch=1)
+    for number, batch in enumerate(loop, 1):
+        for _ in interrupts.every(loop.stats):
+            interrupts.settled(was_made=False)
+        assert loop.stats()["batches"] == number
+        trained.bag(batch)
 
 
 def test_interrupted_closing_and_opening_of_tables(trained: Trained, interrupts: Any) -> None:

@@ -1,0 +1,103 @@
+"""Each public call that changes something, or opens it, is one that no interrupt reaches; or it is named here."""
+
+import inspect
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+
+import pytest
+
+import memhier
+import memhier.ann
+import memhier.ann.decoder
+import memhier.recsys
+import memhier.recsys.replay
+import memhier.store
+from memhier import _shield
+
+MODULES: tuple[Any, ...] = (
+    memhier, memhier.ann, memhier.ann.decoder, memhier.recsys, memhier.recsys.replay, memhier.store,
+)  # fmt: skip
+TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
+
+READS = {
+    "LogitIndex": "choose distribution is_stale log_prob logits partition save scan_pays stats topk way",
+    "Store": "attach check get keys read_segment segments",
+    "Reader": "read stats",
+    "Rows": "read read_range",
+    "RowLog": "bytes_above check_values keys",
+    "Samples": "bytes_above check_values keys",
+    "StoredSamples": "blocks check read",
+    "TopKSoftmax": "bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save stats topk",
+    "VectorReader": "blocks take",
+    "ZoomIndex": "explain range_search reconstruct search search_iter stats",
+    "CarouselBuffer": "empty occupied stored_ids value",
+    "EmbeddingBag": f"{TABLES} extra_repr",
+    "EmbeddingBagCollection": f"{TABLES} extra_repr",
+    "ShardedEmbeddingBagCollection": TABLES,
+    "Lookahead": "state_dict stats",
+}
+"""What changes nothing, by class; of a trained table `forward` borrows rows by calls that are shielded."""
+
+MADE_OF_OTHERS = {
+    "ZoomIndex": "build commit compact",
+    "TopKSoftmax": "from_linear open sample",
+    "LogitIndex": "build",
+    "CheckpointWriter": "changing write",
+    "Store": "copy",
+    "Lookahead": "close load_state_dict",
+}
+"""What makes one shielded call, or several of which each may be the last."""
+
+OF_A_SHIELDED_CALL = {
+    "RowLog": "compact_later reclaim rewrite_sparsest",
+    "Samples": "compact_later reclaim rewrite_sparsest",
+    "Slab": "attach bytes_for close gather gather_versioned generations scatter writing",
+    "SegmentWriter": "complete finish flush",
+    "Staging": "drop finish segment take",
+    "Store": "stage",
+    "Transaction": "check_open discard reserve swap_dropped",
+    "VectorReader": "close",
+}
+"""What the library calls within others, or lends to a thread: parts, which promise nothing by themselves."""
+
+
+def changing_classes() -> Iterator[type]:
+    """Yield the public classes that hold something open, or can be changed for good."""
+    found = {getattr(module, name) for module in MODULES for name in module.__all__}
+    for each in sorted((each for each in found if inspect.isclass(each)), key=lambda each: each.__qualname__):
+        if any(hasattr(each, name) for name in ("close", "commit", "abort", "drop", "refresh")):
+            yield each
+
+
+def is_shielded(call: FunctionType) -> bool:
+    return call.__code__.co_filename == _shield.__file__
+
+
+def calls_of(kind: type) -> dict[str, FunctionType]:
+    """Return the public methods that this library wrote, by name."""
+    calls = {}
+    for name in dir(kind):
+        found = inspect.getattr_static(kind, name)
+        call = found.__func__ if isinstance(found, classmethod | staticmethod) else found
+        if isinstance(call, FunctionType) and not name.startswith("_") and call.__module__.startswith("memhier"):
+            calls[name] = call
+    return calls
+
+
+@pytest.mark.parametrize("kind", [*changing_classes()], ids=lambda kind: kind.__qualname__)
+def test_changes_are_shielded_or_listed(kind: type) -> None:
+    listed = set(
+        " ".join(lists.get(kind.__name__, "") for lists in (READS, MADE_OF_OTHERS, OF_A_SHIELDED_CALL)).split()
+    )
+    bare = {name for name, call in calls_of(kind).items() if not is_shielded(call)}
+    assert bare - listed == set(), "shield it (memhier._shield), or list it here if it changes nothing"
+    assert listed - bare == set(), "listed, but shielded or gone"
+
+
+def test_the_systems_are_among_them() -> None:
+    names = {kind.__name__ for kind in changing_classes()}
+    assert names >= {*READS, *MADE_OF_OTHERS, *OF_A_SHIELDED_CALL}
+    assert names >= {"ZoomIndex", "LogitIndex", "TopKSoftmax", "Tiered", "Store", "CarouselBuffer", "EmbeddingBag"}
+    assert is_shielded(calls_of(memhier.ann.ZoomIndex)["add"])
+    assert not is_shielded(calls_of(memhier.ann.ZoomIndex)["search"])
