@@ -71,5 +71,16 @@ def _filtered(state: Snapshot, k: int, recall: float, selection: Selection) -> E
     assert selection.left is not None
     if selection.left > max(_FEW, _FEW_OF_K * k):
         return effort
-    eps = max(effort.eps, _FEW_EPS if state.calibration.bounds_hold else state.calibration.exact_eps)
-    return replace(effort, nprobe=state.preview.lists, gap=np.inf, eps=eps)
+    return replace(
+        effort, nprobe=state.preview.lists, gap=np.inf, eps=max(effort.eps, _eps_of_few(state.calibration, k, recall))
+    )
+
+
+def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:
+    """Return how wide bounds have to be, in standard errors, to keep a recall among few rows, whichever these are."""
+    if calibration.bounds_hold:
+        return _FEW_EPS
+    # Half of the loss allowed may lie beyond the widest bounds that were measured, of as many neighbours or more.
+    strict, known = 1 - (1 - recall) / 2, min(k, max(calibration.reached))
+    holds = all(reached >= strict for each, reached in calibration.reached.items() if each >= known)
+    return calibration.widest(1).eps if holds else calibration.exact_eps

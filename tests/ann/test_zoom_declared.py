@@ -12,6 +12,7 @@ from memhier.ann import ZoomIndex
 from memhier.ann.zoom import calibrate
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.zoom_declared import main, make_set
+from memhier.benchmarks.workloads.zoom_filters import make_labelled
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
 RECALLS = (0.8, 0.9, 0.95, 0.99)
@@ -76,6 +77,18 @@ def test_few_rows_that_a_filter_leaves_are_compared_where_errors_are_not_what_co
     with ZoomIndex.build(tmp_path / "index", base, dram="430KiB", attributes=attributes) as index:
         found = index.search(queries, 1, recall=0.99, where="wanted == true")
         assert np.isclose(found.distances[:, 0], away, rtol=1e-5).mean() >= 0.99
+
+
+def test_few_rows_that_a_filter_leaves_are_read_as_far_as_the_recall_asks(tmp_path, data):
+    data("mnist")  # a neighbour in a hundred lies beyond the widest bounds that are measured
+    digits = make_labelled("mnist", 3000, 60, 0)
+    price = np.random.default_rng(0).random(3000)
+    queries, left = digits.queries.astype(np.float32), price < 0.1
+    near = exact_neighbours(digits.base[left].astype(np.float32), queries, 10)[1]
+    with ZoomIndex.build(tmp_path / "index", digits.base, dram="4500KiB", attributes={"price": price}) as index:
+        found = index.search(queries, 10, recall=0.95, where="price < 0.1")
+    assert recall_at_k(found.distances, near) >= 0.95
+    assert found.stats["page_requests"] < 60 * 30  # of some 300 rows on as many pages
 
 
 def test_hard_queries_keep_their_recall_where_there_is_little_room_for_candidates(tmp_path):
