@@ -119,7 +119,10 @@ class Calibration:
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
             # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
-            found = replace(found, most=None)
+            # Lists lie otherwise around what was added: those are looked at that any number of neighbours needs.
+            every = [self._at(each, recall)[0] for each in self.efforts if each >= known]
+            least, gap = max(each.least for each in every), max(each.gap for each in every)
+            found = replace(found, most=None, least=least, gap=gap)
         if k > known:
             times = -(-k // known)
             if found.most is not None:

@@ -212,3 +212,17 @@ def test_an_index_that_has_grown_far_beyond_its_calibration_looks_further(tmp_pa
         before = replace(calibration, changes=0).effort(10, 0.95)[0]
         after = calibration.effort(10, 0.95)[0]
         assert after == replace(before, most=None)
+
+
+def test_a_worn_index_finds_the_nearest_among_vectors_unlike_those_it_was_made_for(tmp_path):
+    points = np.random.default_rng(5).integers(0, 2, (2100, 33)).astype(np.float32)
+    points[900:1800] = 2 * points[900:1800] + 1
+    stored, queries = points[600:1700], points[1800:]
+    near = exact_neighbours(stored, queries, 1, "cosine")[1]
+    with ZoomIndex.build(tmp_path / "index", points[:900], dram="8MiB", metric="cosine", grow_to=3000) as index:
+        index.add(points[900:1700])
+        index.commit(compact=False)
+        index.remove(np.arange(600))
+        index.commit(compact=False)
+        found = index.search(queries, 1, recall=0.99)
+    assert recall_at_k(found.distances, near) >= 0.99
