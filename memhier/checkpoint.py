@@ -287,7 +287,7 @@ def read_checkpoint(store: Store, name: str, reader: "Reader", out: NDArray[Any]
     Parameters
     ----------
     store
-        Open.
+        Open; not the one that a writer of this process saves to meanwhile: open it once more to read.
     name
         What the writer was given.
     reader
