@@ -73,7 +73,7 @@ class Layout:
 
 def scan_bytes(dram: int) -> int:
     """Return the DRAM for the candidates of queries that are searched together."""
-    return max(64 << 10, min(512 << 10, dram // 256))
+    return max(64 << 10, min(512 << 10, dram // 64))
 
 
 def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Coding) -> bool:
