@@ -84,7 +84,7 @@ def expected_files() -> set[str]:
         for file in (ROOT / folder).rglob("*"):
             inside = file.relative_to(ROOT / folder)
             if (
-                file.suffix in {".py", ".pyi", ".typed", ".toml", ".yml", ".yaml"}
+                file.suffix in {".py", ".pyi", ".typed", ".toml", ".jsonl", ".yml", ".yaml"}
                 and file.resolve() == file
                 and inside.parts[0] != "native"
             ):
