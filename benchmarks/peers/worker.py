@@ -55,26 +55,26 @@ def search(job: dict[str, Any]) -> dict[str, Any]:
     queries = _as_stored(peer, np.load(job["queries"]))
     k, dram = job["k"], job["dram_bytes"]
     cache = PageCache(Path(job["folder"]))
-    # The first queries ever measured take half a megabyte that belongs to the measurement, not to a peer.
-    _single(_Nothing(), queries, k, {}, cache, dram, 0)
+    # All answers, and the half megabyte that the first queries ever measured take, belong to the measurement.
+    answers = np.full((len(job["efforts"]), 2, len(queries), k), -1, np.int64)
+    _single(_Nothing(), queries, {}, cache, dram, 0, np.empty((len(queries), k), np.int64))
     baseline = memory_now()
     if job["cap_memory"]:
         cap_memory(dram + peer.headroom)
     opening = Usage.now()
     peer.open(Path(job["folder"]), dram, job["parameters"])
     opened = Usage.now() - opening
-    rows, found = [], {}
+    rows, is_batched = [], peer.batch and peer.io in ("direct", "none")
     for number, effort in enumerate(job["efforts"]):
         if "read_ahead" in effort:
             cache.read_ahead(bool(effort["read_ahead"]))
-        row, ids = _single(peer, queries, k, effort, cache, dram, baseline)
+        row = _single(peer, queries, effort, cache, dram, baseline, answers[number, 0])
         # Within one call nothing keeps the page cache to the budget, so that only peers without it are asked.
-        if peer.batch and peer.io in ("direct", "none"):
-            more, found[f"{number}-batch"] = _batch(peer, queries, k, effort, cache)
-            row |= more
-        row |= {"effort": effort, "private_bytes": memory_now() - baseline}
-        rows.append(row)
-        found[str(number)] = ids
+        if is_batched:
+            row |= _batch(peer, queries, effort, cache, answers[number, 1])
+        rows.append(row | {"effort": effort, "private_bytes": memory_now() - baseline})
+    found = {str(number): each[0] for number, each in enumerate(answers)}
+    found |= {f"{number}-batch": each[1] for number, each in enumerate(answers) if is_batched}
     np.savez(job["ids"], allow_pickle=False, **found)
     opened_row = {"open_cpu_s": opened.cpu_s, "open_wall_s": opened.wall_s, "held_bytes": peer.held_bytes()}
     return opened_row | {"io": peer.io, "stored_dtype": str(queries.dtype), "rows": rows}
@@ -102,10 +102,10 @@ class _Nothing:
 
 
 def _single(
-    peer: _Searcher, queries: Matrix, k: int, effort: Effort, cache: PageCache, dram: int, baseline: int
-) -> tuple[dict[str, Any], Matrix]:
-    """Ask one query at a time; what keeping the page cache within the budget costs is not the peer's."""
-    ids = np.empty((len(queries), k), np.int64)
+    peer: _Searcher, queries: Matrix, effort: Effort, cache: PageCache, dram: int, baseline: int, ids: Matrix
+) -> dict[str, Any]:
+    """Ask one query at a time, for `ids` ``[q, k]``; the cost of keeping the page cache in the budget is left out."""
+    k = ids.shape[1]
     seconds = np.empty(len(queries))
     cache.drop()
     keep, drops, cached, kept_s = peer.io in ("buffered", "mapped"), 0, 0, 0.0
@@ -133,23 +133,21 @@ def _single(
         "p99_ms": 1e3 * float(np.percentile(seconds, 99)),
         "cache_drops": drops,
         "cached_bytes": cached,
-    }, ids
+    }
 
 
-def _batch(
-    peer: SearchPeer, queries: Matrix, k: int, effort: Effort, cache: PageCache
-) -> tuple[dict[str, Any], Matrix]:
-    """Ask all queries in one call."""
+def _batch(peer: SearchPeer, queries: Matrix, effort: Effort, cache: PageCache, ids: Matrix) -> dict[str, Any]:
+    """Ask all queries in one call, for `ids` ``[q, k]``."""
     cache.drop()
     before = Usage.now()
-    ids = peer.search(queries, k, effort)
+    answer = peer.search(queries, ids.shape[1], effort)
     used = Usage.now() - before
-    count = len(queries)
+    count, ids[:] = len(queries), _whole(answer, ids.shape[1])
     return {
         "batch_cpu_ms": 1e3 * used.cpu_s / count,
         "batch_wall_ms": 1e3 * used.wall_s / count,
         "batch_pages": used.read_bytes / 4096 / count,
-    }, _whole(ids, k)
+    }
 
 
 def _whole(ids: Matrix, k: int) -> Matrix:
