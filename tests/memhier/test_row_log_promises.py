@@ -4,14 +4,17 @@ import os
 import struct
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier import _log_compaction
+from memhier import _log_compaction, _log_core
+from memhier._log_index import LogIndex
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.reader import Reader
@@ -394,3 +397,25 @@ def test_reads_beside_changes(root: Path, reader: Reader) -> None:
             thread.join()
         assert failures == []
         assert log._retired == []
+
+
+def test_no_key_is_missed_in_the_count_while_a_thread_moves_its_row(
+    root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_in_or_out = LogIndex._add
+
+    def slowly(index: LogIndex, *arguments: Any) -> None:
+        count_in_or_out(index, *arguments)
+        time.sleep(0.002)
+
+    monkeypatch.setattr(LogIndex, "_add", slowly)
+    monkeypatch.setattr(_log_core, "_PART_BYTES", 4096)
+    keys, rows = np.arange(100), np.zeros((100, 40), np.uint8)
+    with Store.create(root, KIND) as store, RowLog(store, "t", 40, reader, 100, compact_below=0.9) as log:
+        for _ in range(10):
+            log.append(keys, rows)
+            log.commit()
+            log.append(keys[::2], rows[::2])
+            for _ in range(50):
+                assert len(log) == 100
+                time.sleep(0.0005)
