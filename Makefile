@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Every install goes through the pins. The path stays relative: pip splits an absolute one at its spaces.
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-NATIVE := $(wildcard memhier/native/CMakeLists.txt memhier/native/src/*)
+NATIVE := $(wildcard memhier/native/CMakeLists.txt memhier/native/src/*/*)
 TREE := memhier ann recsys benchmarks tests
 
 # A file's tests stay in one process: they share what their fixtures build.

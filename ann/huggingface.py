@@ -1,7 +1,7 @@
-"""The decoder in a model of transformers; the same as :mod:`memhier.ann.decoder.huggingface`."""
+"""The decoder in a model of transformers; the same as :mod:`memhier.ann.decoder.module.huggingface`."""
 
 try:
-    from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo
+    from memhier.ann.decoder.module.huggingface import AcceleratedHead, accelerate, rescore, undo
 except ModuleNotFoundError as error:
     if error.name != "torch":
         raise

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._outside import npy_header, reading
 from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
+from memhier.io.outside import npy_header, reading
 
 __all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set", "use_data_folder"]
 

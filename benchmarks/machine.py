@@ -90,7 +90,7 @@ def _first_line(path: str) -> str:
 
 def profile_device(folder: Path) -> dict[str, Any]:
     """Return a short probe of the device under `folder`, or why there is none."""
-    from memhier.device import probe
+    from memhier.io.device import probe
 
     try:
         profile: dict[str, Any] = json.loads(probe(folder, size=_PROBE_BYTES, seconds=_PROBE_SECONDS).to_json())

@@ -11,21 +11,21 @@ from memhier.budget import format_bytes, parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError, MemhierError
 
 if TYPE_CHECKING:
-    from memhier.checkpoint import CheckpointWriter, read_checkpoint
+    from memhier.cache.slab import Slab
+    from memhier.cache.slots import SlotMap
     from memhier.codecs import get_bytes_codec, get_codec
-    from memhier.cost import CostModel
-    from memhier.curves import miss_ratio_curve
-    from memhier.device import DeviceProfile, probe
-    from memhier.plan import Lookahead
-    from memhier.reader import Reader
-    from memhier.row_log import RowLog
-    from memhier.rows import Rows, RowsWriter
-    from memhier.samples import Samples
-    from memhier.simulation import simulate
-    from memhier.slab import Slab
-    from memhier.slots import SlotMap
-    from memhier.store import Store
-    from memhier.tiered import Tiered
+    from memhier.io.device import DeviceProfile, probe
+    from memhier.io.reader import Reader
+    from memhier.log.row_log import RowLog
+    from memhier.log.samples import Samples
+    from memhier.planning.cost import CostModel
+    from memhier.planning.curves import miss_ratio_curve
+    from memhier.planning.plan import Lookahead
+    from memhier.planning.simulation import simulate
+    from memhier.rows.rows import Rows, RowsWriter
+    from memhier.store.store import Store
+    from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
+    from memhier.table.tiered import Tiered
 
 __all__ = [
     "BudgetError",
@@ -59,25 +59,25 @@ __all__ = [
 
 # Loaded when first asked for, so that `import memhier` costs next to nothing.
 _HOMES = {
-    "CheckpointWriter": "checkpoint",
-    "CostModel": "cost",
-    "DeviceProfile": "device",
-    "Lookahead": "plan",
-    "Reader": "reader",
-    "RowLog": "row_log",
-    "Rows": "rows",
-    "RowsWriter": "rows",
-    "Samples": "samples",
-    "Slab": "slab",
-    "SlotMap": "slots",
-    "Store": "store",
-    "Tiered": "tiered",
+    "CheckpointWriter": "table.checkpoint",
+    "CostModel": "planning.cost",
+    "DeviceProfile": "io.device",
+    "Lookahead": "planning.plan",
+    "Reader": "io.reader",
+    "RowLog": "log.row_log",
+    "Rows": "rows.rows",
+    "RowsWriter": "rows.rows",
+    "Samples": "log.samples",
+    "Slab": "cache.slab",
+    "SlotMap": "cache.slots",
+    "Store": "store.store",
+    "Tiered": "table.tiered",
     "get_bytes_codec": "codecs",
     "get_codec": "codecs",
-    "miss_ratio_curve": "curves",
-    "probe": "device",
-    "read_checkpoint": "checkpoint",
-    "simulate": "simulation",
+    "miss_ratio_curve": "planning.curves",
+    "probe": "io.device",
+    "read_checkpoint": "table.checkpoint",
+    "simulate": "planning.simulation",
 }
 
 

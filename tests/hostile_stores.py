@@ -22,11 +22,11 @@ from typing import Any
 
 import numpy as np
 
-from memhier._catalog import Catalog
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import RealFiles
-from memhier.kernels import crc32c
-from memhier.store import Store
+from memhier.io.kernels import crc32c
+from memhier.store.catalog import Catalog
+from memhier.store.store import Store
 
 SECONDS = 20
 MORE_BYTES = 3 * 2**30
@@ -206,10 +206,10 @@ def where(error: BaseException) -> str:
 
 
 def make_store(place: Path) -> str:
-    from memhier.reader import Reader
-    from memhier.row_log import RowLog
-    from memhier.rows import RowsWriter
-    from memhier.samples import Samples
+    from memhier.io.reader import Reader
+    from memhier.log.row_log import RowLog
+    from memhier.log.samples import Samples
+    from memhier.rows.rows import RowsWriter
 
     with Store.create(place, "test") as store, Reader() as reader:
         with RowLog(store, "log", 24, reader, 1000) as log:
@@ -230,10 +230,10 @@ def make_store(place: Path) -> str:
 
 
 def use_store(place: Path) -> None:
-    from memhier.reader import Reader
-    from memhier.row_log import RowLog
-    from memhier.rows import Rows
-    from memhier.samples import Samples
+    from memhier.io.reader import Reader
+    from memhier.log.row_log import RowLog
+    from memhier.log.samples import Samples
+    from memhier.rows.rows import Rows
 
     for writable in (False, True):
         with Store.open(place, "test", writable=writable, verify="open") as store, Reader() as reader:
@@ -254,10 +254,10 @@ def use_store(place: Path) -> None:
 
 
 def make_table(place: Path) -> str:
-    import memhier._tiered_parts as parts
+    import memhier.table.parts as parts
     from memhier import Tiered
-    from memhier.checkpoint import CheckpointWriter
-    from memhier.reader import Reader
+    from memhier.io.reader import Reader
+    from memhier.table.checkpoint import CheckpointWriter
 
     with Tiered(place, "table", np.float32, 4, rows=1000, dram="12MiB") as table:
         table.scatter(np.arange(300), np.ones((300, 4), np.float32))
@@ -270,10 +270,10 @@ def make_table(place: Path) -> str:
 
 
 def use_table(place: Path) -> None:
-    import memhier._tiered_parts as parts
+    import memhier.table.parts as parts
     from memhier import Tiered
-    from memhier.checkpoint import read_checkpoint
-    from memhier.reader import Reader
+    from memhier.io.reader import Reader
+    from memhier.table.checkpoint import read_checkpoint
 
     with Store.open(place, parts.KIND) as store, Reader() as reader:
         read_checkpoint(store, "image", reader)

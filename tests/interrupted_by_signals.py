@@ -47,7 +47,7 @@ class TierSystem:
 
     def open(self) -> None:
         from memhier.policies import LRU
-        from memhier.tiered import Tiered
+        from memhier.table.tiered import Tiered
 
         self.tier = Tiered(self.place, "t", np.int64, 4, rows=200, dram="8MiB", policy=LRU(40), batch=40, key_space=200)
 
@@ -154,7 +154,7 @@ class ReplaySystem:
 
     def reopen(self) -> None:
         from memhier.recsys.replay import CarouselBuffer
-        from memhier.recsys.replay.stored import StoredSamples
+        from memhier.recsys.replay.storage.stored import StoredSamples
 
         try:
             self.buffer.checkpoint()

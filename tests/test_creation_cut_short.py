@@ -12,7 +12,7 @@ from memhier import Tiered
 from memhier.ann import LogitIndex, ZoomIndex
 from memhier.recsys import EmbeddingBag
 from memhier.recsys.replay import CarouselBuffer
-from memhier.store import Store
+from memhier.store.store import Store
 
 VECTORS = np.random.default_rng(0).standard_normal((300, 8)).astype(np.float32)
 

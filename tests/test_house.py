@@ -30,7 +30,7 @@ WITH_TORCH = ("contexts", "decoder", "huggingface", "outcome")  # of the decoder
 # Third parties that a package must not import, and the files in it that may, being about nothing else.
 BANNED: dict[str, dict[str, tuple[str, ...]]] = {
     "memhier": {"torch": (), "faiss": (), "rich": (), "click": (), "matplotlib": ()},
-    "ann": {"torch": tuple(f"ann/decoder/{name}.py" for name in WITH_TORCH), "rich": (), "click": ()},
+    "ann": {"torch": tuple(f"ann/decoder/module/{name}.py" for name in WITH_TORCH), "rich": (), "click": ()},
     "recsys": {"faiss": (), "rich": (), "click": ()},
     "benchmarks": {},
 }
@@ -112,7 +112,7 @@ def test_the_rule_of_imports_catches(package: str, file: str, line: str) -> None
     ("package", "file", "line"),
     [
         ("memhier", "memhier/a.py", "from memhier import errors"),
-        ("ann", "ann/decoder/decoder.py", "import torch"),
+        ("ann", "ann/decoder/module/decoder.py", "import torch"),
         ("recsys", "recsys/a.py", "import torch"),
         ("benchmarks", "benchmarks/a.py", "from memhier import ann, recsys"),
     ],
@@ -195,6 +195,8 @@ def test_public_names_exist_and_say_what_they_are(name: str) -> None:
     module = importlib.import_module(name)
     assert inspect.getdoc(module), f"{name} has no docstring"
     if any(part.startswith("_") for part in name.split(".")):
+        return
+    if len(ast.parse(inspect.getsource(module)).body) == 1:  # a package that only gives a room its name
         return
     assert hasattr(module, "__all__"), f"{name} does not say what is public: give it an __all__"
     assert len(set(module.__all__)) == len(module.__all__), f"{name}.__all__ repeats a name"

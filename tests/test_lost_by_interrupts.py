@@ -13,11 +13,11 @@ import torch
 from memhier.ann import ZoomIndex
 from memhier.ann.decoder import TopKSoftmax
 from memhier.errors import LockedError
-from memhier.reader import Reader
+from memhier.io.reader import Reader
 from memhier.recsys import EmbeddingBag
 from memhier.recsys.replay import CarouselBuffer
-from memhier.store import Store
-from memhier.tiered import Tiered
+from memhier.store.store import Store
+from memhier.table.tiered import Tiered
 
 
 def index_at(place: Path) -> Callable[[], Any]:

@@ -153,7 +153,7 @@ def test_a_plain_install_imports_outside_the_checkout(installed: Path, tmp_path:
 def test_a_plain_install_reads_and_has_its_command(installed: Path, tmp_path: Path) -> None:
     assert (installed.parent / "memhier").exists()
     code = (
-        "from memhier.reader import Reader\n"
+        "from memhier.io.reader import Reader\n"
         f"file = {str(ROOT / 'LICENSE')!r}\n"
         "with Reader() as reader:\n"
         "    read = reader.read(reader.add(file), [5, 4094], 97)\n"

@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
-from memhier.ann.decoder.fgd import FGD, FGDAnswer
+from memhier.ann.decoder.coding.fgd import FGD, FGDAnswer
 from memhier.ann.decoder.index import LogitIndex
 
 if TYPE_CHECKING:
-    from memhier.ann.decoder.decoder import SparseLogits, TopKSoftmax
+    from memhier.ann.decoder.module.decoder import SparseLogits, TopKSoftmax
 
 __all__ = ["FGD", "FGDAnswer", "LogProb", "LogitIndex", "Partition", "SparseLogits", "TopK", "TopKSoftmax"]
 
@@ -18,7 +18,7 @@ def __getattr__(name: str) -> Any:
     if name not in ("SparseLogits", "TopKSoftmax"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        return getattr(import_module("memhier.ann.decoder.decoder"), name)
+        return getattr(import_module("memhier.ann.decoder.module.decoder"), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memhier._fields import Check, decode_json, integer, mapping, one_of, real, record, row, sequence, text
-from memhier.ann.decoder.codes import CHUNK_ROWS
-from memhier.ann.decoder.settings import METHODS, WAYS, Settings
+from memhier.ann.decoder.calibration.settings import METHODS, WAYS, Settings
+from memhier.ann.decoder.coding.codes import CHUNK_ROWS
 from memhier.errors import CorruptionError, FormatError
+from memhier.fields import Check, decode_json, integer, mapping, one_of, real, record, row, sequence, text
 
 __all__ = ["VERSION", "check_settings", "check_shapes", "decode_about"]
 

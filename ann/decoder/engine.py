@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from memhier import backend
 from memhier.ann.decoder.answers import Partition, TopK
-from memhier.ann.decoder.codes import BlockCodes, RowCodes
-from memhier.ann.decoder.core import new_core
-from memhier.ann.decoder.graph import Graph
-from memhier.ann.decoder.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats, check_finite
-from memhier.ann.decoder.projection import Projection
-from memhier.ann.decoder.settings import ALL_DIRECTIONS, NO_WALK, Coarse, Effort
-from memhier.ann.decoder.tail import close_sums
+from memhier.ann.decoder.calibration.settings import ALL_DIRECTIONS, NO_WALK, Coarse, Effort
+from memhier.ann.decoder.coding.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.coding.graph import Graph
+from memhier.ann.decoder.coding.layer import DTYPES, ROUNDING, Floats, OutputLayer, as_floats, check_finite
+from memhier.ann.decoder.coding.projection import Projection
+from memhier.ann.decoder.coding.tail import close_sums
+from memhier.ann.decoder.core.core import new_core
 
 __all__ = ["Codes", "Engine", "ExactRows", "best_of"]
 

@@ -9,19 +9,19 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._arguments import check_int
-from memhier._shield import close_made, shielded, shielded_giving
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
-from memhier.ann.decoder.build import build_codes, encode_again, warn_if_short
-from memhier.ann.decoder.calibrate import measure_choices
-from memhier.ann.decoder.cost import full_costs_less
+from memhier.ann.decoder.calibration.build import build_codes, encode_again, warn_if_short
+from memhier.ann.decoder.calibration.calibrate import measure_choices
+from memhier.ann.decoder.calibration.cost import full_costs_less
+from memhier.ann.decoder.calibration.familiar import Familiar
+from memhier.ann.decoder.calibration.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
+from memhier.ann.decoder.coding.layer import Floats, OutputLayer, check_hidden, check_layer
 from memhier.ann.decoder.engine import Engine
-from memhier.ann.decoder.familiar import Familiar
-from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer
-from memhier.ann.decoder.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
 from memhier.ann.decoder.stored import check_place, open_index, save_index
+from memhier.arguments import check_int
 from memhier.budget import parse_bytes
-from memhier.store import Verify
+from memhier.shield import close_made, shielded, shielded_giving
+from memhier.store.store import Verify
 
 __all__ = ["LogitIndex"]
 

@@ -9,19 +9,19 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._fields import described, stored_array
-from memhier.ann.decoder.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.calibration.settings import CERTIFY_LIMIT, Settings
+from memhier.ann.decoder.coding.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.coding.graph import Graph
+from memhier.ann.decoder.coding.layer import Floats, OutputLayer, as_floats
+from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.described import VERSION, check_settings, check_shapes, decode_about
 from memhier.ann.decoder.engine import Codes, Engine
-from memhier.ann.decoder.graph import Graph
-from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
-from memhier.ann.decoder.projection import Projection
-from memhier.ann.decoder.settings import CERTIFY_LIMIT, Settings
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError, CorruptionError, FormatError
-from memhier.reader import Reader
-from memhier.rows import Rows, RowsWriter
-from memhier.store import Store, Verify
+from memhier.fields import described, stored_array
+from memhier.io.reader import Reader
+from memhier.rows.rows import Rows, RowsWriter
+from memhier.store.store import Store, Verify
 
 __all__ = ["KIND", "StoredRows", "check_place", "open_index", "save_index"]
 

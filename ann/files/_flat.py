@@ -7,10 +7,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from memhier._outside import npy_header
 from memhier.ann.files._reader import Block, VectorReader
 from memhier.errors import FormatError
 from memhier.files import File, Files
+from memhier.io.outside import npy_header
 
 __all__ = ["BIN_DTYPES", "VECS_DTYPES", "open_flat", "read_at"]
 

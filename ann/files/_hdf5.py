@@ -3,9 +3,9 @@
 from importlib import import_module
 from typing import Any
 
-from memhier._outside import reading
 from memhier.ann.files._reader import Block
 from memhier.ann.files._sliced import SlicedVectors
+from memhier.io.outside import reading
 
 __all__ = ["Hdf5Vectors"]
 

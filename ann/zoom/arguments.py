@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.source import STORED_DTYPES, as_array, refuse_rounded, stored_dtype
+from memhier.ann.zoom.construction.source import STORED_DTYPES, as_array, refuse_rounded, stored_dtype
 
 __all__ = [
     "check_count",

@@ -13,29 +13,29 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._callers import user_stacklevel
-from memhier._shield import close_made, settle, shielded, shielded_giving
 from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
-from memhier.ann.zoom.attributes import COLUMN_BYTES
-from memhier.ann.zoom.bitmaps import BitmapCache, bitmap_bytes
-from memhier.ann.zoom.build import BuildOptions, write_index
-from memhier.ann.zoom.calibrate import TARGET
-from memhier.ann.zoom.catalog import KIND, Description, load_preview
-from memhier.ann.zoom.fresh import Fresh
-from memhier.ann.zoom.fullview import workspace_bytes
-from memhier.ann.zoom.ids import as_ids, refuse_clashes
-from memhier.ann.zoom.layout import CONTEXTS_MOST, attribute_bytes, codes_can_grow, read_depth, scan_bytes
-from memhier.ann.zoom.life import IndexWriter
-from memhier.ann.zoom.part import PartFiles
-from memhier.ann.zoom.preview import CODINGS, Coding
-from memhier.ann.zoom.search import Snapshot
-from memhier.ann.zoom.searched import SearchedIndex
-from memhier.ann.zoom.space import METRICS, Metric
-from memhier.ann.zoom.tune import load_hot, tune_snapshot
+from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.calibration.tune import load_hot, tune_snapshot
+from memhier.ann.zoom.construction.build import BuildOptions, write_index
+from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
+from memhier.ann.zoom.ids.ids import as_ids, refuse_clashes
+from memhier.ann.zoom.preview.layout import CONTEXTS_MOST, attribute_bytes, codes_can_grow, read_depth, scan_bytes
+from memhier.ann.zoom.preview.preview import CODINGS, Coding
+from memhier.ann.zoom.preview.space import METRICS, Metric
+from memhier.ann.zoom.renewal.fresh import Fresh
+from memhier.ann.zoom.renewal.life import IndexWriter
+from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.search.searched import SearchedIndex
+from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
+from memhier.ann.zoom.storage.fullview import workspace_bytes
+from memhier.ann.zoom.storage.part import PartFiles
 from memhier.budget import parse_bytes
+from memhier.callers import user_stacklevel
 from memhier.errors import FormatError
-from memhier.reader import Reader
-from memhier.store import Store, Verify
+from memhier.io.reader import Reader
+from memhier.shield import close_made, settle, shielded, shielded_giving
+from memhier.store.store import Store, Verify
 
 __all__ = ["ZoomIndex"]
 

@@ -20,13 +20,7 @@ from memhier.benchmarks.bench.tables import tables, warnings_of
 from memhier.benchmarks.bench.workload import GROUPS, Workload, load_workloads
 from memhier.benchmarks.datasets import use_data_folder
 from memhier.benchmarks.peers import PEERS
-from memhier.benchmarks.peers.process import (
-    PeerError,
-    default_environments,
-    install_group,
-    install_peer,
-    peer_version,
-)
+from memhier.benchmarks.peers.process import PeerError, default_environments, install_group, install_peer, peer_version
 from memhier.benchmarks.peers.worker import make_peer
 from memhier.errors import MemhierError
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from memhier.benchmarks.bench.results import Row
 from memhier.benchmarks.bench.summary import METRICS, TARGETS, script_records
-from memhier.benchmarks.bench.tables import (
+from memhier.benchmarks.bench.tables import (  # fmt: skip
     BUILD_TITLES,
     FIGURE_TITLES,
     builds_of,
@@ -14,7 +14,7 @@ from memhier.benchmarks.bench.tables import (
     search_cells,
     search_sizes,
     warnings_of,
-)  # fmt: skip
+)
 
 __all__ = ["markdown"]
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from memhier._outside import reading
+from memhier.io.outside import reading
 
 __all__ = ["FOLDER", "GROUPS", "PeerEntry", "Size", "Workload", "load_workload", "load_workloads"]
 
@@ -83,8 +83,8 @@ def load_workload(path: Path) -> Workload:
 
 
 def load_workloads(folder: Path = FOLDER) -> list[Workload]:
-    """Return every workload of a folder, in the order of groups and names."""
-    found = [load_workload(path) for path in folder.glob("*.toml")]
+    """Return every workload below a folder, in the order of groups and names."""
+    found = [load_workload(path) for path in folder.rglob("*.toml")]
     return sorted(found, key=lambda workload: (GROUPS.index(workload.group), workload.name))
 
 

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._outside import reading
 from memhier.benchmarks.datasets import data_folder
+from memhier.io.outside import reading
 
 __all__ = ["TrainedLayer", "load_domains"]
 

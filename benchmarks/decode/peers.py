@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memhier.ann.decoder.transform import transform_contexts, transform_rows
+from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
 from memhier.benchmarks.decode.clock import Floats, Ints, Way
 from memhier.benchmarks.decode.kept import kept_index
 from memhier.benchmarks.decode.layers import TrainedLayer

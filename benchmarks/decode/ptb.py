@@ -8,8 +8,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._outside import reading
 from memhier.benchmarks.datasets import data_folder
+from memhier.io.outside import reading
 
 __all__ = ["Lstm", "read_tokens"]
 

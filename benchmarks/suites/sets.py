@@ -11,9 +11,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier._outside import reading
 from memhier.ann.files import open_vectors, read_ground_truth
 from memhier.errors import FormatError
+from memhier.io.outside import reading
 
 __all__ = ["SUITE_SETS", "SuiteSet", "read_suite_set"]
 

@@ -8,8 +8,8 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from memhier._descriptors import close_descriptor, close_with
 from memhier.files._interface import Buffer, File, FileBase, Mode
+from memhier.io.descriptors import close_descriptor, close_with
 
 __all__ = ["RealFiles"]
 

@@ -6,15 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.policies._base import (
-    Access,
-    Keys,
-    as_keys,
-    check_capacity,
-    check_lookahead,
-    over_budget,
-    refuse_oversized,
-)
+from memhier.policies._base import Access, Keys, as_keys, check_capacity, check_lookahead, over_budget, refuse_oversized
 from memhier.policies._belady_reference import BeladyReference
 
 __all__ = ["Belady"]

@@ -10,11 +10,11 @@ from memhier.recsys.embedding.export import (
     export_safetensors,
     to_embedding_bag,
 )
-from memhier.recsys.embedding.forecast import forecast, save_trace
 from memhier.recsys.embedding.initial import Normal, Uniform, initial_weights
-from memhier.recsys.embedding.lookahead import Lookahead, lookahead
 from memhier.recsys.embedding.optimizers import SGD, Adagrad, Adam, RowWiseAdagrad, RowWiseAdam
-from memhier.recsys.embedding.readers import (
+from memhier.recsys.embedding.reading.forecast import forecast, save_trace
+from memhier.recsys.embedding.reading.lookahead import Lookahead, lookahead
+from memhier.recsys.embedding.reading.readers import (
     CTRBatch,
     read_avazu,
     read_criteo,
@@ -23,8 +23,8 @@ from memhier.recsys.embedding.readers import (
     read_lightgcn,
     read_movielens,
 )
-from memhier.recsys.embedding.reshard import reshard
-from memhier.recsys.embedding.sharded import ShardedEmbeddingBagCollection
+from memhier.recsys.embedding.sharding.reshard import reshard
+from memhier.recsys.embedding.sharding.sharded import ShardedEmbeddingBagCollection
 
 __all__ = [
     "SGD",

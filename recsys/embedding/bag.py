@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from memhier._arguments import check_int
+from memhier.arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bags import MODES, Bags
 from memhier.recsys.embedding.initial import Initial, Normal
@@ -45,8 +45,8 @@ class EmbeddingBag(TableModule):
         When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``. Scaled losses, as of
         `torch.amp.GradScaler`, need ``"step"``: see Notes.
     policy, codec
-        Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.tiered.Tiered`. A codec that rounds is
-        for optimizers without state, as beside large weights small state would become nothing: SGD without momentum.
+        Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.table.tiered.Tiered`. A codec that rounds
+        is for optimizers without state, as beside large weights small state would become nothing: SGD without momentum.
         Of these ``"int8ef"`` keeps the errors of its integers, so that what one step adds to a row is not lost when it
         leaves (down to the largest weight / 64000), and rows with a NaN or infinity as they are; ``"int8"`` is refused.
     touched

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memhier._arguments import check_int
+from memhier.arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bag import as_bags
 from memhier.recsys.embedding.bags import MODES, Bags

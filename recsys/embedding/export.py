@@ -17,9 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memhier._fields import decode_json, integer, one_of, record, row, sequence, text
-from memhier._outside import reading
 from memhier.errors import CorruptionError, FormatError
+from memhier.fields import decode_json, integer, one_of, record, row, sequence, text
+from memhier.io.outside import reading
 from memhier.recsys.embedding.module import TableModule
 
 __all__ = [

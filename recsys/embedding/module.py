@@ -13,9 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 
-from memhier._arrays import as_ints
-from memhier._segments import PAGE_BYTES
-from memhier._shield import shielded
+from memhier.arrays import as_ints
 from memhier.errors import CorruptionError
 from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.bags import Bags
@@ -26,6 +24,8 @@ from memhier.recsys.embedding.optimizers import Group, SparseOptimizer, check_gr
 from memhier.recsys.embedding.passes import LookUp, Passes
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
 from memhier.recsys.embedding.tables import Ints, Rows, Tables, TableSpec
+from memhier.shield import shielded
+from memhier.store.segments import PAGE_BYTES
 
 __all__ = ["EXTRA", "FusedOptimizer", "TableModule", "Update", "not_compiled"]
 
@@ -167,7 +167,7 @@ class TableModule(nn.Module):
         return max(self.tables.record.steps, default=0)
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: see :meth:`memhier.tiered.Tiered.stats`.
+        """Return plain numbers: see :meth:`memhier.table.tiered.Tiered.stats`.
 
         ``rows_per_page`` besides: how many of the rows that were needed came with each page of 4 KiB that was read, on
         average; 0 before the first read.

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from memhier._fields import decode_json, integer, mapping, record, sequence
 from memhier.errors import CorruptionError, FormatError
+from memhier.fields import decode_json, integer, mapping, record, sequence
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.store import Store
+from memhier.store.store import Store
 
 if TYPE_CHECKING:
     from memhier.recsys.embedding.tables import TableSpec

@@ -16,22 +16,22 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier._arguments import check_int
-from memhier._loans import Loan
-from memhier._log_parts import LogRecord
-from memhier._shield import shielded_init
-from memhier._shortage import Shortage
-from memhier._tickets import Ticket
-from memhier._tiered_parts import store_bytes
+from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
+from memhier.log.parts import LogRecord
 from memhier.policies import Belady, Policy
 from memhier.recsys.embedding.initial import Initial, Normal
 from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.shield import shielded_init
+from memhier.store.store import Store
+from memhier.table.loans import Loan
+from memhier.table.parts import store_bytes
+from memhier.table.shortage import Shortage
+from memhier.table.tickets import Ticket
+from memhier.table.tiered import KIND, Tiered
 
 __all__ = ["Rows", "TableSpec", "Tables", "check_ids"]
 
@@ -150,7 +150,7 @@ class Tables:
     resume
         Whether to go on from the checkpoint in `path`, which must be there; without, there must be none.
     policy, codec, touched
-        As `policy`, `codec` and `rows` in :class:`memhier.tiered.Tiered`.
+        As `policy`, `codec` and `rows` in :class:`memhier.table.tiered.Tiered`.
     step_rows
         Most distinct rows of one step.
     """

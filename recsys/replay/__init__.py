@@ -1,13 +1,22 @@
 """The replay buffer: a learner's memory in two tiers (Carousel Memory, arXiv 2110.07276)."""
 
-from memhier.recsys.replay.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
-from memhier.recsys.replay.ratio import FixedRatio, Ratio, SteeredRatio
+from memhier.recsys.replay.placement.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Field, Schema
-from memhier.recsys.replay.stored import StoredSamples
-from memhier.recsys.replay.swap import AgeSwap, DeckSwap, GateSwap, LossSwap, Pool, RandomSwap, SwapPolicy, Used
+from memhier.recsys.replay.storage.stored import StoredSamples
+from memhier.recsys.replay.swap.policies import (
+    AgeSwap,
+    DeckSwap,
+    GateSwap,
+    LossSwap,
+    Pool,
+    RandomSwap,
+    SwapPolicy,
+    Used,
+)
+from memhier.recsys.replay.swap.ratio import FixedRatio, Ratio, SteeredRatio
 
 __all__ = [
     "Admission",

@@ -8,26 +8,26 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier._arguments import check_int
-from memhier._arrays import as_ints
-from memhier._fields import described
-from memhier._read_arguments import as_int
-from memhier._shield import caller, close_made, shielded, shielded_giving, shielded_init
+from memhier.arguments import check_int
+from memhier.arrays import as_ints
+from memhier.fields import described
 from memhier.files import Files
-from memhier.recsys.replay._exchange import as_update, as_used, checked_scores, end_step
-from memhier.recsys.replay._forget import Where, forget, resize
-from memhier.recsys.replay._guarded import Guarded, closing_on_error
-from memhier.recsys.replay._hold import hold
-from memhier.recsys.replay._intake import as_labels, distinct, refresh, take_in
-from memhier.recsys.replay._parts import Parts, Settings, as_codecs, memory_slots, replaces, stats, storage_limit
-from memhier.recsys.replay._state import USER, commit, policy_of, restore, settings_of
-from memhier.recsys.replay._storage import StorageTier
-from memhier.recsys.replay.admit import Admission, admission
+from memhier.io.read_arguments import as_int
 from memhier.recsys.replay.batch import Batch, room
+from memhier.recsys.replay.guarded import Guarded, closing_on_error
+from memhier.recsys.replay.parts import Parts, Settings, as_codecs, memory_slots, replaces, stats, storage_limit
+from memhier.recsys.replay.placement.admit import Admission, admission
+from memhier.recsys.replay.placement.forget import Where, forget, resize
+from memhier.recsys.replay.placement.hold import hold
+from memhier.recsys.replay.placement.intake import as_labels, distinct, refresh, take_in
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema
-from memhier.recsys.replay.swap import SwapPolicy, swap_policy
-from memhier.store import Finding
+from memhier.recsys.replay.state import USER, commit, policy_of, restore, settings_of
+from memhier.recsys.replay.storage.storage import StorageTier
+from memhier.recsys.replay.swap.exchange import as_update, as_used, checked_scores, end_step
+from memhier.recsys.replay.swap.policies import SwapPolicy, swap_policy
+from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
+from memhier.store.store import Finding
 
 __all__ = ["CarouselBuffer"]
 
@@ -62,12 +62,12 @@ class CarouselBuffer(Guarded):
         The fields of a sample: a `Schema`, or what it is made from.
     admit
         ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``: what storage keeps, and what enters
-        memory; see `memhier.recsys.replay.admit`.
+        memory; see `memhier.recsys.replay.placement.admit`.
     swap
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
         ``RandomSwap(0.2)``, or None: memory then keeps what was admitted.
     codec
-        How fields are kept in storage, by name; see `memhier.recsys.replay.codecs.field_codec`.
+        How fields are kept in storage, by name; see `memhier.recsys.replay.storage.codecs.field_codec`.
     seed
         0 to 2**63 - 1.
     delay

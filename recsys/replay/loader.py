@@ -11,10 +11,10 @@ from typing import Any
 
 import torch.utils.data
 
-from memhier._arguments import check_int
-from memhier._shield import shielded
+from memhier.arguments import check_int
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
+from memhier.shield import shielded
 
 __all__ = ["ReplayBatchSampler", "ReplayDataset", "beside"]
 

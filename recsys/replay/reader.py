@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier._arrays import as_ints, check_range
-from memhier.recsys.replay._memory import MemoryTier
+from memhier.arrays import as_ints, check_range
+from memhier.cache.slab import Slab
 from memhier.recsys.replay.batch import Batch, room
+from memhier.recsys.replay.placement.memory import MemoryTier
 from memhier.recsys.replay.schema import Schema
-from memhier.slab import Slab
 
 __all__ = ["MemoryReader"]
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from memhier._arguments import check_int
-from memhier._read_arguments import empty_rows
+from memhier.arguments import check_int
+from memhier.io.read_arguments import empty_rows
 
 __all__ = ["Column", "Columns", "Field", "Schema", "as_array", "as_bytes", "check_values"]
 

@@ -4,7 +4,8 @@ import time
 
 import pytest
 
-from memhier.ann.zoom import layout, merge
+from memhier.ann.zoom.preview import layout
+from memhier.ann.zoom.renewal import merge
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.attributes import Attributes, merge_schema, write_attributes
-from memhier.ann.zoom.bitmaps import unpack
-from memhier.ann.zoom.where import evaluate, parse
-from memhier.reader import Reader
-from memhier.store import Store
+from memhier.ann.zoom.filters.attributes import Attributes, merge_schema, write_attributes
+from memhier.ann.zoom.filters.bitmaps import unpack
+from memhier.ann.zoom.filters.where import evaluate, parse
+from memhier.io.reader import Reader
+from memhier.store.store import Store
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from memhier.ann.zoom.attributes import (
+from memhier.ann.zoom.filters.attributes import (
     WORKSPACE_BYTES,
     Attributes,
     as_columns,
@@ -16,11 +16,11 @@ from memhier.ann.zoom.attributes import (
     merge_schema,
     write_attributes,
 )
-from memhier.ann.zoom.bitmaps import BitmapCache, pack, popcount, unpack
-from memhier.ann.zoom.where import evaluate, parse
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, pack, popcount, unpack
+from memhier.ann.zoom.filters.where import evaluate, parse
 from memhier.errors import CorruptionError
-from memhier.reader import Reader
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.store.store import Store
 
 COUNTS = [0, 1, 63, 64, 65, 97, 4097, 65_536 + 64 + 1]
 FILTERS = [

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.bitmaps import BitmapCache, from_ids, pack, popcount, unpack, word_count
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, from_ids, pack, popcount, unpack, word_count
 
 
 @settings(max_examples=80, deadline=None)

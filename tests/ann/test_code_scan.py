@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
-from memhier.ann.zoom.bitmaps import pack
-from memhier.ann.zoom.blocks import BLOCK_ROWS, codes_of, interleave
-from memhier.ann.zoom.code_scan import Candidates, CodedPart, code_scan
-from memhier.ann.zoom.codes import WIDTHS, CodeBook, train_codes
+from memhier.ann.zoom.filters.bitmaps import pack
+from memhier.ann.zoom.preview.blocks import BLOCK_ROWS, codes_of, interleave
+from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart, code_scan
+from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, train_codes
 
 Floats = npt.NDArray[np.float32]
 

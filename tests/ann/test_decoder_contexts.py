@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memhier.ann.decoder import LogitIndex
-from memhier.ann.decoder.settings import Settings
+from memhier.ann.decoder.calibration.settings import Settings
 
 WORDS, DIMENSION = 500, 96
 

@@ -5,8 +5,9 @@ import importlib
 import numpy as np
 import pytest
 
-from memhier.ann.decoder import FGD, LogitIndex, calibrate
+from memhier.ann.decoder import FGD, LogitIndex
 from memhier.ann.decoder import engine as engine_module
+from memhier.ann.decoder.calibration import calibrate
 
 
 def make_layer(words, dimension, seed=0):
@@ -114,7 +115,7 @@ def test_rows_that_nobody_else_holds_are_counted(tmp_path):
 def test_the_module_for_transformers_has_its_short_name_too():
     pytest.importorskip("torch")
     short = importlib.import_module("memhier.ann.huggingface")
-    assert short.accelerate is importlib.import_module("memhier.ann.decoder.huggingface").accelerate
+    assert short.accelerate is importlib.import_module("memhier.ann.decoder.module.huggingface").accelerate
     assert set(short.__all__) == {"AcceleratedHead", "accelerate", "rescore", "undo"}
 
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
-from memhier.ann.decoder.huggingface import accelerate  # noqa: E402
+from memhier.ann.decoder.module.huggingface import accelerate  # noqa: E402
 
 WORDS, STEPS = 300, 6
 SIZES = {

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.decoder import FGD, LogitIndex, calibrate
-from memhier.ann.decoder import core as core_module
-from memhier.ann.decoder.codes import RowCodes
-from memhier.ann.decoder.core import prune_links
-from memhier.ann.decoder.graph import NO_ROW, build_links, learn_seeds, relink
-from memhier.ann.decoder.settings import NO_WALK, Coarse, Effort
-from memhier.ann.decoder.transform import transform_contexts, transform_rows
+from memhier.ann.decoder import FGD, LogitIndex
+from memhier.ann.decoder.calibration import calibrate
+from memhier.ann.decoder.calibration.settings import NO_WALK, Coarse, Effort
+from memhier.ann.decoder.coding.codes import RowCodes
+from memhier.ann.decoder.coding.graph import NO_ROW, build_links, learn_seeds, relink
+from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
+from memhier.ann.decoder.core import core as core_module
+from memhier.ann.decoder.core.core import prune_links
 
 
 def make_model(words=3000, dimension=48, seed=0):

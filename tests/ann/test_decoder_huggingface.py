@@ -9,9 +9,9 @@ transformers = pytest.importorskip("transformers")
 torch.set_num_threads(1)
 
 from memhier.ann.decoder import TopKSoftmax  # noqa: E402
-from memhier.ann.decoder.contexts import ContextSample  # noqa: E402
-from memhier.ann.decoder.generation import need_of  # noqa: E402
-from memhier.ann.decoder.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
+from memhier.ann.decoder.module.contexts import ContextSample  # noqa: E402
+from memhier.ann.decoder.module.generation import need_of  # noqa: E402
+from memhier.ann.decoder.module.huggingface import AcceleratedHead, accelerate, rescore, undo  # noqa: E402
 
 WORDS = 400
 UNLIKE = pytest.mark.filterwarnings("ignore:.*hidden states are unlike the contexts")

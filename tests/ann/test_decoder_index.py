@@ -7,10 +7,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.decoder import LogitIndex, build, calibrate, codes
+from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder import engine as engine_module
-from memhier.ann.decoder.layer import OutputLayer, as_floats
-from memhier.ann.decoder.tail import margins
+from memhier.ann.decoder.calibration import build, calibrate
+from memhier.ann.decoder.coding import codes
+from memhier.ann.decoder.coding.layer import OutputLayer, as_floats
+from memhier.ann.decoder.coding.tail import margins
 from memhier.errors import BudgetError, CorruptionError, FormatError
 
 

@@ -10,8 +10,8 @@ torch = pytest.importorskip("torch")
 torch.set_num_threads(1)
 
 from memhier.ann import LogitIndex, SparseLogits, TopKSoftmax  # noqa: E402
-from memhier.ann.decoder.cost import full_costs_less  # noqa: E402
-from memhier.ann.decoder.sampling import nucleus  # noqa: E402
+from memhier.ann.decoder.calibration.cost import full_costs_less  # noqa: E402
+from memhier.ann.decoder.module.sampling import nucleus  # noqa: E402
 
 
 def make_head(words=600, dimension=24, *, bias=True, dtype=torch.float32):

@@ -14,12 +14,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from memhier._shield import check_interrupt, uninterrupted
 from memhier.ann import ZoomIndex
 from memhier.ann.decoder import TopKSoftmax
-from memhier.ann.zoom import search
-from memhier.ann.zoom.pauses import pausing
+from memhier.ann.zoom.renewal.pauses import pausing
+from memhier.ann.zoom.search import search
 from memhier.errors import MemhierError
+from memhier.shield import check_interrupt, uninterrupted
 
 DIM = 12
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.stored_texts import StoredTexts, text_pages, write_texts
-from memhier.ann.zoom.texts import Texts, as_texts, hash_texts
+from memhier.ann.zoom.ids.stored_texts import StoredTexts, text_pages, write_texts
+from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts
 from memhier.errors import CorruptionError
-from memhier.reader import PAGE_BYTES, Reader
-from memhier.store import Store
+from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.store.store import Store
 
 words = st.text(min_size=1, max_size=12) | st.integers(1, 1024).map("x".__mul__)
 strings = st.lists(words.filter(lambda text: text.isascii() or text.isprintable()), max_size=40)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.where import And, Comparison, Expression, IsNull, Membership, Not, Or, evaluate, parse
+from memhier.ann.zoom.filters.where import And, Comparison, Expression, IsNull, Membership, Not, Or, evaluate, parse
 
 COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,

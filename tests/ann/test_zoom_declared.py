@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import calibrate
+from memhier.ann.zoom.calibration import calibrate
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
-from memhier.benchmarks.workloads.zoom_declared import main, make_set
-from memhier.benchmarks.workloads.zoom_filters import make_labelled
+from memhier.benchmarks.workloads.search.declared import main, make_set
+from memhier.benchmarks.workloads.search.filters import make_labelled
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
 RECALLS = (0.8, 0.9, 0.95, 0.99)

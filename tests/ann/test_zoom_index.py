@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import catalog
+from memhier.ann.zoom.storage import catalog
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, MemhierError
 
@@ -105,8 +105,8 @@ def test_array_memmap_and_iterator_build_the_same_index(tmp_path):
 
 
 def test_more_vectors_than_a_bucket_are_put_in_order(tmp_path, monkeypatch):
-    monkeypatch.setattr("memhier.ann.zoom.fullview._BUCKET_BYTES", 5000)
-    monkeypatch.setattr("memhier.ann.zoom.source._BLOCK_BYTES", 3000)
+    monkeypatch.setattr("memhier.ann.zoom.storage.fullview._BUCKET_BYTES", 5000)
+    monkeypatch.setattr("memhier.ann.zoom.construction.source._BLOCK_BYTES", 3000)
     vectors = make_vectors(1000, 9)
     with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
         result = index.search(vectors, 1, candidates=1000, nprobe=1000)

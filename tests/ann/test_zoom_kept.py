@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.calibrate import RECALLS
+from memhier.ann.zoom.calibration.calibrate import RECALLS
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
-from memhier.benchmarks.workloads.zoom_filters import main
+from memhier.benchmarks.workloads.search.filters import main
 from memhier.errors import RecallWarning
 
 COUNT, DIMENSION, K = 8000, 24, 10

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.source import open_source
-from memhier.ann.zoom.times import moment_of_text
+from memhier.ann.zoom.construction.source import open_source
+from memhier.ann.zoom.filters.times import moment_of_text
 
 EXACT = ["int16", "uint16", "int32", "uint32", "int64", "uint64"]
 

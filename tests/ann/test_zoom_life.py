@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import construct, merge
+from memhier.ann.zoom.construction import construct
+from memhier.ann.zoom.renewal import merge
 from memhier.errors import BudgetError, LockedError
 
 

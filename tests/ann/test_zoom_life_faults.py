@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import life
+from memhier.ann.zoom.renewal import life
 from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 

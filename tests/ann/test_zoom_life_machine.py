@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import layout, merge
+from memhier.ann.zoom.preview import layout
+from memhier.ann.zoom.renewal import merge
 from memhier.errors import BudgetError
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

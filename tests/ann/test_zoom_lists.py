@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.clusters import LONGEST, deal_out
+from memhier.ann.zoom.preview.clusters import LONGEST, deal_out
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.generators import mixed
 

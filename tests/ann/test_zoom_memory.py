@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import build
-from memhier.ann.zoom.fullview import workspace_bytes
-from memhier.ann.zoom.layout import plan_layout, scan_bytes
+from memhier.ann.zoom.construction import build
+from memhier.ann.zoom.preview.layout import plan_layout, scan_bytes
+from memhier.ann.zoom.storage.fullview import workspace_bytes
 from memhier.errors import BudgetError
 
 PLAIN = 192 << 10  # Python's own objects, and what a call hands in and out

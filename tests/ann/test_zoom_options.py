@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import explain
+from memhier.ann.zoom.search import explain
 
 COUNT, DIMENSION = 4000, 32
 

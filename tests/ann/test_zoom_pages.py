@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom import pages
-from memhier.ann.zoom.codes import train_codes
-from memhier.ann.zoom.fullview import make_workspace, workspace_bytes
-from memhier.ann.zoom.pages import page_order
-from memhier.ranking import page_rows_of
+from memhier.ann.zoom.preview.codes import train_codes
+from memhier.ann.zoom.storage import pages
+from memhier.ann.zoom.storage.fullview import make_workspace, workspace_bytes
+from memhier.ann.zoom.storage.pages import page_order
+from memhier.rows.ranking import page_rows_of
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

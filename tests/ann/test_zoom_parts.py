@@ -6,12 +6,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.clusters import Assigner, _apportion, train_centroids
-from memhier.ann.zoom.layout import lists_anew, plan_layout
-from memhier.ann.zoom.preview import train_preview
-from memhier.ann.zoom.router import router_bytes_per_list
-from memhier.ann.zoom.source import VectorSource, open_source
-from memhier.ann.zoom.space import core_dimension, fit_space
+from memhier.ann.zoom.construction.source import VectorSource, open_source
+from memhier.ann.zoom.preview.clusters import Assigner, _apportion, train_centroids
+from memhier.ann.zoom.preview.layout import lists_anew, plan_layout
+from memhier.ann.zoom.preview.preview import train_preview
+from memhier.ann.zoom.preview.router import router_bytes_per_list
+from memhier.ann.zoom.preview.space import core_dimension, fit_space
 from memhier.errors import BudgetError
 
 
@@ -205,7 +205,7 @@ def test_more_centroids_than_vectors_repeat_them():
 
 
 def test_groups_of_centroids_find_nearly_always_the_nearest(monkeypatch):
-    monkeypatch.setattr("memhier.ann.zoom.clusters._EXACT_ASSIGN", 100)
+    monkeypatch.setattr("memhier.ann.zoom.preview.clusters._EXACT_ASSIGN", 100)
     random = np.random.default_rng(2)
     centroids = random.normal(size=(900, 16)).astype(np.float32)
     vectors = (centroids[random.integers(0, 900, 2000)] + 0.3 * random.normal(size=(2000, 16))).astype(np.float32)
@@ -214,7 +214,7 @@ def test_groups_of_centroids_find_nearly_always_the_nearest(monkeypatch):
 
 
 def test_groups_without_centroids_hide_none(monkeypatch):
-    monkeypatch.setattr("memhier.ann.zoom.clusters._EXACT_ASSIGN", 100)
+    monkeypatch.setattr("memhier.ann.zoom.preview.clusters._EXACT_ASSIGN", 100)
     random = np.random.default_rng(4)
     points = (random.normal(size=(3, 8)) * 20).astype(np.float32)
     centroids = np.repeat(points, 300, axis=0)  # as where most vectors are copies

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import range_search
-from memhier.ann.zoom.results import SearchResult, iterate
+from memhier.ann.zoom.search import range_search
+from memhier.ann.zoom.search.results import SearchResult, iterate
 from memhier.errors import ClosedError
 
 ALL = {"candidates": 10**9, "nprobe": 10**9}

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
-from memhier.ann.zoom import scan
+from memhier.ann.zoom.preview import scan
 
 
 def make_lists(seed, lists, width, subvectors, count):

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import layout, router
-from memhier.ann.zoom.blocks import codes_of
-from memhier.ann.zoom.spill import spilled
+from memhier.ann.zoom.preview import layout, router
+from memhier.ann.zoom.preview.blocks import codes_of
+from memhier.ann.zoom.renewal.spill import spilled
 
 
 @pytest.mark.parametrize(("metric", "per_list", "graph"), [("l2", 200, False), ("cosine", 20, False), ("l2", 20, True)])

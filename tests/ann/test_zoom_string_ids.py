@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom import ids as ids_module
-from memhier.ann.zoom import layout, merge, part, room
-from memhier.ann.zoom.stored_texts import write_texts
-from memhier.ann.zoom.texts import as_texts, hash_texts
+from memhier.ann.zoom.ids import ids as ids_module
+from memhier.ann.zoom.ids.stored_texts import write_texts
+from memhier.ann.zoom.ids.texts import as_texts, hash_texts
+from memhier.ann.zoom.preview import layout
+from memhier.ann.zoom.renewal import merge, room
+from memhier.ann.zoom.storage import part
 from memhier.errors import BudgetError
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -389,7 +389,7 @@ def test_an_empty_file_of_results_makes_a_report(tmp_path: Path) -> None:
 def test_a_report_is_utf8_whatever_the_terminal_is(tmp_path: Path) -> None:
     row = whole(task="w/quick", kind="failed", why="ü � \udcff")
     (tmp_path / "r.jsonl").write_text(json.dumps(row) + "\n")
-    code = "from memhier.benchmarks.cli import main; main()"
+    code = "from memhier.benchmarks.cli.main import main; main()"
     words = ["bench", "report", "r.jsonl", "--out", "r.html"]
     environment = os.environ | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C", "COLUMNS": "80"}
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, env=environment, capture_output=True,

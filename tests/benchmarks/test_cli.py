@@ -7,7 +7,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from memhier.benchmarks.cli import COMMANDS, main
+from memhier.benchmarks.cli.main import COMMANDS, main
 
 
 def test_help_lists_every_command() -> None:
@@ -29,7 +29,7 @@ def test_every_command_has_help(name: str) -> None:
 def test_help_imports_no_command() -> None:
     code = (
         "import sys, click\n"
-        "from memhier.benchmarks.cli import main\n"
+        "from memhier.benchmarks.cli.main import main\n"
         "try: main(['--help'])\n"
         "except SystemExit as end: assert end.code == 0\n"
         "heavy = {'faiss', 'rich', 'lmdb', 'matplotlib', 'tqdm'} & set(sys.modules)\n"

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memhier.benchmarks.demo import workers
-from memhier.benchmarks.demo.corpus import Corpus, CorpusFacts, Listing, ReadFile, read_file, write_corpus
-from memhier.benchmarks.demo.measure import choose_queries
-from memhier.benchmarks.demo.place import LOCK, VERSION, Built, Place, default_folder
-from memhier.benchmarks.demo.sources import SourceFile, source_files
+from memhier.benchmarks.cli.demo import workers
+from memhier.benchmarks.cli.demo.corpus import Corpus, CorpusFacts, Listing, ReadFile, read_file, write_corpus
+from memhier.benchmarks.cli.demo.measure import choose_queries
+from memhier.benchmarks.cli.demo.place import LOCK, VERSION, Built, Place, default_folder
+from memhier.benchmarks.cli.demo.sources import SourceFile, source_files
 from memhier.errors import LockedError
 
 

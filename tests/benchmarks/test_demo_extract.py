@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memhier.benchmarks.demo.extract import Function, extract, split_first_sentence
-from memhier.benchmarks.demo.sources import SourceFile, fingerprint, installed_roots, source_files
+from memhier.benchmarks.cli.demo.extract import Function, extract, split_first_sentence
+from memhier.benchmarks.cli.demo.sources import SourceFile, fingerprint, installed_roots, source_files
 
 SOURCE = '''\
 """The module's own docstring is no function's."""

@@ -15,9 +15,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memhier.ann import ZoomIndex
-from memhier.benchmarks.demo import run as run_module
-from memhier.benchmarks.demo.command import demo
-from memhier.benchmarks.demo.measure import RECALLS, Truth, measure_costs, share_found
+from memhier.benchmarks.cli.demo import run as run_module
+from memhier.benchmarks.cli.demo.command import demo
+from memhier.benchmarks.cli.demo.measure import RECALLS, Truth, measure_costs, share_found
 
 THINGS = [
     "date", "zip", "median", "socket", "thread", "colour", "matrix", "letter", "kernel", "river", "planet", "engine",
@@ -237,7 +237,7 @@ def start(folder: Path, *options: str) -> list[str]:
     return [
         sys.executable,
         "-c",
-        "from memhier.benchmarks.cli import main; main()",
+        "from memhier.benchmarks.cli.main import main; main()",
         "demo",
         "--dir",
         str(folder),

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memhier.benchmarks.demo.corpus import Corpus, Listing, ReadFile, write_corpus
-from memhier.benchmarks.demo.extract import Function
-from memhier.benchmarks.demo.projection import DIMENSION, Projection
-from memhier.benchmarks.demo.text import (
+from memhier.benchmarks.cli.demo.corpus import Corpus, Listing, ReadFile, write_corpus
+from memhier.benchmarks.cli.demo.extract import Function
+from memhier.benchmarks.cli.demo.projection import DIMENSION, Projection
+from memhier.benchmarks.cli.demo.text import (
     FIELD_WEIGHTS,
     hash_words,
     ngrams,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from memhier.benchmarks.workloads import embedding_ranks
-from memhier.benchmarks.workloads.embedding_common import samples, table_sizes
+from memhier.benchmarks.workloads.embedding import ranks as embedding_ranks
+from memhier.benchmarks.workloads.embedding.common import samples, table_sizes
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import write_vectors
-from memhier.benchmarks.cli import main
+from memhier.benchmarks.cli.main import main
 
 VECTORS = np.random.default_rng(0).normal(size=(600, 12)).astype(np.float32)
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from memhier.ann import SearchResult, ZoomIndex
 from memhier.ann.files import open_vectors, write_vectors
-from memhier.benchmarks.cli import main
+from memhier.benchmarks.cli.main import main
 from memhier.benchmarks.exact import exact_neighbours
 
 VECTORS = np.random.default_rng(0).normal(size=(2500, 12)).astype(np.float32)

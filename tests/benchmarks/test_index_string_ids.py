@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import write_vectors
-from memhier.benchmarks.cli import main
+from memhier.benchmarks.cli.main import main
 
 VECTORS = np.random.default_rng(0).normal(size=(400, 12)).astype(np.float32)
 NAMES = [f"Straße {row}\u2028" for row in range(400)]  # which ends with what str.splitlines() takes for a line's end

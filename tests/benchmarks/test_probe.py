@@ -9,8 +9,8 @@ import pytest
 from click.testing import CliRunner, Result
 from rich.console import Console
 
-from memhier.benchmarks.probe import probe, show
-from memhier.device import DepthProfile, DeviceProfile
+from memhier.benchmarks.cli.probe import probe, show
+from memhier.io.device import DepthProfile, DeviceProfile
 
 QUICK = ["--size", "8MiB", "--seconds", "0.05"]
 PROFILE = DeviceProfile(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from memhier.benchmarks.cli import main
+from memhier.benchmarks.cli.main import main
 from memhier.recsys.replay import CarouselBuffer, Field, RandomSwap
 
 

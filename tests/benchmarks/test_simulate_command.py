@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
-from memhier.benchmarks.cli import main
-from memhier.benchmarks.curve_plot import draw_curves
-from memhier.benchmarks.traces import TRACE_FORMATS, guess_format, read_blocks, read_trace
-from memhier.curves import miss_ratio_curve
+from memhier.benchmarks.cli.curve_plot import draw_curves
+from memhier.benchmarks.cli.main import main
+from memhier.benchmarks.cli.traces import TRACE_FORMATS, guess_format, read_blocks, read_trace
 from memhier.errors import FormatError
-from memhier.simulation import SIMULATED_POLICIES, simulate
+from memhier.planning.curves import miss_ratio_curve
+from memhier.planning.simulation import SIMULATED_POLICIES, simulate
 
 KEYS = np.array([5, 0, 5, 2**31 - 1, 7, 5, 1], np.int64)
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from memhier.benchmarks.workloads import slot_map
+from memhier.benchmarks.workloads.tiers import slot_map
 
 
 def test_prints_and_writes_every_way(tmp_path: Path) -> None:

@@ -11,7 +11,9 @@ from click.testing import CliRunner
 from memhier.benchmarks.bench.workload import FOLDER
 
 NAMES = sorted(
-    path.stem for path in FOLDER.glob("*.py") if '"--dir"' in path.read_text() or "folder_option" in path.read_text()
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in FOLDER.rglob("*.py")
+    if '"--dir"' in path.read_text() or "folder_option" in path.read_text()
 )
 
 

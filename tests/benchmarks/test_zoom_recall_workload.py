@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.datasets import SearchSet
 from memhier.benchmarks.exact import exact_neighbours
-from memhier.benchmarks.workloads import zoom_recall
-from memhier.benchmarks.workloads.zoom_recall import Truth, main, measure
+from memhier.benchmarks.workloads.search import recall
+from memhier.benchmarks.workloads.search.recall import Truth, main, measure
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> SearchSet:
             raise FileNotFoundError(f"no data set {name!r}")
         return data
 
-    monkeypatch.setattr(zoom_recall, "load_search_set", load)
+    monkeypatch.setattr(recall, "load_search_set", load)
     return data
 
 

@@ -58,7 +58,7 @@ def main(path: str, error: str, *names: str) -> None:
         return
     import numpy as np
 
-    from memhier.reader import Reader
+    from memhier.io.reader import Reader
 
     try:
         with Reader() as reader, open(path, "rb") as file:

@@ -30,9 +30,8 @@ def test_python_can_be_forced() -> None:
 
 def test_python_stands_in_where_nothing_is_compiled() -> None:
     assert ask(HIDE + ASK, None).stdout.split() == ["python", "False"]
-    use = (
-        "; from memhier.reader import Reader; from memhier.kernels import crc32c; print(Reader().engine, crc32c(b'a'))"
-    )
+    use = "; from memhier.io.reader import Reader; from memhier.io.kernels import crc32c"
+    use += "; print(Reader().engine, crc32c(b'a'))"
     assert ask(HIDE + ASK + use, None).stdout.split() == ["python", "False", "python", str(0xC1D04330)]
 
 

@@ -17,9 +17,9 @@ CHILD = """
 import json, resource, sys, threading
 from pathlib import Path
 import numpy as np
-from memhier.reader import Reader
-from memhier.slots import SlotMap
-from memhier.tiered import Tiered
+from memhier.io.reader import Reader
+from memhier.cache.slots import SlotMap
+from memhier.table.tiered import Tiered
 
 def field(name):
     lines = Path("/proc/self/status").read_text().splitlines()

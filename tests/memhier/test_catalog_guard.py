@@ -10,14 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memhier import _catalog_guard
-from memhier._catalog import Catalog
-from memhier._catalog_guard import Guard, Published
-from memhier._catalog_tree import CatalogTree
 from memhier.errors import CorruptionError
 from memhier.files import RealFiles, read_file
-from memhier.kernels import crc32c_pages
-from memhier.store import Store
+from memhier.io.kernels import crc32c_pages
+from memhier.store import catalog_guard
+from memhier.store.catalog import Catalog
+from memhier.store.catalog_guard import Guard, Published
+from memhier.store.catalog_tree import CatalogTree
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -93,7 +93,7 @@ def test_a_commit_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Monkey
             tx.commit()
         return read // 4096
 
-    monkeypatch.setattr(_catalog_guard, "crc32c_pages", count)
+    monkeypatch.setattr(catalog_guard, "crc32c_pages", count)
     root = tmp_path / "store"
     with Store.create(root, KIND) as store:
         with store.begin() as tx:

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memhier import checkpoint as checkpoint_module
-from memhier._checkpoint_blocks import BlockTracker
-from memhier.checkpoint import CheckpointWriter, read_checkpoint
+from memhier.cache.slab import Slab
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, File, Mode, RealFiles, SimulatedCrash
-from memhier.reader import Reader
-from memhier.slab import Slab
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.store.store import Store
+from memhier.table import checkpoint as checkpoint_module
+from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
+from memhier.table.checkpoint_blocks import BlockTracker
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier.checkpoint import CheckpointWriter, read_checkpoint
-from memhier.reader import Reader
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.store.store import Store
+from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
 
 KIND = "test"
 Killer = Callable[[Callable[[int], None], random.Random], int]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memhier import _row_codecs
 from memhier.codecs import get_bytes_codec, get_codec
+from memhier.codecs import rows as _row_codecs
 from memhier.errors import CorruptionError
 
 LOSSY = ["fp16", "bf16", "int8"]

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memhier.cost import CostModel
-from memhier.device import DepthProfile, DeviceProfile
-from memhier.simulation import simulate
+from memhier.io.device import DepthProfile, DeviceProfile
+from memhier.planning.cost import CostModel
+from memhier.planning.simulation import simulate
 
 
 def skewed(count: int, keys: int) -> np.ndarray[Any, np.dtype[np.int64]]:

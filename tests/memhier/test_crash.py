@@ -17,7 +17,7 @@ import pytest
 from memhier.errors import ClosedError, CorruptionError, FormatError
 from memhier.files import Fault, FaultyFiles, File, Files, MemoryFiles, Mode, RealFiles, SimulatedCrash, read_file
 from memhier.files._interface import Buffer, FileBase
-from memhier.store import Store
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -343,12 +343,12 @@ def test_a_failed_sync_is_not_tried_again(root: Path, operation: str) -> None:
 
 
 def test_lmdb_that_cannot_write_closes_the_store(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from memhier import _catalog
+    from memhier.store import catalog
 
     with Store.create(root, KIND) as store:
         first(store)
         # More than a process can map.
-        monkeypatch.setattr(_catalog, "_map_bytes", lambda *_: 2**60)
+        monkeypatch.setattr(catalog, "_map_bytes", lambda *_: 2**60)
         with store.begin() as tx:
             tx.put("large", bytes(20 * 4096))
             with pytest.raises(OSError, match="address space") as error:

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier._catalog_tree import CatalogTree, read_page_size
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import MemoryFiles, RealFiles
-from memhier.store import Store
+from memhier.store.catalog_tree import CatalogTree, read_page_size
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memhier import device
-from memhier.device import DepthProfile, DeviceProfile, probe
 from memhier.errors import FormatError
-from memhier.reader import Reader
+from memhier.io import device
+from memhier.io.device import DepthProfile, DeviceProfile, probe
+from memhier.io.reader import Reader
 
 SMALL: dict[str, Any] = {"size": "8MiB", "seconds": 0.05, "depths": (1, 3, 64)}
 
@@ -264,7 +264,7 @@ def test_paths_that_cannot_be_probed(tmp_path: Path, make: Callable[[Path], None
 def test_a_signal_in_the_command_leaves_no_file(tmp_path: Path, signal_name: str) -> None:
     # What runs in the background may have been started with SIGINT ignored, and Python keeps it so.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    code += "from memhier.benchmarks.probe import probe; probe()"
+    code += "from memhier.benchmarks.cli.probe import probe; probe()"
     command = [sys.executable, "-c", code, str(tmp_path), "--size", "8MiB", "--seconds", "600"]
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:

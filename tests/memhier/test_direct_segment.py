@@ -11,7 +11,7 @@ import pytest
 
 from memhier.files import MemoryFiles, RealFiles, read_file
 from memhier.files._interface import Buffer
-from memhier.store import Store
+from memhier.store.store import Store
 
 
 class SlowFiles(RealFiles):

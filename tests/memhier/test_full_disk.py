@@ -13,8 +13,8 @@ import pytest
 from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.policies import LRU
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.store.store import Store
+from memhier.table.tiered import KIND, Tiered
 
 WIDTH, KEYS = 1024, 400
 

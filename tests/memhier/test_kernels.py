@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from memhier import backend
-from memhier.kernels import METRICS, ROW_DTYPES, crc32c, crc32c_pages, distances
+from memhier.io.kernels import METRICS, ROW_DTYPES, crc32c, crc32c_pages, distances
 
 DIMENSIONS = (1, 3, 7, 8, 9, 31, 97, 128)
 

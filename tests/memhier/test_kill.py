@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from memhier.store import Store
+from memhier.store.store import Store
 
 KIND = "test"
 Killer = Callable[[Callable[[int], None], random.Random], int]

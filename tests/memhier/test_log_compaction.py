@@ -15,15 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memhier import _log_compaction
-from memhier._log_index import LogIndex
-from memhier._log_parts import place
 from memhier.errors import BudgetError, ClosedError, LockedError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.samples import Samples
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log import compaction
+from memhier.log.index import LogIndex
+from memhier.log.parts import place
+from memhier.log.row_log import RowLog
+from memhier.log.samples import Samples
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -118,7 +118,7 @@ def test_a_part_is_rewritten_over_many_transactions(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, no_thread: None
 ) -> None:
     """Each commit moves what is due and no more; changes in between to what is still to be moved count."""
-    monkeypatch.setattr(_log_compaction, "_MOVE_BYTES", 2000)
+    monkeypatch.setattr(compaction, "_MOVE_BYTES", 2000)
     model = {key: row.tobytes() for key, row in enumerate(random_rows(1000, 100))}
     with (
         Store.create(root, KIND) as store,
@@ -233,7 +233,7 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
 @pytest.mark.parametrize("when", ["between steps", "before a read"])
 def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """The part that the thread works at is rewritten by a call of the user's, and its place in the table reused."""
-    monkeypatch.setattr(_log_compaction, "_MOVE_BYTES", 10 * 4096)
+    monkeypatch.setattr(compaction, "_MOVE_BYTES", 10 * 4096)
     rows = random_rows(100, 4096)
     there, go = threading.Event(), threading.Event()
     with (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memhier import backend
 from memhier.errors import BudgetError
-from memhier.plan import Lookahead, Step, plan
+from memhier.planning.plan import Lookahead, Step, plan
 
 CORES = ["python"] if backend.core is None else ["native", "python"]
 Batches = list[list[int]]

@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
-from memhier.benchmarks.traces import read_blocks
-from memhier.benchmarks.workloads.plain_caches import PLAIN_CACHES
+from memhier.benchmarks.cli.traces import read_blocks
+from memhier.benchmarks.workloads.tiers.plain_caches import PLAIN_CACHES
 from memhier.errors import BudgetError
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy, Static
 
 CORES = ["python"] if backend.core is None else ["native", "python"]
 POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
-# The smallest whole, prefixes of the others; `python -m memhier.benchmarks.workloads.policies` runs all of them whole.
+# The smallest whole, prefixes of the others; `python -m memhier.benchmarks.workloads.tiers.policies` runs all of them
+# whole.
 TRACES = {
     "lirs_multi3.trace.gz": 30_241,
     "lirs_sprite.trace.gz": 12_000,

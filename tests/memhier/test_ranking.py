@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from memhier import backend
 from memhier.errors import ClosedError, CorruptionError
-from memhier.kernels import METRICS, ROW_DTYPES, crc32c_pages, distances
-from memhier.ranking import STOPS, HotPages, Ranking, RankRequest, rank_rows
-from memhier.reader import PAGE_BYTES, Reader
-from memhier.rows import rows_per_page
+from memhier.io.kernels import METRICS, ROW_DTYPES, crc32c_pages, distances
+from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.rows.ranking import STOPS, HotPages, Ranking, RankRequest, rank_rows
+from memhier.rows.rows import rows_per_page
 
 Ints = npt.NDArray[np.int64]
 ENGINES = ("native", "python")

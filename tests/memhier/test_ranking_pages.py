@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
-from memhier.kernels import METRICS, distances
-from memhier.ranking import HotPages, PageRows, RankRequest, page_rows_of, rank_rows
-from memhier.reader import PAGE_BYTES, Reader
+from memhier.io.kernels import METRICS, distances
+from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.rows.ranking import HotPages, PageRows, RankRequest, page_rows_of, rank_rows
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.errors import ClosedError, CorruptionError
-from memhier.kernels import crc32c_pages
-from memhier.reader import ENGINES, PAGE_BYTES, Reader
+from memhier.io.kernels import crc32c_pages
+from memhier.io.reader import ENGINES, PAGE_BYTES, Reader
 
 RUN_PAGES = 16
 # Sizes around a block and a page, and one that is longer than a merged read.

@@ -12,7 +12,7 @@ import pytest
 
 from memhier import backend
 from memhier.errors import CorruptionError
-from memhier.reader import Reader
+from memhier.io.reader import Reader
 
 SECCOMP = Path(__file__).with_name("seccomp.py")
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 
 from memhier import backend
-from memhier._python_reader import PythonPageReader
 from memhier.errors import ClosedError, CorruptionError
-from memhier.kernels import crc32c_pages
-from memhier.reader import ENGINES, PAGE_BYTES, Reader
+from memhier.io.kernels import crc32c_pages
+from memhier.io.python_reader import PythonPageReader
+from memhier.io.reader import ENGINES, PAGE_BYTES, Reader
 
 SIZE = 60 * PAGE_BYTES + 777
 OFFSETS = np.arange(0, SIZE - 900, 613)
@@ -138,8 +138,8 @@ extern "C" ssize_t preadv64(int fd, const iovec* parts, int count, off_t offset)
 """
 READ_UNDER_SHIM = """
 import ctypes, sys, numpy as np
-from memhier.reader import Reader
-from memhier.kernels import crc32c_pages
+from memhier.io.reader import Reader
+from memhier.io.kernels import crc32c_pages
 path, direct = sys.argv[1], sys.argv[2] == "direct"
 content = open(path, "rb").read()
 with Reader("threads", 8, direct) as reader:

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from numpy.typing import NDArray
 
-from memhier import _log_compaction, _log_core, _log_replay
 from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log import compaction, core, replay
+from memhier.log.row_log import RowLog
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -156,10 +156,10 @@ class SmallPartsMachine(RowLogMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(_log_core, "_PART_BYTES", 20_000)
-        self.patch.setattr(_log_compaction, "_MERGE_PARTS", 3)
-        self.patch.setattr(_log_core, "_ENTRIES_BLOCK", 7)
-        self.patch.setattr(_log_replay, "_BLOCK", 5)
+        self.patch.setattr(core, "_PART_BYTES", 20_000)
+        self.patch.setattr(compaction, "_MERGE_PARTS", 3)
+        self.patch.setattr(core, "_ENTRIES_BLOCK", 7)
+        self.patch.setattr(replay, "_BLOCK", 5)
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -177,7 +177,7 @@ class BackgroundMachine(SmallPartsMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch.setattr(_log_compaction, "_MOVE_BYTES", 300)
+        self.patch.setattr(compaction, "_MOVE_BYTES", 300)
 
 
 BackgroundMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

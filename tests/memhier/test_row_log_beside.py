@@ -13,9 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from memhier.errors import ClosedError
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

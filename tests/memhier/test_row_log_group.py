@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier._log_index import LogIndex
 from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, RealFiles
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.samples import Samples
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log.index import LogIndex
+from memhier.log.row_log import RowLog
+from memhier.log.samples import Samples
+from memhier.store.store import Store
 
 
 def rows(*values: int) -> np.ndarray:

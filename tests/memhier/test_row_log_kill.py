@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
+from memhier.store.store import Store
 
 KIND = "test"
 Killer = Callable[[Callable[[int], None], random.Random], int]

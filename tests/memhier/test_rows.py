@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from memhier.errors import ClosedError, CorruptionError, FormatError
-from memhier.reader import Reader
-from memhier.rows import Rows, RowsWriter, rows_per_page
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.rows.rows import Rows, RowsWriter, rows_per_page
+from memhier.store.store import Store
 
 KIND = "test"
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

@@ -14,16 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
-from memhier._offline import NEVER, StackDistances, belady_hits, next_uses
-from memhier.benchmarks.traces import read_blocks
-from memhier.benchmarks.workloads.plain_caches import PLAIN_CACHES
+from memhier.benchmarks.cli.traces import read_blocks
+from memhier.benchmarks.workloads.tiers.plain_caches import PLAIN_CACHES
 from memhier.budget import parse_bytes
-from memhier.curves import CURVE_POLICIES, miss_ratio_curve
 from memhier.errors import BudgetError
+from memhier.planning.curves import CURVE_POLICIES, miss_ratio_curve
+from memhier.planning.offline import NEVER, StackDistances, belady_hits, next_uses
+from memhier.planning.sampling import hash_keys, sample_keys
+from memhier.planning.simulation import SIMULATED_POLICIES, _pages_and_reads, simulate
 from memhier.policies import LRU, Belady, Static
-from memhier.rows import rows_per_page
-from memhier.sampling import hash_keys, sample_keys
-from memhier.simulation import SIMULATED_POLICIES, _pages_and_reads, simulate
+from memhier.rows.rows import rows_per_page
 
 CORES = ["python"] if backend.core is None else ["native", "python"]
 Keys = npt.NDArray[np.int64]
@@ -359,8 +359,8 @@ def test_what_is_wrong_is_said_before_the_run() -> None:
 def test_the_name_of_the_package_is_the_function() -> None:
     """Whatever was imported before: a module of that name would take its place as soon as anything imports it."""
     import memhier
-    import memhier.benchmarks.simulate
-    import memhier.simulation
+    import memhier.benchmarks.cli.simulate
+    import memhier.planning.simulation
 
     assert memhier.simulate is simulate
     assert memhier.miss_ratio_curve is miss_ratio_curve

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier import slab as slab_module
+from memhier.cache import slab as slab_module
+from memhier.cache.slab import Slab
 from memhier.errors import ClosedError
-from memhier.slab import Slab
 
 FIELDS = np.dtype([("weight", "<f4", (5,)), ("state", "<f4"), ("step", "<u2")])
 ROWS = [("<f4", (64,)), ("u1", (97,)), ("<f8", ()), ("<i2", (3, 5)), (FIELDS, ()), (FIELDS, (2,)), ("S3", (1,))]

@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from memhier.cache.slab import Slab
 from memhier.errors import FormatError
-from memhier.slab import Slab
 
 FIELDS = np.dtype([("weight", "<f4", (5,)), ("step", "<u2")])
 linux_only = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="shared slabs need Linux")
@@ -64,7 +64,7 @@ def test_names_that_lead_nowhere() -> None:
 
 @linux_only
 def test_another_layout_is_refused() -> None:
-    with mock.patch("memhier._slab_memory._MAGIC", b"mhslab00"):
+    with mock.patch("memhier.cache.slab_memory._MAGIC", b"mhslab00"):
         slab = Slab(3, np.float32, shared=True)
     with pytest.raises(FormatError, match="mhslab00"):
         Slab.attach(str(slab.name))
@@ -87,7 +87,7 @@ def test_files_are_closed() -> None:
 WORKER = """
 import multiprocessing, os, sys
 import numpy as np
-from memhier.slab import Slab
+from memhier.cache.slab import Slab
 
 def read(slab, name, results):
     other = Slab.attach(name)
@@ -133,7 +133,7 @@ def test_worker_processes_read(tmp_path: Path, method: str) -> None:
 PRIVATE = """
 import os
 import numpy as np
-from memhier.slab import Slab
+from memhier.cache.slab import Slab
 slab = Slab(3, np.int32, 2)
 slab.scatter([0], np.array([[1, 2]], np.int32))
 child = os.fork()
@@ -154,7 +154,7 @@ def test_a_forked_child_has_its_own_private_rows(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, time
 import numpy as np
-from memhier.slab import Slab
+from memhier.cache.slab import Slab
 slab = Slab(1000, np.int32, 100, shared=True)
 slab.scatter([3], np.full((1, 100), 7, np.int32))
 print(slab.name, flush=True)
@@ -179,7 +179,7 @@ def test_a_killed_owner_leaves_nothing_behind(tmp_path: Path) -> None:
 TORN = """
 import os, sys
 import numpy as np
-from memhier.slab import Slab
+from memhier.cache.slab import Slab
 slab = Slab.attach(sys.argv[1])
 out = np.empty((8, 4096), np.int64)
 whole = torn = 0

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memhier import backend
+from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
-from memhier.slots import SlotMap
 
 INT64 = np.iinfo(np.int64)
 CORES = ["python"] if backend.core is None else ["native", "python"]

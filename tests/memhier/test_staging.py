@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memhier.errors import ClosedError
-from memhier.store import Store
+from memhier.store.store import Store
 
 
 def staged(store, **contents):

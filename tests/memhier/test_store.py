@@ -16,12 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier import _segments
-from memhier._catalog_tree import CatalogTree, read_page_size
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import RealFiles
-from memhier.reader import Reader
-from memhier.store import SegmentWriter, Store
+from memhier.io.reader import Reader
+from memhier.store import segments as _segments
+from memhier.store.catalog_tree import CatalogTree, read_page_size
+from memhier.store.store import SegmentWriter, Store
 
 KIND = "test"
 # Where a sync costs nothing, hundreds of commits fit into a test.

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier.checkpoint import CheckpointWriter, read_checkpoint
 from memhier.errors import ClosedError, LockedError
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.samples import Samples
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
+from memhier.log.samples import Samples
+from memhier.store.store import Store
+from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
 
 WIDTH = 40
 KEYS = np.arange(50)

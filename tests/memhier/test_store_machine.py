@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
-from memhier.store import Store
+from memhier.store.store import Store
 
 KIND = "test"
 # Where a sync costs nothing, hundreds of commits fit into a test.

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from memhier.errors import ClosedError, LockedError, MemhierError
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
+from memhier.store.store import Store
 
 KIND = "test"
 # Where a sync costs nothing, hundreds of commits fit into a test.

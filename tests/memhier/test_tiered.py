@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from memhier.codecs import get_codec
 from memhier.errors import BudgetError, ClosedError
-from memhier.plan import plan
+from memhier.planning.plan import plan
 from memhier.policies import LRU, Belady
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.store.store import Store
+from memhier.table.tiered import KIND, Tiered
 
 Make = Callable[..., Tiered]
 

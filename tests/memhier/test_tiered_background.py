@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from memhier._write_queue import WriteQueue
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.policies import LRU
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.store.store import Store
+from memhier.table.tiered import KIND, Tiered
+from memhier.table.write_queue import WriteQueue
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier._row_loader import LOADING
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 from memhier.policies import LRU, Belady
-from memhier.tiered import Tiered
+from memhier.table.row_loader import LOADING
+from memhier.table.tiered import Tiered
 
 DIM = 1024
 
@@ -282,7 +282,7 @@ def test_keys_that_came_in_by_an_interrupted_call_are_new_all_the_same(
 
 
 def test_a_flush_finds_changed_rows_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memhier._residents._FLUSH_SLOTS", 3)
+    monkeypatch.setattr("memhier.table.residents._FLUSH_SLOTS", 3)
     with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(10)) as tier:
         tier.scatter(range(10), numbered(np.arange(10), 4))
         tier.checkpoint()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from memhier.errors import LockedError
 from memhier.policies import LRU
-from memhier.tiered import Tiered
+from memhier.table.tiered import Tiered
 
 ROWS, WIDTH, SLOTS = 40, 3, 9
 
@@ -28,7 +28,8 @@ def open_tier(path: Path, **options: Any) -> Tiered:
 def small_queue(rows: int) -> Iterator[None]:
     """Make tiers under it with a write queue of so few rows, whose images are written a row at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        from memhier import _residents, _tiered_sizes
+        from memhier.table import residents
+        from memhier.table import sizes as _tiered_sizes
 
         made = _tiered_sizes.Sizes.__init__
 
@@ -38,7 +39,7 @@ def small_queue(rows: int) -> Iterator[None]:
             sizes.outgoing = _tiered_sizes.batch_rows(rows)
 
         patch.setattr(_tiered_sizes.Sizes, "__init__", make)
-        patch.setattr(_residents, "_SAVE_BYTES", 1)
+        patch.setattr(residents, "_SAVE_BYTES", 1)
         yield
 
 

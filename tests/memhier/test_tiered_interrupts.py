@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memhier.policies import LRU
-from memhier.tiered import Tiered
+from memhier.table.tiered import Tiered
 
 DIM, ROWS, SLOTS = 8, 60, 16
 

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier._loans import Loan
-from memhier._log_index import LogIndex
+from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError, ClosedError
+from memhier.io.reader import Reader
+from memhier.log.index import LogIndex
+from memhier.log.row_log import RowLog
 from memhier.policies import LRU, Belady
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.slots import SlotMap
-from memhier.store import Store
-from memhier.tiered import Tiered
+from memhier.store.store import Store
+from memhier.table.loans import Loan
+from memhier.table.tiered import Tiered
 
 ROWS, WIDTH = 60, 3
 Make = Callable[..., Tiered]

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from memhier.errors import BudgetError, ClosedError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
+from memhier.io.reader import Reader
 from memhier.policies import LFU, LRU, S3FIFO, Policy, Static
-from memhier.reader import Reader
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.store.store import Store
+from memhier.table.tiered import KIND, Tiered
 
 # Where a sync costs nothing, hundreds of checkpoints fit into a test.
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

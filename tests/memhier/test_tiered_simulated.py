@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from memhier.planning.simulation import simulate
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy, Static
-from memhier.simulation import simulate
-from memhier.tiered import Tiered
+from memhier.table.tiered import Tiered
 
 Ints = NDArray[np.int64]
 POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}

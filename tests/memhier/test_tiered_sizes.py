@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from memhier._log_index import LogIndex
-from memhier._log_parts import ENTRY, lay_out, page_after
-from memhier._tiered_sizes import _WRITE_BUFFERS_BYTES, log_bytes
 from memhier.errors import BudgetError
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.rows import rows_per_page
-from memhier.store import Store
-from memhier.tiered import Tiered
+from memhier.io.reader import Reader
+from memhier.log.index import LogIndex
+from memhier.log.parts import ENTRY, lay_out, page_after
+from memhier.log.row_log import RowLog
+from memhier.rows.rows import rows_per_page
+from memhier.store.store import Store
+from memhier.table.sizes import _WRITE_BUFFERS_BYTES, log_bytes
+from memhier.table.tiered import Tiered
 
 ROWS = 200
 

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from memhier.errors import FormatError, LockedError
 from memhier.policies import LRU
-from memhier.store import Store
-from memhier.tiered import KIND, Tiered
+from memhier.store.store import Store
+from memhier.table.tiered import KIND, Tiered
 
 DIM = 1024
 

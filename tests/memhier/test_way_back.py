@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier._way_back import before_last, go_back
-from memhier.reader import Reader
-from memhier.row_log import RowLog
-from memhier.store import Store
+from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
+from memhier.store.store import Store
+from memhier.store.way_back import before_last, go_back
 
 KEYS = 12
 

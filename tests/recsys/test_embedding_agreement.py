@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from memhier.errors import FormatError
-from memhier.recsys.embedding.agreement import agree, last_checkpoints
+from memhier.recsys.embedding.sharding.agreement import agree, last_checkpoints
 
 SCRIPT = Path(__file__).with_name("train_until_a_rank_dies.py")
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import distributed as dist
 
-from memhier.recsys.embedding.collectives import Collectives, device_of
-from memhier.recsys.embedding.exchange import Layout, ask, say_what_can_wait
+from memhier.recsys.embedding.sharding.collectives import Collectives, device_of
+from memhier.recsys.embedding.sharding.exchange import Layout, ask, say_what_can_wait
 
 
 def test_each_backend_has_its_device(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ import torch
 
 from memhier.errors import MemhierError
 from memhier.recsys import EmbeddingBag, EmbeddingBagConfig, ShardedEmbeddingBagCollection, lookahead
-from memhier.recsys.embedding.collectives import Collectives
 from memhier.recsys.embedding.optimizers import Adagrad
+from memhier.recsys.embedding.sharding.collectives import Collectives
 
 ROWS, DIM = 400, 4
 

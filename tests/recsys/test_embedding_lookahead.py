@@ -17,7 +17,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler
 from torch.utils.data import _utils as torch_workers
 
 from memhier.errors import BudgetError
-from memhier.plan import plan
+from memhier.planning.plan import plan
 from memhier.policies import LRU, Belady
 from memhier.recsys import Adagrad, CTRBatch, EmbeddingBag, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
 

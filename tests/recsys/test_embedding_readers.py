@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memhier.errors import FormatError
-from memhier.recsys.embedding.readers import (
+from memhier.recsys.embedding.reading.readers import (
     read_avazu,
     read_criteo,
     read_criteo_npy,

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 @pytest.mark.parametrize("policy", [RandomSwap(1.0), GateSwap(1.0), LossSwap(1.0), None], ids=str)
 def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) -> None:
-    from memhier.recsys.replay.avalanche import CarouselExemplars, CarouselPlugin
+    from memhier.recsys.replay.adapters.avalanche import CarouselExemplars, CarouselPlugin
 
     scenarios = importlib.import_module("avalanche.benchmarks")
     utils = importlib.import_module("avalanche.benchmarks.utils")
@@ -65,7 +65,7 @@ def stream(avalanche: Any, inputs: torch.Tensor, labels: torch.Tensor, tasks: bo
 
 def trainer(buffer: CarouselBuffer, *more: Any, **options: Any) -> Any:
     """Return a strategy that replays a buffer, and its storage policy."""
-    from memhier.recsys.replay.avalanche import CarouselExemplars, CarouselPlugin
+    from memhier.recsys.replay.adapters.avalanche import CarouselExemplars, CarouselPlugin
 
     plugins = importlib.import_module("avalanche.training.plugins")
     exemplars = CarouselExemplars(buffer)
@@ -135,7 +135,7 @@ def test_casts_that_lose_values_raise(tmp_path: Path, avalanche: Any) -> None:
 
 
 def test_swaps_over_classes_are_refused(tmp_path: Path, avalanche: Any) -> None:
-    from memhier.recsys.replay.avalanche import CarouselExemplars
+    from memhier.recsys.replay.adapters.avalanche import CarouselExemplars
 
     for number, (options, fits) in enumerate([
         ({}, False), ({"same_class": True}, True), ({"admit": "class_balanced"}, False),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memhier.errors import ClosedError, CorruptionError
-from memhier.recsys.replay import (
+from memhier.recsys.replay import (  # fmt: skip
     CarouselBuffer,
     ClassBalanced,
     DeckSwap,
@@ -16,9 +16,9 @@ from memhier.recsys.replay import (
     GateSwap,
     RandomSwap,
     StoredSamples,
-)  # fmt: skip
-from memhier.recsys.replay._storage import StorageTier
-from memhier.recsys.replay._tiers import Tiers
+)
+from memhier.recsys.replay.placement.tiers import Tiers
+from memhier.recsys.replay.storage.storage import StorageTier
 
 IMAGE = {"image": ("uint8", (8, 8, 3))}
 A_PAGE = 4096 // 192  # images

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from memhier.recsys.replay import AgeSwap, DeckSwap, RandomSwap, Schema, SwapPolicy
-from memhier.recsys.replay._exchange import end_step
-from memhier.recsys.replay._intake import distinct, take_in
-from memhier.recsys.replay._parts import Parts, Settings
-from memhier.recsys.replay._streams import Purpose, Uniforms
-from memhier.recsys.replay.admit import admission
+from memhier.recsys.replay.parts import Parts, Settings
+from memhier.recsys.replay.placement.admit import admission
+from memhier.recsys.replay.placement.intake import distinct, take_in
+from memhier.recsys.replay.streams import Purpose, Uniforms
+from memhier.recsys.replay.swap.exchange import end_step
 
 RUNS = 400
 STREAM = 24

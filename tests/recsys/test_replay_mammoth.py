@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, RandomSwap
-from memhier.recsys.replay.mammoth import MammothBuffer
+from memhier.recsys.replay.adapters.mammoth import MammothBuffer
 
 
 def mammoth(place: Path) -> MammothBuffer:

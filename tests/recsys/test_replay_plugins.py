@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memhier.recsys.replay import Batch, CarouselBuffer, RandomSwap
-from memhier.recsys.replay._adapters import SeenIds, UsedSlots, fitted
+from memhier.recsys.replay.adapters.common import SeenIds, UsedSlots, fitted
 from memhier.recsys.replay.loader import ReplayBatchSampler, ReplayDataset, beside
 
 LOADER_NOISE = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -92,7 +92,7 @@ def test_slots_that_nobody_takes_are_dropped(sizes: list[int], most: int) -> Non
 @given(batches=st.lists(st.lists(st.integers(-5, 40), max_size=12), max_size=12), before=st.sets(st.integers(-5, 40)))
 def test_what_came_before_is_known(batches: list[list[int]], before: set[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("memhier.recsys.replay._adapters._RECENT", 7)
+        patch.setattr("memhier.recsys.replay.adapters.common._RECENT", 7)
         seen, came = SeenIds(np.array([*before], np.int64)), set(before)
         for ids in batches:
             expected = [id not in came and id not in ids[:index] for index, id in enumerate(ids)]
@@ -136,6 +136,6 @@ def test_casts_keep_every_value_or_raise(values: Any, dtype: str, fits: bool) ->
 def test_a_package_that_is_missing_is_named(module: str, name: str, package: str) -> None:
     if importlib.util.find_spec(module) is not None:
         pytest.skip(f"{module} is installed")
-    kind = getattr(importlib.import_module(f"memhier.recsys.replay.{module}"), name)
+    kind = getattr(importlib.import_module(f"memhier.recsys.replay.adapters.{module}"), name)
     with pytest.raises(ImportError, match=f"pip install {package}"):
         kind(None)

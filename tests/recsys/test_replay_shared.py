@@ -65,7 +65,7 @@ def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
 
 
 def test_a_slot_left_half_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memhier.recsys.replay._memory._ATTEMPTS", 10)
+    monkeypatch.setattr("memhier.recsys.replay.placement.memory._ATTEMPTS", 10)
     with filled(tmp_path / "b") as buffer:
         reader = buffer.reader()
         with pytest.raises(RuntimeError), buffer._parts.memory.slab.writing([3]):

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from memhier.recsys.replay import (
+from memhier.recsys.replay import (  # fmt: skip
     AgeSwap,
     Batch,
     CarouselBuffer,
@@ -22,7 +22,7 @@ from memhier.recsys.replay import (
     RandomSwap,
     SteeredRatio,
     StoredSamples,
-)  # fmt: skip
+)
 from memhier.recsys.replay.loader import ReplayBatchSampler
 
 pytest.importorskip("PIL")

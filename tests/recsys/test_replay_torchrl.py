@@ -25,7 +25,7 @@ def torchrl(plugin: Callable[[str, str], Any]) -> Any:
 
 def replayed(torchrl: Any, buffer: CarouselBuffer, label_key: str | None = None, **options: Any) -> Any:
     """Return TorchRL's buffer over a buffer of ours."""
-    from memhier.recsys.replay.torchrl import CarouselStorage, ReservoirWriter
+    from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
 
     return torchrl.TensorDictReplayBuffer(
         storage=CarouselStorage(buffer, label_key=label_key), writer=ReservoirWriter(), batch_size=6,
@@ -48,7 +48,7 @@ NESTED = {
 
 
 def test_torchrl(tmp_path: Path, torchrl: Any) -> None:
-    from memhier.recsys.replay.torchrl import CarouselStorage, ReservoirWriter
+    from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
 
     make = importlib.import_module("tensordict").TensorDict
     schema = {"obs": ("float32", 3), "value": Field("float32", mutable=True)}

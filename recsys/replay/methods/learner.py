@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memhier.recsys.replay._adapters import scores_of
+from memhier.recsys.replay.adapters.common import scores_of
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
 from memhier.recsys.replay.schema import Field, Schema

@@ -1,0 +1,1 @@
+"""Calibration: from a declared precision to settings of a decoder."""

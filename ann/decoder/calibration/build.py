@@ -1,0 +1,157 @@
+"""A build: from a layer and contexts to codes, graph and measured settings."""
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+
+from memhier.ann.decoder.calibration.calibrate import (
+    INSIDE,
+    HeldOut,
+    calibrate_coarse,
+    calibrate_far,
+    calibrate_preview,
+    calibrate_screen,
+    calibrate_walk,
+    split,
+)
+from memhier.ann.decoder.calibration.familiar import ranges_of
+from memhier.ann.decoder.calibration.settings import WAYS, Effort, Method, Settings
+from memhier.ann.decoder.coding.codes import RowCodes, encode, encode_rows, hash_rows
+from memhier.ann.decoder.coding.graph import Graph, build_links, giants, learn_seeds, relink
+from memhier.ann.decoder.coding.layer import Floats, OutputLayer, as_floats
+from memhier.ann.decoder.coding.projection import Projection, fit_projection
+from memhier.ann.decoder.engine import Codes, Engine
+
+__all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms", "warn_if_short"]
+
+CONTEXTS_LEAST = 64
+SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
+_FIRST_WIDTH = 64
+_GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
+_SAFE = 0.9998  # what the preview is to reach, however little is asked of the other ways
+_LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
+
+
+def build_codes(
+    layer: OutputLayer,
+    contexts: Floats | None,
+    k: int,
+    precision: float,
+    method: Method,
+    rank: int | None,
+    seed: int,
+    progress: bool,
+) -> tuple[Codes, Settings, HeldOut | None]:
+    """Return codes and settings, and the contexts that were held out to measure them.
+
+    Raises
+    ------
+    ValueError
+        When there are too few contexts, or they are not finite, or the method needs some and there are none.
+    """
+    if contexts is None:
+        if method in ("graph", "screen"):
+            raise ValueError(
+                f"contexts=None: method={method!r} learns from real hidden states; give some, or 'preview'"
+            )
+        return _without_contexts(layer, k, precision, rank)
+    if len(contexts) < CONTEXTS_LEAST:
+        raise ValueError(f"contexts has {len(contexts)} rows: expected at least {CONTEXTS_LEAST}")
+    if not np.isfinite(contexts).all():
+        row = int(np.flatnonzero(~np.isfinite(contexts).all(1))[0])
+        raise ValueError(f"contexts[{row}] holds NaN or infinity: expected finite numbers")
+    learned, held_out = split(contexts, seed)
+    held = HeldOut.of(layer, held_out, k)
+    projection = fit_projection(layer, learned)
+    codes, settings = _preview_codes(layer, projection, held, precision, rank)
+    settings = settings.with_(ranges=ranges_of(projection, contexts))
+    if method in ("auto", "graph", "screen") and layer.shape[0] >= _GRAPH_LEAST:
+        codes, settings = _add_graph(layer, codes, settings, learned, held, seed, progress)
+    return codes, settings, held
+
+
+def _preview_codes(
+    layer: OutputLayer, projection: Projection, held: HeldOut, precision: float, rank: int | None
+) -> tuple[Codes, Settings]:
+    """Return codes of the rank, or of the smallest width that is precise with few candidates."""
+    norms, hashes = row_norms(layer), hash_rows(layer)
+    settings = Settings(k=held.k, precision=precision)
+    most, wanted = len(projection.turn), max(settings.asked, _SAFE)
+    width = min(most, _FIRST_WIDTH) if rank is None else -(-rank // 4) * 4
+    while True:
+        codes = Codes(projection, encode(layer, projection, width), None, None, norms, hashes)
+        settings = calibrate_preview(Engine(codes, layer), held, settings, wanted)
+        enough = settings.reached["preview"] >= wanted and settings.preview_limit <= max(_LIMIT_MOST, 2 * held.k)
+        if rank is not None or width == most or enough:
+            return codes, settings
+        width = min(most, 2 * width)
+
+
+def _add_graph(
+    layer: OutputLayer, codes: Codes, settings: Settings, learned: Floats, held: HeldOut, seed: int, progress: bool
+) -> tuple[Codes, Settings]:
+    """Return codes with a graph over them, and what walks and seeds alone need for the precision."""
+    rows = RowCodes.of(codes.blocks, layer.shape[0])
+    engine = Engine(replace(codes, rows=rows), layer)
+    settings = calibrate_coarse(engine, held, settings, min(settings.reached["preview"], max(settings.asked, _SAFE)))
+    most = min(layer.shape[0], SEEDS_PER_K * held.k)
+    limit = settings.scaled(settings.preview_limit, most)
+    largest = engine.preview(learned, most, limit, settings.coarse(most)).indices
+    always = giants(codes.blocks, layer.shape[0])
+    seeds = learn_seeds(codes.projection(learned)[:, : rows.width], largest, always, seed)
+    graph = Graph(build_links(rows, progress), seeds.centres, seeds.halves, seeds.starts, seeds.rows)
+    codes = replace(codes, rows=rows, graph=graph)
+    engine = Engine(codes, layer)
+    away = np.empty(len(learned), np.float32)
+    engine.walk(learned, 1, Effort(1, 0, 1), away=away)
+    settings = settings.with_(radius=float(np.quantile(away, INSIDE)))
+    settings = calibrate_walk(engine, held, settings, settings.asked)
+    settings = calibrate_far(layer, engine, held, settings, seed)
+    return codes, calibrate_screen(engine, held, settings, settings.asked)
+
+
+def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
+    """Return codes of a layer in the coordinates of another, and how many rows differ; only those are made anew."""
+    hashes = hash_rows(layer)
+    changed = np.flatnonzero(hashes != codes.hashes)
+    if not len(changed):
+        return codes, 0
+    blocks, norms = encode_rows(layer, codes.projection, codes.blocks, changed), codes.norms.copy()
+    norms[changed] = _norms_of(as_floats(layer.weight[changed], layer.dtype))
+    again = Codes(codes.projection, blocks, None, None, norms, hashes)
+    if codes.graph is not None:
+        rows = RowCodes.of(blocks, layer.shape[0])
+        again = replace(again, rows=rows, graph=replace(codes.graph, links=relink(codes.graph.links, rows, changed)))
+    return again, len(changed)
+
+
+def row_norms(layer: OutputLayer) -> Floats:
+    """Return upper bounds of the norms of a layer's rows."""
+    return np.concatenate([_norms_of(block) for _, block in layer.blocks()])
+
+
+def _norms_of(rows: Floats) -> Floats:
+    return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1) * (1 + 1e-6), np.float32)
+
+
+def _without_contexts(layer: OutputLayer, k: int, precision: float, rank: int | None) -> tuple[Codes, Settings, None]:
+    projection = fit_projection(layer, None)
+    width = len(projection.turn) if rank is None else -(-rank // 4) * 4
+    blocks = encode(layer, projection, width)
+    codes = Codes(projection, blocks, None, None, row_norms(layer), hash_rows(layer))
+    return codes, Settings(k=k, precision=precision, preview_limit=max(64, 4 * k)), None
+
+
+def warn_if_short(settings: Settings, method: Method) -> None:
+    """Warn where the precision was measured and is not what was declared."""
+    wanted = settings.precision
+    ways = WAYS if method == "auto" else (method,)
+    short = max((settings.reached[way] for way in ways if way in settings.reached), default=1.0)
+    if short < wanted:
+        way = "no way but the full product reaches" if method == "auto" else f"method={method!r} does not reach"
+        warnings.warn(
+            f"{way} precision={wanted} on the contexts held out, but {short:.4f}: "
+            "a larger rank may, more contexts may, and method='full' does",
+            stacklevel=3,
+        )

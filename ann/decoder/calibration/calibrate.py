@@ -1,0 +1,249 @@
+"""Effort measured on held-out contexts: how many candidates, how long a list, which way for which batch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.calibration.settings import ALL_DIRECTIONS, FAR_PROBES, NO_WALK, Coarse, Effort, Settings
+from memhier.ann.decoder.coding.layer import Floats, OutputLayer
+from memhier.ann.decoder.engine import Engine
+
+__all__ = [
+    "INSIDE",
+    "LIMITS",
+    "HeldOut",
+    "calibrate_coarse",
+    "calibrate_preview",
+    "calibrate_screen",
+    "calibrate_walk",
+    "measure_choices",
+    "split",
+]
+
+LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
+_PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
+_EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_LEADING = (8, 16, 24, 32, 48, 64)
+_SURVIVORS = (256, 512, 1024, 2048, 4096)
+_NUMBERS = 8  # bytes of a row's offset and scale
+_LOOKED_AT = 3000  # bytes that could be scanned in the time that a row takes that is looked at alone
+_WORTH = 0.6  # of the cost of all directions, at most
+_COARSE_HELD = 256  # contexts that it is measured with
+INSIDE = 0.98  # of the contexts that a walk was measured with lie within the radius where it is trusted
+_FAR_HELD = 256  # made-up contexts that a walk far out is measured with
+_FAR_SUM = 4  # contexts in each
+_ROUNDS = 15
+_FIRST_ROUNDS = 3
+_HOPELESS = 1.5
+_CLEARLY = 0.9
+_HELD_OUT_MOST = 512
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Contexts that the codes did not see, with what is right for them.
+
+    Attributes
+    ----------
+    hidden
+        float32 ``[n, D]``.
+    kth
+        float32 ``[n]``: the k-th largest exact logit. A word with as much is right, so that ties do not count.
+    k
+        Of `kth`.
+    slack
+        float32 ``[n]``: what another order of summing may take from it.
+    """
+
+    hidden: Floats
+    kth: Floats
+    k: int
+    slack: Floats
+
+    @classmethod
+    def of(cls, layer: OutputLayer, hidden: Floats, k: int) -> "HeldOut":
+        """Compute the full product for the contexts, in one pass over the layer."""
+        wanted = min(k, layer.shape[0])
+        best = np.full((len(hidden), wanted), -np.inf, np.float32)
+        largest = 0.0  # norm of a row: where large terms cancel, a logit is less than what rounding takes from it
+        for start, rows in layer.blocks():
+            logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
+            best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
+            largest = max(largest, float(np.linalg.norm(rows, axis=1).max(initial=0)))
+        kth = best.min(1, initial=np.inf)
+        slack = 1e-5 * np.maximum(1, np.abs(kth)) + 1e-6 * largest * np.linalg.norm(hidden, axis=1)
+        return cls(hidden, kth, wanted, slack.astype(np.float32))
+
+    def precision(self, values: Floats) -> float:
+        """Return the mean share of the k largest that was found."""
+        return float((values[:, : self.k] >= (self.kth - self.slack)[:, None]).mean())
+
+
+def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
+    """Return contexts to learn from and contexts held out: a fifth, at most 512."""
+    order = np.random.default_rng(seed).permutation(len(contexts))
+    held = min(_HELD_OUT_MOST, len(contexts) // 5)
+    return contexts[np.sort(order[held:])], contexts[np.sort(order[:held])]
+
+
+def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the fewest candidates that reach the precision, or the most there are."""
+    reached = 0.0
+    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
+    # As many candidates as are wanted would leave no room for the error of an estimate.
+    limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
+    for limit in limits:
+        settings = settings.with_(preview_limit=limit)
+        reached = held.precision(engine.preview(held.hidden, held.k, limit).values)
+        if reached >= precision:
+            break
+    return settings.with_(reached=settings.reached | {"preview": reached})
+
+
+def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings in which the preview scans leading directions first, where that costs less and loses nothing.
+
+    The survivors that reach the precision are taken twice: contexts of another domain come less near.
+    """
+    words, width = len(engine.codes.norms), engine.codes.blocks.width
+    whole, best = words * (width + _NUMBERS), (float("inf"), ALL_DIRECTIONS)
+    states = held.hidden[:_COARSE_HELD]
+    few = HeldOut(states, held.kth[:_COARSE_HELD], held.k, held.slack[:_COARSE_HELD])
+
+    def reaches(coarse: Coarse) -> bool:
+        found = engine.preview(states, held.k, settings.preview_limit, coarse)
+        return few.precision(found.values) >= precision
+
+    for leading in (each for each in _LEADING if each < width):
+        affordable = [
+            each
+            for each in _SURVIVORS
+            if each >= settings.preview_limit and _coarse_cost(words, leading, each) < min(best[0], _WORTH * whole)
+        ]
+        # From many to few, so that a width that cannot do it costs one trial.
+        enough = None
+        for survivors in reversed(affordable):
+            if not reaches(Coarse(leading, survivors)):
+                break
+            enough = survivors
+        if enough is not None:
+            best = min(best, (_coarse_cost(words, leading, enough), Coarse(leading, 2 * enough)))
+    return settings.with_(coarse_width=best[1].width, survivors=best[1].survivors)
+
+
+def _coarse_cost(words: int, leading: int, survivors: int) -> float:
+    """Return bytes read, or what takes as long."""
+    return words * (leading + _NUMBERS) + 2 * survivors * _LOOKED_AT
+
+
+def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the shortest list that reaches the precision, then the fewest candidates that keep it."""
+    effort, reached = _shortest_walk(engine, held, settings.probes, _EFS, precision)
+    return settings.with_(graph_ef=effort.ef, graph_limit=effort.limit, reached=settings.reached | {"graph": reached})
+
+
+def _shortest_walk(
+    engine: Engine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
+) -> tuple[Effort, float]:
+    """Return the walk of least effort that reaches the precision, or the longest, and what it reaches."""
+
+    def reaches(effort: Effort) -> float:
+        return held.precision(engine.walk(held.hidden, held.k, effort).values)
+
+    effort, reached = NO_WALK, 0.0
+    for ef in efs:
+        effort = Effort(probes, ef, max(ef, held.k))
+        reached = reaches(effort)
+        if reached >= precision:
+            break
+    for limit in (each for each in LIMITS if held.k <= each < effort.limit):
+        fewer = reaches(effort._replace(limit=limit))
+        if fewer >= precision:
+            return effort._replace(limit=limit), fewer
+    return effort, reached
+
+
+def calibrate_far(layer: OutputLayer, engine: Engine, held: HeldOut, settings: Settings, seed: int) -> Settings:
+    """Return settings with a walk for contexts that are far from all seen, where it is as precise and costs less.
+
+    Far contexts are made: what sets four contexts apart from the mean, added up, has four times the variance and the
+    directions of real ones. On contexts of a domain that was not learned from walks were found to err no more than on
+    these, or to reach the declared precision where they did. Where the walk does not pay, the preview answers.
+    """
+    order = np.random.default_rng(seed).permutation(len(held.hidden))
+    mean = held.hidden.mean(0)
+    away = sum((held.hidden[np.roll(order, turn)] - mean for turn in range(_FAR_SUM)), np.zeros_like(mean))
+    far = HeldOut.of(layer, (mean + away)[:_FAR_HELD], held.k)
+    efs = tuple(ef for ef in _EFS if ef >= settings.graph_ef)
+    effort, reached = _shortest_walk(engine, far, FAR_PROBES, efs, settings.asked)
+    settings = settings.with_(reached=settings.reached | {"far": reached})
+    looked, apart = np.empty(len(far.hidden), np.int64), np.empty(len(far.hidden), np.float32)
+    engine.walk(far.hidden, held.k, effort, looked=looked, away=apart)
+    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > _scan_cost(engine, settings):
+        return settings
+    far_radius = float(np.quantile(apart, INSIDE))
+    return settings.with_(far_ef=effort.ef, far_limit=effort.limit, far_radius=far_radius)
+
+
+def _scan_cost(engine: Engine, settings: Settings) -> float:
+    """Return bytes that a preview reads, or what takes as long."""
+    words, width = len(engine.codes.norms), engine.codes.blocks.width
+    if settings.coarse_width:
+        return _coarse_cost(words, settings.coarse_width, settings.survivors // 2)
+    return float(words * (width + _NUMBERS))
+
+
+def calibrate_screen(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
+    reached = 0.0
+    for probes, limit in ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128)):
+        effort = Effort(probes, 0, max(limit, held.k))
+        reached = held.precision(engine.walk(held.hidden, held.k, effort).values)
+        settings = settings.with_(screen_probes=probes, screen_limit=effort.limit)
+        if reached >= precision:
+            break
+    return settings.with_(reached=settings.reached | {"screen": reached})
+
+
+def measure_choices(
+    ways: dict[str, Callable[[Floats], object]], hidden: Floats, seed: int
+) -> tuple[tuple[int, str], ...]:
+    """Return for sizes of batch in ascending order the fastest way: the median of interleaved rounds on real contexts.
+
+    Parameters
+    ----------
+    ways
+        By name, what answers a batch.
+    hidden
+        Contexts to draw batches from.
+    """
+    rng = np.random.default_rng(seed)
+    chosen: list[tuple[int, str]] = []
+    for batch in _BATCHES:
+        best = _fastest(ways, [hidden[rng.integers(0, len(hidden), batch)] for _ in range(_ROUNDS)])
+        if not chosen or chosen[-1][1] != best:
+            chosen.append((batch, best))
+    return tuple(chosen)
+
+
+def _fastest(ways: dict[str, Callable[[Floats], object]], batches: list[Floats]) -> str:
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn, states in enumerate(batches):
+        for name in seconds:
+            started = time.perf_counter()
+            ways[name](states)
+            if turn:  # the first round takes room
+                seconds[name].append(time.perf_counter() - started)
+        if turn >= _FIRST_ROUNDS:
+            # Nobody needs to know how slow the slow ones are.
+            least = min(float(np.median(taken)) for taken in seconds.values())
+            seconds = {name: taken for name, taken in seconds.items() if float(np.median(taken)) <= _HOPELESS * least}
+    # The full product is only left for what is clearly faster than it: two that are close change places by the run.
+    return min(seconds, key=lambda name: float(np.median(seconds[name])) * (_CLEARLY if name == "full" else 1))

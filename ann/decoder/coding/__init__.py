@@ -1,0 +1,1 @@
+"""The layer's codes, projection and graph."""

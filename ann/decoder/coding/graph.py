@@ -1,0 +1,251 @@
+"""The graph over the rows' codes, and the seeds that a walk starts from.
+
+Links join rows that are near each other after FGD's transform, taken in the coordinates of the codes: distances there
+weigh directions by how much contexts use them. Which rows are seeds is learned: those that were among the largest of
+the contexts of a group.
+"""
+
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from memhier.ann.decoder.coding.codes import CHUNK_ROWS, BlockCodes, RowCodes, pack_blocks
+from memhier.ann.decoder.core.core import new_core, prune_links
+from memhier.ann.threads import one_thread
+
+__all__ = ["NO_ROW", "Graph", "Seeds", "build_links", "giants", "learn_seeds", "relink"]
+
+NO_ROW = 0xFFFFFFFF
+DEGREE = 16
+_NEAR = 64  # candidates for the links of a row
+_REVERSE = 32  # rows that link to it, likewise
+_SCAN_ROWS = 100_000  # up to which all rows are compared with all
+_LEADING = 64  # directions that lists of like rows are made by
+_BLOCK = 1024
+_MANY = 1 << 16  # rows that are transformed at a time
+_GIANT = 4.0  # times the norm that all but a few rows have at most
+_FEW = 0.99
+_GIANTS_MOST = 16
+_CONTEXTS_PER_GROUP = 50
+_GROUPS_MOST = 128
+
+Words: TypeAlias = npt.NDArray[np.uint32]
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Seeds:
+    """Where a walk starts.
+
+    Attributes
+    ----------
+    centres
+        float32 ``[groups, width]``: of the groups of contexts, in the coordinates of the codes.
+    halves
+        float32 ``[groups]``: half the squared norms of the centres.
+    starts, rows
+        int64 ``[groups + 1]`` and uint32: which rows were among the largest of the contexts of each group.
+    """
+
+    centres: Floats
+    halves: Floats
+    starts: Ints
+    rows: Words
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Links and seeds.
+
+    Attributes
+    ----------
+    links
+        uint32 ``[V, degree]``, :data:`NO_ROW` where a row has fewer.
+    centres, halves, starts, seeds
+        As in :class:`Seeds`.
+    """
+
+    links: Words
+    centres: Floats
+    halves: Floats
+    starts: Ints
+    seeds: Words
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return sum(part.nbytes for part in (self.links, self.centres, self.halves, self.starts, self.seeds))
+
+
+def learn_seeds(coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Seeds:
+    """Group contexts, and return for each group the rows that were among its contexts' largest.
+
+    Parameters
+    ----------
+    coordinates
+        Contexts in the coordinates of the codes, float32 ``[n, width]``.
+    largest
+        int64 ``[n, c]``: the rows of their largest logits.
+    always
+        int64: rows that become seeds of every group.
+    """
+    count, width = coordinates.shape
+    groups = max(1, min(_GROUPS_MOST, count // _CONTEXTS_PER_GROUP))
+    with one_thread():
+        kmeans = faiss.Kmeans(width, groups, niter=15, seed=seed + 1, min_points_per_centroid=1)
+        kmeans.train(np.ascontiguousarray(coordinates))
+        _, nearest = kmeans.index.search(np.ascontiguousarray(coordinates), 1)
+    rows = [np.unique(largest[nearest[:, 0] == group]).astype(np.uint32) for group in range(groups)]
+    # A group that is empty after the last step would let a walk start nowhere.
+    rows = [own if len(own) else np.unique(largest).astype(np.uint32) for own in rows]
+    rows = [np.union1d(own, always).astype(np.uint32) for own in rows]
+    starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+    centres = np.ascontiguousarray(kmeans.centroids, np.float32)
+    return Seeds(centres, (np.square(centres).sum(1) / 2).astype(np.float32), starts, np.concatenate(rows))
+
+
+def build_links(codes: RowCodes, progress: bool = False) -> Words:
+    """Return the links of all rows, uint32 ``[V, 16]``."""
+    rows = _transformed(codes)
+    links = np.empty((len(rows), DEGREE), np.uint32)
+    numbers, near = np.arange(len(rows)), _Near(rows)
+    for start in tqdm(range(0, len(rows), _BLOCK), "links", disable=not progress, unit_scale=_BLOCK):
+        some = numbers[start : start + _BLOCK]
+        links[start : start + _BLOCK] = prune_links(rows, some, near.of(some), DEGREE)
+    del near
+    return _with_reverse(links, rows, numbers)
+
+
+def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
+    """Return links in which rows that changed are linked anew, and reached from the rows that they link to."""
+    rows = _transformed(codes)
+    again = links.copy()
+    near = _Near(rows)
+    for start in range(0, len(changed), _BLOCK):
+        some = changed[start : start + _BLOCK]
+        again[some] = prune_links(rows, some, near.of(some), DEGREE)
+    touched = np.unique(links_as_rows(again[changed]))
+    touched = touched[touched >= 0]
+    again[touched] = _with_reverse(again, rows, touched)
+    return again
+
+
+def _with_reverse(links: Words, rows: Floats, numbers: Ints) -> Words:
+    """Return links of rows, pruned again together with the rows that link to them."""
+    back = _reverse(links)
+    again = np.empty((len(numbers), DEGREE), np.uint32)
+    for start in range(0, len(numbers), _BLOCK):
+        some = numbers[start : start + _BLOCK]
+        both = np.concatenate([links_as_rows(links[some]), back[some]], 1)
+        again[start : start + _BLOCK] = prune_links(rows, some, both, DEGREE)
+    return again
+
+
+def links_as_rows(links: Words) -> Ints:
+    """Return links as int64 with -1 for none."""
+    return np.where(links == NO_ROW, -1, links.astype(np.int64))
+
+
+class _Near:
+    """Near rows of rows: by a scan of all where they are few, from lists of like rows where they are many."""
+
+    def __init__(self, rows: Floats) -> None:
+        self._rows = rows
+        self._count = min(_NEAR + 1, len(rows))
+        if len(rows) <= _SCAN_ROWS:
+            self._scan = self._make_scan(rows)
+            return
+        self._scan = None
+        lists = int(4 * len(rows) ** 0.5)
+        # The leading directions, and what the transform added.
+        self._parts = np.r_[0 : min(_LEADING, rows.shape[1] - 2), -2, -1]
+        self._index = faiss.index_factory(len(self._parts), f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
+        self._index.cp.niter = 8  # lists of like rows need not be the best there are
+        with one_thread():
+            self._index.train(rows[:: max(1, len(rows) // (40 * lists)), self._parts])
+            for start in range(0, len(rows), _MANY):
+                self._index.add(rows[start : start + _MANY, self._parts])
+        self._index.nprobe = 8
+
+    def of(self, numbers: Ints) -> Ints:
+        """Return int64 ``[n, 65]``, the rows themselves among them."""
+        if self._scan is None:
+            with one_thread():
+                return np.asarray(self._index.search(self._rows[numbers][:, self._parts], self._count)[1])
+        states = np.zeros((len(numbers), self._width), np.float32)
+        states[:, : self._rows.shape[1]] = self._rows[numbers]
+        found = np.empty((len(numbers), self._count), np.int64)
+        keys, left = np.empty((*found.shape, 2), np.float32), np.empty(len(numbers), np.float32)
+        self._scan.candidates(states, True, self._count, 0, 0, False, found, keys, left, None, 1.0, 0.0)
+        return found
+
+    def _make_scan(self, rows: Floats) -> Any:
+        words, width = rows.shape
+        self._width = -(-width // 4) * 4
+        scale = np.abs(rows).max(1) / np.float32(127)
+        inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale > 0)
+        padded = -(-words // CHUNK_ROWS) * CHUNK_ROWS
+        codes = np.full((padded, self._width), 128, np.uint8)
+        codes[:words, :width] = np.rint(rows * inverse[:, None]) + 128
+        numbers = np.zeros((5, padded), np.float32)
+        numbers[0, words:], numbers[1, :words] = -1e30, scale
+        none = np.zeros(self._width, np.float32)
+        projection = none, np.zeros((self._width, self._width), np.float32), none, words
+        return new_core(projection, (pack_blocks(codes), numbers, self._width), None, None, None)
+
+
+def giants(blocks: BlockCodes, words: int) -> Ints:
+    """Return the rows of by far the largest norm, at most 16, for walks to start from them, too."""
+    offsets, coded = blocks.numbers[[0, 4], :words].astype(np.float64)
+    squares = np.square(coded) + np.square(offsets - offsets.mean())
+    beyond = np.flatnonzero(squares > _usual(squares))
+    return beyond[np.argsort(-squares[beyond], kind="stable")[:_GIANTS_MOST]]
+
+
+def _usual(squares: npt.NDArray[np.float64]) -> float:
+    """Return the squared norm that all but a few rows, by far larger than the others, have at most."""
+    return float(_GIANT**2 * np.quantile(squares, _FEW))
+
+
+def _transformed(codes: RowCodes) -> Floats:
+    """Return what the codes stand for after FGD's transform, float32 ``[V, width + 2]``; made in blocks.
+
+    Were all rows given the norm of one that is a thousand times larger than any other, nothing else would tell them
+    apart. Such a row takes part with its direction alone.
+    """
+    words, width = codes.codes.shape
+    rows = np.empty((words, width + 2), np.float32)
+    squares = np.empty(words)
+    # A constant in all biases changes no order; taken out, it does not crowd out the directions.
+    rows[:, width] = codes.numbers[0] - codes.numbers[0].mean()
+    for start in range(0, words, _MANY):
+        block = rows[start : start + _MANY]
+        np.subtract(codes.codes[start : start + _MANY], np.float32(128), out=block[:, :width])
+        block[:, :width] *= codes.numbers[1, start : start + _MANY, None]
+        squares[start : start + _MANY] = np.square(block[:, :-1], dtype=np.float64).sum(1)
+    most = min(squares.max(), _usual(squares))
+    giant = np.flatnonzero(squares > most)
+    rows[giant, :-1] *= np.sqrt(most / squares[giant])[:, None]
+    rows[:, -1] = np.sqrt(np.maximum(0, most - squares))
+    return rows
+
+
+def _reverse(links: Words) -> npt.NDArray[np.int32]:
+    """Return int32 ``[V, 32]``: rows that link to each, -1 where there are fewer."""
+    words, degree = links.shape
+    targets = links.reshape(-1)
+    sources = np.repeat(np.arange(words, dtype=np.int32), degree)[targets != NO_ROW]
+    targets = targets[targets != NO_ROW]
+    order = np.argsort(targets, kind="stable")
+    targets, sources = targets[order], sources[order]
+    starts = np.searchsorted(targets, np.arange(words, dtype=np.uint32))
+    back = np.full((words, _REVERSE), -1, np.int32)
+    place = np.arange(len(targets)) - starts[targets]
+    fits = place < _REVERSE
+    back[targets[fits], place[fits]] = sources[fits]
+    return back

@@ -1,0 +1,169 @@
+"""An output layer: one row of weights and one bias a word, as the model has them."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.io.kernels import distances
+from memhier.shield import check_interrupt
+
+__all__ = ["DTYPES", "LARGEST", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
+
+DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
+# Half of the last place, relative: what rounding a logit to the layer's dtype may change.
+ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+
+# Of weights, biases and hidden states, in size: norms and their products stay far within single precision.
+LARGEST = 1e15
+
+_BLOCK_BYTES = 32 << 20
+_ROWS_MOST = 2**31 - 1
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayer:
+    """Weights in DRAM, shared with whoever gave them or held here alone.
+
+    Attributes
+    ----------
+    weight
+        ``[V, D]``, C-contiguous: float32, float16, or uint16 that holds bfloat16.
+    dtype
+        One of :data:`DTYPES`.
+    bias
+        float32 ``[V]``.
+    owned
+        Whether nobody else holds the weights, because they had to be copied or come from a file.
+    """
+
+    weight: npt.NDArray[Any]
+    dtype: str
+    bias: Floats
+    owned: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Words and dimension."""
+        words, dimension = self.weight.shape
+        return words, dimension
+
+    def floats(self, start: int, stop: int) -> Floats:
+        """Return rows as float32 ``[stop - start, D]``."""
+        return as_floats(self.weight[start:stop], self.dtype)
+
+    def blocks(self) -> Iterator[tuple[int, Floats]]:
+        """Yield all rows as float32, in blocks, each with the number of its first row."""
+        step = max(1, _BLOCK_BYTES // (4 * self.shape[1]))
+        for start in range(0, self.shape[0], step):
+            check_interrupt()
+            yield start, self.floats(start, start + step)
+
+    def logits(self, hidden: Floats) -> Floats:
+        """Return all logits, float32 ``[n, V]``: the full product."""
+        words = self.shape[0]
+        out = np.empty((len(hidden), words), np.float32)
+        if self.dtype != "float32" and len(hidden) == 1:
+            # The rows are read once, at half the bytes, and never widened in DRAM.
+            distances(hidden, self.weight, "ip", dtype=self.dtype, out=out[0])
+            np.subtract(self.bias, out[0], out=out[0])
+            return out
+        for start, rows in self.blocks():
+            np.matmul(hidden, rows.T, out=out[:, start : start + len(rows)])
+        out += self.bias
+        return out
+
+    def digest(self) -> str:
+        """Return a hash of weights and bias, to tell whether a layer is the one that was indexed."""
+        hasher = hashlib.blake2b(digest_size=16)
+        hasher.update(f"{self.dtype} {self.shape}".encode())
+        hasher.update(np.ascontiguousarray(self.weight).view(np.uint8).data)
+        hasher.update(np.ascontiguousarray(self.bias).view(np.uint8).data)
+        return hasher.hexdigest()
+
+
+def as_floats(rows: npt.NDArray[Any], dtype: str) -> Floats:
+    """Return rows of any of the dtypes as float32; float32 itself without a copy."""
+    if dtype == "bfloat16":
+        return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    return rows.astype(np.float32, copy=False)
+
+
+def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
+    """Return weights and bias as a layer, or say what is wrong with them.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another shape or dtype, or a number that is not finite, naming its row.
+    """
+    rows = np.asarray(weight)
+    if dtype is None and rows.dtype == np.float64:
+        with np.errstate(over="ignore"):  # infinity is refused below
+            rows = rows.astype(np.float32)
+    name = dtype if dtype is not None else str(rows.dtype)
+    carrier = np.uint16 if name == "bfloat16" else np.dtype(name) if name in DTYPES else None
+    if carrier is None or rows.dtype != carrier:
+        raise TypeError(
+            f"weight: expected float32, float16, or uint16 with dtype='bfloat16'; got {rows.dtype} with dtype={dtype!r}"
+        )
+    if rows.ndim != 2 or not 1 <= rows.shape[0] <= _ROWS_MOST or rows.shape[1] < 1:
+        raise ValueError(f"weight: expected shape [V, D] with V and D of at least 1, got {list(rows.shape)}")
+    with np.errstate(over="ignore"):
+        numbers = np.zeros(len(rows), np.float32) if bias is None else np.ascontiguousarray(bias, np.float32)
+    if numbers.shape != (len(rows),):
+        raise ValueError(f"bias: expected shape [{len(rows)}] as weight has rows, got {list(numbers.shape)}")
+    rows = np.ascontiguousarray(rows)
+    owned = not isinstance(weight, np.ndarray) or not np.may_share_memory(rows, weight)
+    layer = OutputLayer(rows, name, numbers, owned)
+    for start, block in layer.blocks():
+        if not np.isfinite(block).all():
+            row = start + int(np.flatnonzero(~np.isfinite(block).all(1))[0])
+            raise ValueError(f"weight[{row}] holds NaN or infinity: expected finite numbers")
+        if float(np.abs(block).max()) > LARGEST:
+            row = start + int(np.flatnonzero((np.abs(block) > LARGEST).any(1))[0])
+            raise ValueError(f"weight[{row}] holds a number beyond {LARGEST:g}, whose square would overflow")
+    fits = np.abs(numbers) <= LARGEST
+    if not fits.all():
+        row = int(np.flatnonzero(~fits)[0])
+        raise ValueError(
+            f"bias[{row}]={numbers[row]}: expected finite numbers up to {LARGEST:g}; to rule a word out, mask its logit"
+        )
+    return layer
+
+
+def check_finite(hidden: Floats) -> None:
+    """Refuse hidden states of which one holds NaN, infinity or a number beyond LARGEST, naming its place."""
+    bad = np.flatnonzero(~(np.abs(hidden) <= LARGEST).all(1))
+    if len(bad):
+        at = int(np.flatnonzero(~(np.abs(hidden[bad[0]]) <= LARGEST))[0])
+        number = hidden[bad[0], at]
+        raise ValueError(
+            f"hidden[{bad[0]}, {at}]={number}: expected finite numbers up to {LARGEST:g}; the model itself went wrong"
+        )
+
+
+def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
+    """Return hidden states as C-contiguous float32 ``[n, D]``; one state ``[D]`` becomes a batch of one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        For another dtype or dimension. Whether the numbers are finite is left to the core, which looks at them anyway.
+    """
+    states = np.asarray(hidden)
+    if states.dtype.kind != "f":
+        raise TypeError(f"{name}: expected an array of float32 or float16, got {states.dtype}")
+    if states.ndim == 1:
+        states = states[None]
+    if states.ndim != 2 or states.shape[1] != dimension:
+        raise ValueError(f"{name}: expected shape [n, {dimension}] as the layer's rows have, got {list(states.shape)}")
+    if states.dtype == np.float32:  # asked word by word, the rest would show
+        return np.ascontiguousarray(states)
+    with np.errstate(over="ignore"):  # infinity is refused later
+        return np.ascontiguousarray(states, np.float32)

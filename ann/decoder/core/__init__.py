@@ -1,0 +1,1 @@
+"""The decoder's kernels: compiled and in Python."""

@@ -1,0 +1,262 @@
+"""The decoder's core without the compiled one: the same calls over NumPy arrays."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.coding.layer import DTYPES, LARGEST, as_floats
+
+__all__ = ["PythonCore"]
+
+_ROUNDING = 1e-6
+_SLACK = 1e-5
+NO_ROW = 0xFFFFFFFF
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Doubles: TypeAlias = npt.NDArray[np.float64]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+class PythonCore:
+    """What ``memhier_native._core.DecoderCore`` is, with the same arguments."""
+
+    def __init__(self, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> None:
+        self._mean, self._turn, self._common, self._rows = projection
+        self._codes, self._graph, self._exact = codes, graph, exact
+        self._numbers = self._bytes = None
+        if blocks is not None:
+            packed, numbers, width = blocks
+            signed = (packed ^ 128).view(np.int8)
+            self._bytes = signed.transpose(0, 2, 1, 3).reshape(-1, width)[: self._rows]
+            self._numbers = numbers[:, : self._rows].astype(np.float64)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Codes and numbers as they are scanned; NumPy's temporaries live no longer than a call."""
+        return 0 if self._bytes is None or self._numbers is None else int(self._bytes.nbytes + self._numbers.nbytes)
+
+    def keep(self, calls: int, candidates: int) -> int:
+        """See the compiled core; a scan here makes floats of all codes, and a dozen arrays of as many numbers."""
+        width = 0 if self._bytes is None else self._bytes.shape[1]
+        return self.workspace_bytes + calls * int(self._rows) * (4 * int(width) + 12 * 8)
+
+    def preview(
+        self, hidden: Floats, k: int, limit: int, coarse: int, survivors: int, bounds: bool, per_norm: float,
+        per_logit: float, inverse: float, variance: float, values: Floats, indices: Ints, proven: Any, partition: Any,
+        interval: bool, tally: Any,
+    ) -> int:  # fmt: skip
+        """See the compiled core."""
+        bad = _first_bad(hidden)
+        if bad >= 0:
+            return bad
+        norms = self._exact[3]
+        for number, state in enumerate(hidden):
+            estimates, margins, variances = self._estimate(state, variance)
+            keys = estimates + margins if bounds else estimates
+            keys = self._after_coarse(keys, state, coarse, survivors)
+            order = np.argsort(-keys, kind="stable")
+            chosen, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
+            logits = self._logits(state, chosen)
+            error = per_norm * float(np.linalg.norm(state)) * norms[chosen] + per_logit * np.abs(logits)
+            if bounds:
+                count = self._stop(keys[chosen], logits, error, k)
+                cut = keys[chosen[count]] if count < len(chosen) else cut
+                chosen, logits, error = chosen[:count], logits[:count], error[:count]
+            if partition is not None:
+                partition[number] = _partition(
+                    inverse * estimates,
+                    inverse * margins,
+                    inverse**2 * variances,
+                    chosen,
+                    inverse * logits,
+                    inverse * error,
+                )
+                if not interval:
+                    partition[number, 1:] = -np.inf, np.inf
+            best = np.lexsort((chosen, -logits))
+            _report(chosen[best], logits[best], k, values[number], indices[number])
+            if proven is not None:
+                least = logits[best[k - 1]] - error[best[k - 1]] if len(best) >= k else -np.inf
+                rest = best[k:]
+                proven[number] = cut < least and bool((logits[rest] + error[rest] < least).all())
+            if tally is not None:
+                tally[number] = len(chosen)
+        return -1
+
+    def candidates(
+        self, hidden: Floats, coordinates: bool, limit: int, coarse: int, survivors: int, bounds: bool, rows: Ints,
+        keys: Floats, left: Floats, sums: Any, inverse: float, variance: float,
+    ) -> int:  # fmt: skip
+        """See the compiled core."""
+        bad = _first_bad(hidden, np.inf if coordinates else LARGEST)
+        if bad >= 0:
+            return bad
+        for number, state in enumerate(hidden):
+            estimates, margins, variances = self._estimate(state, variance, coordinates)
+            key = estimates + margins if bounds else estimates
+            key = self._after_coarse(key, state, coarse, survivors, coordinates)
+            order = np.argsort(-key, kind="stable")
+            chosen = order[:limit]
+            rows[number], keys[number] = -1, -np.inf
+            rows[number, : len(chosen)] = chosen
+            keys[number, : len(chosen)] = np.stack([key[chosen], estimates[chosen]], 1)
+            left[number] = key[order[limit]] if limit < len(order) else -np.inf
+            if sums is not None:
+                scaled, around = inverse * estimates, inverse * margins
+                three = scaled + inverse**2 * variances, scaled - around, scaled + around
+                reference = float(scaled.max())
+                sums[number] = [*(float(np.exp(each - reference).sum()) for each in three), reference]
+        return -1
+
+    def walk(
+        self, hidden: Floats, near: tuple[int, int, int], radius: float, far: tuple[int, int, int],
+        far_radius: float, k: int, values: Floats, indices: Ints, distances: Any, tally: Any,
+    ) -> int:  # fmt: skip
+        """See the compiled core."""
+        bad = _first_bad(hidden)
+        if bad >= 0:
+            return bad
+        links, centres, halves, starts, seeds = self._graph
+        codes, (offsets, scales) = self._codes
+        width = codes.shape[1]
+        for number, state in enumerate(hidden):
+            z = self._turn[:width] @ (state - self._mean)
+            bytes_, step = _round(z)
+            away = halves - centres @ z
+            apart = max(0.0, 2 * float(away.min()) + float(z @ z))
+            if distances is not None:
+                distances[number] = apart
+            probes, ef, limit = far if apart > radius else near
+            values[number], indices[number] = -np.inf, -1
+            if tally is not None:
+                tally[number] = 0
+            if apart > max(radius, far_radius):
+                continue
+            groups = np.argsort(away, kind="stable")[:probes]
+            planted = np.concatenate([seeds[starts[group] : starts[group + 1]] for group in groups])
+            planted = np.unique(planted.astype(np.int64))
+
+            def estimate(
+                rows: Ints, bytes_: Ints = bytes_, step: float = step, codes: Any = codes, scales: Any = scales
+            ) -> Doubles:
+                dots = (codes[rows].astype(np.int64) - 128) @ bytes_
+                found: Doubles = offsets[rows] + scales[rows] * (step * dots)
+                return found
+
+            names, found, looked = _walk(planted, estimate, links, max(ef, limit), ef)
+            names, found = names[:limit], found[:limit]
+            if self._exact is not None:
+                found = self._logits(state, names)
+            else:
+                found = found + float(self._common @ (state - self._mean))
+            best = np.lexsort((names, -found))
+            _report(names[best], found[best], k, values[number], indices[number])
+            if tally is not None:
+                tally[number] = looked
+        return -1
+
+    def _estimate(
+        self, state: Floats, variance: float, coordinates: bool = False, coarse: int | None = None
+    ) -> tuple[Doubles, Doubles, Doubles]:
+        """Return estimates of all logits, the margins to their bounds, and half their variances."""
+        assert self._bytes is not None
+        assert self._numbers is not None
+        width = self._bytes.shape[1]
+        if coordinates:
+            z, shift = state.astype(np.float64), 0.0
+        else:
+            away = state.astype(np.float64) - self._mean
+            z, shift = self._turn @ away, float(self._common @ away)
+        bytes_, step = _round(z[:width])
+        inside, outside = float(np.linalg.norm(z[:width])), float(np.linalg.norm(z[width:]))
+        rounded = float(np.linalg.norm(z[:width] - step * bytes_))
+        offsets, scales, beyond, lost, coded = self._numbers
+        # Whole numbers below 2**24 up to a width of 1,024: single precision adds them exactly.
+        dots = self._bytes[:, :coarse].astype(np.float32) @ bytes_[:coarse].astype(np.float32)
+        estimates = offsets + shift + scales * (step * dots.astype(np.float64))
+        terms = np.abs(offsets) + abs(shift) + (coded + lost) * inside
+        margins = beyond * outside + lost * inside + coded * rounded + _ROUNDING * terms
+        return estimates, margins, 0.5 * variance * np.square(beyond * outside)
+
+    def _after_coarse(
+        self, keys: Doubles, state: Floats, width: int, survivors: int, coordinates: bool = False
+    ) -> Doubles:
+        """Return keys in which only the best by their first `width` directions are left, if any are asked for."""
+        if width == 0 or survivors >= len(keys):
+            return keys
+        coarse, _, _ = self._estimate(state, 0.0, coordinates, width)
+        left = np.full_like(keys, -np.inf)
+        best = np.argsort(-coarse, kind="stable")[:survivors]
+        left[best] = keys[best]
+        return left
+
+    def _logits(self, state: Floats, rows: Ints) -> Doubles:
+        weight, kind, bias, _ = self._exact
+        logits: Doubles = (as_floats(weight[rows], DTYPES[kind]) @ state + bias[rows]).astype(np.float64)
+        return logits
+
+    @staticmethod
+    def _stop(keys: Doubles, logits: Doubles, error: Doubles, k: int) -> int:
+        """Return how many candidates, by descending upper bound, are looked at before none left can be among the k."""
+        for count in range(k, len(keys)):
+            kth = np.partition(logits[:count], count - k)[count - k]
+            if keys[count] < kth - 2 * error[:count].max():
+                return count
+        return len(keys)
+
+
+def _round(z: npt.NDArray[Any]) -> tuple[Ints, float]:
+    largest = np.float32(np.abs(z).max(initial=0))
+    inverse = np.float32(127) / largest if largest > 0 else np.float32(0)
+    return np.clip(np.rint(z.astype(np.float32) * inverse), -127, 127).astype(np.int64), float(
+        largest / np.float32(127)
+    )
+
+
+def _walk(planted: Ints, estimate: Any, links: Any, keep: int, ef: int) -> tuple[Ints, Doubles, int]:
+    """Return the rows that a list of the `ef` best led to, best first, their estimates, and how many were looked at."""
+    seen = set(planted.tolist())
+    listed = sorted(zip((-estimate(planted)).tolist(), planted.tolist(), strict=True))[:keep]
+    expanded: set[int] = set()
+    looked = len(planted)
+    while links.shape[1]:
+        row = next((row for _, row in listed[:ef] if row not in expanded), None)
+        if row is None:
+            break
+        expanded.add(row)
+        fresh = [int(other) for other in links[row] if other != NO_ROW and int(other) not in seen]
+        seen.update(fresh)
+        looked += len(fresh)
+        if fresh:
+            near = (-estimate(np.array(fresh))).tolist()
+            listed = sorted([*listed, *zip(near, fresh, strict=True)])[:keep]
+    return np.array([row for _, row in listed], np.int64), -np.array([near for near, _ in listed]), looked
+
+
+def _report(rows: Ints, logits: Doubles, k: int, values: Floats, indices: Ints) -> None:
+    values[:], indices[:] = -np.inf, -1
+    values[: len(rows)], indices[: len(rows)] = logits[:k], rows[:k]
+
+
+def _partition(
+    estimates: Doubles, margins: Doubles, variances: Doubles, chosen: Ints, logits: Doubles, error: Doubles
+) -> tuple[float, float, float]:
+    """Return log of the sum of exp of all logits, the chosen ones exact: an estimate and bounds."""
+    reference = float(estimates.max())
+    left = np.ones(len(estimates), bool)
+    left[chosen] = False
+    found = []
+    for tail, head, slack in (
+        (np.minimum(estimates + variances, reference + 80), logits, 0.0),
+        (estimates - margins, logits - error, -_SLACK),
+        (estimates + margins, logits + error, _SLACK),
+    ):
+        exact, beyond = np.logaddexp.reduce(head), np.logaddexp.reduce(tail[left], initial=-np.inf) + slack
+        found.append(float(np.logaddexp(exact, beyond)))
+    return float(np.clip(found[0], found[1], found[2])), found[1], found[2]
+
+
+def _first_bad(hidden: Floats, most: float = LARGEST) -> int:
+    bad = np.flatnonzero(~(np.isfinite(hidden) & (np.abs(hidden) <= most)).all(1))
+    return int(bad[0]) if len(bad) else -1

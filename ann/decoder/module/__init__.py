@@ -1,0 +1,1 @@
+"""The decoder as a torch module and in text generation."""

@@ -1,0 +1,117 @@
+"""The hidden states that reach a model's output layer, and what it makes of the logits: by reading, or by writing."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memhier.ann.decoder.module.outcome import Outcome, outcome_of
+
+__all__ = ["ContextSample", "read_contexts"]
+
+_SEQUENCES, _LENGTH, _PROMPT = 32, 96, 4
+_CONTEXTS_MOST = 8192
+_CONTEXTS_GOOD = 2048  # that a model with an encoder writes, if its text allows
+
+
+@torch.no_grad()
+def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> tuple[Tensor, Outcome]:
+    """Return hidden states float32 ``[n, D]`` while the model reads a text or writes one, and what logits become.
+
+    Raises
+    ------
+    TypeError
+        When the model does not ask the layer, or reads something else than words.
+    """
+    seen, answers = ContextSample(_CONTEXTS_MOST, seed), _Last()
+    hooks = (
+        head.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].reshape(-1, inputs[0].shape[-1]))),
+        head.register_forward_hook(answers),
+    )
+    training = [module.training for module in model.modules()]
+    model.eval()
+    try:
+        texts = _prompts(head.weight.shape[0], seed) if input_ids is None else input_ids
+        if input_ids is None or _has_encoder(model):
+            _write(model, texts, seed, written=input_ids is not None)
+        else:
+            for row in input_ids:
+                model(row[None])
+        outcome = _outcome(model, texts[:1], answers)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        # One by one: parts may be frozen in a mode of their own.
+        for module, mode in zip(model.modules(), training, strict=True):
+            module.training = mode
+    return seen.states().float(), outcome
+
+
+def _outcome(model: Any, text: Tensor, answers: "_Last") -> Outcome:
+    answers.logits = None
+    output = model(input_ids=text, decoder_input_ids=text[:, :_PROMPT]) if _has_encoder(model) else model(text)
+    if answers.logits is None:
+        raise TypeError(f"model: {type(model).__name__} does not call its output layer; it cannot be replaced")
+    return outcome_of(answers.logits, output)
+
+
+def _has_encoder(model: Any) -> bool:
+    return bool(getattr(getattr(model, "config", None), "is_encoder_decoder", False)) and hasattr(model, "generate")
+
+
+def _prompts(words: int, seed: int) -> Tensor:
+    return torch.randint(words, (_SEQUENCES, _PROMPT), generator=torch.Generator().manual_seed(seed))
+
+
+def _write(model: Any, texts: Tensor, seed: int, *, written: bool) -> None:
+    """Let the model write, from random prompts or from texts that its encoder reads."""
+    longest = getattr(model.config, "max_position_embeddings", None) or _LENGTH
+    length = min(_LENGTH, longest)
+    if written:
+        # As many words of each text as make contexts enough, of as many texts as that takes.
+        length = min(length, max(16, -(-_CONTEXTS_GOOD // len(texts))))
+    rows = texts[: max(1, -(-_CONTEXTS_MOST // length))]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for some in torch.split(rows, _SEQUENCES):
+            model.generate(
+                some, attention_mask=torch.ones_like(some), do_sample=True, top_k=0, eos_token_id=None,
+                max_length=length, pad_token_id=0,
+            )  # fmt: skip
+
+
+class _Last:
+    """What the layer answered last."""
+
+    def __init__(self) -> None:
+        self.logits: Tensor | None = None
+
+    def __call__(self, _: nn.Module, __: Any, output: Tensor) -> None:
+        """Keep it."""
+        self.logits = output
+
+
+class ContextSample:
+    """A sample of rows that come in blocks: those of the smallest random keys, in the order in which they came."""
+
+    def __init__(self, most: int, seed: int) -> None:
+        self._most, self._generator = most, torch.Generator().manual_seed(seed)
+        self._rows: list[Tensor] = []
+        self._keys = torch.empty(0, dtype=torch.float64)
+
+    def add(self, rows: Tensor) -> None:
+        """Take a block of rows in."""
+        keys = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
+        self._keys = torch.cat([self._keys, keys])
+        self._rows.append(rows)
+        if len(self._keys) > 2 * self._most:
+            self.states()
+
+    def states(self) -> Tensor:
+        """Return the sample."""
+        rows = torch.cat(self._rows)
+        if len(rows) > self._most:
+            kept = torch.topk(self._keys, self._most, largest=False).indices.sort().values
+            rows, self._keys = rows[kept], self._keys[kept]
+        self._rows = [rows]
+        return rows

@@ -1,0 +1,421 @@
+"""TopKSoftmax: the decoder as a module of PyTorch, in the place of an output layer."""
+
+from os import PathLike
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from memhier.ann.decoder.calibration.settings import Method
+from memhier.ann.decoder.coding.layer import check_finite, check_hidden
+from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.module.sampling import draw, nucleus, top_words
+from memhier.arguments import check_int
+from memhier.shield import shielded
+
+__all__ = ["SparseLogits", "TopKSoftmax"]
+
+_FORMATS = ("dense", "sparse", "filled")
+
+
+class SparseLogits(NamedTuple):
+    """The largest logits alone.
+
+    Attributes
+    ----------
+    values, indices
+        ``[..., k]``, largest first.
+    """
+
+    values: Tensor
+    indices: Tensor
+
+
+class TopKSoftmax(nn.Module):
+    """Finds the largest logits of an output layer without computing all of them.
+
+    Make one with :meth:`from_linear`; it shares the layer's weights. Hidden states may have any leading shape.
+
+    Examples
+    --------
+    >>> import torch
+    >>> _ = torch.manual_seed(0)
+    >>> lm_head = torch.nn.Linear(32, 1000)
+    >>> hidden = torch.randn(500, 32)
+    >>> decoder = TopKSoftmax.from_linear(lm_head, k=5, contexts=hidden[1:])
+    >>> values, indices = decoder.topk(hidden[:1])
+    >>> bool(indices[0, 0] == lm_head(hidden[0]).argmax())
+    True
+    """
+
+    _weight: Tensor | None
+    _bias: Tensor | None
+    _computed: bool
+
+    def __init__(self, index: LogitIndex, weight: Tensor | None, bias: Tensor | None, output: str = "dense") -> None:
+        super().__init__()
+        _check_output(output)
+        self.index, self.output = index, output
+        self._share(weight, bias)
+        self.rows_with_gradients = 0
+
+    @classmethod
+    def from_linear(
+        cls,
+        lm_head: nn.Linear,
+        k: int = 10,
+        precision: float = 0.99,
+        dram: int | str | None = None,
+        *,
+        path: str | PathLike[str] | None = None,
+        contexts: Tensor | None = None,
+        method: Method = "auto",
+        output: str = "dense",
+        rank: int | None = None,
+        seed: int = 0,
+        progress: bool = False,
+    ) -> Self:
+        """Build a decoder of an output layer.
+
+        Parameters
+        ----------
+        dram, path
+            Given both, rows of the layer that do not fit lie in the new directory `path`, and this module keeps no
+            reference to the layer.
+        lm_head
+            On the CPU, float32, float16 or bfloat16, with or without bias. Its weights are shared, tied embeddings too;
+            after they change, :meth:`refresh`.
+        contexts
+            Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
+            the other parameters.
+        output
+            What :meth:`forward` returns: ``"dense"`` logits, minus infinity but for the k largest; ``"sparse"``; or
+            ``"filled"``: dense, where all other words share what is left of Z evenly, so that a softmax over them gives
+            the k largest the probabilities that they have among all words.
+
+        Raises
+        ------
+        TypeError, ValueError
+            When the layer or a parameter does not fit; the message names it.
+        """
+        _check_output(output)
+        weight, bias = _check_linear(lm_head)
+        index = LogitIndex.build(
+            *_arrays(weight, bias),
+            dtype=_name(weight),
+            contexts=None if contexts is None else _states(contexts, "contexts"),
+            k=k, precision=precision, method=method, rank=rank, dram=dram, path=path, seed=seed, progress=progress,
+            full=lambda states: _full(torch.from_numpy(states), weight, bias, k),
+        )  # fmt: skip
+        return (
+            cls(index, lm_head.weight, getattr(lm_head, "bias", None), output)
+            if path is None
+            else cls._around(index, output)
+        )
+
+    def extra_repr(self) -> str:
+        """Say what the decoder is of, for ``print(model)``."""
+        words, dimension = self.index.shape
+        k, precision = self.index.settings.k, self.index.settings.precision
+        return (
+            f"{dimension} -> {words}, k={k}, precision={precision}, way={self.index.way(1)!r}, output={self.output!r}"
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Return the plain numbers of :meth:`LogitIndex.stats`, and `rows_with_gradients`.
+
+        These are hidden states for which :meth:`forward` computed the full layer since gradients were recorded.
+        """
+        return self.index.stats() | {"rows_with_gradients": self.rows_with_gradients}
+
+    def topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor]:
+        """Return the k largest logits of each hidden state and their words, without gradients.
+
+        Parameters
+        ----------
+        hidden
+            ``[..., D]`` on the CPU, of any floating dtype.
+        k
+            1 to V; that of the build when not given.
+
+        Returns
+        -------
+        tuple of torch.Tensor
+            float32 and int64 ``[..., k]``, largest first.
+        """
+        states, wanted = _states(hidden), self.index.settings.k if k is None else k
+        shape = (*hidden.shape[:-1], wanted)
+        if self._weight is not None and self.index.way(len(states)) == "full" and 0 < wanted <= self.index.shape[0]:
+            check_finite(check_hidden("hidden", states, self.index.shape[1]))
+            values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
+            return values.float().reshape(shape), indices.reshape(shape)
+        found = self.index.topk(states, wanted)
+        return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
+
+    def certified_topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return as :meth:`topk`, and bool ``[...]``: whether the answer is proven.
+
+        Answers that are not come from the full product.
+        """
+        found = self.index.topk(_states(hidden), k, certify=True, complete=self._weight is None)
+        assert found.proven is not None
+        values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
+        open_ = torch.from_numpy(np.flatnonzero(~found.proven))
+        if len(open_) and self._weight is not None:
+            exact = self._full(hidden.reshape(-1, hidden.shape[-1])[open_], values.shape[-1])
+            values[open_], indices[open_] = exact[0].float(), exact[1]
+        shape = (*hidden.shape[:-1], values.shape[-1])
+        return values.reshape(shape), indices.reshape(shape), torch.from_numpy(found.proven).reshape(shape[:-1])
+
+    def log_prob(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of a word for each hidden state, float64 ``[...]``.
+
+        Parameters
+        ----------
+        targets
+            int64 ``[...]``, of the leading shape of `hidden`.
+        """
+        return self.bounded_log_prob(hidden, targets)[0]
+
+    def bounded_log_prob(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return as :meth:`log_prob`, and proven bounds of it: estimate, low, high."""
+        states = _states(hidden)
+        if targets.shape != hidden.shape[:-1]:
+            raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
+        found = self.index.log_prob(states, targets.reshape(-1).numpy())
+        estimate, low, high = (
+            torch.from_numpy(each).reshape(targets.shape) for each in (found.estimate, found.low, found.high)
+        )
+        return estimate, low, high
+
+    def log_partition(self, hidden: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return log Z, float64 ``[...]``, and proven bounds of it: estimate, low, high.
+
+        Parameters
+        ----------
+        temperature
+            Divides logits.
+        """
+        found = self.index.partition(_states(hidden), temperature=temperature)
+        estimate, low, high = (
+            torch.from_numpy(each).reshape(hidden.shape[:-1]) for each in (found.estimate, found.low, found.high)
+        )
+        return estimate, low, high
+
+    def sample(
+        self,
+        hidden: Tensor,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        temperature: float = 1.0,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Draw a word for each hidden state.
+
+        With `top_k` shares are exact among the words found. With `top_p` alone they are of all words: by the estimate
+        of log Z, right up to a factor of ``exp(high - low)`` of :meth:`log_partition`, where a scan clearly costs less
+        than the full product and its words make a whole nucleus; by the full product otherwise. With neither, all
+        logits are computed.
+
+        Parameters
+        ----------
+        top_k
+            Draw among as many words.
+        top_p
+            Draw among the likeliest words that together have this probability, of all words or of those of `top_k`.
+        temperature
+            Divides logits.
+        generator
+            Of the draws; torch's own when not given.
+
+        Returns
+        -------
+        torch.Tensor
+            int64 ``[...]``.
+        """
+        if not temperature > 0:
+            raise ValueError(f"temperature={temperature!r}: expected above 0; for the likeliest word, topk(hidden, 1)")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p={top_p!r}: expected above 0, at most 1")
+        if top_k is not None:
+            top_k = check_int("top_k", top_k, 1, self.index.shape[0], "words; None for all")
+        states = _states(hidden)
+        if top_k is None and (top_p is None or top_p == 1):
+            logits = torch.from_numpy(self.index.logits(states)) / temperature
+            return torch.multinomial(logits.softmax(1), 1, generator=generator).reshape(hidden.shape[:-1])
+        uniform = torch.rand(len(states), dtype=torch.float64, generator=generator).numpy()
+        if top_k is not None:
+            words = draw(*top_words(self.index, states, top_k, temperature), top_p, uniform)
+        else:
+            assert top_p is not None
+            words = nucleus(self.index, states, top_p, temperature, uniform, self._all)
+        return torch.from_numpy(words).reshape(hidden.shape[:-1])
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
+        """Return the k largest logits in the dtype of `hidden`, laid out as `output` says.
+
+        Where gradients are recorded, of `hidden` or of the layer, the full layer is computed and gradients flow through
+        the logits that are returned: with ``"filled"`` these are all. Call it under ``torch.no_grad()`` otherwise.
+
+        Raises
+        ------
+        RuntimeError
+            When gradients are recorded and the layer that was given is not at hand: its rows lie on SSD, or its weight
+            is computed from other parameters.
+        """
+        if torch.is_grad_enabled() and (hidden.requires_grad or self._trainable):
+            return self._differentiable(hidden)
+        if self.output == "filled":
+            return self._filled(hidden)
+        values, indices = self.topk(hidden)
+        return self._laid_out(values.to(hidden.dtype), indices)
+
+    def _differentiable(self, hidden: Tensor) -> Tensor | SparseLogits:
+        """The full layer, and of it the k largest, through which gradients flow."""
+        if self._weight is None or self._computed:
+            where = "its rows lie on SSD" if self._weight is None else "its weight is computed from other parameters"
+            raise RuntimeError(
+                f"gradients are recorded, but this decoder cannot give the layer's: {where}; call the layer itself, or "
+                "the decoder under torch.no_grad()"
+            )
+        states = _states(hidden)
+        check_finite(check_hidden("hidden", states, self.index.shape[1]))
+        self.rows_with_gradients += len(states)
+        logits = nn.functional.linear(hidden.to(self._weight.dtype), self._weight, self._bias).to(hidden.dtype)
+        if self.output == "filled":
+            return logits
+        return self._laid_out(*torch.topk(logits, self.index.settings.k))
+
+    def _laid_out(self, values: Tensor, indices: Tensor) -> Tensor | SparseLogits:
+        if self.output == "sparse":
+            return SparseLogits(values, indices)
+        logits = torch.full((*values.shape[:-1], self.index.shape[0]), -torch.inf, dtype=values.dtype)
+        return logits.scatter_(-1, indices, values)
+
+    def _filled(self, hidden: Tensor) -> Tensor:
+        found, z = self.index.distribution(_states(hidden))
+        words, k = self.index.shape[0], found.values.shape[1]
+        left = -np.expm1(np.logaddexp.reduce(found.values, axis=1, dtype=np.float64) - z.estimate)
+        with np.errstate(divide="ignore"):
+            level = z.estimate + np.log(np.maximum(left, 1e-12)) - np.log(max(1, words - k))
+        # Words left out are below those found.
+        level = np.minimum(level, np.nextafter(found.values[:, -1], -np.inf, dtype=np.float32))
+        logits = torch.from_numpy(level.astype(np.float32))[:, None].repeat(1, words)
+        logits.scatter_(1, torch.from_numpy(found.indices), torch.from_numpy(found.values))
+        return logits.to(hidden.dtype).reshape(*hidden.shape[:-1], words)
+
+    def is_stale(self, lm_head: nn.Linear) -> bool:
+        """Say whether the layer's weights differ from those that were indexed, by their hash."""
+        return self.index.is_stale(*_arrays(*_check_linear(lm_head)), dtype=_name(lm_head.weight))
+
+    @shielded
+    def refresh(self, lm_head: nn.Linear) -> int:
+        """Take over a layer that was trained on; return how many of its rows had changed."""
+        weight, bias = _check_linear(lm_head)
+        changed = self.index.refresh(*_arrays(weight, bias), dtype=_name(weight))
+        self._share(lm_head.weight, getattr(lm_head, "bias", None))
+        return changed
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the decoder, the layer's weights included, into the new directory `path`."""
+        self.index.save(path)
+
+    @classmethod
+    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
+        """Open what :meth:`save` wrote; see :meth:`LogitIndex.open`."""
+        _check_output(output)
+        return cls._around(LogitIndex.open(path, dram=dram), output)
+
+    @classmethod
+    def _around(cls, index: LogitIndex, output: str) -> Self:
+        """Return a module over an index that was opened, whose rows, if they lie in DRAM, are its own."""
+        layer = index.layer
+        weight = bias = None
+        if layer is not None:
+            rows = torch.from_numpy(layer.weight)
+            weight = rows.view(torch.bfloat16) if layer.dtype == "bfloat16" else rows
+            bias = torch.from_numpy(layer.bias).to(weight.dtype)
+        return cls(index, weight, bias, output)
+
+    def _share(self, weight: Tensor | None, bias: Tensor | None) -> None:
+        """Keep a layer's numbers; as the layer's own, not as parameters of this module."""
+        parts = [part for part in (weight, bias) if part is not None]
+        trainable = any(part.requires_grad for part in parts)
+        computed = any(not part.is_leaf for part in parts)  # such numbers would keep what they come from
+        weight, bias = (part.detach() if computed and part is not None else part for part in (weight, bias))
+        self.__dict__.update(_weight=weight, _bias=bias, _computed=computed and trainable)
+
+    @property
+    def _trainable(self) -> bool:
+        return self._computed or any(part is not None and part.requires_grad for part in (self._weight, self._bias))
+
+    def _all(self, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """All logits, as the layer itself would compute them where it is at hand."""
+        if self._weight is None:
+            return self.index.logits(states)
+        check_finite(states)
+        with torch.no_grad():
+            hidden = torch.from_numpy(np.ascontiguousarray(states)).to(self._weight.dtype)
+            logits: npt.NDArray[np.float32] = nn.functional.linear(hidden, self._weight, self._bias).float().numpy()
+        return logits
+
+    def _full(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        assert self._weight is not None
+        return _full(hidden, self._weight, self._bias, k)
+
+
+@torch.no_grad()
+def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
+    """The full product, as the layer itself would compute it, and the k largest of it."""
+    values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
+    return values, indices
+
+
+def _check_output(output: str) -> None:
+    if output not in _FORMATS:
+        raise ValueError(f"output={output!r}: expected one of {', '.join(_FORMATS)}")
+
+
+def _check_linear(lm_head: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    weight = getattr(lm_head, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 2:
+        raise TypeError(f"lm_head: expected a torch.nn.Linear, got {type(lm_head).__name__}")
+    if weight.device.type != "cpu":
+        raise ValueError(f"lm_head: its weight lies on {weight.device}; expected the CPU: lm_head.to('cpu')")
+    _name(weight)
+    bias = getattr(lm_head, "bias", None)
+    return weight.detach(), None if bias is None else bias.detach()
+
+
+def _name(weight: Tensor) -> str:
+    names = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
+    if weight.dtype not in names:
+        raise TypeError(f"lm_head: expected weights of float32, float16 or bfloat16, got {weight.dtype}")
+    return names[weight.dtype]
+
+
+def _arrays(weight: Tensor, bias: Tensor | None) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None]:
+    """Return the layer's numbers without a copy of the weights; bfloat16 as uint16, which NumPy has."""
+    rows = weight.view(torch.int16).numpy().view(np.uint16) if weight.dtype == torch.bfloat16 else weight.numpy()
+    return rows, None if bias is None else bias.float().numpy()
+
+
+def _states(hidden: Tensor, name: str = "hidden") -> npt.NDArray[np.float32]:
+    """Return hidden states as rows of float32, without a copy where they are that."""
+    if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
+        raise TypeError(f"{name}: expected a tensor of floats, got {_kind(hidden)}")
+    if not hidden.ndim:
+        raise ValueError(f"{name}: expected shape [..., D], got a single number")
+    if hidden.device.type != "cpu":
+        raise ValueError(f"{name} lies on {hidden.device}; expected the CPU")
+    states: npt.NDArray[np.float32] = hidden.detach().reshape(-1, hidden.shape[-1]).float().numpy()
+    return states
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype}; torch.from_numpy makes one"
+    return f"one of {value.dtype}" if isinstance(value, Tensor) else type(value).__name__

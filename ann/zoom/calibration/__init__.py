@@ -1,0 +1,1 @@
+"""Calibration: from a declared recall to the effort that keeps it."""

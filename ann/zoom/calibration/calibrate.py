@@ -1,0 +1,506 @@
+"""How hard to look for a declared recall, measured on vectors of the index itself or on the user's queries.
+
+Held-out vectors play the queries; each must find its nearest neighbours other than itself. Neighbours are lost in two
+ways: their list is not scanned, or their bound, wrong by more than `eps` standard errors, keeps them from being read.
+Both are measured on the preview alone. The least effort is chosen whose mean loss, by conformal risk control
+(Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
+the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
+
+How far a query looks is not a number of lists but a distance, a multiple of that of its own k-th neighbour: a query
+unlike those measured, and one under a filter, has farther neighbours in more lists, and looks at these. Of held-out
+queries one in two ends at the fewest lists. What is chosen for a recall is in all respects at most what is chosen for a
+higher one, so that a search costs no less for more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, field, replace
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
+from memhier.ann.zoom.calibration.truth import NeighbourTruth
+from memhier.ann.zoom.preview.code_scan import CodedPart
+from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.renewal.pauses import pause
+from memhier.rows.ranking import page_rows_of
+
+__all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
+
+TARGET = 0.99  # what a search reaches when it is not told
+RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
+NEIGHBOURS = (1, 10, 100)
+_CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
+_WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
+_LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+# Codes scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
+_READ_COST = 6000
+_CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
+_LIMITS_OF_K = (10, 40)  # candidates of a query that are looked at, by k; the more where few do not suffice
+_LIMIT = 512  # likewise, at least
+_SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
+_EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
+_NO_BOUND = 1e6  # likewise, where errors are not what they are said to be: all is compared that is not known exactly
+_LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
+_NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
+_COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
+_CENTROIDS = 4096  # compared at a time
+_DIFFERENCES = 1 << 22  # of coordinates, held at a time
+_BLOCK = 64
+_HOPELESS = 2  # times the cost of what was found, beyond which no more lists are tried
+_ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
+_GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The least effort for each recall, for each number of neighbours.
+
+    Attributes
+    ----------
+    queries
+        How many it was measured on.
+    efforts
+        By k, then by ascending recall: the recall, the effort that reaches it, and the pages that a query reads.
+    reached
+        By k, the highest recall measured, with the greatest effort.
+    alone
+        By ascending recall: the recall, and the standard errors that it takes where no row is read for another's sake.
+    vectors, changes
+        How many there were then, and how many were added or removed since.
+    tuned
+        Whether the queries were the user's, which cannot be had again.
+    """
+
+    queries: int
+    efforts: dict[int, list[tuple[float, Effort, float]]]
+    reached: dict[int, float]
+    alone: list[tuple[float, float]] = field(default_factory=list)
+    vectors: int = 0
+    changes: int = 0
+    tuned: bool = False
+
+    @property
+    def worn(self) -> bool:
+        """Whether so much has changed since that the index had better be made anew, and nothing is lost by it."""
+        return not self.tuned and self.changes > _WORN * self.vectors
+
+    @property
+    def changed_much(self) -> bool:
+        """Whether so much has changed since that nobody knows whether it still holds."""
+        return self.changes > _CHANGES * self.vectors
+
+    @property
+    def bounds_hold(self) -> bool:
+        """Whether hardly a neighbour lay beyond the widest bounds that were measured, as heavy tails make them."""
+        return min(self.reached.values()) >= _SHORT
+
+    @property
+    def exact_eps(self) -> float:
+        """Standard errors that lie between an estimate and bounds which nothing exceeds."""
+        return _EXACT_EPS if self.bounds_hold else _NO_BOUND
+
+    def reached_at(self, k: int) -> float:
+        """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""
+        return self.reached[self._known(k)]
+
+    def changed(self, count: int) -> Self:
+        """Return it after `count` vectors were added or removed."""
+        return replace(self, changes=self.changes + count)
+
+    def effort(self, k: int, recall: float) -> tuple[Effort, bool]:
+        """Return the effort for `recall` at `k`, and whether it is known to reach it."""
+        known = self._known(k)
+        found, reached = self._at(known, recall)
+        reached = reached and not self.changed_much
+        if self.changes > _WORN * self.vectors:
+            # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
+            # Lists lie otherwise around what was added: those are looked at that any number of neighbours needs.
+            every = [self._at(each, recall)[0] for each in self.efforts if each >= known]
+            least, gap = max(each.least for each in every), max(each.gap for each in every)
+            found = replace(found, most=None, least=least, gap=gap)
+        if k > known:
+            times = -(-k // known)
+            if found.most is not None:
+                found = replace(found, most=times * found.most, usual=times * found.usual)
+            if found.candidates is not None:
+                return replace(found, candidates=-(-k * found.candidates // known)), reached
+            found = self._spread(found, k, recall)
+        return found, reached and k <= known
+
+    def filtered(self, k: int, recall: float, share: float) -> Effort:
+        """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors.
+
+        The k nearest of those lie as far as some ``k / share`` of all, and farther still where the filter goes with the
+        vectors: the lists are looked at that any number of neighbours needs, half of the loss is allowed, and as rows
+        that are found lie scattered, none counts on being read for another's sake.
+        """
+        strict = 1 - (1 - recall) / 2
+        found = self.effort(k, strict)[0]
+        every = [self._at(each, strict)[0] for each in self.efforts if each >= min(k, max(self.efforts))]
+        alone = next((eps for reached, eps in self.alone if reached >= strict - 1e-9), float(EPS[-1]))
+        found = replace(
+            found, eps=max(alone, *(each.eps for each in every)),
+            gap=max(found.gap, *(each.gap for each in every)), most=None,
+        )  # fmt: skip
+        return self._spread(found, k / max(share, 1e-9), strict)
+
+    def widest(self, lists: int) -> Effort:
+        """Return the effort of all `lists` and the widest bounds measured."""
+        return Effort(lists, eps=float(EPS[-1]))
+
+    def within(self, k: int, pages: float) -> float:
+        """Return the recall that a query has, as a rule, that reads no more than so many pages for `k` neighbours."""
+        return max((recall for recall, _, read in self.efforts[self._known(k)] if read <= pages), default=0.0)
+
+    def _spread(self, found: Effort, wanted: float, recall: float) -> Effort:
+        """Return an effort for as many as `wanted` neighbours: routed to more lists at first."""
+        wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
+        lists, _ = self._at(wide, recall)
+        nprobe = float(max(found.nprobe, lists.nprobe))
+        if wanted > wide:  # as fast as it grew from the number of neighbours before
+            before = max((each for each in self.efforts if each < wide), default=wide)
+            near, _ = self._at(before, recall)
+            growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
+            nprobe *= (wanted / wide) ** max(float(growth), _GROWTH)
+        return replace(
+            found, nprobe=int(np.ceil(nprobe)), least=max(found.least, lists.least), gap=max(found.gap, lists.gap),
+        )  # fmt: skip
+
+    def _known(self, k: int) -> int:
+        return min((each for each in self.efforts if each >= k), default=max(self.efforts))
+
+    def _at(self, known: int, recall: float) -> tuple[Effort, bool]:
+        for reached, effort, _ in self.efforts[known]:
+            if reached >= recall - 1e-9:
+                return effort, True
+        return self.efforts[known][-1][1], False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        efforts = {
+            k: [(recall, list(astuple(effort)), round(pages, 1)) for recall, effort, pages in of_k]
+            for k, of_k in self.efforts.items()
+        }
+        about = {name: getattr(self, name) for name in ("queries", "alone", "vectors", "changes", "tuned")}
+        return about | {"efforts": efforts, "reached": self.reached}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return what :meth:`to_json` gave."""
+        efforts = {
+            int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in of_k]
+            for k, of_k in values["efforts"].items()
+        }
+        reached = {int(k): recall for k, recall in values["reached"].items()}
+        alone = [(recall, eps) for recall, eps in values["alone"]]
+        return cls(values["queries"], efforts, reached, alone, values["vectors"], values["changes"], values["tuned"])
+
+
+def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
+    """Return the efforts for vectors of `parts`; `truth` has been given all of them, and their positions.
+
+    Where rows of `row_bytes` bytes lie whole in pages, a neighbour is also found when another row of its page is read.
+    """
+    measure = _Measure(preview, parts, truth, page_rows_of(row_bytes))
+    efforts: dict[int, list[tuple[float, Effort, float]]] = {}
+    reached: dict[int, float] = {}
+    alone: dict[float, float] = {}
+    numbers = sorted({min(k, truth.neighbours) for k in NEIGHBOURS if truth.neighbours})
+    if preview.coding == "pq":
+        for k in numbers:
+            efforts[k], reached[k] = measure.product_efforts(k)
+    elif numbers:
+        for k, needs in measure.needs(numbers).items():
+            efforts[k], reached[k], errors = measure.bounded_efforts(k, needs)
+            alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
+    if not efforts:  # nothing but copies of one vector, or one vector
+        some = 10 if preview.coding == "pq" else None
+        efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
+    vectors = sum(len(part.codes) for part in parts)
+    return Calibration(len(truth.queries), efforts, reached, sorted(alone.items()), vectors)
+
+
+class _Measure:
+    """What efforts are judged by: where the true neighbours of the queries lie."""
+
+    def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, rows_of_page: int) -> None:
+        self._preview, self._parts, self._truth = preview, parts, truth
+        self._rows_of_page = max(1, rows_of_page)
+        self._turned = preview.turn(truth.queries)
+        self._lists = np.where(truth.found >= 0, lists_of(parts, truth.found), -1)
+        sizes = np.sum([np.diff(part.starts) for part in parts], axis=0)
+        self._probes = self._route()
+        present = self._probes >= 0
+        self._sizes = np.where(present, sizes[self._probes], 0)
+        self._rank = _ranks(self._lists, self._probes)
+        self._rungs: list[_Rung] = []
+        away = np.empty(self._probes.shape, np.float32)
+        step = max(1, _DIFFERENCES // max(1, self._probes.shape[1] * self._turned.shape[1]))
+        for start in range(0, len(away), step):
+            part = slice(start, start + step)
+            away[part] = preview.remoteness(self._turned[part], self._probes[part])
+        self._away = np.where(present, away, np.inf)
+
+    def needs(self, numbers: Sequence[int]) -> dict[int, Needs]:
+        """Return by number of neighbours what reading takes; of more candidates where some are far behind others."""
+        preview, truth, most = self._preview, self._truth, numbers[-1]
+        found: dict[int, Needs] = {}
+        for times in _LIMITS_OF_K:
+            limit = max(_LIMIT, times * most)
+            found = measure_needs(
+                preview, self._parts, truth, self._rows_of_page, numbers, self._probes.shape[1], limit
+            )
+            if _mean_share(found[most].widths < len(EPS), self._lists[:, :most] >= 0) >= _SHORT:
+                break
+        return found
+
+    def bounded_efforts(
+        self, k: int, needs: Needs
+    ) -> tuple[list[tuple[float, Effort, float]], float, dict[float, float]]:
+        """Return the efforts for codes with bounds, the highest recall measured, and the errors of rows read alone."""
+        self._rungs = self._rungs_of(k, needs.kth)
+        known = self._lists[:, :k] >= 0
+        chosen: list[tuple[float, Effort, float]] = []
+        within: tuple[Effort, float] | None = None
+        for recall in reversed(RECALLS):
+            # What reaches a higher recall reaches this.
+            within = self._cheapest_effort(k, needs, known, recall, within) or within
+            if within is not None:
+                chosen.append((recall, *within))
+        # Routed alike, a query that needs more lists scans none more often for a lower recall.
+        routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
+        chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
+        widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
+        best = _mean_share(needs.widths < len(EPS), known)
+        return chosen[::-1] or [(0.0, widest, float(_LIMIT))], best, _errors_alone(needs.alone, known)
+
+    def _cheapest_effort(
+        self, k: int, needs: Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None
+    ) -> tuple[Effort, float] | None:
+        """Return the lists and bounds that take the least time for a recall, and pages; None where none reach it.
+
+        They are in no respect more than those `within`, which reach a higher one.
+        """
+        best, least, tried = None, np.inf, set()
+        above = None if within is None else within[0]
+        for share in _LISTS_LOSSES:
+            lists = self._probe_effort(k, share * (1 - recall), above)
+            if lists is None or lists[0] in tried:
+                continue
+            effort, covered, scanned = lists
+            tried.add(effort)
+            bounds = self._cheapest_bounds(k, needs, covered & known, known, recall, above)
+            if bounds is not None and (cost := scanned + _READ_COST * bounds[2]) < least:
+                width, most, pages = bounds
+                found = replace(effort, eps=float(EPS[width]), most=max(k, most), usual=int(needs.usual[width]))
+                best, least = (found, pages), cost
+        return best
+
+    def _cheapest_bounds(
+        self,
+        k: int,
+        needs: Needs,
+        covered: npt.NDArray[np.bool_],
+        known: npt.NDArray[np.bool_],
+        recall: float,
+        within: Effort | None,
+    ) -> tuple[int, int, float] | None:
+        """Return which width of the bounds, with how many candidates at most, reads the fewest pages for a recall.
+
+        Beside them that number of pages, of a query.
+        """
+        count = len(self._turned)
+        # Below zero where there are too few queries to tell, though none of them lost anything.
+        allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
+        best: tuple[int, int, float] | None = None
+        widths = needs.widths[covered]
+        for each in range(len(EPS)):
+            read = widths <= each
+            spare = allowed - int(known.sum() - read.sum())
+            if spare < 0:
+                continue
+            if within is not None and EPS[each] > within.eps:
+                break
+            ranks = needs.ranks[each][covered][read]
+            last = max(0, len(ranks) - 1 - spare)
+            most = int(np.partition(ranks, last)[last]) + 1 if len(ranks) else 1
+            if within is not None and within.most is not None and most > within.most:
+                continue
+            cost = needs.reads(each, max(k, most))
+            if best is None or cost < best[2] - 1e-9:
+                best = each, most, cost
+        return best
+
+    def product_efforts(self, k: int) -> tuple[list[tuple[float, Effort, float]], float]:
+        """Return the efforts for product-quantised codes, and the highest recall measured."""
+        chosen: list[tuple[float, Effort, float]] = []
+        tried = [count for count in _CANDIDATES if count >= k] or [10 * k]
+        for recall in RECALLS:
+            effort = self._fewest_lists(k, _LISTS_LOSSES[0] * (1 - recall))
+            ranks = self._candidate_ranks(k, effort, tried[-1])
+            losses = np.array([float(np.mean(ranks >= count)) for count in tried])
+            fits = np.flatnonzero(self._conformal(losses) <= 1 - recall)
+            if not len(fits):
+                break
+            before = chosen[-1][1].candidates if chosen else None
+            candidates = max(tried[fits[0]], before or 0)
+            chosen.append((recall, Effort(effort.nprobe, candidates=candidates), float(candidates)))
+        widest = Effort(self._probes.shape[1], candidates=tried[-1])
+        best = float(np.mean(self._candidate_ranks(k, widest, tried[-1]) < tried[-1]))
+        return chosen or [(0.0, widest, float(tried[-1]))], best
+
+    def _route(self) -> Ints:
+        """Return so many probes ``[q, p]`` that more would find hardly a neighbour more."""
+        centroids = self._preview.router.centroids
+        ranks = []
+        for start in range(0, len(self._turned), _BLOCK):
+            away = _squared_distances(self._preview.aims(self._turned[start : start + _BLOCK]), centroids)
+            lists = self._lists[start : start + _BLOCK]
+            own = np.take_along_axis(away, np.maximum(lists, 0), 1)
+            order = np.sort(away, axis=1)
+            ranks += [np.searchsorted(row, each)[have >= 0] for row, each, have in zip(order, own, lists, strict=True)]
+        deepest = int(np.quantile(np.concatenate(ranks), _COVERED)) + 1 if sum(map(len, ranks)) else 1
+        count = min(max(deepest, _FIRST_PROBES), _MOST_PROBES, self._preview.lists)
+        return self._preview.route(self._turned, count, in_order=True)
+
+    def _fewest_lists(self, k: int, loss: float) -> Effort:
+        """Return the fewest probes, the same for all queries, that leave out at most this share of the neighbours."""
+        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        most, allowed = self._probes.shape[1], self._allowed(k, loss)
+        steps = _steps(min(_FIRST_PROBES, most), most)
+        return Effort(next((each for each in steps if (rank[known] >= each).sum() <= allowed), most))
+
+    def _allowed(self, k: int, loss: float) -> int:
+        return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
+
+    def _rungs_of(self, k: int, kth: Floats) -> "list[_Rung]":
+        """Return how far queries may look, from near to far, whose k-th distances are `kth`."""
+        most, lists = self._probes.shape[1], self._preview.lists
+        gaps = self._preview.gaps(self._turned, self._probes, self._away, kth)
+        codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
+        rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
+        rungs = []
+        for least in _steps(min(_LEAST_LISTS, most), most):
+            pause()
+            # The k-th neighbour of every second query ends its search there.
+            gap = float(np.median(gaps[:, min(least, most - 1)])) if len(gaps) else np.inf
+            beyond = gaps >= gap
+            beyond[:, :least] = False
+            ends = np.where(beyond.any(axis=1), beyond.argmax(axis=1), most)
+            routed = int(ends.max(initial=least)) + 1
+            routed = routed if routed < _NEARLY_ALL * lists else lists
+            cost = float(np.take_along_axis(codes, ends[:, None] - 1, 1).sum())
+            cost += self._preview.router.cost(routed) * len(rank)
+            missed = int((known & (rank >= ends[:, None])).sum())
+            rungs.append(_Rung(Effort(routed, least=least, gap=gap), ends, missed, cost / max(1, len(rank))))
+        return rungs
+
+    def _probe_effort(
+        self, k: int, loss: float, within: Effort | None
+    ) -> tuple[Effort, npt.NDArray[np.bool_], float] | None:
+        """Return the probes that scan the fewest codes and leave out at most this share of the neighbours.
+
+        Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time. None
+        where that takes more than those `within`.
+        """
+        allowed, best = self._allowed(k, loss), None
+        for rung in self._rungs:
+            if within is not None and (rung.effort.least > within.least or rung.effort.gap > within.gap):
+                break
+            if rung.missed > allowed and rung.effort.least < self._probes.shape[1]:
+                continue
+            if best is None or rung.cost < best.cost:
+                best = rung
+            elif rung.cost > _HOPELESS * best.cost:
+                break
+        return None if best is None else (best.effort, self._rank[:, :k] < best.ends[:, None], best.cost)
+
+    def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
+        """Return the ranks of the true neighbours among the candidates, the query itself not counted."""
+        truth = self._truth
+        ranks = np.full((len(self._turned), k), most)
+        for start in range(0, len(self._turned), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            wanted = Effort(effort.nprobe, candidates=most + 1)
+            found = self._preview.search(self._turned[part], self._parts, k, wanted, most + 1)
+            own = found.positions == truth.own[part, None]
+            before = np.cumsum(own, axis=1)
+            for column in range(k):
+                match = (found.positions == truth.found[part, column][:, None]) & ~own
+                rank = match.argmax(axis=1)
+                shift = np.take_along_axis(before, rank[:, None], 1)[:, 0]
+                ranks[part, column] = np.where(match.any(axis=1), rank - shift, most)
+        return ranks[truth.found[:, :k] >= 0]
+
+    def _conformal(self, losses: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        count = len(self._turned)
+        return (count * losses + 1) / (count + 1)
+
+
+def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> float:
+    """Return the mean over queries of the share of their known neighbours that were found."""
+    counts = known.sum(axis=1)
+    return float(((found & known).sum(axis=1)[counts > 0] / counts[counts > 0]).mean()) if counts.any() else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Rung:
+    """How far queries may look.
+
+    Attributes
+    ----------
+    effort
+        The lists.
+    ends
+        ``[q]``: at how many each query ends.
+    missed
+        How many neighbours they leave out.
+    cost
+        Codes that a query scans in the time that they take.
+    """
+
+    effort: Effort
+    ends: Ints
+    missed: int
+    cost: float
+
+
+def _errors_alone(widths: Ints, known: npt.NDArray[np.bool_]) -> dict[float, float]:
+    """Return by recall the standard errors at which so few neighbours are lost that are each read alone."""
+    lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(EPS))])
+    fits = {recall: np.flatnonzero(lost <= _ALONE_LOSS * (1 - recall)) for recall in RECALLS}
+    return {recall: float(EPS[width[0] if len(width) else -1]) for recall, width in fits.items()}
+
+
+def _steps(first: int, last: int) -> list[int]:
+    """Return ``first``, an eighth more and so on, and ``last``."""
+    values = [first]
+    while values[-1] < last:
+        values.append(min(values[-1] * 9 // 8 + 1, last))
+    return values
+
+
+def _squared_distances(queries: Floats, centroids: npt.NDArray[np.float16]) -> Floats:
+    """Return float32 ``[q, lists]``."""
+    out = np.empty((len(queries), len(centroids)), np.float32)
+    for start in range(0, len(centroids), _CENTROIDS):
+        block = centroids[start : start + _CENTROIDS].astype(np.float32)
+        out[:, start : start + _CENTROIDS] = np.einsum("ij,ij->i", block, block) - 2 * (queries @ block.T)
+    out += np.einsum("ij,ij->i", queries, queries)[:, None]
+    return np.maximum(out, 0, out=out)
+
+
+def _ranks(lists: Ints, probes: Ints) -> Ints:
+    """Return where each list stands among the probes of its query; their number where it does not."""
+    ranks = np.full(lists.shape, probes.shape[1])
+    for query, (wanted, probed) in enumerate(zip(lists, probes, strict=True)):
+        order = np.argsort(probed, kind="stable")
+        place = np.minimum(np.searchsorted(probed[order], wanted), len(order) - 1)
+        hit = (probed[order][place] == wanted) & (wanted >= 0)
+        ranks[query, hit] = order[place[hit]]
+    return ranks

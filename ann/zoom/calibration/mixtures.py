@@ -1,0 +1,99 @@
+"""Queries of the inner product that are no vectors of the index, made up to calibrate with.
+
+The users of a recommender ask, and items answer: a user's factors are about the sum of those of the items that were
+chosen, of which some are chosen by many. So sums of vectors play queries beside single ones: of two to many, the longer
+drawn the more often. What is looked for in their directions lies elsewhere than the neighbours of single vectors, and
+the effort that both kinds need is taken.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.calibrate import Calibration, calibrate
+from memhier.ann.zoom.calibration.truth import NeighbourTruth
+from memhier.ann.zoom.preview.code_scan import CodedPart
+from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.preview.space import PreviewSpace
+
+__all__ = ["calibrate_both", "play_queries"]
+
+_MOST = 6  # a mixture has up to two to the power of so many vectors
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def play_queries(space: PreviewSpace, vectors: Floats, own: Ints, count: int, seed: int) -> NeighbourTruth:
+    """Return the truth to be found for vectors ``[n, d]`` that play queries, for inner products with as many mixtures.
+
+    Parameters
+    ----------
+    own
+        int64 ``[n]``: the numbers under which the vectors themselves will be seen.
+    count
+        Number of vectors to come.
+    seed
+        Chooses the mixtures.
+    """
+    if space.metric != "ip":
+        return NeighbourTruth(space.queries(vectors), own, count)
+    asked = np.concatenate([vectors, _mixtures(vectors, seed)])
+    everyone = np.concatenate([own, np.full(len(vectors), -1, np.int64)])
+    return NeighbourTruth(space.queries(asked), everyone, count, space.lengths(asked))
+
+
+def calibrate_both(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
+    """Return the efforts that suffice for queries that are vectors of the index, and for those that are not."""
+    kinds = [np.flatnonzero(kind) for kind in (truth.own >= 0, truth.own < 0)]
+    made = [calibrate(preview, parts, truth.of(rows), row_bytes) for rows in kinds if len(rows)]
+    return made[0] if len(made) == 1 else _stricter(*made)
+
+
+def _mixtures(vectors: Floats, seed: int) -> Floats:
+    """Return as many sums of vectors as there are vectors."""
+    random = np.random.default_rng([seed, 4])
+    lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
+    total = float(lengths.sum())
+    odds = lengths / total if 0 < total < np.inf else None
+    counts = np.exp2(random.uniform(1, _MOST, len(vectors))).astype(np.int64)
+    chosen = random.choice(len(vectors), size=int(counts.sum()), p=odds)
+    first = np.concatenate([[0], np.cumsum(counts)[:-1]]).astype(np.int64)
+    mixed: Floats = np.add.reduceat(vectors[chosen], first, axis=0, dtype=np.float64).astype(np.float32)
+    return mixed
+
+
+def _stricter(one: Calibration, other: Calibration) -> Calibration:
+    """Return the calibration that asks of each effort as much as both do."""
+    efforts: dict[int, list[tuple[float, Effort, float]]] = {}
+    for k in one.efforts.keys() & other.efforts.keys():
+        pairs = zip(one.efforts[k], other.efforts[k], strict=False)  # one may reach further than the other
+        efforts[k] = [(min(some[0], more[0]), _harder(some[1], more[1]), max(some[2], more[2])) for some, more in pairs]
+    if not efforts:  # one of them had nothing to find
+        return one if max(one.efforts) > max(other.efforts) else other
+    return replace(
+        one,
+        queries=one.queries + other.queries,
+        efforts=dict(sorted(efforts.items())),
+        reached={k: min(one.reached[k], other.reached[k]) for k in efforts},
+        alone=[(some[0], max(some[1], more[1])) for some, more in zip(one.alone, other.alone, strict=False)],
+    )
+
+
+def _harder(one: Effort, other: Effort) -> Effort:
+    def most(name: str) -> int | None:
+        values = [getattr(each, name) for each in (one, other)]
+        return None if None in values else max(values)
+
+    return Effort(
+        max(one.nprobe, other.nprobe),
+        max(one.eps, other.eps),
+        most("candidates"),
+        most("most"),
+        max(one.least, other.least),
+        max(one.gap, other.gap),
+        min(one.usual, other.usual),
+    )

@@ -1,0 +1,218 @@
+"""What it takes to read the true neighbours of queries: how wide bounds, and how many candidates by these.
+
+One scan with the widest bounds gives the candidates of a query; what narrower bounds would leave of them, and for any
+number of neighbours, follows without another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.truth import NeighbourTruth
+from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.renewal.pauses import pause
+
+__all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]
+
+EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)  # standard errors, ascending: the widths of bounds that are tried
+USUAL_MOST = 4  # times as many candidates as usual, beyond which a query gets no more of them
+_BLOCK = 64  # queries
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What reading `k` neighbours takes.
+
+    Attributes
+    ----------
+    widths, alone
+        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read, and at which it would be
+        were no other row on its page.
+    ranks
+        ``[widths, q, k]``: where the lower bound for which it is read stands among those of its query, the query and
+        its copies not counted; less where the bounds leave more than `usual`, in proportion.
+    pages
+        ``[widths, ranks]``: on how many pages that are read the least bound stands there among those of its query.
+    usual
+        ``[widths]``: how many candidates the bounds leave as a rule.
+    kth
+        float32 ``[q]``: what a scan takes for the k-th distance: of rough estimates the least are too small.
+    """
+
+    widths: Ints
+    alone: Ints
+    ranks: Ints
+    pages: Ints
+    usual: Ints
+    kth: Floats
+
+    def reads(self, width: int, most: int) -> float:
+        """Return how many pages a query reads where the bounds leave `most` candidates at most."""
+        return float(self.pages[width, :most].sum()) / max(1, len(self.widths))
+
+
+def measure_needs(
+    preview: Preview,
+    parts: Sequence[CodedPart],
+    truth: NeighbourTruth,
+    rows_of_page: int,
+    numbers: Sequence[int],
+    nprobe: int,
+    limit: int,
+) -> dict[int, Needs]:
+    """Return what reading takes by each of the `numbers` of neighbours, for candidates in `nprobe` lists of each query.
+
+    Parameters
+    ----------
+    rows_of_page
+        How many rows are read together.
+    limit
+        The most candidates of a query that are looked at.
+    """
+    turned, lists = preview.turn(truth.queries), lists_of(parts, truth.found)
+    places = {k: _Places(truth, k, limit) for k in numbers}
+    wide = Effort(nprobe, eps=float(EPS[-1]))
+    for start in range(0, len(turned), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
+        wanted_k = max(numbers) + 1 + int(truth.copies[part].max(initial=0))
+        found = preview.search(turned[part], parts, wanted_k, wide, max(limit, 4 * wanted_k))
+        for query, count in enumerate(found.counts.tolist(), start):
+            pause()
+            positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
+            error = (estimates - found.lower[query - start, :count]) / EPS[-1]
+            # Copies have one code. Nobody would read a page for them, were the query not in the index.
+            others = ~np.isin(estimates, estimates[positions == truth.own[query]])
+            of_pages = _pages_of(preview, rows_of_page, positions[others], lists_of(parts, positions[others]))
+            wanted = _pages_of(preview, rows_of_page, truth.found[query], lists[query])
+            seen = _Seen(positions[others], estimates[others], error[others], of_pages, numbers)
+            for each in places.values():
+                each.note(query, seen, wanted)
+    return {k: each.needs() for k, each in places.items()}
+
+
+class _Seen:
+    """The candidates of one query by all widths of the bounds, and the pages they lie on.
+
+    Attributes
+    ----------
+    positions
+        Of the candidates, ``[n]``; ascending through `by_position`.
+    lower
+        ``[widths, n]``.
+    pages
+        Their numbers, ascending.
+    ranks
+        ``[widths, pages]``: where the least bound on each stands among all bounds.
+    kth, estimated
+        By number of neighbours, the k-th smallest upper bound ``[widths]``, and the k-th estimate.
+    """
+
+    def __init__(
+        self, positions: Ints, estimates: Floats, error: Floats, of_pages: Ints, numbers: Sequence[int]
+    ) -> None:
+        self.positions, self.by_position = positions, np.argsort(positions)
+        self.lower = estimates - EPS[:, None] * error
+        upper = estimates + EPS[:, None] * error
+        ranks = np.empty(self.lower.shape, np.int32)
+        np.put_along_axis(ranks, np.argsort(self.lower, axis=1), np.arange(len(positions), dtype=np.int32)[None], 1)
+        # A row is read with its page, whichever row of that is wanted first; of other lists' rows there nobody knows
+        # whether they are scanned.
+        order = np.argsort(of_pages, kind="stable")
+        first = np.flatnonzero(np.diff(of_pages[order], prepend=-1))
+        self.pages = of_pages[order[first]]
+        self.ranks = np.minimum.reduceat(ranks[:, order], first, axis=1) if len(first) else ranks
+        enough = [k for k in numbers if k <= len(positions)]
+        if enough:
+            places = np.array(enough, np.int64) - 1
+            upper.partition(places, axis=1)
+            estimates = np.partition(estimates, places)
+        self.kth = {k: upper[:, k - 1] for k in enough}
+        self.estimated = {k: float(estimates[k - 1]) for k in enough}
+
+
+class _Places:
+    """What :class:`Needs` is made of, as it is found query by query."""
+
+    def __init__(self, truth: NeighbourTruth, k: int, limit: int) -> None:
+        self._truth, self._k, self._limit = truth, k, limit
+        count = len(truth.queries)
+        self._widths = np.full((count, k), len(EPS))
+        self._alone = np.full((count, k), len(EPS))
+        self._ranks = np.full((len(EPS), count, k), limit, np.int32)
+        self._left = np.zeros((len(EPS), count), np.int64)  # by the bounds
+        self._kth = truth.distances[:, k - 1].copy()
+        # Places of the least bounds of the pages that each query reads, and how many of each width.
+        self._read = [np.empty(0, np.uint16)] * count
+        self._reads = np.zeros((count, len(EPS)), np.int64)
+
+    def note(self, query: int, seen: _Seen, wanted: Ints) -> None:
+        """Note what one query needs, whose neighbours lie on the pages `wanted`."""
+        if not len(seen.positions):
+            return
+        k, truth = self._k, self._truth
+        self._kth[query] = min(self._kth[query], seen.estimated.get(k, np.inf))
+        kth = seen.kth.get(k, np.full(len(EPS), np.inf, np.float32))
+        furthest = truth.distances[query, k - 1]
+        reached = np.minimum(kth, furthest + 1e-5 * np.abs(furthest))[:, None]
+        self._left[:, query] = np.count_nonzero(seen.lower <= kth[:, None], axis=1)
+        inside = seen.lower <= reached
+        is_read = seen.ranks < np.count_nonzero(inside, axis=1)[:, None]
+        self._read[query] = seen.ranks[is_read].astype(np.uint16)
+        self._reads[query] = is_read.sum(axis=1)
+        page = np.minimum(seen.pages.searchsorted(wanted[:k]), len(seen.pages) - 1)
+        is_there = seen.pages[page] == wanted[:k]
+        self._ranks[:, query] = np.where(is_there, seen.ranks[:, page], self._limit)
+        self._widths[query] = _first(is_there & is_read[:, page])
+        neighbours, order = truth.found[query, :k], seen.by_position
+        row = order[np.minimum(seen.positions[order].searchsorted(neighbours), len(order) - 1)]
+        self._alone[query] = _first((seen.positions[row] == neighbours) & inside[:, row])
+
+    def needs(self) -> Needs:
+        """Return what reading takes, all queries known."""
+        limit = self._limit
+        usual = np.maximum(1, np.median(self._left, axis=1) if self._left.size else np.ones(len(EPS))).astype(np.int64)
+        times = np.clip(self._left / usual[:, None], 1, USUAL_MOST)
+        ranks = np.where(self._ranks < limit, _scaled(self._ranks, times[:, :, None]), limit)
+        pages = np.zeros(len(EPS) * (limit + 1), np.int64)
+        for start in range(0, len(self._read), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            reads, places = self._reads[part].ravel(), np.concatenate(self._read[part])
+            scaled = np.minimum(_scaled(places, np.repeat(times.T[part].ravel(), reads)), limit)
+            width = np.repeat(np.tile(np.arange(len(EPS)), len(self._read[part])), reads)
+            pages += np.bincount(width * (limit + 1) + scaled, minlength=len(pages))
+        return Needs(self._widths, self._alone, ranks, pages.reshape(len(EPS), -1), usual, self._kth)
+
+
+def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
+    """Return the list that each position lies in."""
+    lists = np.zeros(positions.shape, np.int64)
+    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    for which, part in enumerate(parts):
+        here = number == which
+        lists[here] = np.searchsorted(part.starts, rows[here], side="right") - 1
+    return lists
+
+
+def _pages_of(preview: Preview, rows_of_page: int, positions: Ints, lists: Ints) -> Ints:
+    """Return a number for the page, and the list, that each position lies in; -1 for none."""
+    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    page = number << PART_SHIFT | rows // rows_of_page
+    return np.where(positions >= 0, page * preview.lists + lists, -1)
+
+
+def _first(holds: npt.NDArray[np.bool_]) -> Ints:
+    """Return the first row of each column ``[widths, n]`` that holds; as many as there are rows where none does."""
+    return np.where(holds.any(axis=0), holds.argmax(axis=0), len(holds))
+
+
+def _scaled(places: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> Ints:
+    """Return the places at which those stand where `times` as many candidates are let through."""
+    return np.ceil((places + 1.0) / times).astype(np.int64) - 1

@@ -1,0 +1,1 @@
+"""Construction of an index from a source of vectors."""

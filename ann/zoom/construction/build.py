@@ -1,0 +1,176 @@
+"""The build of an index: sample, train, assign, encode, calibrate, write in list order, commit."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from memhier.ann.zoom.construction.construct import Constructed, construct
+from memhier.ann.zoom.construction.source import VectorSource, open_source
+from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
+from memhier.ann.zoom.ids.ids import Ids
+from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
+from memhier.ann.zoom.preview.layout import Layout, plan_layout, read_depth
+from memhier.ann.zoom.preview.preview import Coding
+from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
+from memhier.ann.zoom.renewal.begun import stand_in, uncalibrated
+from memhier.ann.zoom.storage.catalog import Description, write_preview
+from memhier.ann.zoom.storage.fullview import RowWriter
+from memhier.ann.zoom.storage.part import compact_ids
+from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.store.store import Store
+
+__all__ = ["BuildOptions", "write_index"]
+
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """What the user chose."""
+
+    metric: Metric
+    coding: Coding
+    dram: int
+    grow_to: int
+    seed: int
+    progress: bool
+
+
+def write_index(store: Store, vectors: object, ids: Ids | None, attributes: Any, options: BuildOptions) -> None:
+    """Build an index of `vectors` and commit it to the empty `store`."""
+    scratch = store.path / "tmp"
+    with open_source(vectors, scratch) as source:
+        _write_source(store, source, ids, attributes, options, scratch)
+    for leftover in scratch.iterdir():  # a staged iterator
+        leftover.unlink()
+
+
+def _write_source(
+    store: Store, source: VectorSource, ids: Ids | None, attributes: Any, options: BuildOptions, scratch: Path
+) -> None:
+    names = Ids(np.arange(source.count, dtype=np.int64), None) if ids is None else ids
+    if len(names) != source.count:
+        raise ValueError(f"ids has {len(names)} entries for {source.count} vectors: expected one for each")
+    if not source.count and options.coding == "pq":
+        raise ValueError("vectors is empty: an index with preview='pq' is not added to; expected preview='rabitq'")
+    schema: Schema = {} if attributes is None else merge_schema({}, attributes, source.count)
+    stored_ids = compact_ids(names.numbers)
+    row_bytes = source.dtype.itemsize * source.dimension
+    most = max(source.count, options.grow_to, 1)
+    layout = plan_layout(
+        most, source.dimension, options.metric, options.coding, row_bytes,
+        stored_ids.itemsize, _reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
+        filtered=bool(schema), growing=most > source.count,
+    )  # fmt: skip
+    if not source.count:
+        return _commit_empty(store, source, layout, names, schema, options)
+    space = fit_space(source, options.metric, layout.padded)
+    with _progress(options.progress, source.count) as bar:
+        made = construct(source, stored_ids, space, layout, options.coding, options.seed, scratch, bar)
+        _commit(store, source, space, layout, made, names, schema, attributes, options, bar)
+
+
+def _commit(
+    store: Store,
+    source: VectorSource,
+    space: PreviewSpace,
+    layout: Layout,
+    made: Constructed,
+    ids: Ids,
+    schema: Schema,
+    attributes: Any,
+    options: BuildOptions,
+    bar: Any,
+) -> None:
+    about = Description(
+        dtype=source.dtype.name,
+        space=space,
+        coding=options.coding,
+        lists=layout.lists,
+        book_bytes=made.preview.book.code_bytes,
+        dram=options.dram,
+        searches=layout.searches,
+        seed=options.seed,
+        schema=schema,
+        next_part=1,
+        next_id=max(int(made.arrays.ids.max()) + 1, 0) if ids.texts is None else 0,
+        trained_on=source.count,
+        calibration=made.calibration,
+        parts=[made.arrays.about("p0")],
+        id_kind="int64" if ids.texts is None else "str",
+    )
+    with store.begin() as tx:
+        bar.set_description("write")
+        for step in made.rows.write(RowWriter(tx.segment("p0-rows"), source.dtype.itemsize * source.dimension)):
+            bar.update(step)
+        made.arrays.write(tx, "p0")
+        write_preview(tx, made.preview)
+        if schema:
+            write_attributes(tx, "p0-a-", schema, attributes, made.order)
+        if ids.texts is not None:
+            write_texts(tx, "p0-texts", in_order(ids.texts.take, made.order))
+        tx.put("index", json.dumps(about.to_json()).encode())
+        tx.commit()
+
+
+def _commit_empty(
+    store: Store, source: VectorSource, layout: Layout, ids: Ids, schema: Schema, options: BuildOptions
+) -> None:
+    """Commit an index of no vectors yet."""
+    space = PreviewSpace(options.metric, source.dimension, layout.padded, 1.0)
+    preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
+    about = Description(
+        dtype=source.dtype.name,
+        space=space,
+        coding=options.coding,
+        lists=1,
+        book_bytes=preview.book.code_bytes,
+        dram=options.dram,
+        searches=layout.searches,
+        seed=options.seed,
+        schema=schema,
+        next_part=0,
+        next_id=0,
+        trained_on=0,
+        calibration=uncalibrated(),
+        parts=[],
+        id_kind="int64" if ids.texts is None else "str",
+    )
+    with store.begin() as tx:
+        write_preview(tx, preview)
+        tx.put("index", json.dumps(about.to_json()).encode())
+        tx.commit()
+
+
+def _text_pages(ids: Ids, count: int) -> int:
+    """Return how many pages the strings of `count` vectors take, if the others are as long as `ids`."""
+    if ids.texts is None or not len(ids):
+        return 0
+    pages = text_pages(len(ids), len(ids.texts.letters), ids.texts.longest)
+    return -(-pages * count // len(ids))
+
+
+def _reader_bytes(scratch: Path, dram: int) -> int:
+    """Return the DRAM of a reader that has read: its buffers are made at the first read, and differ by engine."""
+    path = scratch / "one-page"
+    path.write_bytes(bytes(PAGE_BYTES))
+    with Reader(depth=read_depth(dram)) as reader:
+        reader.read(reader.add(path), [0], PAGE_BYTES)
+        held = reader.planned_bytes
+    path.unlink()
+    return held
+
+
+@contextmanager
+def _progress(shown: bool, count: int) -> Iterator[Any]:
+    # Every vector passes three times: to its list, to its code, and to its place on SSD.
+    with tqdm(total=3 * count, unit=" vectors", unit_scale=True, disable=not shown, desc="train") as bar:
+        yield bar

@@ -1,0 +1,194 @@
+"""From vectors to what an index holds of them: lists, codes, and the effort that a recall takes."""
+
+import itertools
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
+from memhier.ann.zoom.calibration.truth import QUERIES
+from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.preview.clusters import deal_out, training_rows
+from memhier.ann.zoom.preview.code_scan import CodedPart
+from memhier.ann.zoom.preview.codes import CodeBook
+from memhier.ann.zoom.preview.layout import Layout
+from memhier.ann.zoom.preview.preview import Coding, Preview, train_preview
+from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.storage.fullview import SortedRows, raw_rows
+from memhier.ann.zoom.storage.pages import page_order
+from memhier.ann.zoom.storage.part import PartArrays
+
+__all__ = ["Constructed", "construct"]
+
+_BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
+_SAMPLE_BLOCK = 8192
+_HELD_OUT_MOST = 8  # one vector in as many, at most, is kept from training to play a query
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Constructed:
+    """What was made of the vectors of a source.
+
+    Attributes
+    ----------
+    preview
+        Lists and code book.
+    arrays
+        Codes and ids, in list order.
+    calibration
+        What a declared recall takes.
+    rows
+        The full vectors, staged to be written in list order.
+    positions
+        int64 ``[n]``: the place of each vector of the source in list order.
+    """
+
+    preview: Preview
+    arrays: PartArrays
+    calibration: Calibration
+    rows: SortedRows
+    positions: Ints
+
+    @property
+    def order(self) -> Ints:
+        """Number in the source of each row in list order, int64 ``[n]``."""
+        order = np.empty_like(self.positions)
+        order[self.positions] = np.arange(len(order))
+        return order
+
+
+def construct(
+    source: VectorSource,
+    ids: npt.NDArray[Any],
+    space: PreviewSpace,
+    layout: Layout,
+    coding: Coding,
+    seed: int,
+    scratch: Path,
+    bar: Any,
+) -> Constructed:
+    """Train, assign, encode and calibrate; `ids` are those of the vectors of `source`.
+
+    Reads the source three times, and stages its vectors in files under `scratch`. `bar` is told of the vectors done.
+    """
+    held_out = _held_out(source.count, seed)
+    preview = _train(source, space, layout, held_out, coding, seed)
+    bar.set_description("assign")
+    lists = np.empty(source.count, np.int32)
+    # The held-out vectors act as queries, so they go through the queries' map.
+    truth = play_queries(space, source.take(held_out).astype(np.float32), held_out, source.count, seed)
+    assigner = preview.assigner()
+    for start, block in source.blocks():
+        pause()
+        mapped = space.vectors(block)
+        turned, part = preview.turn(mapped), slice(start, start + len(block))
+        lists[part] = assigner.assign(turned)
+        truth.add(np.arange(start, start + len(block)), mapped)
+        bar.update(len(block))
+    centroids = preview.router.centroids.astype(np.float32)
+    if deal_out(lists, centroids).any():
+        preview = replace(preview, router=Router.build(centroids))
+    positions, starts = _list_order(lists, layout.lists)
+    bar.set_description("encode")
+    rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)
+    preview, codes, numbers = _encode(source, space, preview, lists, positions, starts, rows, bar)
+    if isinstance(preview.book, CodeBook):
+        _put_in_pages(preview.book, codes, numbers, starts, positions, rows)
+    preview.arrange(codes)
+    truth.finish(positions)
+    bar.set_description("calibrate")
+    calibration = calibrate_both(preview, [CodedPart(starts, codes, numbers)], truth, rows.row_bytes)
+    ordered = np.empty_like(ids)
+    ordered[positions] = ids
+    arrays = PartArrays(starts, codes, numbers, ordered)
+    return Constructed(preview, arrays, calibration, rows, positions)
+
+
+def _held_out(count: int, seed: int) -> Ints:
+    """Return the vectors that play queries, ascending; few of a small index, which has to be trained on the rest."""
+    wanted = min(QUERIES, max(count // _HELD_OUT_MOST, min(count, 64)))
+    chosen = np.random.default_rng([seed, 1]).permutation(count)[:wanted]
+    return np.sort(chosen).astype(np.int64)
+
+
+def _train(
+    source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, coding: Coding, seed: int
+) -> Preview:
+    # Lists that were made with a query in them would find its neighbours all too well.
+    random = np.random.default_rng(seed)
+    wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)
+    spare = source.count - len(held_out)
+    if spare < max(layout.lists, 2 * len(held_out)):
+        rows = np.arange(source.count)  # too few to leave any out
+    else:
+        drawn = random.permutation(source.count)[: wanted + len(held_out)]
+        rows = drawn[~np.isin(drawn, held_out)]
+    rows = np.sort(rows[:wanted])
+    wanted = len(rows)
+    sample = np.empty((wanted, layout.padded), np.float32)
+    for start in range(0, wanted, _SAMPLE_BLOCK):  # its own copies are in double precision
+        part = slice(start, start + _SAMPLE_BLOCK)
+        sample[part] = space.vectors(source.take(rows[part]))
+    inner = space.metric == "ip"
+    return train_preview(sample, layout.lists, coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner)
+
+
+def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
+    """Return the position of each vector in list order, and where the lists start."""
+    positions = np.empty(len(lists), np.int64)
+    positions[np.argsort(lists, kind="stable")] = np.arange(len(lists))
+    starts = np.concatenate([[0], np.cumsum(np.bincount(lists, minlength=count))]).astype(np.int64)
+    return positions, starts
+
+
+def _encode(
+    source: VectorSource,
+    space: PreviewSpace,
+    preview: Preview,
+    lists: npt.NDArray[np.int32],
+    positions: Ints,
+    starts: Ints,
+    rows: SortedRows,
+    bar: Any,
+) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
+    """Return the preview with its radii, and codes and numbers in list order; stage the vectors for writing."""
+    codes = np.empty((source.count, preview.book.code_bytes), np.uint8)
+    numbers = np.empty((2 if preview.coding == "rabitq" else 0, source.count), np.uint16)
+    squared = np.zeros(preview.lists)
+    for start, block in source.blocks():
+        pause()
+        part = slice(start, start + len(block))
+        place = positions[part]
+        codes[place], numbers[:, place], radii = preview.encode(preview.turn(space.vectors(block)), lists[part])
+        squared += np.bincount(lists[part], radii, preview.lists)
+        rows.add(place, raw_rows(block))
+        bar.update(len(block))
+    return preview.with_radii(squared, np.diff(starts)), codes, numbers
+
+
+def _put_in_pages(
+    book: CodeBook,
+    codes: npt.NDArray[np.uint8],
+    numbers: npt.NDArray[np.uint16],
+    starts: Ints,
+    positions: Ints,
+    rows: SortedRows,
+) -> None:
+    """Change the order within lists, in place, so that what is near each other shares a page."""
+    borders = np.union1d(starts, rows.borders)
+    order = page_order(book, codes, numbers, borders, rows.row_bytes)
+    for low, high in itertools.pairwise(borders.tolist()):  # so that little is copied
+        part = slice(low, high)
+        codes[part], numbers[:, part] = codes[order[part]], numbers[:, order[part]]
+    places = np.empty(len(order), np.uint32 if len(order) < 2**32 else np.int64)
+    places[order] = np.arange(len(order))
+    positions[:] = places[positions]
+    rows.move(places)

@@ -1,0 +1,1 @@
+"""Attributes of vectors and the conditions of ``where``."""

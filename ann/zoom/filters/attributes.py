@@ -1,0 +1,348 @@
+"""Attributes of rows, stored with them, column by column: filters over all rows, values of a few.
+
+Rows come in parts, each written once and in one transaction; an attribute that a part does not have is null there.
+Columns stay on SSD. A filter passes over those that it names, block by block, and leaves a bitmap.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, word_count
+from memhier.ann.zoom.filters.columns import BLOCK_ROWS, ChainedColumn, Column, as_columns
+from memhier.ann.zoom.filters.conditions import (
+    AttributeType,
+    Cells,
+    Expression,
+    check_name,
+    check_types,
+    leaves,
+    on_codes,
+    on_moments,
+    row_bytes,
+    select,
+    values_of,
+)
+from memhier.ann.zoom.filters.stored_column import NullColumn, StoredColumn, converted, must_convert, write_column
+from memhier.ann.zoom.filters.where import parse
+from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.store.store import Staging, Store, Transaction
+
+__all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "write_attributes"]
+
+Schema: TypeAlias = dict[str, AttributeType]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+WORKSPACE_BYTES = 4 << 20
+COLUMN_BYTES = 512
+
+
+def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: int) -> Schema:
+    """Return a schema that `attributes` fit, too: the types there are, then those of new attributes.
+
+    Parameters
+    ----------
+    schema
+        Types by name, empty for the first attributes; JSON can hold it.
+    attributes
+        Columns by name, a table, or a dict per row (see :func:`write_attributes`).
+    count
+        Rows.
+
+    Raises
+    ------
+    ValueError
+        For names or values that cannot be stored, for a new attribute without a single value, and for numbers that the
+        type there is cannot hold exactly.
+    TypeError
+        When an attribute is of another type than before.
+
+    Examples
+    --------
+    >>> merge_schema({}, {"price": [3, None], "lang": ["en", "de"]}, 2)
+    {'price': 'int64', 'lang': 'str'}
+    """
+    merged = dict(schema)
+    for name, column in as_columns(attributes, count).items():
+        if name in merged:
+            for start in range(0, count if must_convert(name, column, merged[name]) else 0, BLOCK_ROWS):
+                rows = np.arange(start, min(start + BLOCK_ROWS, count))
+                converted(name, column.read(rows), merged[name], rows)
+        elif column.type is None and not count:
+            continue  # of no values nobody can tell
+        elif column.type is None:
+            raise ValueError(f"attribute {name!r} is null in every row: its type cannot be told; leave it out")
+        else:
+            merged[name] = column.type
+    return merged
+
+
+def write_attributes(
+    tx: Transaction | Staging,
+    prefix: str,
+    schema: Schema,
+    attributes: Any,
+    order: npt.ArrayLike,
+    block_rows: int = BLOCK_ROWS,
+) -> None:
+    """Write the attributes of one part into segments named `prefix` + attribute.
+
+    Parameters
+    ----------
+    tx
+        The transaction. It holds a buffer for every segment until it is over; text takes two segments.
+    prefix
+        Letters, digits, ``-`` or ``_``; the part's own.
+    schema
+        From :func:`merge_schema` with the same attributes.
+    attributes
+        ``{name: values}``, a DataFrame of pandas or polars, a pyarrow Table, or a dict per row. Values are integers,
+        floats, bool, text or datetimes (`memhier.ann.zoom.filters.times`); None, NaN, NaT, pandas.NA and masked entries
+        are null. `chain` gives the columns of parts there are.
+    order
+        int64 ``[n]``: row ``i`` of the part gets the values of row ``order[i]`` of `attributes`.
+    block_rows
+        How many rows are on their way at a time, at most 65,536.
+    """
+    rows = np.asarray(order)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        raise TypeError(f"order has dtype {rows.dtype} and shape {rows.shape}: expected integers of shape [n]")
+    columns = as_columns(attributes, _count(attributes))
+    for name, column in columns.items():
+        check_name(name, schema)
+        must_convert(name, column, schema[name])
+        if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= len(column)):
+            raise ValueError(f"order holds {int(rows.min())} to {int(rows.max())}: expected 0 to {len(column) - 1}")
+    for name, column in columns.items():
+        if column.type is not None:
+            write_column(tx, prefix, name, schema[name], column, rows, max(64, min(block_rows, BLOCK_ROWS) // 64 * 64))
+
+
+def chain(parts: Sequence["Attributes"], schema: Schema) -> dict[str, Column]:
+    """Return the columns of parts, one part after the other, as attributes that :func:`write_attributes` takes.
+
+    Rows are read as they are written, so no column is held; text takes 4 bytes of DRAM per distinct word and part.
+    """
+    return {name: ChainedColumn([part.column(name) for part in parts]) for name in schema}
+
+
+class Attributes:
+    """The attributes of one part. For many threads.
+
+    Parameters
+    ----------
+    store
+        Open store that holds the part.
+    prefix
+        What :func:`write_attributes` was given.
+    schema
+        Types by name; attributes that the part does not have are null in all its rows.
+    count
+        Its rows.
+    reader
+        Does the reads; stays the caller's.
+    cache
+        Keeps bitmaps; may be shared with other parts.
+    work_bytes
+        What a filter that runs may hold, beside its bitmap: blocks of the columns, and arrays while it is evaluated.
+
+    Raises
+    ------
+    CorruptionError
+        When a column has not `count` rows.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> items = {"price": [5, 20, None], "lang": ["en", "en", "de"]}
+    >>> schema = merge_schema({}, items, 3)
+    >>> with Store.create(place, kind="example") as store, store.begin() as tx:
+    ...     write_attributes(tx, "part0-", schema, items, [2, 1, 0])
+    ...     generation = tx.commit()
+    >>> with Store.open(place, kind="example") as store, Reader() as reader:
+    ...     attributes = Attributes(store, "part0-", schema, 3, reader)
+    ...     attributes.bitmap("price < 10 and lang == 'en'").tolist(), attributes.take([0, 2], ["lang"])
+    ([4], {'lang': array(['de', 'en'], dtype=object)})
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        prefix: str,
+        schema: Schema,
+        count: int,
+        reader: Reader,
+        cache: BitmapCache | None = None,
+        work_bytes: int = WORKSPACE_BYTES,
+    ) -> None:
+        self._schema = dict(schema)
+        self._count = count
+        self._cache = cache
+        self._work_bytes = work_bytes
+        self._owner = object()  # Keys of the cache: a part to come may have this one's prefix.
+        self._columns: dict[str, StoredColumn] = {}
+        segments = store.segments()
+        for name, kind in schema.items():
+            if prefix + name in segments:
+                self._columns[name] = StoredColumn(store, prefix + name, kind, count, reader)
+
+    def __len__(self) -> int:
+        """Rows."""
+        return self._count
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The attributes of the schema."""
+        return tuple(self._schema)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held besides what store, reader and cache count, in bytes; a filter that runs holds `work_bytes`."""
+        return COLUMN_BYTES * len(self._schema)
+
+    def bitmap(self, where: str | Expression) -> Words:
+        """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``, not to be written.
+
+        Parameters
+        ----------
+        where
+            Text, or what :func:`~memhier.ann.zoom.filters.where.parse` made of it.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When it is no filter, asks for an attribute that there is not, or compares one with another kind of value.
+        CorruptionError
+            When a page of a column does not match its checksum.
+        """
+        expression = where if isinstance(where, Expression) else parse(where)
+        check_types(expression, self._schema)
+        key = (self._owner, str(expression))
+        found = None if self._cache is None else self._cache.get(key)
+        if found is None:
+            found = self._select(expression)
+            if self._cache is not None:
+                self._cache.put(key, found)
+        return found
+
+    def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Return attributes of rows.
+
+        Parameters
+        ----------
+        rows
+            int64 ``[m]``, in any order and with repetitions.
+        names
+            Which attributes; None takes all.
+
+        Returns
+        -------
+        dict of numpy.ndarray
+            ``[m]`` each: float64 with NaN where null; datetime64[us] with NaT; str as objects with None; int64 and bool
+            as masked arrays.
+
+        Raises
+        ------
+        IndexError
+            For a row out of range.
+        CorruptionError
+            When a page does not match its checksum.
+        """
+        wanted = np.asarray(rows)
+        if wanted.ndim != 1 or (wanted.size and wanted.dtype.kind not in "iu"):
+            raise TypeError(f"rows has dtype {wanted.dtype} and shape {wanted.shape}: expected integers of shape [m]")
+        if wanted.size and (int(wanted.min()) < 0 or int(wanted.max()) >= self._count):
+            index = int(np.flatnonzero((wanted < 0) | (wanted >= self._count))[0])
+            raise IndexError(f"rows[{index}]={int(wanted[index])}: expected 0 to {self._count - 1}")
+        names = self.names if names is None else names
+        for name in names:
+            check_name(name, self._schema)
+        return {name: self._take(name, wanted.astype(np.int64)) for name in names}
+
+    def column(self, name: str) -> Column:
+        """Return a column for :func:`chain`."""
+        return self._columns.get(name) or NullColumn(self._count)
+
+    def close(self) -> None:
+        """Detach from the reader and forget the bitmaps."""
+        if self._cache is not None:
+            self._cache.drop(self._owner)
+        for column in self._columns.values():
+            column.close()
+        self._columns.clear()
+
+    def _select(self, expression: Expression) -> Words:
+        expression = self._on_codes(on_moments(expression, self._schema))
+        used = {name: self._columns[name] for name in expression.names if name in self._columns}
+        each = sum(column.width + 2 for column in used.values()) + row_bytes(expression)
+        step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
+        buffers = {name: _aligned(min(step, self._count) * column.width) for name, column in used.items()}
+        words = np.zeros(word_count(self._count), np.uint64)
+        for start in range(0, self._count, step):
+            count = min(step, self._count - start)
+            rows = select(expression, _block_cells(used, buffers, start, count), count)
+            words[start // 64 : word_count(start + count)] = pack(rows)
+        return words
+
+    def _on_codes(self, expression: Expression) -> Expression:
+        literals: dict[str, dict[str, None]] = {}
+        for leaf in leaves(expression):
+            if leaf.name in self._columns and self._schema[leaf.name] == "str":
+                literals.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
+        return on_codes(expression, {name: self._columns[name].find(list(texts)) for name, texts in literals.items()})
+
+    def _take(self, name: str, rows: Ints) -> npt.NDArray[Any]:
+        kind = self._schema[name]
+        column = self._columns.get(name)
+        cells = NullColumn(self._count).read(rows) if column is None else column.read(rows)
+        nulls = np.zeros(len(rows), np.bool_) if cells.nulls is None else cells.nulls
+        if kind == "float64":
+            return np.where(nulls, np.nan, cells.values)
+        if kind == "datetime":
+            moments = cells.values.astype(np.int64).view("M8[us]")
+            return np.where(nulls, np.datetime64("NaT", "us"), moments)
+        if kind != "str":
+            values = cells.values.astype(np.bool_ if kind == "bool" else np.int64)
+            return np.ma.MaskedArray(values, nulls)
+        texts = np.full(len(rows), None, object)
+        if column is not None and not nulls.all():
+            ranks, inverse = np.unique(cells.values[~nulls], return_inverse=True)
+            texts[~nulls] = np.array(column.texts(ranks), object)[inverse]
+        return texts
+
+
+def _count(attributes: Any) -> int:
+    """Return the rows of attributes of any kind."""
+    if isinstance(attributes, Mapping):
+        return len(next(iter(attributes.values()), ()))
+    return len(attributes)
+
+
+def _block_cells(
+    used: Mapping[str, StoredColumn], buffers: Mapping[str, npt.NDArray[np.uint8]], start: int, count: int
+) -> Callable[[str], Cells | None]:
+    """Return a function that reads a column's block when it is first asked for."""
+    read: dict[str, Cells] = {}
+
+    def cells(name: str) -> Cells | None:
+        if name in used and name not in read:
+            read[name] = used[name].block(start, count, buffers[name])
+        return read.get(name)
+
+    return cells
+
+
+def _block_rows(most: int) -> int:
+    """Return the rows of a block, at most so many: whole pages of every column, where that leaves any."""
+    rows = max(64, min(BLOCK_ROWS, most))
+    return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)
+
+
+def _aligned(size: int) -> npt.NDArray[np.uint8]:
+    """Return memory that begins on a page, which the device can write to."""
+    memory = np.empty(size + PAGE_BYTES, np.uint8)
+    start = -memory.ctypes.data % PAGE_BYTES
+    return memory[start : start + size]

@@ -1,0 +1,168 @@
+"""Sets of rows as bitmaps: bit ``i % 64`` of word ``i // 64`` says whether row ``i`` is in; the rest is zero."""
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.budget import parse_bytes
+from memhier.shield import shielded
+
+__all__ = ["BitmapCache", "Words", "bitmap_bytes", "from_ids", "pack", "popcount", "unpack", "word_count"]
+
+Words: TypeAlias = npt.NDArray[np.uint64]
+
+_ENTRY_BYTES = 256  # the key, the array's head and the place in the order, beside the words
+
+
+def word_count(count: int) -> int:
+    """Return how many words a bitmap of `count` rows has."""
+    return -(-count // 64)
+
+
+def bitmap_bytes(count: int) -> int:
+    """Return the DRAM of a bitmap of `count` rows."""
+    return 8 * word_count(count)
+
+
+def pack(rows: npt.NDArray[np.bool_]) -> Words:
+    """Return the bitmap of bool ``[n]``, uint64 ``[ceil(n / 64)]``.
+
+    Examples
+    --------
+    >>> pack(np.array([True, False, True])).tolist()
+    [5]
+    """
+    words = np.zeros(word_count(len(rows)), "<u8")
+    packed = np.packbits(np.asarray(rows, np.bool_), bitorder="little")
+    words.view(np.uint8)[: len(packed)] = packed
+    return words.astype(np.uint64, copy=False)
+
+
+def unpack(words: Words, count: int) -> npt.NDArray[np.bool_]:
+    """Return bool ``[count]``, the inverse of :func:`pack`."""
+    if len(words) != word_count(count):
+        raise ValueError(f"words has {len(words)} entries: expected {word_count(count)} for {count} rows")
+    raw = np.ascontiguousarray(words, "<u8").view(np.uint8)
+    return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
+
+
+def from_ids(ids: Any, count: int) -> Words:
+    """Return the bitmap of `count` rows that has just the rows `ids`, int64 ``[m]``, in any order and with repetitions.
+
+    Work and memory follow the number of ids, but for the bitmap itself.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For a row that is not 0 to ``count - 1``, naming it, and for what are no integers.
+    """
+    rows = np.asarray(ids)
+    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
+        raise TypeError(f"ids has dtype {rows.dtype} and shape {rows.shape}: expected integers of shape [m]")
+    if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= count):
+        index = int(np.flatnonzero((rows < 0) | (rows >= count))[0])
+        raise ValueError(f"ids[{index}]={int(rows[index])}: expected 0 to {count - 1}")
+    words = np.zeros(word_count(count), np.uint64)
+    if rows.size:
+        rows = np.sort(rows).astype(np.uint64, copy=False)
+        where = (rows >> np.uint64(6)).astype(np.int64)
+        first = np.flatnonzero(np.diff(where, prepend=-1))
+        words[where[first]] = np.bitwise_or.reduceat(np.uint64(1) << (rows & np.uint64(63)), first)
+    return words
+
+
+def popcount(words: Words) -> int:
+    """Return how many rows are in."""
+    return int(np.bitwise_count(words).sum())
+
+
+class BitmapCache:
+    """Bitmaps used last, up to a limit in bytes; for many threads.
+
+    Parameters
+    ----------
+    limit
+        Bytes, or text such as ``"1MiB"``: the most that :attr:`memory_bytes` becomes. A larger bitmap is not kept.
+
+    Examples
+    --------
+    >>> cache = BitmapCache("64KiB")
+    >>> cache.put("price < 10", pack(np.array([True])))
+    >>> cache.get("price < 10").tolist(), cache.get("price < 20")
+    ([1], None)
+    """
+
+    def __init__(self, limit: int | str) -> None:
+        self._limit = parse_bytes(limit, "limit")
+        self._bitmaps: OrderedDict[Hashable, Words] = OrderedDict()
+        self._held = 0
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __len__(self) -> int:
+        """Bitmaps held."""
+        return len(self._bitmaps)
+
+    @property
+    def limit(self) -> int:
+        """The most bytes that are held."""
+        return self._limit
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by bitmaps and their keys, in bytes."""
+        return self._held
+
+    def get(self, key: Hashable) -> Words | None:
+        """Return a bitmap, not to be written, or None."""
+        self._guard()
+        words = self._bitmaps.get(key)  # without the lock, which an interrupt could leave locked
+        with suppress(KeyError):  # which another thread has just removed
+            self._bitmaps.move_to_end(key)
+        return words
+
+    @shielded
+    def put(self, key: Hashable, words: Words) -> None:
+        """Keep a bitmap, which becomes read-only, in place of those that were not used for longest.
+
+        One that is larger than the limit is not kept, and stays the caller's.
+        """
+        with self._guard():
+            self._remove(key)
+            size = _size(key, words)
+            if size > self._limit:
+                return
+            words.flags.writeable = False
+            while self._held + size > self._limit:
+                self._remove(next(iter(self._bitmaps)))
+            self._bitmaps[key] = words
+            self._held += size
+
+    def drop(self, owner: object) -> None:
+        """Forget all bitmaps whose key is a tuple that begins with `owner`."""
+        with self._guard():
+            for key in [key for key in self._bitmaps if isinstance(key, tuple) and key[:1] == (owner,)]:
+                self._remove(key)
+
+    def _guard(self) -> threading.Lock:
+        if self._pid != os.getpid():  # A thread that did not survive the fork may have held the lock: begin anew.
+            self._bitmaps, self._held = OrderedDict(), 0
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
+
+    def _remove(self, key: Hashable) -> None:
+        words = self._bitmaps.pop(key, None)
+        if words is not None:
+            self._held -= _size(key, words)
+
+
+def _size(key: Hashable, words: Words) -> int:
+    parts = key if isinstance(key, tuple) else (key,)
+    text = sum(4 * len(part) for part in parts if isinstance(part, str))
+    return int(words.nbytes) + text + _ENTRY_BYTES

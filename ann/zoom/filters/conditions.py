@@ -1,0 +1,349 @@
+"""Conditions on attributes: the tree of a filter, and the rows it selects by SQL's logic of three values."""
+
+import difflib
+import math
+import operator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.times import moment_of_text
+
+__all__ = [
+    "KEYWORDS",
+    "And",
+    "AttributeType",
+    "Cells",
+    "Comparison",
+    "Expression",
+    "IsNull",
+    "Membership",
+    "Not",
+    "Operator",
+    "Or",
+    "Value",
+    "check_name",
+    "check_types",
+    "leaves",
+    "on_codes",
+    "on_moments",
+    "row_bytes",
+    "select",
+    "values_of",
+]
+
+AttributeType: TypeAlias = Literal["int64", "float64", "bool", "str", "datetime"]
+Operator: TypeAlias = Literal["<", "<=", ">", ">=", "==", "!="]
+Value: TypeAlias = bool | int | float | str
+Flags: TypeAlias = npt.NDArray[np.bool_]
+
+_COMPARE: dict[str, Callable[..., Flags]] = {
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+KEYWORDS = frozenset({"and", "or", "not", "in", "between", "is", "null", "true", "false"})
+# No row that has a value has this code.
+_NO_CODE = -1
+_SORTED_BYTES = 50  # of a row that is looked for in a sorted list
+
+
+class Expression:
+    """A condition on the attributes of a row: true, false or, where a null decides, unknown.
+
+    ``str()`` gives text that parses to the same tree.
+    """
+
+    __slots__ = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The attributes it asks about, sorted."""
+        return tuple(sorted({leaf.name for leaf in leaves(self)}))
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Expression):
+    """``name operator value``."""
+
+    name: str
+    operator: Operator
+    value: Value
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.operator} {_literal(self.value)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Membership(Expression):
+    """``name in (values)``."""
+
+    name: str
+    values: tuple[Value, ...]
+
+    def __str__(self) -> str:
+        return f"{self.name} in ({', '.join(map(_literal, self.values))})"
+
+
+@dataclass(frozen=True, slots=True)
+class IsNull(Expression):
+    """``name is null``; never unknown."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is null"
+
+
+@dataclass(frozen=True, slots=True)
+class Not(Expression):
+    """``not operand``."""
+
+    operand: Expression
+
+    def __str__(self) -> str:
+        return f"not {_nested(self.operand)}"
+
+
+@dataclass(frozen=True, slots=True)
+class And(Expression):
+    """All of two or more operands."""
+
+    operands: tuple[Expression, ...]
+
+    def __str__(self) -> str:
+        return " and ".join(map(_nested, self.operands))
+
+
+@dataclass(frozen=True, slots=True)
+class Or(Expression):
+    """Any of two or more operands."""
+
+    operands: tuple[Expression, ...]
+
+    def __str__(self) -> str:
+        return " or ".join(map(_nested, self.operands))
+
+
+Leaf: TypeAlias = Comparison | Membership | IsNull
+
+
+class Cells(NamedTuple):
+    """A run of a column: values of any content where null, and which rows are null (None: none of them)."""
+
+    values: npt.NDArray[Any]
+    nulls: Flags | None
+
+
+def leaves(expression: Expression) -> Iterator[Leaf]:
+    """Yield the conditions on single attributes."""
+    if isinstance(expression, Not):
+        yield from leaves(expression.operand)
+    elif isinstance(expression, And | Or):
+        for operand in expression.operands:
+            yield from leaves(operand)
+    else:
+        assert isinstance(expression, Leaf)
+        yield expression
+
+
+def row_bytes(expression: Expression) -> int:
+    """Return what :func:`select` holds of a row at a time, beside its columns, in bytes."""
+    if isinstance(expression, Not):
+        return row_bytes(expression.operand)
+    if isinstance(expression, And | Or):
+        return 1 + max(map(row_bytes, expression.operands))
+    return _SORTED_BYTES if isinstance(expression, Membership) else 2
+
+
+def values_of(leaf: Leaf) -> tuple[Value, ...]:
+    """Return the literals of a condition."""
+    if isinstance(leaf, Comparison):
+        return (leaf.value,)
+    return leaf.values if isinstance(leaf, Membership) else ()
+
+
+def check_name(name: str, known: Mapping[str, Any]) -> None:
+    """Refuse an attribute that there is not, naming those that there are."""
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, 1)
+    guess = f"did you mean {near[0]!r}? " if near else ""
+    listed = f"expected one of {', '.join(sorted(known))}" if known else "there are none"
+    raise ValueError(f"no attribute {name!r}: {guess}{listed}")
+
+
+def check_types(expression: Expression, types: Mapping[str, AttributeType | None]) -> None:
+    """Refuse attributes that there are not, and comparisons of an attribute with a value of another kind.
+
+    An attribute of type None is null in every row and compares with anything.
+
+    Raises
+    ------
+    ValueError, TypeError
+    """
+    for leaf in leaves(expression):
+        check_name(leaf.name, types)
+        kind = types[leaf.name]
+        if kind is None:
+            continue
+        for value in values_of(leaf):
+            came = "bool" if isinstance(value, bool) else "str" if isinstance(value, str) else "number"
+            expected = {"bool": "bool", "str": "str", "datetime": "str"}.get(kind, "number")
+            if came != expected:
+                name = type(value).__name__
+                hint = ", but with text such as '2024-01-31 12:00'" if kind == "datetime" else ""
+                raise TypeError(f"{leaf}: attribute {leaf.name!r} is {kind}, it cannot be compared with {name}{hint}")
+            if kind == "datetime":
+                _moment(leaf, str(value))
+        if kind == "bool" and isinstance(leaf, Comparison) and leaf.operator not in ("==", "!="):
+            raise TypeError(f"{leaf}: attribute {leaf.name!r} is bool, which has no order; expected == or !=")
+
+
+def on_moments(expression: Expression, types: Mapping[str, AttributeType | None]) -> Expression:
+    """Return the same condition on moments, which are compared as microseconds."""
+    if isinstance(expression, Not):
+        return Not(on_moments(expression.operand, types))
+    if isinstance(expression, And | Or):
+        return type(expression)(tuple(on_moments(operand, types) for operand in expression.operands))
+    assert isinstance(expression, Leaf)
+    if types.get(expression.name) != "datetime" or isinstance(expression, IsNull):
+        return expression
+    values = tuple(_moment(expression, str(value)) for value in values_of(expression))
+    if isinstance(expression, Membership):
+        return Membership(expression.name, values)
+    return Comparison(expression.name, expression.operator, values[0])
+
+
+def _moment(leaf: Leaf, text: str) -> int:
+    try:
+        return moment_of_text(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{leaf}: attribute {leaf.name!r} is datetime, and {text!r} is no moment ({error}); expected ISO 8601 such "
+            f"as '2024-01-31' or '2024-01-31T12:00:00+01:00', to the microsecond at most"
+        ) from None
+
+
+def on_codes(expression: Expression, ranks: Mapping[str, Mapping[str, tuple[int, bool]]]) -> Expression:
+    """Return the same condition on the codes of strings, which are their ranks in a sorted vocabulary.
+
+    Parameters
+    ----------
+    ranks
+        By attribute and literal: how many words come before the literal, and whether it is a word itself.
+    """
+    if isinstance(expression, Not):
+        return Not(on_codes(expression.operand, ranks))
+    if isinstance(expression, And | Or):
+        return type(expression)(tuple(on_codes(operand, ranks) for operand in expression.operands))
+    assert isinstance(expression, Leaf)
+    if expression.name not in ranks or isinstance(expression, IsNull):
+        return expression
+    found = [ranks[expression.name][str(value)] for value in values_of(expression)]
+    if isinstance(expression, Membership):
+        return Membership(expression.name, tuple(rank for rank, present in found if present))
+    rank, present = found[0]
+    if expression.operator in ("==", "!="):
+        return Comparison(expression.name, expression.operator, rank if present else _NO_CODE)
+    if expression.operator in ("<", ">="):
+        return Comparison(expression.name, expression.operator, rank)
+    return Comparison(expression.name, "<" if expression.operator == "<=" else ">=", rank + present)
+
+
+def select(expression: Expression, cells: Callable[[str], Cells | None], count: int, wanted: bool = True) -> Flags:
+    """Return the rows where a condition is `wanted`, bool [count]; where it is unknown it is neither.
+
+    Negations are pushed down to the conditions on single attributes (De Morgan's laws hold with three values, too),
+    so that the unknown rows need no array of their own.
+
+    Parameters
+    ----------
+    cells
+        Takes a name to its column; None is a column of nulls only.
+    """
+    if isinstance(expression, Not):
+        return select(expression.operand, cells, count, not wanted)
+    if isinstance(expression, And | Or):
+        every = isinstance(expression, And) == wanted
+        rows = select(expression.operands[0], cells, count, wanted)
+        for operand in expression.operands[1:]:
+            if not rows.any() if every else rows.all():
+                break  # A column that cannot change anything is not even read.
+            further = select(operand, cells, count, wanted)
+            np.logical_and(rows, further, out=rows) if every else np.logical_or(rows, further, out=rows)
+        return rows
+    assert isinstance(expression, Leaf)
+    column = cells(expression.name)
+    if isinstance(expression, IsNull):
+        nulls = np.full(count, column is None) if column is None or column.nulls is None else column.nulls.copy()
+        return nulls if wanted else ~nulls
+    if column is None:
+        return np.zeros(count, np.bool_)
+    rows = _matches(column.values, expression)
+    if not wanted:
+        np.logical_not(rows, out=rows)
+    if column.nulls is not None:
+        rows &= ~column.nulls
+    return rows
+
+
+def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership) -> Flags:
+    if isinstance(leaf, Membership):
+        narrowed = [_narrow(values.dtype, "==", value) for value in leaf.values]
+        points = [point[1] for point in narrowed if not isinstance(point, bool)]
+        return np.isin(values, np.array(points, values.dtype))
+    test = _narrow(values.dtype, leaf.operator, leaf.value)
+    if isinstance(test, bool):
+        return np.full(len(values), test)
+    return _COMPARE[test[0]](values, values.dtype.type(test[1]))
+
+
+def _narrow(dtype: np.dtype[Any], operator: Operator, value: Value) -> tuple[Operator, int | float] | bool:
+    """Return a comparison with a value of the column's own type that says just the same, or what it says of all rows.
+
+    Neither side is rounded: 2**53 + 1 is a number between two floats and 2.5 one between two integers.
+    """
+    assert not isinstance(value, str)
+    if dtype.kind == "f":
+        near = _as_float(value)
+        if near == value:
+            return operator, near
+        if near < value:
+            return _between(operator, near, math.nextafter(near, math.inf))
+        return _between(operator, math.nextafter(near, -math.inf), near)
+    if value != math.floor(value):
+        return _between(operator, math.floor(value), math.floor(value) + 1)
+    limits = np.iinfo(dtype)
+    if value < limits.min:
+        return operator in (">", ">=", "!=")
+    if value > limits.max:
+        return operator in ("<", "<=", "!=")
+    return operator, int(value)
+
+
+def _between(operator: Operator, below: float, above: float) -> tuple[Operator, float] | bool:
+    """Return what a comparison with a number says that lies between two neighbours of a type."""
+    if operator in ("==", "!="):
+        return operator == "!="
+    return ("<=", below) if operator in ("<", "<=") else (">=", above)
+
+
+def _as_float(value: int | float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _literal(value: Value) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return repr(value)
+
+
+def _nested(expression: Expression) -> str:
+    return f"({expression})" if isinstance(expression, And | Or) else str(expression)

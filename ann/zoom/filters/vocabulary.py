@@ -1,0 +1,137 @@
+"""The distinct words of a column of text, sorted, in a segment: found by bisection on SSD, never held in DRAM.
+
+Layout: the words, UTF-8, end to end; zeros up to a multiple of 8; u64 [w + 1], where each word begins and the last one
+ends; u64 w.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.errors import CorruptionError
+from memhier.fields import stored_segment
+from memhier.io.reader import Reader
+from memhier.store.store import Staging, Store, Transaction
+
+__all__ = ["Vocabulary", "write_vocabulary"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+_BATCH_BYTES = 1 << 16
+_STREAM_WORDS = 1 << 12
+WORDS_MAX = 2**31 - 1
+
+
+def write_vocabulary(tx: Transaction | Staging, name: str, words: Iterable[bytes]) -> None:
+    """Write ascending words into a new segment."""
+    segment = tx.segment(name)
+    starts = array("Q", [0])
+    remaining = iter(words)
+    while batch := list(islice(remaining, _STREAM_WORDS)):
+        starts.extend((segment.length + np.cumsum([len(word) for word in batch])).tolist())
+        segment.append(b"".join(batch))
+    count = len(starts) - 1
+    if count > WORDS_MAX:
+        raise ValueError(f"{name}: {count:,} distinct texts, expected at most {WORDS_MAX:,}")
+    segment.append(bytes(-segment.length % 8))
+    starts.append(count)
+    segment.append(np.frombuffer(starts, np.uint64).astype("<u8"))
+
+
+class Vocabulary:
+    """Reads sorted words. For many threads.
+
+    Raises
+    ------
+    CorruptionError
+        When the segment cannot be a vocabulary.
+    """
+
+    def __init__(self, store: Store, name: str, reader: Reader) -> None:
+        info = stored_segment(store, name)
+        self._path = info.path
+        self._reader = reader
+        self._file_bytes = info.length
+        self._handle = store.attach(name, reader)
+        if info.payload < 16 or info.payload % 8:
+            raise CorruptionError(f"{info.path}: {info.payload} bytes are no vocabulary")
+        self._count = int(reader.read(self._handle, [info.payload - 8], 8).view("<u8")[0, 0])
+        self._starts_at = info.payload - 8 * (self._count + 2)
+        if self._starts_at < 0:
+            raise CorruptionError(f"{info.path}: {info.payload} bytes do not hold {self._count} words")
+
+    def __len__(self) -> int:
+        return self._count
+
+    def find(self, words: Sequence[bytes]) -> tuple[Ints, npt.NDArray[np.bool_]]:
+        """Return how many words of the vocabulary come before each of `words`, and whether it is one itself.
+
+        All are sought together: two reads of each per round, and as many rounds as the vocabulary has binary digits.
+        """
+        # A word's head is enough to compare it: one byte more than what is sought.
+        head = max(map(len, words), default=0) + 1
+        step = max(1, _BATCH_BYTES // head)
+        low = np.zeros(len(words), np.int64)
+        high = np.full(len(words), self._count)
+        present = np.zeros(len(words), np.bool_)
+        while True:
+            seeking = np.flatnonzero(low < high)
+            if not len(seeking):
+                return low, present
+            for start in range(0, len(seeking), step):
+                part = seeking[start : start + step]
+                middle = (low[part] + high[part]) // 2
+                for index, rank, word in zip(part, middle, self._read(self._bounds(middle), head), strict=True):
+                    if word < words[index]:
+                        low[index] = rank + 1
+                    else:
+                        high[index] = rank
+                        present[index] |= word == words[index]
+
+    def words(self, ranks: Ints) -> list[bytes]:
+        """Return words by rank."""
+        bounds = self._bounds(ranks)
+        lengths = bounds[:, 1] - bounds[:, 0]
+        found: list[bytes] = [b""] * len(ranks)
+        order = np.argsort(lengths, kind="stable")
+        start = 0
+        while start < len(order):
+            # Words of like length are read together; the longest of a batch decides what each read takes.
+            sizes = lengths[order[start:]] * np.arange(1, len(order) - start + 1)
+            stop = start + max(1, int(np.searchsorted(sizes, _BATCH_BYTES)))
+            batch = order[start:stop]
+            for index, word in zip(batch, self._read(bounds[batch], int(lengths[batch].max())), strict=True):
+                found[index] = word
+            start = stop
+        return found
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield all words in order."""
+        for start in range(0, self._count, _STREAM_WORDS):
+            yield from self.words(np.arange(start, min(start + _STREAM_WORDS, self._count)))
+
+    def close(self) -> None:
+        """Detach from the reader."""
+        handle, self._handle = self._handle, -1  # which may be another file's from now on
+        self._reader.remove(handle)
+
+    def _bounds(self, ranks: Ints) -> npt.NDArray[Any]:
+        """Return where words begin and end, int64 [n, 2]."""
+        bounds = self._reader.read(self._handle, self._starts_at + 8 * ranks, 16).view("<i8")
+        if ((bounds[:, 0] < 0) | (bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self._starts_at)).any():
+            raise CorruptionError(f"{self._path}: a word lies outside of the vocabulary")
+        return bounds
+
+    def _read(self, bounds: npt.NDArray[Any], length: int) -> list[bytes]:
+        """Return words, cut after `length` bytes."""
+        length = min(length, self._file_bytes)
+        if length == 0:
+            return [b""] * len(bounds)
+        # The last words are shorter than a read: it begins earlier for them.
+        offsets = np.minimum(bounds[:, 0], self._file_bytes - length)
+        raw = self._reader.read(self._handle, np.ascontiguousarray(offsets), length)
+        return [row[low:high].tobytes() for row, (low, high) in zip(raw, bounds - offsets[:, None], strict=True)]

@@ -1,0 +1,321 @@
+"""Filters as text: ``price < 10 and lang == 'en'``, parsed by recursive descent and evaluated as SQL does.
+
+::
+
+    condition   = conjunction { "or" conjunction }
+    conjunction = negation { "and" negation }
+    negation    = "not" negation | "(" condition ")" | test
+    test        = name [ operator value | [ "not" ] "in" "(" value { "," value } ")"
+                       | [ "not" ] "between" value "and" value | "is" [ "not" ] "null" ]
+                | value operator name
+    operator    = "<" | "<=" | ">" | ">=" | "==" | "=" | "!="
+    value       = [ "+" | "-" ] number | text | "true" | "false"
+
+Text stands in single or double quotes, which are doubled to stand inside. A name alone asks whether a bool is true.
+A datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone.
+Keywords may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are
+selected.
+"""
+
+import math
+import re
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.columns import ArrayColumn
+from memhier.ann.zoom.filters.conditions import (
+    KEYWORDS,
+    And,
+    Cells,
+    Comparison,
+    Expression,
+    IsNull,
+    Membership,
+    Not,
+    Operator,
+    Or,
+    Value,
+    check_name,
+    check_types,
+    leaves,
+    on_codes,
+    on_moments,
+    select,
+    values_of,
+)
+
+__all__ = ["And", "Comparison", "Expression", "IsNull", "Membership", "Not", "Or", "evaluate", "parse"]
+
+LENGTH_MAX = 256 * 1024
+DEPTH_MAX = 64
+_DIGITS_MAX = 1000
+_SHOWN = 60  # characters of the text to either side of a mistake
+_TOKEN = re.compile(
+    r"""(?P<number>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)
+      | (?P<text>'(?:[^']|'')*'|"(?:[^"]|"")*")
+      | (?P<name>[A-Za-z_][A-Za-z0-9_]*)
+      | (?P<sign><=|>=|==|!=|[<>=(),+-])""",
+    re.VERBOSE,
+)
+_SPACE = re.compile(r"\s*")
+_OPERATORS: dict[str, Operator] = {"<": "<", "<=": "<=", ">": ">", ">=": ">=", "==": "==", "=": "==", "!=": "!="}
+_MIRRORED: dict[Operator, Operator] = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "==": "==", "!=": "!="}
+_VALUE = "a value (a number, 'text', true or false)"
+
+
+def parse(text: str) -> Expression:
+    """Parse a filter.
+
+    Parameters
+    ----------
+    text
+        At most 256 KiB long, with at most 64 levels of parentheses and negations.
+
+    Returns
+    -------
+    Expression
+        A tree of frozen dataclasses; ``str()`` of it parses to the same tree.
+
+    Raises
+    ------
+    TypeError
+        When `text` is not text.
+    ValueError
+        When it is no filter; the message shows where, and what was expected there.
+
+    Examples
+    --------
+    >>> parse("price < 10 AND lang in ('en', 'de')").names
+    ('lang', 'price')
+    >>> print(parse("10 >= price or not (stock is not null and sold)"))
+    price <= 10 or not (not stock is null and sold == true)
+    >>> parse("price <")
+    Traceback (most recent call last):
+        ...
+    ValueError: where: expected a value (a number, 'text', true or false) at position 7, found the end
+      price <
+             ^
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"where={text!r}: expected text such as \"price < 10 and lang == 'en'\"")
+    if len(text) > LENGTH_MAX:
+        raise ValueError(f"where: {len(text):,} characters, expected at most {LENGTH_MAX:,}; filter by ids instead")
+    parser = _Parser(text)
+    expression = parser.condition(0)
+    if parser.token.kind != "end":
+        parser.refuse("'and', 'or' or the end")
+    return expression
+
+
+def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.bool_]:
+    """Return the rows for which a filter is true.
+
+    Parameters
+    ----------
+    expression
+        From :func:`parse`.
+    columns
+        Arrays ``[n]`` by attribute: integers that fit int64, floats (NaN is null), bool, text, datetimes (NaT is null),
+        or objects of one of these kinds with None for null; masked arrays are null where masked. Integers and floats
+        compare exactly.
+
+    Returns
+    -------
+    numpy.ndarray
+        bool ``[n]``.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an attribute that is not among `columns`, one that is compared with a value of another kind, and columns of
+        other kinds or of unequal lengths.
+
+    Examples
+    --------
+    >>> columns = {"price": np.array([5.0, 20.0, np.nan]), "lang": np.array(["en", "en", "de"])}
+    >>> evaluate(parse("not price < 10"), columns).tolist()
+    [False, True, False]
+    """
+    for name in expression.names:
+        check_name(name, columns)
+    count = len(columns[expression.names[0]])
+    used = {name: ArrayColumn(name, columns[name], count) for name in expression.names}
+    types = {name: column.type for name, column in used.items()}
+    check_types(expression, types)
+    expression = on_moments(expression, types)
+    ranks: dict[str, dict[str, tuple[int, bool]]] = {}
+    for leaf in leaves(expression):
+        if used[leaf.name].type == "str":
+            words = used[leaf.name].sorted_words
+            for value in values_of(leaf):
+                at = bisect_left(words, cast(str, value))
+                ranks.setdefault(leaf.name, {})[str(value)] = at, words[at : at + 1] == [value]
+    everything = np.arange(count)
+
+    def cells(name: str) -> Cells | None:
+        return None if used[name].type is None else used[name].read(everything)
+
+    return select(on_codes(expression, ranks), cells, count)
+
+
+class _Token(NamedTuple):
+    kind: str
+    text: str
+    position: int
+
+
+class _Parser:
+    """Reads one token ahead."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self.token = self._next()
+
+    def condition(self, depth: int) -> Expression:
+        return self._chain("or", Or, lambda: self._chain("and", And, lambda: self._negation(depth)))
+
+    def refuse(self, expected: str) -> NoReturn:
+        found = "the end" if self.token.kind == "end" else self.token.text
+        if len(found) > _SHOWN:
+            found = found[:_SHOWN] + "..."
+        self._fail(f"expected {expected} at position {self.token.position}, found {found}", self.token.position)
+
+    def _chain(self, word: str, kind: type[And] | type[Or], operand: Callable[[], Expression]) -> Expression:
+        operands = [operand()]
+        while self._take(word):
+            operands.append(operand())
+        return operands[0] if len(operands) == 1 else kind(tuple(operands))
+
+    def _negation(self, depth: int) -> Expression:
+        if depth > DEPTH_MAX:
+            position = self.token.position
+            self._fail(f"nested more than {DEPTH_MAX} levels deep at position {position}", position)
+        if self._take("not"):
+            return Not(self._negation(depth + 1))
+        if self._take("("):
+            inner = self.condition(depth + 1)
+            self._expect(")", "'and', 'or' or ')'")
+            return inner
+        return self._test()
+
+    def _test(self) -> Expression:
+        if self.token.kind != "name":
+            value = self._value("an attribute's name, a value, 'not' or '('")
+            sign = _MIRRORED[self._operator()]
+            return Comparison(self._name(), sign, value)
+        name = self._name()
+        if self.token.text in _OPERATORS:
+            return Comparison(name, self._operator(), self._value(_VALUE))
+        if self._take("is"):
+            negated = self._take("not")
+            self._expect("null", "'null'" if negated else "'null' or 'not null'")
+            return Not(IsNull(name)) if negated else IsNull(name)
+        negated = self._take("not")
+        test = self._in_or_between(name)
+        if test is None and negated:
+            self.refuse("'in' or 'between'")
+        if test is None:
+            return Comparison(name, "==", True)
+        return Not(test) if negated else test
+
+    def _in_or_between(self, name: str) -> Expression | None:
+        if self._take("in"):
+            self._expect("(", "'('")
+            values = [self._value(_VALUE)]
+            while self._take(","):
+                values.append(self._value(_VALUE))
+            self._expect(")", "',' or ')'")
+            return Membership(name, tuple(values))
+        if self._take("between"):
+            low = self._value(_VALUE)
+            self._expect("and", "'and'")
+            return And((Comparison(name, ">=", low), Comparison(name, "<=", self._value(_VALUE))))
+        return None
+
+    def _name(self) -> str:
+        name = self.token.text
+        if self.token.kind != "name":
+            self.refuse("an attribute's name")
+        self._advance()
+        return name
+
+    def _operator(self) -> Operator:
+        sign = _OPERATORS.get(self.token.text)
+        if sign is None:
+            self.refuse("a comparison (<, <=, >, >=, ==, !=)")
+        self._advance()
+        return sign
+
+    def _value(self, expected: str) -> Value:
+        sign = self.token.text if self.token.text in ("+", "-") else ""
+        if sign:
+            self._advance()
+            if self.token.kind != "number":
+                self.refuse("a number")
+        kind, text, position = self.token
+        if kind == "number":
+            self._advance()
+            return self._number(sign + text, position)
+        if kind == "text":
+            self._advance()
+            return text[1:-1].replace(text[0] * 2, text[0])
+        if kind in ("true", "false"):
+            self._advance()
+            return kind == "true"
+        if kind == "null":
+            self._fail(f"nothing compares to null at position {position}: expected {_VALUE}, or 'is null'", position)
+        self.refuse(expected)
+
+    def _number(self, text: str, position: int) -> int | float:
+        if len(text) > _DIGITS_MAX:
+            self._fail(f"a number of {len(text)} characters at position {position}, expected fewer", position)
+        if text.lstrip("+-").isdigit():
+            return int(text)
+        if math.isinf(float(text)):
+            self._fail(
+                f"{text} at position {position} is beyond float64; write it without point and exponent", position
+            )
+        return float(text)
+
+    def _take(self, kind: str) -> bool:
+        found = self.token.kind == kind
+        if found:
+            self._advance()
+        return found
+
+    def _expect(self, kind: str, expected: str) -> None:
+        if not self._take(kind):
+            self.refuse(expected)
+
+    def _advance(self) -> None:
+        self.token = self._next()
+
+    def _next(self) -> _Token:
+        space = _SPACE.match(self._text, self._position)
+        start = space.end() if space else self._position
+        if start == len(self._text):
+            return _Token("end", "", start)
+        match = _TOKEN.match(self._text, start)
+        if match is None:
+            character = self._text[start]
+            what = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
+            self._fail(f"{what} at position {start}", start)
+        self._position = match.end()
+        kind, text = str(match.lastgroup), match[0]
+        if kind == "number" and self._text[match.end() : match.end() + 1].isidentifier():
+            self._fail(f"a letter right after a number at position {match.end()}", match.end())
+        if kind == "sign":
+            kind = text
+        elif kind == "name" and text.lower() in KEYWORDS:
+            kind = text.lower()
+        return _Token(kind, text, start)
+
+    def _fail(self, message: str, position: int) -> NoReturn:
+        low, high = max(0, position - _SHOWN), position + _SHOWN
+        shown = re.sub(r"\s", " ", self._text[low:high])
+        raise ValueError(f"where: {message}\n  {shown}\n  {' ' * (position - low)}^")

@@ -1,0 +1,1 @@
+"""Ids of vectors: integers and texts."""

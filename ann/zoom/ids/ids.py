@@ -1,0 +1,254 @@
+"""What callers call vectors: int64, or strings, which are kept on SSD and known in DRAM by 63 bits of their hash.
+
+A hash alone names no vector: where it is found, the string on SSD is compared. Of two strings with one hash an index
+takes the first and refuses the second (with ten million strings the odds of any such pair are 1 in 180,000).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.arguments import check_ids
+from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
+from memhier.ann.zoom.preview.code_scan import PART_SHIFT
+from memhier.ann.zoom.renewal.fresh import Fresh
+from memhier.ann.zoom.storage.part import Part, find_ids
+
+__all__ = [
+    "IdKind",
+    "Ids",
+    "Located",
+    "Sightings",
+    "as_ids",
+    "locate",
+    "locate_all",
+    "refuse_clashes",
+    "refuse_known",
+    "texts_at",
+    "with_repeats",
+]
+
+IdKind: TypeAlias = Literal["int64", "str"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Ids:
+    """The ids of one call, each once.
+
+    Attributes
+    ----------
+    numbers
+        int64 ``[n]``: themselves, or hashes.
+    texts
+        The strings that they are hashes of; None of integers.
+    """
+
+    numbers: Ints
+    texts: Texts | None
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def shown(self, row: int) -> str:
+        """Return one as a caller would write it."""
+        return str(int(self.numbers[row])) if self.texts is None else repr(self.texts[row])
+
+    def values(self) -> npt.NDArray[Any]:
+        """Return them as callers have them, int64 or object ``[n]``."""
+        return self.numbers if self.texts is None else self.texts.objects()
+
+    def part(self, start: int, stop: int) -> "Ids":
+        """Return neighbouring ones."""
+        return Ids(self.numbers[start:stop], None if self.texts is None else self.texts.part(start, stop))
+
+
+def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
+    """Return ids of a kind, or of either where None.
+
+    Raises
+    ------
+    TypeError
+        When they are of another kind.
+    ValueError
+        When one is there twice.
+    """
+    if not is_text(ids):
+        if kind == "str" and np.size(ids):
+            raise TypeError(f"{name}={_short(ids)}: this index has strings as ids, so expected strings")
+        return Ids(check_ids(ids, name), Texts.none() if kind == "str" else None)
+    if kind == "int64":
+        raise TypeError(f"{name}={_short(ids)}: this index has integers as ids, so expected integers")
+    texts = as_texts(ids, name)
+    found = Ids(hash_texts(texts), texts)
+    seen: set[bytes] = set()
+    for word in texts.take(_shared(found.numbers)).words():
+        if word in seen:
+            raise ValueError(f"{name} holds {word.decode()!r} more than once: every vector needs an id of its own")
+        seen.add(word)
+    return found
+
+
+def refuse_clashes(ids: Ids) -> None:
+    """Refuse different strings with one hash, which cannot both be in an index."""
+    if ids.texts is not None and len(rows := _shared(ids.numbers)):
+        raise ValueError(f"ids: {_clash(ids.texts[int(rows[0])], ids.texts[int(rows[1])])}")
+
+
+def _shared(numbers: Ints) -> Ints:
+    """Return the rows of numbers that are there more than once, those of one beside each other."""
+    order = np.argsort(numbers, kind="stable")
+    equal = numbers[order[1:]] == numbers[order[:-1]]
+    return order[np.append(equal, False) | np.insert(equal, 0, False)] if len(order) else order
+
+
+def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
+    """Return the different ones of ids, and for each of `ids` which it is, int64 ``[n]``."""
+    if is_text(ids):
+        places: dict[bytes, int] = {}
+        texts = as_texts(ids)
+        inverse = np.array([places.setdefault(word, len(places)) for word in texts.words()], np.int64)
+        return as_ids([word.decode() for word in places], kind), inverse
+    array = np.asarray(ids)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        wanted = as_ids(array, kind)
+        return wanted, np.arange(len(wanted))
+    names, inverse = np.unique(array, return_inverse=True)
+    return as_ids(names, kind), inverse.astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """Where ids are.
+
+    Attributes
+    ----------
+    positions
+        int64 ``[n]``: a part's number and row in one, -1 where in none.
+    fresh
+        int64 ``[n]``: the row among fresh vectors, -1 where not there.
+    """
+
+    positions: Ints
+    fresh: Ints
+
+    @property
+    def known(self) -> npt.NDArray[np.bool_]:
+        """Which are in the index, bool ``[n]``."""
+        return (self.positions >= 0) | (self.fresh >= 0)
+
+
+def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
+    """Return where ids are; passes over all ids there are, and reads those strings whose hashes it meets."""
+    numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # as different strings may have one hash
+    once = _by_number(parts, fresh, numbers)
+    found = Located(once.positions[inverse], once.fresh[inverse])
+    if ids.texts is not None:
+        met = np.flatnonzero(found.known)
+        stored = texts_at(parts, fresh, Located(found.positions[met], found.fresh[met]))
+        other = met[~stored.equal(ids.texts.take(met))]
+        found.positions[other] = found.fresh[other] = -1
+    return found
+
+
+def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
+    """Return where ids are; KeyError for one that is not in the index."""
+    found = locate(parts, fresh, ids)
+    missing = np.flatnonzero(~found.known)
+    if len(missing):
+        raise KeyError(f"ids holds {ids.shown(missing[0])}, which is not in the index ({len(missing)} such ids)")
+    return found
+
+
+def refuse_known(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> None:
+    """Refuse ids that are in the index, and strings with the hash of another."""
+    refuse_clashes(ids)
+    found = _by_number(parts, fresh, ids.numbers)
+    for row in np.flatnonzero(found.known)[:1].tolist():
+        if ids.texts is not None:
+            at = slice(row, row + 1)
+            stored = texts_at(parts, fresh, Located(found.positions[at], found.fresh[at]))[0]
+            if stored != ids.texts[row]:
+                raise ValueError(f"ids[{row}]: {_clash(ids.texts[row], stored)}, which is in the index")
+        raise ValueError(f"ids holds {ids.shown(row)}, which is in the index already: update() replaces vectors")
+
+
+def _by_number(parts: Sequence[Part], fresh: Fresh, numbers: Ints) -> Located:
+    return Located(find_ids(parts, numbers), _rows_of(numbers, fresh.ids))
+
+
+def _rows_of(wanted: Ints, ids: Ints) -> Ints:
+    """Return the row of each wanted id, -1 where it is not among `ids`."""
+    if not len(ids):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(ids, kind="stable")
+    rows = order[np.minimum(np.searchsorted(ids, wanted, sorter=order), len(ids) - 1)]
+    return np.where(ids[rows] == wanted, rows, -1)
+
+
+def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
+    """Return the string of each place."""
+    pieces, rows = [], []
+    waiting = np.flatnonzero(places.fresh >= 0)
+    if len(waiting):
+        assert fresh.texts is not None
+        pieces.append(fresh.texts.take(places.fresh[waiting]))
+        rows.append(waiting)
+    numbers = places.positions >> PART_SHIFT  # of -1 it is -1
+    for which in np.unique(numbers[places.fresh < 0]).tolist():
+        stored = parts[which].texts
+        assert stored is not None
+        here = np.flatnonzero((numbers == which) & (places.fresh < 0))
+        pieces.append(stored.read(places.positions[here] & ((1 << PART_SHIFT) - 1), tally))
+        rows.append(here)
+    back = np.empty(len(numbers), np.int64)
+    back[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(len(numbers))
+    return Texts.joined(pieces).take(back)
+
+
+class Sightings:
+    """Where a search met the vectors it found, so that their strings can be read when it is over.
+
+    Parameters
+    ----------
+    parts, fresh
+        Of the snapshot that is searched.
+    """
+
+    def __init__(self, parts: Sequence[Part], fresh: Fresh) -> None:
+        self._parts, self._fresh = parts, fresh
+        self._ids: list[Ints] = []
+        self._positions: list[Ints] = []
+
+    def note(self, found: Ints, positions: Ints) -> None:
+        """Note the positions of those that were found; an id of -1 is nothing found."""
+        self._ids.append(found[found >= 0])
+        self._positions.append(positions[found >= 0])
+
+    def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
+        """Return the strings of what was found, of the shape of `found`, None for -1; `tally` as in a read."""
+        numbers, inverse = np.unique(found, return_inverse=True)
+        ids = np.concatenate([np.empty(0, np.int64), *self._ids])
+        positions = np.concatenate([np.empty(0, np.int64), *self._positions])
+        real = numbers >= 0  # as hashes are
+        wanted = numbers[real]
+        rows = _rows_of(wanted, ids)
+        fresh = _rows_of(wanted, self._fresh.ids)
+        # Later than the search nobody asks: its snapshot's parts are still there.
+        places = Located(np.where(rows >= 0, positions[rows] if len(ids) else -1, -1), fresh)
+        names = np.full(len(numbers), None, np.object_)
+        names[real] = texts_at(self._parts, self._fresh, places, tally).objects()
+        return names[inverse].reshape(found.shape)
+
+
+def _clash(one: str, other: str) -> str:
+    return f"{one!r} has the same 63-bit hash as {other!r}: give one of the vectors another id"
+
+
+def _short(ids: object) -> str:
+    text = repr(ids)
+    return text if len(text) <= 60 else text[:60] + "..."

@@ -1,0 +1,1 @@
+"""The preview: compressed vectors in DRAM and their scan."""

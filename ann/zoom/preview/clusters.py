@@ -1,0 +1,245 @@
+"""Centroids of the inverted lists: k-means, in two levels where one would cost too much, with no list left too long.
+
+One level costs ``s * lists * d`` per round for a sample of ``s``; the second splits each of ``sqrt(lists)`` coarse
+clusters into its share of lists, which costs ``2 * s * sqrt(lists) * d``. The longest lists are divided again: SPANN
+(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest. What no
+division makes shorter, as copies of one vector, is dealt into several lists around one centroid.
+"""
+
+import heapq
+from typing import TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.renewal.pauses import pause
+
+__all__ = ["LONGEST", "Assigner", "deal_out", "train_centroids", "training_rows"]
+
+_FLAT_LISTS = 512
+_EXACT_ASSIGN = 2048
+_GROUPS_VISITED = 6
+_ROUNDS = 10
+_DIVIDED = 8  # one list in as many comes from dividing the longest
+_ROWS_PER_CENTROID = 48
+_SAMPLE_BYTES = 256 << 20
+LONGEST = 4  # times the mean: what no list is made longer than
+_LOOKED_AT = 4  # lists, for one that is given up
+_SEEDS = 2**31 - 1  # that faiss takes; each cluster that is divided adds its number to that of the index
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def training_rows(lists: int, dimension: int, least: int) -> int:
+    """Return how many vectors to sample: enough for the lists, at least `least`, in at most 256 MiB of float32."""
+    affordable = _SAMPLE_BYTES // (4 * dimension)
+    return max(lists, min(max(_ROWS_PER_CENTROID * lists, least), affordable))
+
+
+def train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
+    """Return centroids float32 ``[lists, d]`` for vectors like those of `sample`; the same whatever the threads.
+
+    Parameters
+    ----------
+    sample
+        float32 ``[s, d]``.
+    lists
+        How many; at most ``s`` of them differ.
+    seed
+        Fixes every random choice.
+    """
+    if lists >= len(sample):
+        return _kmeans(sample, lists, seed)
+    first = lists - lists // _DIVIDED
+    if first <= _FLAT_LISTS:
+        centroids = _kmeans(sample, first, seed)
+        clusters = _members(_nearest(sample, centroids), len(centroids))
+    else:
+        centroids, clusters = _two_levels(sample, first, seed)
+    return _divide_longest(sample, centroids, clusters, lists, seed)
+
+
+def _two_levels(sample: Floats, lists: int, seed: int) -> tuple[Floats, list[Ints]]:
+    """Return k-means centroids and the rows of the sample that each has."""
+    coarse = _kmeans(sample, int(lists**0.5), seed)
+    groups = _members(_nearest(sample, coarse), len(coarse))
+    shares = _apportion(np.array([len(rows) for rows in groups]), lists)
+    centroids, clusters = [], []
+    for number, (rows, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
+        if share:
+            fine = _kmeans(sample[rows], share, seed + number)
+            centroids.append(fine)
+            clusters += [rows[each] for each in _members(_nearest(sample[rows], fine), share)]
+    return np.concatenate(centroids), clusters
+
+
+def _divide_longest(sample: Floats, centroids: Floats, clusters: list[Ints], lists: int, seed: int) -> Floats:
+    """Return `lists` centroids: the longest cluster, whose rows `clusters` has, becomes two, over and over."""
+    kept = list(centroids)
+    longest = [(-len(rows), number) for number, rows in enumerate(clusters) if len(rows) > 1]
+    heapq.heapify(longest)
+    while longest and len(kept) < lists:
+        _, number = heapq.heappop(longest)
+        rows = clusters[number]
+        halves = _kmeans(sample[rows], 2, seed + number)
+        near = _nearest(sample[rows], halves)
+        clusters[number] = rows[near == 0]
+        clusters.append(rows[near == 1])
+        kept[number] = halves[0]
+        kept.append(halves[1])
+        for each in (number, len(kept) - 1):
+            # Copies of one vector stay together, however often they are divided.
+            if 1 < len(clusters[each]) < len(rows):
+                heapq.heappush(longest, (-len(clusters[each]), each))
+    return np.stack(kept)[np.arange(lists) % len(kept)]
+
+
+def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.bool_]:
+    """Make no list longer than four times the mean (rounded up), in place; return which lists have another centroid.
+
+    A longer one is dealt, in the order of its vectors, into the fewest lists that may hold it, all around its centroid.
+    These are lists of at most twice the mean whose vectors lose least by going to the nearest list with room for them.
+
+    Parameters
+    ----------
+    lists
+        int32 ``[n]``: the list of each vector.
+    centroids
+        float32 ``[lists, d]``.
+
+    Notes
+    -----
+    There always is room. Of ``L`` lists those that are too long, with a share ``s`` of the vectors, become fewer than
+    ``s L / 2``. Of the others fewer than ``(1 - s) L / 2`` have more than twice the mean, so enough have not; and those
+    that stay hold no more than the mean on average, so that one of them and one that is given up make three at most.
+    """
+    count = len(centroids)
+    most = -(-LONGEST * len(lists) // count)
+    sizes = np.bincount(lists, minlength=count)
+    long = np.flatnonzero(sizes > most)
+    changed = np.zeros(count, np.bool_)
+    if not len(long):
+        return changed
+    pieces = -(-sizes[long] // most)
+    room = np.where(sizes > most, -1, most - sizes)
+    free = _cheapest(centroids, sizes, np.flatnonzero(sizes <= 2 * len(lists) / count), int((pieces - 1).sum()))
+    room[free] = -1
+    number, norms = np.arange(count), np.einsum("ij,ij->i", centroids, centroids)
+    for each in free[sizes[free] > 0].tolist():
+        away = norms - 2 * np.einsum("ij,j->i", centroids, centroids[each])  # BLAS's sums may depend on its threads
+        nearest = int(np.where(room >= sizes[each], away, np.inf).argmin())
+        room[nearest] -= sizes[each]
+        number[each] = nearest
+    lists[:] = number[lists]
+    rows = np.flatnonzero(np.isin(lists, long))
+    rows = rows[np.argsort(lists[rows], kind="stable")]
+    for each, share in zip(long.tolist(), pieces.tolist(), strict=True):
+        taken, free = free[: share - 1], free[share - 1 :]
+        own, rows = rows[: sizes[each]], rows[sizes[each] :]
+        # The first vectors to the list of the lowest number: of centroids equally far a search takes that first.
+        lists[own] = np.sort(np.append(taken, each))[np.arange(len(own)) * share // len(own)]
+        centroids[taken], changed[taken] = centroids[each], True
+    return changed
+
+
+def _cheapest(centroids: Floats, sizes: Ints, lists: Ints, count: int) -> Ints:
+    """Return `count` of some lists whose vectors are few and near another centroid, the fewest vectors first."""
+    lists = lists[np.argsort(sizes[lists], kind="stable")][: _LOOKED_AT * count]
+    # The first found is itself, or a copy.
+    cost = sizes[lists] * faiss.knn(centroids[lists], centroids, 2)[0][:, 1]
+    chosen = lists[np.argsort(cost, kind="stable")[:count]]
+    return chosen[np.argsort(sizes[chosen], kind="stable")]
+
+
+def _members(numbers: Ints, count: int) -> list[Ints]:
+    """Return the rows of each number below `count`, ascending."""
+    order = np.argsort(numbers, kind="stable")
+    return np.split(order, np.cumsum(np.bincount(numbers, minlength=count))[:-1])
+
+
+def _nearest(sample: Floats, centroids: Floats) -> Ints:
+    index = faiss.IndexFlatL2(sample.shape[1])
+    index.add(centroids)
+    found: Ints = index.search(sample, 1)[1][:, 0]
+    return found
+
+
+def _apportion(sizes: Ints, lists: int) -> Ints:
+    """Share `lists` out in proportion to `sizes`, exactly, at most one for each member."""
+    exact = sizes * (lists / sizes.sum())
+    shares: Ints = np.minimum(np.floor(exact).astype(np.int64), sizes)
+    for cluster in np.argsort(shares - exact, kind="stable")[: lists - int(shares.sum())]:
+        shares[cluster] += 1
+    return shares
+
+
+def _distinct(sample: Floats, most: int) -> Floats | None:
+    """Return the different vectors of a sample; None where there are more than `most`."""
+    rows = np.ascontiguousarray(sample).view(np.dtype((np.void, sample[0].nbytes)))[:, 0]
+    for count in (2 * most + _FLAT_LISTS, len(rows)):  # mostly a few tell that there are many
+        first = np.unique(rows[:count], return_index=True)[1]
+        if len(first) > most:
+            return None
+    return sample[np.sort(first)]
+
+
+def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
+    pause()
+    if clusters >= len(sample):
+        return sample[np.resize(np.arange(len(sample)), clusters)]
+    few = _distinct(sample, clusters)
+    if few is not None:  # k-means would move centroids off their vectors, to have as many as it was asked for
+        return few[np.resize(np.arange(len(few)), clusters)]
+    trainer = faiss.Kmeans(
+        sample.shape[1], clusters, niter=_ROUNDS, seed=seed % _SEEDS, min_points_per_centroid=1,
+        max_points_per_centroid=_ROWS_PER_CENTROID,
+    )  # fmt: skip
+    trainer.train(sample)
+    return np.asarray(trainer.centroids, dtype=np.float32)
+
+
+class Assigner:
+    """Finds the nearest of many centroids for many vectors at a time, by matrix products.
+
+    Up to 2,048 centroids all are compared. Beyond, centroids are grouped, and a vector is compared with those of its
+    nearest groups: some four times faster than a graph, and as often right.
+
+    Parameters
+    ----------
+    centroids
+        float32 ``[lists, d]``.
+    seed
+        Fixes the groups.
+    """
+
+    def __init__(self, centroids: Floats, seed: int) -> None:
+        self._centroids = centroids
+        self._groups: list[Ints] = []
+        if len(centroids) <= _EXACT_ASSIGN:
+            return
+        coarse = _kmeans(centroids, int(len(centroids) ** 0.5), seed)
+        # Beside copies of one centroid stand groups without any, which would only take the place of others.
+        used, member = np.unique(_nearest(centroids, coarse), return_inverse=True)
+        self._coarse = coarse[used]
+        self._groups = _members(member, len(used))
+
+    def assign(self, vectors: Floats) -> npt.NDArray[np.int32]:
+        """Return the list of each vector, int32 ``[n]``."""
+        if not self._groups:
+            return _nearest(vectors, self._centroids).astype(np.int32)
+        index = faiss.IndexFlatL2(vectors.shape[1])
+        index.add(self._coarse)
+        visited = index.search(vectors, min(_GROUPS_VISITED, len(self._groups)))[1]
+        best = np.full(len(vectors), np.inf, np.float32)
+        lists = np.zeros(len(vectors), np.int32)
+        for number, group in enumerate(self._groups):
+            rows = np.flatnonzero((visited == number).any(axis=1))
+            if not len(rows):
+                continue
+            near, place = faiss.knn(vectors[rows], self._centroids[group], 1)
+            better = near[:, 0] < best[rows]
+            best[rows[better]] = near[better, 0]
+            lists[rows[better]] = group[place[better, 0]]
+        return lists

@@ -1,0 +1,251 @@
+"""Scan of coded residuals in inverted lists, with bounds: the native core's, or the same in NumPy without it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier import backend
+from memhier.ann.zoom.filters.bitmaps import unpack
+from memhier.ann.zoom.preview.blocks import codes_of
+from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, chunks
+
+__all__ = ["PART_SHIFT", "REACH", "Candidates", "CodedPart", "code_scan"]
+
+_ROUNDING = 4e-6  # of the terms of an estimate, what single precision loses
+_NEAREST = 0.125  # of a vector's radius, that a query counts as away from the centroid at least; see the native scan
+PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
+REACH = 2.0  # spreads of a list's residuals beyond its centroid, that its best vector is taken to lie
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CodedPart:
+    """The codes of rows that were written together, in list order.
+
+    Attributes
+    ----------
+    starts
+        int64 ``[lists + 1]``.
+    codes
+        uint8 ``[n, code_bytes]``, in the order of `memhier.ann.zoom.preview.blocks`.
+    numbers
+        uint16 ``[2, n]``: radius of each, and what factor and error are of it, as the code book has them.
+    allowed
+        uint64 words, a bit for each row that may be found; None for all.
+    """
+
+    starts: Ints
+    codes: npt.NDArray[np.uint8]
+    numbers: npt.NDArray[np.uint16]
+    allowed: npt.NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """What may be among the nearest of each query, in ascending order of the lower bound.
+
+    Attributes
+    ----------
+    positions
+        int64 ``[q, limit]``: part and row of each; only the first ``counts`` of a row mean anything.
+    lower, estimates
+        float32 ``[q, limit]``: lower bounds and estimates of remoteness in the preview's space.
+    counts
+        int64 ``[q]``.
+    thresholds
+        float32 ``[q]``: the k-th smallest upper bound, or the most remoteness wanted where that is less.
+    tally
+        int64 ``[q, 4]``: lists probed (of which any row may be found), codes scanned, 1 where candidates were left out
+        for lack of room, and 1 where the probes ended before a list lay far enough beyond the first.
+    """
+
+    positions: Ints
+    lower: Floats
+    estimates: Floats
+    counts: Ints
+    thresholds: Floats
+    tally: Ints
+
+
+def code_scan(
+    queries: Floats,
+    probes: Ints,
+    centroids: npt.NDArray[np.float16],
+    radii: Floats,
+    book: CodeBook,
+    parts: Sequence[CodedPart],
+    k: int,
+    *,
+    eps: float,
+    least: int = 0,
+    gap: float = np.inf,
+    limit: int,
+    most: Floats | None = None,
+    inner: Floats | None = None,
+) -> Candidates:
+    """Return of each query the rows whose lower bound is at most the k-th smallest upper bound.
+
+    Parameters
+    ----------
+    queries
+        float32 ``[q, d]``, turned as the codes are.
+    probes
+        int64 ``[q, p]`` list numbers, nearest first; -1 for none.
+    centroids
+        fp16 ``[lists, d]``, turned likewise.
+    radii
+        float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
+    parts
+        At least one.
+    k
+        How many neighbours the bounds are to let through.
+    eps
+        How many standard errors lie between an estimate and its bounds.
+    least, gap
+        After `least` lists with rows that may be found, none is looked at from the first on whose squared distance
+        exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, from the first on whose
+        best vector, `REACH` spreads beyond its centroid, lies `gap` spreads beyond the k-th, the spread being that of
+        the widest list so far.
+    limit
+        The most candidates kept of a query, at least `k`; those with the lowest bounds stay.
+    most
+        float32 ``[q]``: the most remoteness that is wanted of each query; whatever there is when None.
+    inner
+        Where remoteness is ``-2 <q, x>``, and not a squared distance, float32 ``[q, 2]`` of queries of length one: how
+        many times a standard error is that of a query which is as residuals are, and what of a residual's length lies
+        along the query, root mean square.
+    """
+    count = len(queries)
+    wanted = np.full(count, np.inf, np.float32) if most is None else most
+    found = Candidates(
+        np.zeros((count, limit), np.int64),
+        np.zeros((count, limit), np.float32),
+        np.zeros((count, limit), np.float32),
+        np.empty(count, np.int64),
+        np.empty(count, np.float32),
+        np.empty((count, 4), np.int64),
+    )
+    if backend.core is not None:
+        packed = [(part.starts, part.codes, part.numbers, part.allowed) for part in parts]
+        backend.core.code_scan(
+            queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
+            book.ratios, k, eps, least, gap, wanted, inner, found.positions, found.lower, found.estimates,
+            found.counts, found.thresholds, found.tally,
+        )  # fmt: skip
+        return found
+    settings = eps, least, gap
+    for number, query in enumerate(queries):
+        spread = None if inner is None else inner[number]
+        _scan_one(
+            found, number, query, probes[number], centroids, radii, book, parts, k, settings, wanted[number], spread
+        )
+    return found
+
+
+def _scan_one(
+    found: Candidates,
+    number: int,
+    query: Floats,
+    probes: Ints,
+    centroids: npt.NDArray[np.float16],
+    radii: Floats,
+    book: CodeBook,
+    parts: Sequence[CodedPart],
+    k: int,
+    settings: tuple[float, int, float],
+    most: np.float32,
+    inner: Floats | None,
+) -> None:
+    eps, least, gap = settings
+    positions = np.empty(0, np.int64)
+    estimates = margins = np.empty(0, np.float32)
+    probed, open_, first, widest = 0, True, 0.0, 0.0
+    for chosen in probes[probes >= 0]:
+        wanted = [_wanted_rows(part, int(chosen)) for part in parts]
+        if not any(map(len, wanted)):
+            continue
+        centroid, radius = centroids[chosen].astype(np.float32), float(radii[chosen])
+        kth = min(_kth(estimates, k), float(most))
+        if inner is None:
+            residual = query - centroid
+            squared = float(residual @ residual)
+            distance = squared**0.5
+            squares, roots, nearest = 1, 0, _NEAREST
+            first = squared if probed == 0 else first
+            away, unit = squared - first, abs(kth)
+        else:
+            residual, squared = query, -2 * float(query @ centroid)
+            distance, along = max(float(inner[0]), _NEAREST), float(inner[1])
+            squares, roots, nearest = 0, 2, 0.0
+            widest = max(widest, radius)
+            away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * widest
+        if probed >= least and np.isfinite(kth) and away >= gap * unit:
+            open_ = False
+            break
+        probed += 1
+        for part_number, (part, rows) in enumerate(zip(parts, wanted, strict=True)):
+            sums, scale, offset = _dot(book, codes_of(part.codes, rows, book.dimensions), residual)
+            lengths, factors, errors = book.numbers_of(part.numbers[:, rows])
+            product = factors * scale * (sums - offset)
+            lengths_squared = np.square(book.unit * lengths)
+            near = squared + squares * lengths_squared - 2 * book.unit * product
+            terms = abs(squared) + squares * lengths_squared + roots * np.sqrt(lengths_squared)
+            positions = np.append(positions, rows | part_number << PART_SHIFT)
+            estimates = np.append(estimates, near.astype(np.float32))
+            with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
+                apart = np.maximum(distance, nearest * np.sqrt(lengths_squared))
+                margin = 2 * eps * book.unit * apart * errors + _ROUNDING * terms
+            margins = np.append(margins, np.where(np.isnan(margin), np.inf, margin).astype(np.float32))
+    found.tally[number] = probed, len(positions), 0, open_
+    _keep(found, number, positions, estimates, margins, k, float(most))
+
+
+def _keep(
+    found: Candidates, number: int, positions: Ints, estimates: Floats, margins: Floats, k: int, most: float
+) -> None:
+    """Note of one query the rows whose lower bound is at most the k-th smallest upper bound."""
+    limit = found.positions.shape[1]
+    threshold = min(_kth(estimates + margins, k), most)
+    lower = estimates - margins
+    order = np.lexsort((positions, lower))
+    order = order[lower[order] <= threshold]
+    kept = order[:limit]
+    found.positions[number, : len(kept)] = positions[kept]
+    found.lower[number, : len(kept)] = lower[kept]
+    found.estimates[number, : len(kept)] = estimates[kept]
+    found.counts[number] = len(kept)
+    found.thresholds[number] = threshold
+    found.tally[number, 2] = len(order) > len(kept)
+
+
+def _wanted_rows(part: CodedPart, chosen: int) -> Ints:
+    """Return the rows of a list that may be found."""
+    rows = np.arange(part.starts[chosen], part.starts[chosen + 1])
+    return rows if part.allowed is None else rows[unpack(part.allowed, len(part.codes))[rows]]
+
+
+def _kth(values: Floats, k: int) -> float:
+    return float(np.partition(values, k - 1)[k - 1]) if len(values) >= k else np.inf
+
+
+def _dot(book: CodeBook, codes: npt.NDArray[np.uint8], residual: Floats) -> tuple[Floats, np.float32, np.float32]:
+    """Return the inner products of the fields with the query as signed bytes, its step, and the product of half."""
+    values = residual[: len(book.alpha)] * book.alpha
+    largest = np.abs(values).max(initial=np.float32(0))
+    scale = np.float32(largest / np.float32(127))
+    rounded = np.rint(values * (np.float32(127) / largest if largest > 0 else np.float32(0))).astype(np.int64)
+    sums = np.zeros(len(codes), np.int64)
+    for start, first, width, dimensions in chunks(book.dimensions):
+        columns = -(-dimensions * width // 8)
+        for field in range(8 // width):
+            low = field * columns
+            part = rounded[first + low : first + min(low + columns, dimensions)]
+            fields = codes[:, start : start + len(part)] >> np.uint8(field * width) & np.uint8(2**width - 1)
+            sums += fields.astype(np.int64) @ part
+    half = np.repeat((2.0 ** np.array(WIDTHS) - 1) / 2, book.dimensions)
+    return sums.astype(np.float32), scale, np.float32((half * rounded).sum())

@@ -1,0 +1,261 @@
+"""How a DRAM budget is spent: so many lists, so many bytes of code for each vector."""
+
+from dataclasses import dataclass
+
+from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
+from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
+from memhier.ann.zoom.preview.preview import Coding
+from memhier.ann.zoom.preview.router import EXACT_LISTS, router_bytes_per_list
+from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
+from memhier.ann.zoom.preview.space import Metric, core_dimension
+from memhier.ann.zoom.storage.fullview import stored_bytes, workspace_bytes
+from memhier.budget import format_bytes
+from memhier.errors import BudgetError
+from memhier.io.reader import PAGE_BYTES
+
+__all__ = [
+    "CONTEXTS_MOST",
+    "PART_BYTES",
+    "Layout",
+    "attribute_bytes",
+    "codes_can_grow",
+    "fresh_bytes",
+    "lists_anew",
+    "plan_layout",
+    "read_depth",
+    "scan_bytes",
+]
+
+_VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
+_FEWEST_PER_LIST = 8  # in lists that were made for more
+_LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
+_NUMBERS_BYTES = 4  # radius, factor and error
+_BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
+_SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
+CONTEXTS_MOST = 4  # that a reader makes
+PART_BYTES = 4096  # of a part, in catalog and description
+_CATALOG_BYTES = 8192  # of the description, most of it what recalls take
+_PARTS_MORE = 4  # that an index which grows has beside its first
+_FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
+_FRESH_MOST = 8 << 20
+_ATTRIBUTES_SHARE = 1 / 32  # of the budget, for what is known of attributes and for filters used last
+_ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation: without one codes tell a third as much
+_WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Sizes of an index, decided before it is built.
+
+    Attributes
+    ----------
+    lists
+        Number of inverted lists.
+    code_bytes
+        Bytes of code for each vector, without its numbers.
+    padded
+        Dimension of the preview space.
+    rotate
+        Whether the codes have axes of their own, which a matrix of ``4 padded^2`` bytes turns vectors into.
+    searches
+        How many searches may run at a time; each has buffers of its own.
+    memory_bytes
+        DRAM the index will hold when open, everything counted.
+    """
+
+    lists: int
+    code_bytes: int
+    padded: int
+    rotate: bool
+    searches: int
+    memory_bytes: int
+
+
+def scan_bytes(dram: int) -> int:
+    """Return the DRAM for the candidates of queries that are searched together."""
+    return max(64 << 10, min(512 << 10, dram // 64))
+
+
+def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Coding) -> bool:
+    """Return whether a larger budget makes codes longer than `code_bytes`."""
+    return code_bytes < max(size for _, size, _ in _choices(core_dimension(metric, dimension), coding))
+
+
+def fresh_bytes(dram: int) -> int:
+    """Return the most DRAM that vectors take which were not yet written."""
+    return min(_FRESH_MOST, int(_FRESH_SHARE * dram))
+
+
+def attribute_bytes(dram: int) -> int:
+    """Return the DRAM for what is held of attributes, most of it bitmaps of filters used last."""
+    return max(1, int(_ATTRIBUTES_SHARE * dram))
+
+
+def read_depth(dram: int) -> int:
+    """Return how many reads of a search are in flight at a time; each takes a page of DRAM."""
+    return max(32, min(128, dram // (128 * PAGE_BYTES)))
+
+
+def plan_layout(
+    count: int,
+    dimension: int,
+    metric: Metric,
+    coding: Coding,
+    row_bytes: int,
+    id_bytes: int,
+    reader_bytes: int,
+    dram: int,
+    text_pages: int = 0,
+    *,
+    filtered: bool = False,
+    growing: bool = False,
+) -> Layout:
+    """Return the layout with the longest codes that fits `dram` bytes.
+
+    Parameters
+    ----------
+    count, dimension, metric
+        Of the vectors.
+    coding
+        Kind of the codes.
+    row_bytes
+        Bytes of one vector on SSD; a CRC is kept for each page of them.
+    id_bytes
+        Bytes of an id.
+    reader_bytes
+        DRAM of the reader's buffers for one thread.
+    dram
+        The budget in bytes.
+    text_pages
+        Pages of ids that are strings.
+    filtered
+        Whether there are attributes to filter by.
+    growing
+        Whether some of the vectors are still to come.
+
+    Raises
+    ------
+    BudgetError
+        When even the shortest codes do not fit; says what would be enough.
+    """
+    sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
+
+    def fit(dram: int, may_rotate: bool) -> Layout | None:
+        strings = PAGE_DRAM * text_pages
+        return _fit(*sizes, dram, strings, may_rotate=may_rotate, filtered=filtered, growing=growing)
+
+    # A rotation that would leave no room for codes is done without.
+    fitting = fit(dram, True) or fit(dram, False)
+    if fitting is not None:
+        return fitting
+    shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
+    enough = max(dram + 1, count * (shortest + id_bytes))
+    while fit(enough, False) is None:  # buffers grow with the budget
+        enough = enough * 17 // 16 + 1
+    raise BudgetError(
+        f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
+        f"at least {format_bytes(enough)} ({enough} bytes) is needed"
+    )
+
+
+def _fit(
+    count: int,
+    dimension: int,
+    metric: Metric,
+    coding: Coding,
+    row_bytes: int,
+    id_bytes: int,
+    reader_bytes: int,
+    dram: int,
+    strings: int,
+    *,
+    may_rotate: bool,
+    filtered: bool,
+    growing: bool,
+) -> Layout | None:
+    """Return the layout with the longest codes that fits, None where none does."""
+    core, bits = core_dimension(metric, dimension), bitmap_bytes(count)
+    each = workspace_bytes(row_bytes) + scan_bytes(dram) + bits * filtered
+    for_searches = int(_SEARCHES_SHARE * dram)
+    searches = for_searches // (each + reader_bytes)
+    if searches >= CONTEXTS_MOST:  # those beyond compute meanwhile
+        searches = (for_searches - CONTEXTS_MOST * reader_bytes) // each
+    searches = max(1, min(_SEARCHES_MOST, searches))
+    buffers = searches * each + min(searches, CONTEXTS_MOST) * reader_bytes
+    fixed = (
+        buffers
+        + _CATALOG_BYTES
+        + strings
+        + _checksum_bytes(stored_bytes(count, row_bytes))
+        + attribute_bytes(dram) * filtered
+    )
+    if coding == "rabitq":
+        fixed += 2 * bits  # what was removed, as it is and as it will be
+    if growing:
+        fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
+    for length, code_bytes, padded in _choices(core, coding):
+        per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
+        per_list = _list_bytes(count, padded)
+        rotate = may_rotate and coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
+        book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
+        without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
+        lists = _lists_within(count, padded, dram, length)
+        total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
+        total += 8 * (lists + 1) * _PARTS_MORE * growing
+        if total <= dram:
+            return Layout(lists, code_bytes, padded, rotate, searches, total)
+    return None
+
+
+def _lists_within(count: int, padded: int, dram: int, length: int) -> int:
+    """Return how many lists `count` vectors have: one for `length`, where a budget of `dram` bytes allows it."""
+    return max(1, min(count // length, int(_LISTS_SHARE * dram) // _list_bytes(count, padded)))
+
+
+def lists_anew(count: int, before: int, padded: int, dram: int, spare: int) -> int:
+    """Return how many lists an index that has changed is to have.
+
+    Parameters
+    ----------
+    count
+        Vectors there are now.
+    before
+        Lists there were, which may have been made for more vectors to come.
+    padded, dram
+        As in :func:`plan_layout`.
+    spare
+        Bytes of the budget that nothing takes.
+    """
+    wanted = _lists_within(count, padded, dram, _VECTORS_PER_LIST)
+    if wanted <= before:
+        return max(1, min(before, count // _FEWEST_PER_LIST))
+    room = max(0, spare) + before * _each_list(padded, before)
+    few = min(wanted, EXACT_LISTS, room // _each_list(padded, EXACT_LISTS))
+    many = min(wanted, room // _each_list(padded, EXACT_LISTS + 1))  # beyond, all of them have links
+    return max(before, few, many if many > EXACT_LISTS else 0)
+
+
+def _list_bytes(count: int, padded: int) -> int:
+    return _each_list(padded, count // _VECTORS_PER_LIST)
+
+
+def _each_list(padded: int, lists: int) -> int:
+    return router_bytes_per_list(padded, lists) + 4
+
+
+def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
+    """Return mean lengths of lists with sizes of code and the dimension that goes with them, the best first.
+
+    Longer lists free DRAM for codes; that is worth it once codes would have less than half a bit an axis.
+    """
+    if coding == "pq":
+        widths = range(min(_NARROWEST, core), _WIDEST + 1)
+        return [(_VECTORS_PER_LIST, -(-core // width), -(-core // width) * width) for width in widths]
+    lengths = (_VECTORS_PER_LIST, 2 * _VECTORS_PER_LIST, 4 * _VECTORS_PER_LIST)
+    most, fair, least = -(-core * _BITS_MOST // 8), -(-core // 16), -(-core // 64)
+    choices = [(length, size, core) for length in lengths for size in range(most, fair - 1, -1)]
+    return choices + [(lengths[-1], size, core) for size in range(fair - 1, least - 1, -1)]
+
+
+def _checksum_bytes(stored: int) -> int:
+    return 4 * (stored // PAGE_BYTES + 8)

@@ -1,0 +1,317 @@
+"""The preview: what of every vector is kept in DRAM, and the search that runs on it alone.
+
+Inverted lists, and a code of each vector's residual to the centroid of its list. Codes with bounds
+(`memhier.ann.zoom.preview.codes`) leave as candidates what the bounds cannot exclude; product-quantised codes, as in
+the paper, a fixed number of the nearest.
+
+For inner products codes are of plain vectors, and the lists worth scanning are not the nearest but those where some
+vector may have a large product: ``<q, c>``, and some times the spread of the list's residuals along the query. The
+router alone has two more coordinates that make this a distance: a centroid has its list's radius there, and the rest to
+a norm that is the same for all (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014); a query has its
+spread, and zero.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.preview.blocks import interleave
+from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
+from memhier.ann.zoom.preview.code_scan import REACH, Candidates, CodedPart, code_scan
+from memhier.ann.zoom.preview.codes import CodeBook, train_codes
+from memhier.ann.zoom.preview.product import ProductBook, train_product
+from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview.scan import pq_scan
+
+__all__ = ["CODINGS", "Coding", "Effort", "Preview", "train_preview"]
+
+Coding: TypeAlias = Literal["rabitq", "pq"]
+_BOOK_ROWS = 16384  # of the sample, that a code book is learned from
+_HALF_LOSS = 2**-12  # of a number in half precision
+_LIFTED = 2  # coordinates that the router of inner products has beside the vectors' own
+_BEFORE = -1e6  # a gap less than any
+_FAR = 64.0  # norm of a query by that of all centroids: half precision then takes the least from inner products
+
+CODINGS: tuple[Coding, ...] = ("rabitq", "pq")
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+Shorts: TypeAlias = npt.NDArray[np.uint16]
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard a search looks.
+
+    Attributes
+    ----------
+    nprobe
+        Lists routed to at first.
+    eps
+        How many standard errors lie between an estimate and its bounds.
+    candidates
+        Where not None, this many of the nearest estimates are read, whatever their bounds.
+    most
+        The most candidates that the bounds may leave, of a query for which they leave `usual`: those with the lowest.
+        None for as many as there is room for.
+    least, gap
+        After `least` lists a query looks at those no farther than its nearest by `gap` of its k-th distances: at few
+        where one list stands out, at many where a filter or its own distance makes all nearly alike. It is routed to
+        more until one is farther. With an infinite gap it looks at all that it is routed to at first. Inner products
+        have no zero to measure from: there a gap is in spreads of a list beyond the k-th.
+    usual
+        How many candidates the bounds leave as a rule. A query for which they leave more, as its neighbours are harder
+        to tell apart, has `most` in proportion.
+    """
+
+    nprobe: int
+    eps: float = 0.0
+    candidates: int | None = None
+    most: int | None = None
+    least: int = 0
+    gap: float = np.inf
+    usual: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Preview:
+    """Lists and code book; the codes themselves come in parts.
+
+    Attributes
+    ----------
+    router
+        Finds a query's nearest lists, and holds their centroids.
+    book
+        Makes codes: of several bits an axis with bounds, or product-quantised.
+    radii
+        float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
+    inner
+        Whether vectors are sought by their inner product, and not by their distance.
+    """
+
+    router: Router
+    book: CodeBook | ProductBook
+    radii: Floats
+    inner: bool = False
+
+    @property
+    def lists(self) -> int:
+        """Number of inverted lists."""
+        return len(self.router.centroids)
+
+    @property
+    def coding(self) -> Coding:
+        """The kind of the codes."""
+        return "rabitq" if isinstance(self.book, CodeBook) else "pq"
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes, without the codes."""
+        return self.router.memory_bytes + self.book.memory_bytes + self.radii.nbytes
+
+    def turn(self, mapped: Floats) -> Floats:
+        """Return vectors or queries of the preview's space ``[n, d]`` in the axes of the codes."""
+        return self.book.turn(mapped) if isinstance(self.book, CodeBook) else mapped
+
+    def assigner(self) -> Assigner:
+        """Return what finds the list of turned vectors."""
+        return Assigner(self.centroids_of(slice(None)), 0)
+
+    def centroids_of(self, lists: Any) -> Floats:
+        """Return the centroids of some lists, float32 ``[..., d]``; what the router alone knows is zero in them."""
+        centroids: Floats = self.router.centroids[lists].astype(np.float32)
+        if self.inner:
+            centroids[..., -_LIFTED:] = 0
+        return centroids
+
+    def nearest_lists(self, turned: Floats, routed: int) -> Ints:
+        """Return lists of the nearest centroids for turned vectors ``[n, d]``: which they go to."""
+        if not self.inner:
+            return self.router.route(turned, routed)[:, 0]
+        lifted, centroids = turned.copy(), self.router.centroids
+        # All centroids have one norm: so have the vectors, with a usual radius.
+        norm = float(np.einsum("j,j->", centroids[0], centroids[0], dtype=np.float64))
+        lifted[:, -_LIFTED] = np.median(centroids[:, -_LIFTED])
+        lifted[:, -1] = np.sqrt(np.maximum(norm - np.einsum("ij,ij->i", lifted, lifted), 0))
+        return self.router.route(lifted, routed)[:, 0]
+
+    def aims(self, turned: Floats) -> Floats:
+        """Return points of the router's space ``[q, d]``: the nearer a centroid, the sooner a query scans its list."""
+        if not self.inner:
+            return turned
+        aims = turned.copy()
+        aims[:, -_LIFTED] = REACH * self._spread(turned)
+        aims *= _FAR
+        return aims
+
+    def route(self, turned: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
+        """Return the `nprobe` lists that turned queries scan first, int64 ``[q, p]``; -1 where there are fewer.
+
+        They are in that order, but all of them only where `in_order` says so.
+        """
+        return self.router.route(self.aims(turned), nprobe, in_order=in_order)
+
+    def remoteness(self, turned: Floats, probes: Ints) -> Floats:
+        """Return that of the centroids of lists ``[q, p]`` from turned queries: squared distance, or ``-2 <q, c>``."""
+        centroids = self.centroids_of(probes)
+        if self.inner:
+            products: Floats = -2 * np.einsum("ij,ikj->ik", turned, centroids)
+            return products
+        np.subtract(turned[:, None], centroids, out=centroids)
+        squared: Floats = np.einsum("ikj,ikj->ik", centroids, centroids)
+        return squared
+
+    def gaps(self, turned: Floats, probes: Ints, away: Floats, kth: Floats) -> Floats:
+        """Return how far lists ``[q, p]``, in their order, lie beyond what a query wants: the `gap` of a scan.
+
+        `away` is the remoteness of their centroids, `kth` ``[q]`` that of the k-th nearest.
+        """
+        with np.errstate(divide="ignore", invalid="ignore"):
+            gaps: Floats
+            if not self.inner:
+                gaps = np.asarray((away - away[:, :1]) / np.abs(kth[:, None]), np.float32)
+            else:
+                radii, along = self.radii[probes], self._spread(turned)[:, None]
+                unit = 2 * along * np.maximum.accumulate(radii, axis=1)
+                gaps = np.asarray((away - REACH * 2 * along * radii - kth[:, None]) / unit, np.float32)
+        np.nan_to_num(gaps, copy=False, nan=0.0, posinf=np.inf, neginf=_BEFORE)
+        return gaps
+
+    def _spread(self, turned: Floats) -> Floats:
+        if isinstance(self.book, CodeBook):
+            return self.book.spread(turned)
+        return np.full(len(turned), turned.shape[1] ** -0.5, np.float32)
+
+    def encode(self, turned: Floats, lists: npt.NDArray[np.int32]) -> tuple[Bytes, Shorts, Floats]:
+        """Return codes ``[n, code_bytes]``, their numbers ``[2, n]`` (or ``[0, n]``) and squared radii ``[n]``."""
+        # To the fp16 centroid that a search will see, not to the fp32 one that training found.
+        residuals = turned - self.centroids_of(lists)
+        squared: Floats = np.einsum("ij,ij->i", residuals, residuals)
+        if isinstance(self.book, CodeBook):
+            codes, numbers = self.book.encode(residuals)
+        else:
+            codes, numbers = self.book.encode(residuals), np.empty((0, len(residuals)), np.uint16)
+        return codes, numbers, squared
+
+    def arrange(self, codes: Bytes) -> None:
+        """Put codes ``[n, code_bytes]`` in list order the way that the scan reads them, in place."""
+        if isinstance(self.book, CodeBook):
+            interleave(codes, self.book.dimensions)
+
+    def with_radii(self, squared: npt.NDArray[np.float64], counts: Ints) -> Self:
+        """Return the preview with the radii of lists that hold `counts` vectors of `squared` radii in sum."""
+        radii = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
+        return replace(self, radii=radii)
+
+    def search(self, turned: Floats, parts: Sequence[CodedPart], k: int, effort: Effort, limit: int) -> Candidates:
+        """Return the candidates among the codes of `parts` for turned queries ``[q, d]``."""
+        # Only a scan that may end before the last list asks for their order.
+        in_order = effort.gap < np.inf
+        probes = self.route(turned, effort.nprobe, in_order=in_order)
+        if isinstance(self.book, ProductBook):
+            return self._search_product(turned, probes, parts, effort.candidates or k)
+        wanted, eps = (k, effort.eps) if effort.candidates is None else (effort.candidates, 0.0)
+        return self.scan(
+            turned, probes, parts, wanted,
+            eps=eps, least=effort.least, gap=effort.gap, limit=max(limit, wanted),
+        )  # fmt: skip
+
+    def scan(
+        self,
+        turned: Floats,
+        probes: Ints,
+        parts: Sequence[CodedPart],
+        k: int,
+        *,
+        eps: float,
+        limit: int,
+        least: int = 0,
+        gap: float = np.inf,
+        most: Floats | None = None,
+    ) -> Candidates:
+        """Return the candidates in some lists; see `memhier.ann.zoom.preview.code_scan.code_scan`."""
+        assert isinstance(self.book, CodeBook)
+        inner = None
+        if self.inner:
+            inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
+        return code_scan(
+            turned, probes, self.router.centroids, self.radii, self.book, parts, k,
+            eps=eps, least=least, gap=gap, limit=limit, most=most, inner=inner,
+        )  # fmt: skip
+
+    def _search_product(self, turned: Floats, probes: Ints, parts: Sequence[CodedPart], candidates: int) -> Candidates:
+        assert isinstance(self.book, ProductBook)
+        (part,) = parts  # the paper's form is written once
+        positions, distances, scanned = pq_scan(
+            turned, probes, self.router.centroids, part.starts, part.codes, self.book.books, candidates,
+            inner=self.inner,
+        )  # fmt: skip
+        tally = np.zeros((len(turned), 4), np.int64)
+        tally[:, 0] = (probes >= 0).sum(axis=1)
+        tally[:, 1] = np.where(np.arange(len(turned)) == 0, scanned, 0)  # known of all together
+        return Candidates(
+            positions,
+            np.full_like(distances, -np.inf),
+            distances,
+            np.isfinite(distances).sum(axis=1),
+            np.full(len(turned), np.inf, np.float32),
+            tally,
+        )
+
+
+def train_preview(
+    sample: Floats, lists: int, coding: Coding, code_bytes: int, seed: int, *, rotate: bool = True, inner: bool = False
+) -> Preview:
+    """Return lists and code book learned from a sample; the radii are left zero.
+
+    Parameters
+    ----------
+    sample
+        float32 ``[s, d]`` in the preview's space.
+    lists
+        Number of inverted lists.
+    coding
+        The kind of the codes.
+    code_bytes
+        Bytes of a code; for ``"pq"`` a divisor of ``d``.
+    seed
+        Fixes every random choice; the result does not depend on the number of threads.
+    rotate
+        False where a rotation takes too much DRAM.
+    inner
+        Whether vectors are sought by their inner product; the last two coordinates of the sample are then zero.
+    """
+    centroids = train_centroids(sample, lists, seed)
+    rows = np.random.default_rng([seed, 3]).permutation(len(sample))[:_BOOK_ROWS]
+    member = Assigner(centroids, seed).assign(sample[rows])
+    residuals = sample[rows] - centroids[member]
+    book: CodeBook | ProductBook
+    if coding == "pq":
+        book = train_product(residuals, sample.shape[1] // code_bytes, seed)
+    else:
+        # What is left of copies of a centroid is what half precision loses of that.
+        norm = float(np.sqrt(np.einsum("ij,ij->i", centroids, centroids).mean()))
+        least, own = max(_HALF_LOSS * norm, 1e-30), sample.shape[1] - _LIFTED * inner
+        book = train_codes(residuals[:, :own], code_bytes, seed, rotate=rotate, least=least)
+        book = book.widened(_LIFTED) if inner else book
+        centroids = book.turn(centroids)
+    if inner:
+        _lift(centroids, residuals, member)
+    return Preview(Router.build(centroids), book, np.zeros(lists, np.float32), inner)
+
+
+def _lift(centroids: Floats, residuals: Floats, member: npt.NDArray[np.int32]) -> None:
+    """Fill the last two coordinates of centroids, in place: the radius of their residuals, and up to one norm."""
+    squared = np.einsum("ij,ij->i", residuals, residuals)
+    counts = np.bincount(member, minlength=len(centroids))
+    # Of a list with few residuals little is known but that of all.
+    usual = float(squared.mean())
+    sums = np.bincount(member, squared, len(centroids)) + usual
+    centroids[:, -_LIFTED] = np.sqrt(sums / (counts + 1))
+    norms = np.einsum("ij,ij->i", centroids, centroids)
+    # Far from that norm a centroid's last coordinate changes less than its own norm does.
+    centroids[:, -1] = np.sqrt(np.maximum(2 * norms.max() - norms, 0))

@@ -1,0 +1,216 @@
+"""The way from a query to its nearest lists: all centroids compared while they are few, an HNSW graph over many.
+
+Zoom (arXiv 1809.04067) reaches its centroids through HNSW so that very many are affordable. Up to some twelve thousand
+it is faster to compare them all, exact, and takes no DRAM for links: 150 bytes a list. Beyond, the graph keeps every
+link it has room for: faiss's default pruning left up to half of the lists of some text vectors out of reach. Those that
+still are (a few; and where one centroid has many lists, which all link to each other, those) are compared one by one.
+"""
+
+from contextlib import nullcontext
+from typing import Any, Self, TypeAlias
+
+import faiss
+import numpy as np
+import numpy.typing as npt
+
+from memhier import backend
+from memhier.ann.threads import one_thread
+from memhier.errors import CorruptionError
+
+__all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
+
+EXACT_LISTS = 12288
+_FOUND_COST, _WALK_COST = 10, 100  # codes scanned in the time that one more list takes, of all and by the graph
+NEIGHBOURS = 16  # M of HNSW: a node has up to 2 M links on the ground level
+_EF_CONSTRUCTION = 80
+_QUERIES_FOR_THREADS = 64
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def router_bytes_per_list(padded: int, lists: int) -> int:
+    """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 12,288 lists its graph links.
+
+    With them, whether it cannot be walked to.
+    """
+    links = 4 * (2 * NEIGHBOURS + 2) + 8 + 4 + 4 if lists > EXACT_LISTS else 0
+    return 2 * padded + 8 + links
+
+
+class Router:
+    """Centroids of inverted lists in half precision, and the search for the nearest.
+
+    Parameters
+    ----------
+    index
+        faiss's fp16 scalar quantiser, or HNSW over one.
+    """
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self._graph = index.hnsw if isinstance(index, faiss.IndexHNSW) else None
+        storage = index if self._graph is None else faiss.downcast_index(index.storage)
+        raw: npt.NDArray[np.uint8] = faiss.rev_swig_ptr(storage.codes.data(), storage.codes.size())
+        self.centroids: npt.NDArray[np.float16] = raw.view(np.float16).reshape(index.ntotal, index.d)
+        strays = np.empty(0, np.int64) if self._graph is None else _find_strays(self._graph)
+        # Those of one centroid beside each other.
+        rows = self.centroids[strays].view(np.dtype((np.void, 2 * index.d)))[:, 0]
+        _, group, sizes = np.unique(rows, return_inverse=True, return_counts=True)
+        self._strays = strays[np.argsort(group, kind="stable")].astype(np.int32)
+        self._groups: Ints = np.concatenate([[0], np.cumsum(sizes)])
+        self._copies = 0 if self._graph is None else _most_alike(self.centroids) - 1
+
+    @classmethod
+    def build(cls, centroids: Floats) -> Self:
+        """Return a router over float32 centroids ``[lists, d]``; the same whatever the number of threads."""
+        dimension = centroids.shape[1]
+        if len(centroids) <= EXACT_LISTS:
+            index = faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_fp16)
+            index.train(centroids)
+            index.add(centroids)
+            return cls(index)
+        index = faiss.IndexHNSWSQ(dimension, faiss.ScalarQuantizer.QT_fp16, NEIGHBOURS)
+        index.hnsw.efConstruction = _EF_CONSTRUCTION
+        index.keep_max_size_level0 = True
+        index.train(centroids)
+        with one_thread():  # nodes inserted by several threads link in the order of their timing
+            index.add(centroids)
+        return cls(index)
+
+    @classmethod
+    def load(cls, data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Self:
+        """Return the router from the bytes of :meth:`save`, checked against what the catalog at `path` says."""
+        try:
+            index = faiss.deserialize_index(data)
+        except (RuntimeError, MemoryError) as error:
+            raise CorruptionError(f"{path}: the router cannot be read: {error}") from error
+        if index.ntotal != lists or index.d != padded:
+            raise CorruptionError(
+                f"{path}: the router holds {index.ntotal} lists of dimension {index.d}: expected {lists} of {padded}"
+            )
+        # faiss believes every number in it.
+        is_graph = lists > EXACT_LISTS
+        if type(index) is not (faiss.IndexHNSWSQ if is_graph else faiss.IndexScalarQuantizer):
+            raise CorruptionError(f"{path}: the router is a faiss {type(index).__name__}")
+        storage = faiss.downcast_index(index.storage) if is_graph else index
+        if (
+            not isinstance(storage, faiss.IndexScalarQuantizer)
+            or (storage.ntotal, storage.d, storage.codes.size()) != (lists, padded, 2 * padded * lists)
+            or storage.sq.qtype != faiss.ScalarQuantizer.QT_fp16
+            or (storage.sq.d, storage.sq.code_size, storage.metric_type) != (padded, 2 * padded, faiss.METRIC_L2)
+            or index.metric_type != faiss.METRIC_L2
+            or (is_graph and not _links_are_sound(index.hnsw, lists))
+        ):
+            raise CorruptionError(f"{path}: the router is not one of {lists} centroids in half precision")
+        return cls(index)
+
+    def save(self) -> npt.NDArray[np.uint8]:
+        """Return the router as bytes."""
+        data: npt.NDArray[np.uint8] = faiss.serialize_index(self._index)
+        return data
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        if self._graph is None:
+            return self.centroids.nbytes
+        graph = self._graph
+        links = 4 * (graph.neighbors.size() + graph.levels.size()) + 8 * graph.offsets.size()
+        return int(links) + self.centroids.nbytes + self._strays.nbytes + self._groups.nbytes
+
+    def cost(self, nprobe: int) -> float:
+        """Return how many codes are scanned in the time that it takes to find so many lists."""
+        if self._compares_all(nprobe):
+            return len(self.centroids) + _FOUND_COST * nprobe
+        sight = self._sight(nprobe)
+        return (_WALK_COST + sight / 4) * sight / 2
+
+    def _sight(self, nprobe: int) -> int:
+        # Lists of one centroid link to each other alone: a walk that had room for no more would end among them.
+        return max(2 * nprobe, 32) + self._copies
+
+    def _compares_all(self, nprobe: int) -> bool:
+        # The more a walk has in sight, the longer it takes to keep them in order: beyond so many it is slower.
+        return self._graph is None or self._sight(nprobe) ** 2 > 4 * len(self.centroids)
+
+    def route(self, queries: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
+        """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer.
+
+        They are in order of their distance, but all of them only where `in_order` says so.
+        """
+        lists = len(self.centroids)
+        nprobe = min(nprobe, lists)
+        if nprobe == lists and not in_order:
+            return np.broadcast_to(np.arange(lists, dtype=np.int64), (len(queries), lists)).copy()
+        parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=self._sight(nprobe))
+        if backend.core is not None and self._compares_all(nprobe):
+            nearest = np.empty((len(queries), nprobe), np.int64)
+            backend.core.nearest_rows(queries, self.centroids.view(np.uint16), nearest)
+            return nearest
+        with one_thread() if len(queries) < _QUERIES_FOR_THREADS else nullcontext():
+            near, probes = self._index.search(queries, nprobe, params=parameters)
+        if len(self._strays):
+            self._put_strays(queries, near, probes)
+        return np.asarray(probes)
+
+    def _put_strays(self, queries: Floats, near: Floats, probes: Ints) -> None:
+        """Put lists that the graph does not reach where they are nearer than those it found."""
+        centroids = self.centroids[self._strays[self._groups[:-1]]].astype(np.float32)
+        away = faiss.pairwise_distances(queries, centroids)
+        for row in np.flatnonzero((away < near[:, -1:]).any(axis=1)).tolist():
+            groups = np.flatnonzero(away[row] < near[row, -1])
+            strays = np.concatenate([self._strays[self._groups[each] : self._groups[each + 1]] for each in groups])
+            apart = np.repeat(away[row, groups], np.diff(self._groups)[groups])
+            fresh = ~np.isin(strays, probes[row])  # some are reached after all, from an upper level
+            lists = np.concatenate([probes[row], strays[fresh]])
+            order = np.argsort(np.concatenate([near[row], apart[fresh]]), kind="stable")
+            probes[row] = lists[order[: probes.shape[1]]]
+
+
+def _most_alike(centroids: npt.NDArray[np.float16]) -> int:
+    """Return how many lists there are around one centroid at most."""
+    rows = centroids.view(np.dtype((np.void, centroids[0].nbytes)))[:, 0]
+    return int(np.unique(rows, return_counts=True)[1].max())
+
+
+def _links_are_sound(graph: Any, lists: int) -> bool:
+    """Whether every number in a graph of so many nodes leads to something that is there."""
+    links, levels = faiss.vector_to_array(graph.neighbors), faiss.vector_to_array(graph.levels)
+    offsets = faiss.vector_to_array(graph.offsets).astype(np.int64)
+    below = faiss.vector_to_array(graph.cum_nneighbor_per_level).astype(np.int64)  # links of a node up to each level
+    if (
+        (len(levels), len(offsets)) != (lists, lists + 1)
+        or len(below) < 2
+        or (np.diff(below) < 0).any()
+        or below[0] != 0
+        or not (levels.min() >= 1 and levels.max() < len(below))
+        or offsets[0] != 0
+        or offsets[-1] != len(links)
+        or not np.array_equal(np.diff(offsets), below[levels])
+        or links.min(initial=-1) < -1
+        or links.max(initial=-1) >= lists
+        or not 0 <= graph.entry_point < lists
+        or not graph.max_level + 1 == levels.max() == levels[graph.entry_point]
+    ):
+        return False
+    for level in range(1, graph.max_level + 1):
+        nodes = np.flatnonzero(levels > level)
+        of_level = links[offsets[nodes][:, None] + np.arange(below[level], below[level + 1])]
+        if (levels[of_level[of_level >= 0]] <= level).any():
+            return False
+    return True
+
+
+def _find_strays(graph: Any) -> Ints:
+    """Return the nodes of the ground level that cannot be walked to from the entry point."""
+    offsets = faiss.vector_to_array(graph.offsets).astype(np.int64)
+    places = offsets[:-1, None] + np.arange(graph.nb_neighbors(0))
+    links = faiss.vector_to_array(graph.neighbors)[places]
+    reached = np.zeros(len(links), bool)
+    front = np.array([graph.entry_point])
+    while len(front):
+        reached[front] = True
+        following = np.unique(links[front])
+        front = following[(following >= 0) & ~reached[following]]
+    return np.flatnonzero(~reached).astype(np.int64)

@@ -1,0 +1,156 @@
+"""The space of the preview, and the remoteness of a vector from a query there: the less, the nearer by the metric.
+
+For L2 and cosine remoteness is a squared distance. Cosine becomes L2 between unit vectors; an added coordinate holds a
+zero vector as far from every query as cosine similarity 0 is. For the inner product remoteness is ``-2 <q, x>`` with
+the query brought to length one, which changes no order: an added coordinate that made it a distance (Bachrach et al.,
+RecSys 2014) would be as large as the largest norm, and its code would err by more than most inner products are. All
+values are scaled into the range where half precision is accurate, and zeros pad the dimension.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.construction.source import Block, VectorSource
+
+__all__ = ["METRICS", "Metric", "PreviewSpace", "fit_space"]
+
+Metric: TypeAlias = Literal["l2", "ip", "cosine"]
+FloatMatrix: TypeAlias = npt.NDArray[np.float32]
+
+# Squares of what lies between are well within float32.
+_NORM_MIN, _NORM_MAX = 1e-15, 1e18
+
+METRICS: tuple[Metric, ...] = ("l2", "ip", "cosine")
+
+
+@dataclass(frozen=True, slots=True)
+class PreviewSpace:
+    """The map from vectors and queries to the preview's space.
+
+    Attributes
+    ----------
+    metric
+        The metric of the index.
+    dimension
+        Dimension of a vector.
+    padded
+        Dimension of the preview space.
+    scale
+        Factor that brings values near one; for ``ip`` the largest norm at build.
+    """
+
+    metric: Metric
+    dimension: int
+    padded: int
+    scale: float
+
+    @property
+    def reach(self) -> float:
+        """The largest norm of an indexed vector, for ``ip``; for others the largest value."""
+        return 1 / self.scale
+
+    def vectors(self, block: Block) -> FloatMatrix:
+        """Map indexed vectors ``[n, d]`` to float32 ``[n, padded]``."""
+        out, squared = self._scaled(block, unit=self.metric == "cosine")
+        if self.metric == "cosine":
+            out[:, self.dimension] = squared == 0
+        return out
+
+    def queries(self, block: FloatMatrix, first: int = 0) -> FloatMatrix:
+        """Map queries ``[n, d]`` to float32 ``[n, padded]``; they are rows from `first` on of those that a call has.
+
+        Raises
+        ------
+        ValueError
+            When a query is so large that distances to it overflow float32, in its own scale or in that of the vectors.
+        """
+        out, squared = self._scaled(block, unit=self.metric != "l2")
+        norms = np.sqrt(squared) * max(1.0, 1.0 / self.scale)
+        if len(norms) and norms.max() > _NORM_MAX:
+            row = int(norms.argmax())
+            raise ValueError(f"queries row {first + row} is too large: distances to it overflow float32; scale it down")
+        return out
+
+    def lengths(self, block: Block) -> FloatMatrix:
+        """Return the norms ``[n]`` of mapped vectors of the inner product."""
+        return np.sqrt(self._scaled(block, unit=False)[1]).astype(np.float32)
+
+    def distances(self, remoteness: FloatMatrix, queries: FloatMatrix) -> FloatMatrix:
+        """Return the metric's distances for remoteness in the preview's space, ``[q]`` or ``[q, c]``."""
+        if self.metric == "cosine":
+            return remoteness / np.float32(2)
+        if self.metric == "l2":
+            return remoteness / np.float32(self.scale**2)
+        norms = (_norms(queries) / (2 * self.scale)).reshape(-1, *(1,) * (remoteness.ndim - 1))
+        with np.errstate(over="ignore", invalid="ignore"):
+            unscaled = remoteness * norms
+        # An unknown distance stays unknown, to a zero query as well.
+        shaped: FloatMatrix = np.where(np.isinf(remoteness), remoteness, unscaled).astype(np.float32)
+        return shaped
+
+    def remoteness(self, distances: FloatMatrix, queries: FloatMatrix, slack: float) -> FloatMatrix:
+        """Return remoteness ``[q]`` in the preview's space for the metric's distances, as :meth:`distances` inverted.
+
+        It is more by `slack` times the terms that it is made of, so that rounding leaves nothing out.
+        """
+        wanted = distances.astype(np.float64)
+        if self.metric == "cosine":
+            return (2 * wanted + slack * (1 + np.abs(wanted))).astype(np.float32)
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # everything is within
+            if self.metric == "l2":
+                return ((wanted + slack * np.abs(wanted)) * self.scale**2).astype(np.float32)
+            unscaled = wanted * 2 * self.scale / _norms(queries)
+            # To a zero query all distances are zero.
+            unscaled = np.where(np.isnan(unscaled), np.inf, unscaled)
+            return (unscaled + slack * (2 + np.abs(unscaled))).astype(np.float32)
+
+    def _scaled(self, block: Block, *, unit: bool) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
+        """Return vectors with room to spare, scaled or brought to length one, and their scaled squared norms."""
+        values = block.astype(np.float64)
+        values *= self.scale
+        squared = np.einsum("ij,ij->i", values, values)
+        if unit:
+            values /= np.sqrt(np.where(squared > 0, squared, 1.0))[:, None]
+        out = np.zeros((len(block), self.padded), np.float32)
+        with np.errstate(over="ignore"):  # queries refuses what does
+            out[:, : self.dimension] = values
+        return out, squared
+
+
+def _norms(queries: FloatMatrix) -> npt.NDArray[np.float64]:
+    norms: npt.NDArray[np.float64] = np.sqrt(np.einsum("ij,ij->i", queries, queries, dtype=np.float64))
+    return norms
+
+
+def core_dimension(metric: Metric, dimension: int) -> int:
+    """Return the dimension of the preview space before padding.
+
+    For inner products the last two coordinates are those by which the router finds the lists; see
+    `memhier.ann.zoom.preview.preview`.
+    """
+    return dimension + {"l2": 0, "cosine": 1, "ip": 2}[metric]
+
+
+def fit_space(source: VectorSource, metric: Metric, padded: int) -> PreviewSpace:
+    """Return the preview space for `source`, reading it once."""
+    largest, max_squared = 0.0, 0.0
+    for _, block in source.blocks():
+        values = block.astype(np.float64)
+        largest = max(largest, float(np.abs(values).max()))
+        if metric == "ip":
+            max_squared = max(max_squared, float(np.einsum("ij,ij->i", values, values).max()))
+    max_norm = max_squared**0.5
+    reach = max(largest, max_norm)
+    if reach**2 * 4 * source.dimension > float(np.finfo(np.float32).max):
+        raise ValueError(
+            f"vectors hold values up to {largest:.3g}: their squared distances overflow float32; scale them down"
+        )
+    if 0 < reach < _NORM_MIN:
+        raise ValueError(
+            f"vectors hold values up to {largest:.3g} only: their squared distances underflow float32; scale them up"
+        )
+    scale = 1.0 / reach if reach > 0 else 1.0
+    return PreviewSpace(metric, source.dimension, padded, scale)

@@ -1,0 +1,1 @@
+"""The life of an index: additions, removals, merges and renewals."""

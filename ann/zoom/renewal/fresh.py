@@ -1,0 +1,124 @@
+"""Vectors that were just added: in DRAM, searched by brute force, until they are many enough to be written."""
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.attributes import as_columns
+from memhier.ann.zoom.filters.times import as_moments
+from memhier.ann.zoom.ids.texts import Texts
+from memhier.io.kernels import distances
+
+__all__ = ["Fresh", "as_objects", "fresh_row_bytes"]
+
+_VALUE_BYTES = 64  # of an attribute, as a Python object
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """Vectors with their ids, never changed: adding makes another.
+
+    Attributes
+    ----------
+    vectors
+        ``[n, d]`` of the index's dtype.
+    ids
+        int64 ``[n]``.
+    attributes
+        Values by name, each object ``[n]``, None for null; empty where the index has none.
+    texts
+        The strings that `ids` are hashes of; None where the index has integers.
+    """
+
+    vectors: npt.NDArray[Any]
+    ids: Ints
+    attributes: dict[str, npt.NDArray[Any]]
+    texts: Texts | None = None
+
+    @classmethod
+    def empty(cls, dimension: int, dtype: np.dtype[Any], texts: bool = False) -> Self:
+        """Return one without vectors; `texts` tells whether their ids are to be strings."""
+        return cls(np.empty((0, dimension), dtype), np.empty(0, np.int64), {}, Texts.none() if texts else None)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes; 64 for every attribute's value."""
+        held = self.vectors.nbytes + self.ids.nbytes + _VALUE_BYTES * sum(map(len, self.attributes.values()))
+        return held + (0 if self.texts is None else self.texts.memory_bytes)
+
+    def emptied(self) -> "Fresh":
+        """Return one of the kind without vectors."""
+        return Fresh.empty(self.vectors.shape[1], self.vectors.dtype, self.texts is not None)
+
+    def without(self, ids: Ints) -> "Fresh":
+        """Return the rest after removing `ids`."""
+        kept = ~np.isin(self.ids, ids)
+        attributes = {name: each[kept] for name, each in self.attributes.items()}
+        texts = None if self.texts is None else self.texts.take(kept)
+        return Fresh(self.vectors[kept], self.ids[kept], attributes, texts)
+
+    def joined(self, more: "Fresh", names: Iterable[str]) -> "Fresh":
+        """Return these and those; `names` are the attributes of the index."""
+        attributes = {}
+        for name in names:
+            both = [each.attributes.get(name, np.full(len(each), None, object)) for each in (self, more)]
+            attributes[name] = np.concatenate(both)
+        texts = None
+        if self.texts is not None and more.texts is not None:
+            texts = Texts.joined([self.texts, more.texts])
+        vectors, ids = np.concatenate([self.vectors, more.vectors]), np.concatenate([self.ids, more.ids])
+        return Fresh(vectors, ids, attributes, texts)
+
+    def nearest(
+        self, queries: Floats, metric: str, k: int, selected: npt.NDArray[np.bool_] | None
+    ) -> tuple[Ints, Floats]:
+        """Return ids and distances of the `k` nearest that are selected, ``[q, min(k, n)]``; ties by id."""
+        ids = self.ids if selected is None else self.ids[selected]
+        kept = min(k, len(ids))
+        found, near = np.empty((len(queries), kept), np.int64), np.empty((len(queries), kept), np.float32)
+        for row, query in enumerate(queries if kept else ()):
+            away = distances(query, self.vectors, metric)  # of all: to take some out would be a copy of them
+            away = away if selected is None else away[selected]
+            if metric == "cosine":
+                np.maximum(away, 0, out=away)
+            rows = np.flatnonzero(away <= np.partition(away, kept - 1)[kept - 1])
+            order = rows[np.lexsort((ids[rows], away[rows]))[:kept]]
+            found[row], near[row] = ids[order], away[order]
+        return found, near
+
+
+def fresh_row_bytes(row_bytes: int, attributes: Collection[str], texts: Texts | None) -> int:
+    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as in `texts`."""
+    text_bytes = 0 if texts is None else 8 + texts.longest
+    return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes
+
+
+def as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:
+    """Return attributes as columns of Python values, None for null."""
+    columns: dict[str, npt.NDArray[Any]] = {}
+    for name, column in as_columns(attributes, count).items():
+        if column.type is None:
+            columns[name] = np.full(count, None, object)
+            continue
+        cells = column.read(np.arange(count))
+        values = cells.values.astype(object)
+        if column.type == "str":
+            words = [word.decode() for word in column.words()]
+            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
+        elif column.type == "datetime":
+            values = as_moments(cells.values)
+        elif column.type == "bool":
+            values[:] = cells.values.astype(np.bool_)
+        if cells.nulls is not None:
+            values[cells.nulls] = None
+        columns[name] = values
+    return columns

@@ -1,0 +1,95 @@
+"""Which values of attributes an update leaves as they are, and what these are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.times import as_moments
+from memhier.ann.zoom.ids.ids import Ids, locate_all
+from memhier.ann.zoom.preview.code_scan import PART_SHIFT
+from memhier.ann.zoom.search.search import Snapshot
+
+__all__ = ["Kept", "values_kept"]
+
+Objects: TypeAlias = npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The values of one attribute that are kept.
+
+    Attributes
+    ----------
+    values
+        Objects ``[n]`` as there were, None for null.
+    rows
+        bool ``[n]``: for which rows they are kept.
+    """
+
+    values: Objects
+    rows: npt.NDArray[np.bool_]
+
+    def filled(self, given: Objects | None) -> Objects:
+        """Return what was given, with these where nothing was."""
+        if given is None:
+            return self.values
+        values = given.copy()
+        values[self.rows] = self.values[self.rows]
+        return values
+
+
+def values_kept(state: Snapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
+    """Return what an update of `ids` with these attributes keeps, by name.
+
+    A table or columns by name give the whole of each column; of a dict for each row, those that a row has not are kept.
+
+    Raises
+    ------
+    KeyError
+        For an id that is not in the index.
+    """
+    count = len(ids)
+    asked = {name: _not_given(name, attributes, count) for name in state.schema}
+    missing = {name: flags for name, flags in asked.items() if flags.any()}
+    places = locate_all(state.parts, state.fresh, ids)
+    found: dict[str, Objects] = {name: np.full(count, None, object) for name in missing}
+    waiting = np.flatnonzero(places.fresh >= 0)
+    for name, values in found.items():
+        if name in state.fresh.attributes:
+            values[waiting] = state.fresh.attributes[name][places.fresh[waiting]]
+    numbers, rows = places.positions >> PART_SHIFT, places.positions & ((1 << PART_SHIFT) - 1)
+    for which, part in enumerate(state.parts):
+        here = np.flatnonzero((numbers == which) & (places.positions >= 0))
+        if not len(here) or part.attributes is None:
+            continue
+        for name, column in part.attributes.take(rows[here], list(missing)).items():
+            found[name][here] = _objects(column)
+    return {name: Kept(found[name], flags) for name, flags in missing.items()}
+
+
+def _not_given(name: str, attributes: Any, count: int) -> npt.NDArray[np.bool_]:
+    if isinstance(attributes, Sequence) and all(isinstance(row, Mapping) for row in attributes):
+        return np.array([name not in row for row in attributes], np.bool_)
+    if attributes is None:
+        return np.ones(count, np.bool_)
+    if isinstance(attributes, Mapping):
+        return np.full(count, name not in attributes)
+    names = getattr(attributes, "column_names", getattr(attributes, "columns", ()))
+    return np.full(count, name not in list(names))
+
+
+def _objects(column: npt.NDArray[Any]) -> Objects:
+    """Return values of a column as Python's, None for null."""
+    if isinstance(column, np.ma.MaskedArray):
+        values, nulls = np.ma.getdata(column).astype(object), np.ma.getmaskarray(column)
+    elif column.dtype.kind == "M":
+        values, nulls = as_moments(column.view(np.int64)), np.isnat(column)
+    elif column.dtype.kind == "f":
+        values, nulls = column.astype(object), np.isnan(column)
+    else:
+        return column
+    values[nulls] = None
+    return values

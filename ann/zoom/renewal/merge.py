@@ -1,0 +1,264 @@
+"""Writing several parts as one: what was removed goes, and all is in list order again."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.preview.blocks import codes_of, interleave
+from memhier.ann.zoom.preview.code_scan import PART_SHIFT
+from memhier.ann.zoom.preview.codes import CodeBook
+from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
+from memhier.ann.zoom.storage.pages import page_order
+from memhier.ann.zoom.storage.part import Part, PartArrays, compact_ids
+from memhier.io.reader import Reader
+from memhier.shield import check_interrupt
+
+__all__ = ["Merged", "PartsSource", "Spread", "alive_blocks", "merge_parts", "merged_bytes", "radii_of", "spread_of"]
+
+_CHUNK_BYTES = 16 << 20  # held while vectors are put in order
+_ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
+_FEWEST_ROWS = 16
+_WORD_BYTES = 24  # of a word of an attribute that is text
+_RADII_ROWS = 1 << 12
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Merged:
+    """One part made of several.
+
+    Attributes
+    ----------
+    arrays
+        Its codes, ids and lists.
+    rows
+        uint32 or int64 ``[n]``: number of each row when the rows of all parts are counted, with those that were
+        removed. None where nobody asks.
+    """
+
+    arrays: PartArrays
+    rows: npt.NDArray[Any] | None
+
+
+@dataclass(slots=True)
+class _Chunk:
+    """The rows of a few neighbouring lists, from all parts, in list order, with what is kept of them in DRAM."""
+
+    lengths: Ints  # of the lists
+    part: npt.NDArray[np.int32]  # of each row
+    rows: Ints  # of that part
+    codes: Bytes
+    numbers: npt.NDArray[np.uint16]
+    ids: npt.NDArray[Any]
+
+
+def merge_parts(
+    parts: Sequence[Part],
+    preview: Preview,
+    reader: Reader,
+    writer: RowWriter,
+    work_bytes: int,
+    with_rows: bool,
+) -> Merged:
+    """Write the vectors of `parts` that are alive and return what else there is to keep of them.
+
+    Parameters
+    ----------
+    parts
+        In their order.
+    preview
+        Of the index.
+    writer
+        Takes the vectors.
+    work_bytes
+        What may be held beside the new arrays.
+    with_rows
+        Whether it is asked where rows came from, for 4 bytes each (of more than 2**32 rows 8).
+    """
+    book = preview.book
+    assert isinstance(book, CodeBook)  # the paper's form is written once
+    total = sum(part.alive_count for part in parts)
+    codes, values = np.empty((total, book.code_bytes), np.uint8), np.empty((2, total), np.uint16)
+    ids = np.empty(total, np.result_type(*(part.arrays.ids.dtype for part in parts)))
+    offsets = np.cumsum([0, *map(len, parts)])
+    rows = np.empty(total if with_rows else 0, np.uint32 if offsets[-1] <= 2**32 else np.int64)
+    files = np.array([part.places.file for part in parts], np.int32)
+    starts, at = np.zeros(preview.lists + 1, np.int64), 0
+    for low, chunk in _chunks(parts, preview.lists, book, work_bytes):
+        pause()
+        ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
+        starts[low + 1 : low + len(ends)] = at + ends[1:]
+        row_bytes = parts[0].places.row_bytes
+        order = page_order(book, chunk.codes, chunk.numbers, ends, row_bytes, at, work_bytes)
+        part, of_part = chunk.part[order], chunk.rows[order]
+        writer.append(reader.read(files[part], parts[0].places.offsets(of_part), row_bytes))
+        place = slice(at, at + len(order))
+        codes[place], values[:, place] = chunk.codes[order], chunk.numbers[:, order]
+        ids[place] = chunk.ids[order]
+        if with_rows:
+            rows[place] = offsets[part] + of_part
+        at = place.stop
+    writer.finish()
+    interleave(codes, book.dimensions)
+    return Merged(PartArrays(starts, codes, values, ids), rows if with_rows else None)
+
+
+def merged_bytes(parts: Sequence[Part], preview: Preview, strings: int, with_rows: bool) -> int:
+    """Return the DRAM that joining parts takes beside them: the new arrays, and while it lasts what goes with rows.
+
+    `strings` is how many attributes are text, whose words are numbered anew.
+    """
+    each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
+    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """How far the vectors of a part lie from their centroids, removed ones included.
+
+    Attributes
+    ----------
+    squared, counts
+        float64 and int64 ``[lists]``: the sum of their squared distances, and how many they are.
+    """
+
+    squared: npt.NDArray[np.float64]
+    counts: Ints
+
+
+def spread_of(arrays: PartArrays, preview: Preview) -> Spread:
+    """Return the spread of the lists of a part."""
+    unit = getattr(preview.book, "unit", 1.0)
+    lists = len(arrays.starts) - 1
+    squared, low = np.zeros(lists), 0
+    while low < lists:  # a few lists at a time
+        high = max(low + 1, int(np.searchsorted(arrays.starts, arrays.starts[low] + _RADII_ROWS, side="right")) - 1)
+        starts = arrays.starts[low : high + 1]
+        away = arrays.numbers[0, starts[0] : starts[-1]].view(np.float16).astype(np.float64) * unit
+        sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
+        squared[low:high] = np.diff(sums[starts - starts[0]])
+        low = high
+    return Spread(squared, np.diff(arrays.starts))
+
+
+def radii_of(spreads: Iterable[Spread]) -> Floats:
+    """Return the root mean square distance of the vectors of each list to its centroid, of parts together."""
+    squared: Any = 0.0
+    counts: Any = 0
+    for spread in spreads:
+        squared, counts = squared + spread.squared, counts + spread.counts
+    radii: Floats = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
+    return radii
+
+
+def alive_blocks(
+    parts: Sequence[Part], dtype: np.dtype[Any], reader: Reader
+) -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
+    """Yield positions and vectors ``[n, d]`` of all that is alive, some 8 MiB at a time."""
+    for number, part in enumerate(parts):
+        step = max(1, (_CHUNK_BYTES // 2) // part.places.row_bytes)
+        for start in range(0, len(part), step):
+            check_interrupt()
+            rows = np.arange(start, min(start + step, len(part)))
+            rows = rows[part.is_alive(rows)]
+            if len(rows):
+                yield rows | number << PART_SHIFT, vectors_of(part.places.read(reader, rows), dtype)
+
+
+def _chunks(parts: Sequence[Part], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
+    """Yield the first list of each chunk, and the chunk: a few lists, or a piece of a long one."""
+    # The vectors, and those of a page's worth on their way; of all else what is taken, and what is put in order.
+    each = 3 * (parts[0].places.row_bytes + book.code_bytes + _ROW_BYTES)
+    limit = max(_FEWEST_ROWS, min(_CHUNK_BYTES, work_bytes) // each)
+    rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
+    low = 0
+    while low < lists:
+        high = max(low + 1, int(np.searchsorted(rows_before, rows_before[low] + limit, side="right")) - 1)
+        if rows_before[high] - rows_before[low] <= limit:
+            starts = [part.arrays.starts[low : high + 1] for part in parts]
+            yield low, _chunk([_take(part, number, starts[number], book) for number, part in enumerate(parts)])
+        else:
+            for number, part in enumerate(parts):
+                first, stop = part.arrays.starts[low : high + 1].tolist()
+                for start in range(first, stop, limit):
+                    borders = np.array([start, min(start + limit, stop)])
+                    yield low, _chunk([_take(part, number, borders, book)])
+        low = high
+
+
+def _chunk(taken: Sequence[tuple[npt.NDArray[Any], ...]]) -> _Chunk:
+    lengths, member, part, rows, codes, ids, values = zip(*taken, strict=True)
+    order = np.argsort(np.concatenate(member), kind="stable")
+    return _Chunk(
+        np.sum(lengths, axis=0), np.concatenate(part)[order], np.concatenate(rows)[order],
+        np.concatenate(codes)[order], np.concatenate(values)[order].T, np.concatenate(ids)[order],
+    )  # fmt: skip
+
+
+def _take(part: Part, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
+    """Return what is alive of the lists of a part that begin and end at `starts`, how many of each before it."""
+    arrays = part.arrays
+    rows = np.arange(starts[0], starts[-1])
+    alive = part.is_alive(rows)
+    member = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[alive]
+    rows = rows[alive]
+    return (
+        np.bincount(member, minlength=len(starts) - 1), member, np.full(len(rows), number, np.int32), rows,
+        codes_of(arrays.codes, rows, book.dimensions), arrays.ids[rows], arrays.numbers[:, rows].T,
+    )  # fmt: skip
+
+
+class PartsSource(VectorSource):
+    """What is alive of all parts, in their order, as a source to build from.
+
+    Attributes
+    ----------
+    ids
+        uint32 or int64 ``[n]``.
+    rows
+        int64 ``[n]``: number of each vector when the rows of all parts are counted, with those that were removed.
+    """
+
+    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
+        self._parts, self._reader = parts, reader
+        self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
+        alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
+        self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
+        self.ids = compact_ids(
+            np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
+        )
+        self.dtype, self.dimension, self.count = dtype, dimension, len(self.rows)
+
+    def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield ``(first row, block)`` in order."""
+        step = max(1, (_CHUNK_BYTES // 2) // (4 * self.dimension))
+        for start in range(0, self.count, step):
+            yield start, self.take(np.arange(start, min(start + step, self.count)))
+
+    def take(self, rows: Ints) -> npt.NDArray[Any]:
+        """Return the given vectors, ascending."""
+        pause()
+        out = np.empty((len(rows), self.dimension), self.dtype)
+        numbers = self.rows[rows]
+        edges = np.searchsorted(numbers, self._offsets)
+        for part, offset, low, high in zip(self._parts, self._offsets, edges, edges[1:], strict=False):
+            if low < high:
+                raw = part.places.read(self._reader, numbers[low:high] - offset)
+                out[low:high] = vectors_of(raw, self.dtype)
+        return out
+
+    def take_any(self, rows: Ints) -> npt.NDArray[Any]:
+        """Return the given vectors, in any order."""
+        order = np.argsort(rows, kind="stable")
+        out = np.empty((len(rows), self.dimension), self.dtype)
+        out[order] = self.take(rows[order])
+        return out

@@ -1,0 +1,94 @@
+"""Whether more vectors can be held: in the DRAM of the budget, and in the range of the preview's numbers."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
+from memhier.ann.zoom.ids.ids import Ids
+from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
+from memhier.ann.zoom.preview.layout import PART_BYTES
+from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.storage.fullview import stored_bytes
+from memhier.ann.zoom.storage.part import compact_dtype
+from memhier.budget import format_bytes
+from memhier.errors import BudgetError
+from memhier.io.reader import PAGE_BYTES
+
+__all__ = ["check_range", "check_room"]
+
+_NUMBERS_BYTES = 4  # of a code: radius, factor and error
+_BLOCK = 4096
+_ROUNDING = 1 + 1e-6
+
+
+def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
+    """Refuse vectors for which there is no room once they are written.
+
+    Parameters
+    ----------
+    state
+        The index without them.
+    held
+        Bytes of DRAM that it comes to hold.
+    ids
+        Of the vectors.
+    waiting
+        The most bytes of vectors that wait in DRAM.
+    filters
+        How many searches with a filter there may be at a time.
+    dram
+        The budget.
+
+    Raises
+    ------
+    BudgetError
+        When it is exceeded; says what would be enough.
+    """
+    more, texts = len(ids), ids.texts
+    count = more + len(state.fresh)
+    id_bytes = max(compact_dtype(some).itemsize for some in (ids.numbers, state.fresh.ids))
+    each = state.preview.book.code_bytes + _NUMBERS_BYTES + id_bytes
+    per_part = 8 * (state.preview.lists + 1) + PART_BYTES
+    # Vectors that wait are copied to be joined with others; of bitmaps there are those of removals, before and after.
+    needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
+    needed += (2 + filters) * bitmap_bytes(count)
+    needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
+    if texts is not None and state.fresh.texts is not None:
+        both = (texts, state.fresh.texts)
+        letters = sum(len(each.letters) for each in both)
+        needed += PAGE_DRAM * text_pages(count, letters, max(each.longest for each in both))
+    if needed > dram:
+        total = state.count + more
+        raise BudgetError(
+            f"{more:,} more vectors need {format_bytes(needed)} ({needed} bytes) of DRAM in all, "
+            f"dram={format_bytes(dram)} was given at build. Build it again with grow_to={total}, which makes shorter "
+            f"codes where dram= is not raised to as much; commit() and compact() free the DRAM of what was removed"
+        )
+
+
+def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, begun: bool) -> None:
+    """Refuse vectors that the preview cannot hold, which where `begun` was fitted to those of the build.
+
+    Raises
+    ------
+    ValueError
+        For inner products, when a norm is larger than all at build; for others, when distances overflow.
+    """
+    most = float(np.finfo(np.float32).max) / (4 * space.dimension)
+    for start in range(0, len(vectors), _BLOCK):
+        values = vectors[start : start + _BLOCK].astype(np.float64)
+        squared = np.einsum("ij,ij->i", values, values)
+        row = int(squared.argmax())
+        if begun and space.metric == "ip" and squared[row] > (space.reach * _ROUNDING) ** 2:
+            raise ValueError(
+                f"vectors row {start + row} has a norm of {squared[row] ** 0.5:.6g}, the largest at build was "
+                f"{space.reach:.6g}: with metric='ip' the index must be built again, with this vector"
+            )
+        largest = float(np.abs(values).max())
+        if largest**2 > most:
+            raise ValueError(
+                f"vectors hold values up to {largest:.3g}: their squared distances overflow float32; scale them down"
+            )

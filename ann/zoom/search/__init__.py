@@ -1,0 +1,1 @@
+"""Search: plans of one call, reads, ranking and results."""

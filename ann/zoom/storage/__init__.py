@@ -1,0 +1,1 @@
+"""The full vectors on SSD and the catalog of an index."""

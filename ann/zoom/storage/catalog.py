@@ -1,0 +1,229 @@
+"""What the store's catalog says of an index, and the segments of its preview."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.filters.attributes import Schema
+from memhier.ann.zoom.filters.columns import DTYPES
+from memhier.ann.zoom.ids.ids import IdKind
+from memhier.ann.zoom.preview.codes import CodeBook
+from memhier.ann.zoom.preview.preview import CODINGS, Coding, Preview
+from memhier.ann.zoom.preview.product import ProductBook
+from memhier.ann.zoom.preview.router import Router
+from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
+from memhier.ann.zoom.preview.space import METRICS, PreviewSpace, core_dimension
+from memhier.errors import CorruptionError, FormatError
+from memhier.fields import (  # fmt: skip
+    boolean,
+    decode_json,
+    described,
+    integer,
+    mapping,
+    one_of,
+    optional,
+    real,
+    record,
+    row,
+    sequence,
+    stored_array,
+    text,
+)
+from memhier.store.store import Staging, Store, Transaction
+
+__all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
+
+KIND = "zoom-index"
+VERSION = 6
+
+
+_NAME = text(r"[A-Za-z0-9_-]{1,100}")
+_PART = text(r"p[0-9]{1,18}")
+_EFFORT = row(
+    integer(1, 2**31), real(0), optional(integer(1, 2**20)), optional(integer(1, 2**20)), integer(0, 2**31),
+    real(), integer(1, 2**20),
+)  # fmt: skip
+_BY_K = text(r"[1-9][0-9]{0,9}")
+_PARTS = sequence(
+    record({"name": _PART, "rows": integer(0, 2**40), "ids": one_of("<u4", "<i8"), "alive": optional(_NAME)})
+)
+_CHECK = record(
+    {
+        "version": integer(),
+        "dtype": one_of("float32", "float16", "int8", "uint8"),
+        "space": record({
+            "metric": one_of(*METRICS), "dimension": integer(1, 2**20), "padded": integer(1, 2**21),
+            "scale": real(5e-324, 1e308),
+        }),
+        "coding": one_of(*CODINGS),
+        "lists": integer(1, 2**31),
+        "book_bytes": integer(1, 2**22),
+        "dram": integer(1),
+        "searches": integer(1, 2**16),
+        "seed": integer(0, 2**32),
+        "schema": mapping(one_of(*DTYPES)),
+        "next_part": integer(),
+        "next_id": integer(),
+        "trained_on": integer(),
+        "calibration": record({
+            "queries": integer(),
+            "vectors": integer(),
+            "changes": integer(),
+            "tuned": boolean,
+            "efforts": mapping(sequence(row(real(0, 1), _EFFORT, real(0)), 1), _BY_K, least=1),
+            "reached": mapping(real(0, 1), _BY_K, least=1),
+            "alone": sequence(row(real(0, 1), real(0))),
+        }),
+        "parts": _PARTS,
+        "pending": _PARTS,
+        "hot": sequence(row(_PART, integer())),
+        "id_kind": one_of("int64", "str"),
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """The entry ``index`` of the catalog.
+
+    Attributes
+    ----------
+    dtype, space, coding, lists, book_bytes
+        Of vectors and codes; `book_bytes` is what one code takes.
+    dram, seed
+        As given at build.
+    searches
+        How many may run at a time.
+    schema
+        Types of the attributes.
+    next_part, next_id
+        Number of the next part, and of the next vector that comes without an id.
+    trained_on
+        Vectors there were when the lists were last made.
+    calibration
+        What a declared recall takes.
+    parts
+        Entries of the parts.
+    pending
+        Entries of parts that no commit of the index has made its own.
+    hot
+        Pages to hold in DRAM, as pairs of part name and page.
+    id_kind
+        What callers call vectors.
+    """
+
+    dtype: str
+    space: PreviewSpace
+    coding: Coding
+    lists: int
+    book_bytes: int
+    dram: int
+    searches: int
+    seed: int
+    schema: Schema
+    next_part: int
+    next_id: int
+    trained_on: int
+    calibration: Calibration
+    parts: list[dict[str, Any]]
+    pending: list[dict[str, Any]] = field(default_factory=list)
+    hot: list[tuple[str, int]] = field(default_factory=list)
+    id_kind: IdKind = "int64"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a vector on SSD."""
+        return np.dtype(self.dtype).itemsize * self.space.dimension
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return {"version": VERSION} | values | {"space": asdict(self.space), "calibration": self.calibration.to_json()}
+
+    @classmethod
+    def decode(cls, raw: bytes, path: object) -> Self:
+        """Return what the JSON text of :meth:`to_json` says.
+
+        Raises
+        ------
+        FormatError, CorruptionError
+            When it is of another version, or no description of an index.
+        """
+        where = f"{path}: the value 'index'"
+        version = decode_json(raw, where, record({"version": integer()})).get("version")
+        if version != VERSION:
+            raise FormatError(f"{path}: index format {version}, this memhier reads {VERSION}; build the index again")
+        values = decode_json(raw, where, _CHECK)
+        del values["version"]
+        with described(where):
+            values["space"] = PreviewSpace(**values["space"])
+            values["calibration"] = Calibration.from_json(values["calibration"])
+            found = cls(**values)
+        space = found.space
+        if core_dimension(space.metric, space.dimension) > space.padded:
+            raise CorruptionError(f"{where}: {space.dimension} dimensions in a space of {space.padded}")
+        if found.calibration.efforts.keys() != found.calibration.reached.keys():
+            raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
+        return found
+
+
+def write_preview(tx: Transaction | Staging, preview: Preview, *, radii: bool = True) -> None:
+    """Write lists and code book; `radii` tells whether with the radii of the lists, which change with every commit."""
+    book = preview.book
+    arrays: dict[str, npt.NDArray[Any]] = {"router": preview.router.save()}
+    if radii:
+        arrays["radii"] = preview.radii
+    if isinstance(book, CodeBook):
+        numbers = np.array([*book.dimensions, book.rotation.ndim], np.int64)
+        arrays |= {
+            "rotation": book.rotation,
+            "alpha": book.alpha,
+            "share": book.share,
+            "book": numbers,
+        }
+        arrays |= {"unit": np.array([book.unit]), "ratios": book.ratios}
+    else:
+        arrays["codebook"] = book.books
+    for name, array in arrays.items():
+        tx.segment(name).append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+
+def load_preview(store: Store, about: Description) -> Preview:
+    """Return lists and code book as the catalog describes them."""
+    dimension, inner = about.space.padded, about.space.metric == "ip"
+    with described(f"{store.path}: the preview"):
+        radii = stored_array(store, "radii", np.float32, (about.lists,))
+        router = Router.load(stored_array(store, "router", np.uint8, (-1,)), about.lists, dimension, store.path)
+        if about.coding == "pq":
+            books = stored_array(store, "codebook", np.float32, (about.book_bytes, -1, CODES_PER_BOOK))
+            if books.shape[0] * books.shape[1] < dimension:
+                raise CorruptionError(f"{store.path}: a code book of {books.shape} for {dimension} dimensions")
+            return Preview(router, ProductBook(books), radii, inner)
+        book = _load_book(store, dimension)
+        if book.code_bytes != about.book_bytes:
+            raise CorruptionError(f"{store.path}: codes of {book.code_bytes} bytes, expected {about.book_bytes}")
+        return Preview(router, book, radii, inner)
+
+
+def _load_book(store: Store, dimension: int) -> CodeBook:
+    *widths, axes = stored_array(store, "book", np.int64, (5,)).tolist()
+    if not all(0 <= width <= dimension for width in widths) or not 0 < sum(widths) <= dimension or axes not in (1, 2):
+        raise CorruptionError(f"{store.path}: the segment 'book' says {[*widths, axes]} of {dimension} dimensions")
+    if axes == 2:
+        rotation = stored_array(store, "rotation", np.float32, (dimension, dimension))
+    else:
+        rotation = stored_array(store, "rotation", np.int64, (dimension,))
+        if not np.array_equal(np.sort(rotation), np.arange(dimension)):
+            raise CorruptionError(f"{store.path}: the segment 'rotation' is no order of {dimension} axes")
+    eight, four, two, one = widths
+    return CodeBook(
+        rotation,
+        (eight, four, two, one),
+        stored_array(store, "alpha", np.float32, (sum(widths),)),
+        stored_array(store, "share", np.float32, (dimension,)),
+        float(stored_array(store, "unit", np.float64, (1,))[0]),
+        stored_array(store, "ratios", np.int32, (4,)),
+    )

@@ -1,0 +1,307 @@
+"""A part of an index: rows that were written together, in list order, never changed but for which of them are alive."""
+
+import itertools
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.filters.attributes import Attributes, Schema
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, popcount, word_count
+from memhier.ann.zoom.filters.conditions import Expression
+from memhier.ann.zoom.filters.stored_column import StoredColumn
+from memhier.ann.zoom.ids.stored_texts import StoredTexts
+from memhier.ann.zoom.ids.texts import hash_texts
+from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.storage.fullview import RowPlaces
+from memhier.errors import ClosedError, CorruptionError
+from memhier.fields import stored_array, stored_segment
+from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.shield import when_gone
+from memhier.store.store import Staging, Store, Transaction
+
+__all__ = ["Part", "PartArrays", "PartFiles", "compact_dtype", "compact_ids", "find_ids", "gather"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+_SOUGHT_ROWS = 1 << 12
+
+
+@dataclass(frozen=True, slots=True)
+class PartArrays:
+    """What is kept of a part in DRAM.
+
+    Attributes
+    ----------
+    starts
+        int64 ``[lists + 1]``: list ``l`` holds the rows ``starts[l]`` to ``starts[l + 1]``.
+    codes
+        uint8 ``[n, code_bytes]``; those with bounds in the order of `memhier.ann.zoom.preview.blocks`.
+    numbers
+        uint16 ``[2, n]`` of codes with bounds, ``[0, n]`` of others.
+    ids
+        uint32 or int64 ``[n]``: what each row is called.
+    """
+
+    starts: Ints
+    codes: npt.NDArray[np.uint8]
+    numbers: npt.NDArray[np.uint16]
+    ids: npt.NDArray[Any]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.starts.nbytes + self.codes.nbytes + self.numbers.nbytes + self.ids.nbytes
+
+    def write(self, tx: Transaction | Staging, name: str) -> None:
+        """Write every array as a segment ``name-...``."""
+        for suffix, array in (
+            ("starts", self.starts),
+            ("codes", self.codes),
+            ("numbers", self.numbers),
+            ("ids", self.ids),
+        ):
+            tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+
+    def about(self, name: str) -> dict[str, Any]:
+        """Return the catalog's entry of a part of which nothing was removed."""
+        return {"name": name, "rows": len(self.codes), "ids": self.ids.dtype.str, "alive": None}
+
+    @classmethod
+    def load(cls, store: Store, name: str, about: dict[str, Any], lists: int, code_bytes: int, numbers: int) -> Self:
+        """Return the arrays that `about`, the part's entry in the catalog, describes."""
+        count = int(about["rows"])
+        arrays = cls(
+            stored_array(store, f"{name}-starts", np.int64, (lists + 1,)),
+            stored_array(store, f"{name}-codes", np.uint8, (count, code_bytes)),
+            stored_array(store, f"{name}-numbers", np.uint16, (numbers, count)),
+            stored_array(store, f"{name}-ids", about["ids"], (count,)),
+        )
+        starts = arrays.starts
+        if starts[0] != 0 or starts[-1] != count or (starts[1:] < starts[:-1]).any():
+            raise CorruptionError(
+                f"{store.path}: the starts of part {name} do not describe {lists} lists of {count} rows"
+            )
+        return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows on SSD with their codes and ids.
+
+    Attributes
+    ----------
+    name
+        Prefix of its segments.
+    arrays
+        Codes, ids and lists.
+    places
+        Where the full vectors lie.
+    alive
+        A bit for each row that was not removed; None while all are there.
+    alive_name
+        Segment that holds `alive`; None while it was not written.
+    attributes
+        What the rows are filtered by; None where the index has none.
+    lease
+        Keeps the file with the reader.
+    texts
+        The strings that its ids are hashes of; None where the index has integers.
+    """
+
+    name: str
+    arrays: PartArrays
+    places: RowPlaces
+    alive: Words | None = None
+    alive_name: str | None = None
+    attributes: Attributes | None = None
+    lease: object = None
+    texts: StoredTexts | None = None
+
+    def __len__(self) -> int:
+        return len(self.arrays.codes)
+
+    @property
+    def alive_count(self) -> int:
+        """Rows that were not removed."""
+        return len(self) if self.alive is None else popcount(self.alive)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        more = (self.attributes, self.texts)
+        held = self.arrays.memory_bytes + (0 if self.alive is None else self.alive.nbytes)
+        return held + sum(each.memory_bytes for each in more if each is not None)
+
+    def coded(self, selected: Words | None) -> CodedPart:
+        """Return what a scan may find: of what is alive everything or, where given, those that were selected."""
+        arrays = self.arrays
+        return CodedPart(arrays.starts, arrays.codes, arrays.numbers, self.alive if selected is None else selected)
+
+    def select(self, expression: Expression) -> Words:
+        """Return which rows fulfil a filter and were not removed, a bit for each; not to be written."""
+        if self.attributes is None:
+            return np.zeros(word_count(len(self)), np.uint64)
+        selected = self.attributes.bitmap(expression)
+        if self.alive is None:
+            return selected
+        # One that was kept for other searches is not written.
+        return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
+
+    def without(self, rows: Ints) -> "Part":
+        """Return the part with these rows removed as well."""
+        bits = np.full(word_count(len(self)), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
+        if self.alive is None and len(self) % 64:
+            bits[-1] >>= np.uint64(64 - len(self) % 64)
+        np.bitwise_and.at(bits, rows >> 6, ~(np.uint64(1) << (rows & 63).astype(np.uint64)))
+        return replace(self, alive=bits, alive_name=None)
+
+    def is_alive(self, rows: Ints) -> npt.NDArray[np.bool_]:
+        """Return which of the rows were not removed, bool ``[n]``."""
+        if self.alive is None:
+            return np.ones(len(rows), np.bool_)
+        bits: npt.NDArray[np.bool_] = (self.alive[rows >> 6] >> (rows & 63).astype(np.uint64) & np.uint64(1)) > 0
+        return bits
+
+    def strangers(self) -> int:
+        """Return how many rows have a string that their id is not the hash of; reads all strings."""
+        if self.texts is None:
+            return 0
+        pieces = self.texts.pieces()
+        return sum(int((hash_texts(texts) != self.arrays.ids[rows]).sum()) for rows, texts in pieces)
+
+    def about(self) -> dict[str, Any]:
+        """Return its entry in the catalog."""
+        return self.arrays.about(self.name) | {"alive": self.alive_name}
+
+
+class _Lease:
+    """Held by all that read a file; when the last of them is gone, so is the file."""
+
+
+class PartFiles:
+    """Opens the files of parts, and closes them once no part or snapshot has them.
+
+    The last one to have a file may let go of it anywhere: in a search, in a garbage collection that interrupts any
+    line of Python. So it is closed on another thread, which holds no lock then.
+
+    Parameters
+    ----------
+    store, reader
+        Of the index.
+    cache
+        Of the bitmaps of filters.
+    texts
+        Whether ids are strings.
+    work_bytes
+        What a filter that runs may hold.
+    """
+
+    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool, work_bytes: int) -> None:
+        self._store, self._reader, self._cache, self._texts = store, reader, cache, texts
+        self._work_bytes = work_bytes
+
+    def open(
+        self,
+        name: str,
+        arrays: PartArrays,
+        row_bytes: int,
+        schema: Schema,
+        alive: Words | None = None,
+        alive_name: str | None = None,
+    ) -> Part:
+        """Return a committed part whose arrays are known."""
+        texts, lease = None, _Lease()
+        file = self._store.attach(f"{name}-rows", self._reader)
+        self._when_gone(lease, [file])
+        if self._texts:
+            texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
+            self._when_gone(lease, [texts.file])
+        part = Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, None, lease, texts)
+        return self.widened(part, schema)
+
+    def widened(self, part: Part, schema: Schema) -> Part:
+        """Return the part with the attributes of another schema, null in all rows where the part does not have them."""
+        if not schema:
+            return part
+        attributes = Attributes(
+            self._store, f"{part.name}-a-", schema, len(part), self._reader, self._cache, self._work_bytes
+        )
+        columns = [attributes.column(name) for name in schema]
+        self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
+        return replace(part, attributes=attributes)
+
+    def load(self, about: dict[str, Any], shape: tuple[int, int, int], row_bytes: int, schema: Schema) -> Part:
+        """Return a part as the catalog describes it; `shape` is lists, bytes of a code, and numbers beside it."""
+        name, alive_name = about["name"], about["alive"]
+        arrays = PartArrays.load(self._store, name, about, *shape)
+        count = len(arrays.codes)
+        alive = None if alive_name is None else stored_array(self._store, alive_name, np.uint64, (word_count(count),))
+        if alive is not None and count % 64 and int(alive[-1]) >> count % 64:
+            raise CorruptionError(f"{self._store.path}: {alive_name} has more rows alive than the {count} there are")
+        rows = stored_segment(self._store, f"{name}-rows")
+        end = int(RowPlaces(0, row_bytes).offsets(np.array([count - 1]))[0]) + row_bytes if count else 0
+        if rows.length != -(-end // PAGE_BYTES) * PAGE_BYTES:
+            raise CorruptionError(f"{rows.path}: {rows.payload} bytes do not hold {count} rows of {row_bytes}")
+        return self.open(name, arrays, row_bytes, schema, alive, alive_name)
+
+    def _when_gone(self, holder: object, files: Sequence[int | StoredColumn]) -> None:
+        when_gone(holder, partial(_close_files, self._reader, files))
+
+
+def _close_files(reader: Reader, files: Sequence[int | StoredColumn]) -> None:
+    for file in files:
+        with suppress(ClosedError):
+            if isinstance(file, StoredColumn):
+                file.close()
+            else:
+                reader.remove(file)
+
+
+def compact_dtype(ids: Ints) -> np.dtype[Any]:
+    """Return what ids are held as: uint32 where all of them fit, else int64."""
+    fit = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < 2**32)
+    return np.dtype(np.uint32 if fit else np.int64)
+
+
+def compact_ids(ids: Ints) -> npt.NDArray[Any]:
+    """Return ids as uint32 where all of them fit, else as int64."""
+    return ids.astype(compact_dtype(ids), copy=False)
+
+
+def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
+    """Return file, offset and id of each position, a part's number and row in one."""
+    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    files = np.empty(len(positions), np.int32)
+    offsets, ids = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+    for which, part in enumerate(parts):
+        here = slice(None) if len(parts) == 1 else np.flatnonzero(number == which)
+        files[here] = part.places.file
+        offsets[here] = part.places.offsets(rows[here])
+        ids[here] = part.arrays.ids[rows[here]]
+    return files, offsets, ids
+
+
+def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
+    """Return the position of each id among what is alive, int64 ``[n]``, -1 for none; passes over all ids."""
+    positions = np.full(len(wanted), -1, np.int64)
+    order = np.argsort(wanted, kind="stable")
+    ascending = wanted[order]
+    for number, part in enumerate(parts):
+        for start in range(0, len(part), _SOUGHT_ROWS):  # so that little is held for it
+            ids = part.arrays.ids[start : start + _SOUGHT_ROWS].astype(np.int64)
+            if len(wanted) <= 8:
+                hits = [np.flatnonzero(ids == value) for value in ascending]
+                place = np.repeat(np.arange(len(wanted)), [len(hit) for hit in hits])
+                rows = np.array(list(itertools.chain.from_iterable(hits)), np.int64)
+            else:
+                place = np.minimum(np.searchsorted(ascending, ids), len(wanted) - 1)
+                rows = np.flatnonzero(ascending[place] == ids)
+                place = place[rows]
+            rows = rows + start
+            alive = part.is_alive(rows)
+            positions[order[place[alive]]] = rows[alive] | number << PART_SHIFT
+    return positions

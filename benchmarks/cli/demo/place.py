@@ -1,0 +1,124 @@
+"""Where the demo keeps what it built, so that one that was killed half way leaves nothing that looks finished.
+
+``current/`` holds the last demo that was built to its end; ``building/`` the one being built, which takes its name in
+the last step. A lock keeps two builds apart.
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from memhier.errors import LockedError
+
+__all__ = ["Built", "Place", "default_folder"]
+
+VERSION = 1  # of the files in a built demo; another version is built again
+LOCK = "memhier-demo.lock"
+
+
+def default_folder() -> Path:
+    """Return the folder ``memhier-demo`` in the user's cache directory (``XDG_CACHE_HOME``, or else ``~/.cache``)."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification says that a relative path is to be ignored.
+    return (Path(cache) if os.path.isabs(cache) else Path.home() / ".cache") / "memhier-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """What a demo was built from.
+
+    Attributes
+    ----------
+    fingerprint
+        Of the source files, see :func:`memhier.benchmarks.cli.demo.sources.fingerprint`.
+    seed, limit, dram
+        As asked for: None for no limit, or the default budget.
+    version
+        Of the files.
+    """
+
+    fingerprint: str
+    seed: int
+    limit: int | None
+    dram: int | None
+    version: int = VERSION
+
+
+class Place:
+    """The folder of a demo.
+
+    Raises
+    ------
+    ValueError
+        When `folder` is a file, or holds files that are no demo's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        if not folder.exists():
+            return
+        if not folder.is_dir():
+            raise ValueError(f"--dir {folder}: this is a file; name a folder that is new, empty, or an earlier demo's")
+        if not (folder / LOCK).exists() and any(folder.iterdir()):
+            raise ValueError(f"--dir {folder}: holds files that are no demo's; name a folder that is new or empty")
+
+    @property
+    def current(self) -> Path:
+        """The last demo built to its end, if there is one."""
+        return self.folder / "current"
+
+    @property
+    def building(self) -> Path:
+        """The demo being built; nothing in it counts."""
+        return self.folder / "building"
+
+    def built(self) -> Built | None:
+        """Return what the current demo was built from, or None when there is none of this version."""
+        try:
+            about = json.loads((self.current / "built.json").read_text())
+            return Built(**about) if about["version"] == VERSION else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return None
+
+    @contextmanager
+    def locked(self, *, shared: bool = False) -> Iterator[None]:
+        """Hold the folder, which is made if need be: alone, or `shared` with other readers.
+
+        Raises
+        ------
+        LockedError
+            When another process holds it.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / LOCK, "a") as lock:
+            try:
+                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LockedError(
+                    f"another `memhier demo` is at work in {self.folder}: wait for it, or give another folder by --dir"
+                ) from error
+            yield
+
+    @contextmanager
+    def replaced(self, built: Built) -> Iterator[Path]:
+        """Make a new demo in the folder given; it becomes the current one when the block ends without an error."""
+        old = self.folder / "old"
+        for remains in (self.building, old):
+            if remains.exists():
+                shutil.rmtree(remains)
+        self.building.mkdir()
+        try:
+            yield self.building
+        except BaseException:
+            shutil.rmtree(self.building, ignore_errors=True)
+            raise
+        (self.building / "built.json").write_text(json.dumps(asdict(built)))
+        if self.current.exists():
+            self.current.rename(old)
+        self.building.rename(self.current)
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,106 @@
+"""``memhier index add``, ``remove`` and ``compact``: an index changed from the shell, all of a command or nothing."""
+
+import sys
+import time
+from typing import Any
+
+import click
+from tqdm import tqdm
+
+from memhier.ann import ZoomIndex
+from memhier.ann.files import open_vectors
+from memhier.benchmarks.cli.index.plain_errors import PlainCommand, plain_errors
+from memhier.benchmarks.cli.index.shell import (
+    attributes_option,
+    column_option,
+    given_ids,
+    id_column_option,
+    ids_option,
+    index_path,
+    json_option,
+    key_option,
+    notes,
+    read_table,
+    report,
+)
+
+__all__ = ["add", "compact", "remove"]
+
+_FIGURES = ("vectors", "lists", "parts", "memory_bytes", "dram", "vector_bytes", "file_bytes")
+
+
+@click.command(cls=PlainCommand)
+@index_path
+@click.argument("vectors", type=click.Path(exists=True, dir_okay=False))
+@key_option
+@column_option
+@ids_option
+@id_column_option
+@attributes_option
+@json_option
+def add(
+    path: str,
+    vectors: str,
+    key: str | None,
+    column: str | None,
+    ids_path: str | None,
+    id_column: str | None,
+    table_path: str | None,
+    json_path: str | None,
+) -> None:
+    """Add the vectors of the file VECTORS to the index at PATH; all of them, or none if anything is wrong."""
+    with (
+        plain_errors(),
+        notes(),
+        open_vectors(vectors, key=key, column=column) as source,
+        ZoomIndex.open(path, writable=True) as opened,
+    ):
+        ids = given_ids(vectors, ids_path, id_column, opened.stats()["id_kind"])
+        table = None if table_path is None else read_table(table_path)
+        for name, given in (("--ids", ids), ("--attributes", table)):
+            if given is not None and len(given) != source.count:
+                raise ValueError(f"{name}: {len(given):,} rows for {source.count:,} vectors, expected one for each")
+        started = time.perf_counter()
+        with tqdm(total=source.count, unit=" vectors", disable=not sys.stderr.isatty()) as bar:
+            for first, block in source.blocks():
+                rows = slice(first, first + len(block))
+                columns = None if table is None else table.slice(first, len(block))
+                opened.add(block, None if ids is None else ids[rows], columns)
+                bar.update(len(block))
+        opened.commit()
+        report(f"Added {vectors} to {path}", _figures(opened, source.count, "added", started), json_path)
+
+
+@click.command(cls=PlainCommand)
+@index_path
+@click.argument("ids", type=click.Path(exists=True, dir_okay=False))
+@id_column_option
+@json_option
+def remove(path: str, ids: str, id_column: str | None, json_path: str | None) -> None:
+    """Remove vectors from the index at PATH, by the ids of the file IDS: .npy, .parquet or text with one a line."""
+    with plain_errors(), notes(), ZoomIndex.open(path, writable=True) as opened:
+        names = given_ids(ids, ids, id_column, opened.stats()["id_kind"])
+        assert names is not None
+        started = time.perf_counter()
+        opened.remove(names)
+        opened.commit()
+        report(f"Removed from {path}", _figures(opened, len(names), "removed", started), json_path)
+
+
+@click.command(cls=PlainCommand)
+@index_path
+@json_option
+def compact(path: str, json_path: str | None) -> None:
+    """Make the index at PATH anew: without what was removed, its lists and codes fitted to the vectors there are."""
+    with plain_errors(), notes():
+        started = time.perf_counter()
+        with ZoomIndex.open(path, writable=True) as opened:
+            before = opened.stats()["file_bytes"]
+            opened.compact()
+            figures = _figures(opened, before - opened.stats()["file_bytes"], "freed_bytes", started)
+            report(f"Compacted {path}", figures, json_path)
+
+
+def _figures(opened: ZoomIndex, changed: int, what: str, started: float) -> dict[str, Any]:
+    stats = opened.stats()
+    return {what: changed, "seconds": time.perf_counter() - started} | {name: stats[name] for name in _FIGURES}

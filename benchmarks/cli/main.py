@@ -1,0 +1,49 @@
+"""The ``memhier`` command. Each command is imported when it is called, so that ``memhier --help`` answers at once."""
+
+from importlib import import_module
+
+import click
+
+__all__ = ["main"]
+
+# Name of the command: its module, which holds it as an attribute of the same name, and its line in --help. The line
+# stands here because taking it from the command would import the command.
+COMMANDS = {
+    "demo": ("memhier.benchmarks.cli.demo.command", "Search every function of this Python installation from SSD."),
+    "probe": ("memhier.benchmarks.cli.probe", "Measure the device under a path."),
+    "simulate": ("memhier.benchmarks.cli.simulate", "Say how much DRAM a trace of accesses needs."),
+    "bench": ("memhier.benchmarks.bench.command", "Measure memhier next to its rivals."),
+    "replay": ("memhier.benchmarks.cli.replay.command", "Look at, check and export a replay buffer; try its disk."),
+    "index": ("memhier.benchmarks.cli.index.command", "Build, search and check a vector index on SSD."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group that lists its commands without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            ctx.fail(f"there is no command {args[0]!r}: expected one of {', '.join(COMMANDS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="memhier")
+def main() -> None:
+    """Search, decode and train on data that outgrows DRAM."""

@@ -1,0 +1,121 @@
+"""``memhier replay``: a replay buffer looked at, checked, exported, and its disk tried, from the shell.
+
+All read the last checkpoint, also while somebody trains with the buffer.
+"""
+
+from pathlib import Path
+
+import click
+import numpy as np
+from tqdm import tqdm
+
+from memhier.benchmarks.cli.index.plain_errors import PlainGroup, plain_errors
+from memhier.benchmarks.cli.index.shell import json_option, report
+from memhier.benchmarks.cli.replay.doctor import examine
+from memhier.recsys.replay.storage.stored import StoredSamples
+
+__all__ = ["replay"]
+
+_BLOCK = 1024
+
+
+@click.group(cls=PlainGroup)
+def replay() -> None:
+    """Look at, check and export a replay buffer, and tell whether its disk keeps up with training.
+
+    The exit code is 2 for bad arguments and 1 for any other failure; info and doctor take --json.
+    """
+
+
+@replay.command()
+@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@json_option
+def info(path: str, json_path: str | None) -> None:
+    """Show what the last checkpoint of the buffer at PATH holds."""
+    with plain_errors(), StoredSamples(path) as stored:
+        meta, labels = stored.meta, stored.labels
+        figures = {
+            "samples": len(stored),
+            "arrivals": meta["tiers"]["arrivals"],
+            "limit": meta["tiers"]["limit"],
+            "in_memory": len(stored.in_memory),
+            "slots": meta["slots"],
+            "step": meta["step"],
+            "classes": len(np.unique(labels[labels >= 0])),
+            "admission": meta["admit"],
+            "swaps": "none" if meta["swap"] is None else " ".join(map(str, meta["swap"])),
+            "delay": meta["delay"],
+            "seed": meta["seed"],
+            "storage_bytes": stored.storage_bytes,
+            "fields": repr(stored.schema),
+            "codecs": ", ".join(f"{name}: {codec}" for name, codec in meta["codecs"].items()) or "none",
+        }
+    report(f"replay buffer {path}", figures, json_path)
+
+
+@replay.command()
+@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.pass_context
+def check(context: click.Context, path: str) -> None:
+    """Read everything that the buffer at PATH holds; the exit code is 1 where something is wrong."""
+    with plain_errors(), StoredSamples(path) as stored:
+        findings = [finding for finding in stored.check() if not finding.harmless]
+        if not findings:
+            for _ in tqdm(stored.blocks(_BLOCK), total=-(-len(stored) // _BLOCK), unit="block", leave=False):
+                continue
+    for finding in findings:
+        click.echo(str(finding))
+    if findings:
+        context.exit(1)
+    click.echo(f"{path}: {len(stored.ids):,} samples, nothing wrong")
+
+
+@replay.command()
+@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--memory", is_flag=True, help="Only what memory held.")
+def export(path: str, out: Path, memory: bool) -> None:
+    """Write the samples of the buffer at PATH as one .npy file a field into the new folder OUT.
+
+    Their labels and ids lie beside them, as buffer.labels and buffer.ids where a field has that name.
+    """
+    with plain_errors(), StoredSamples(path) as stored:
+        positions = np.sort(stored.in_memory) if memory else np.arange(len(stored))
+        out.mkdir()
+        columns = {name: (column.dtype, column.shape) for name, column in stored.schema.columns.items()}
+        # No name of a field has a dot.
+        labels, ids = (f"buffer.{name}" if name in columns else name for name in ("labels", "ids"))
+        columns |= {labels: (np.dtype(np.int64), ()), ids: (np.dtype(np.int64), ())}
+        files = {
+            name: np.lib.format.open_memmap(out / f"{name}.npy", "w+", dtype, (len(positions), *shape))
+            for name, (dtype, shape) in columns.items()
+        }  # fmt: skip
+        for start in tqdm(range(0, len(positions), _BLOCK), unit="block", leave=False):
+            batch = stored.read(positions[start : start + _BLOCK])
+            everything = batch.data | {labels: batch.labels, ids: batch.ids}
+            for name, file in files.items():
+                file[start : start + len(batch)] = everything[name]
+        for file in files.values():
+            file.flush()
+    click.echo(f"{out}: {len(positions):,} samples")
+
+
+@replay.command()
+@click.argument("path", type=click.Path(exists=True, file_okay=False))
+@click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples replayed in a step.")
+@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of them swapped.")
+@click.option("--step-ms", type=click.FloatRange(0, min_open=True), required=True, help="What a training step takes.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="How long to measure.")
+@click.option("--sample-bytes", type=click.IntRange(1), help="Where PATH is no buffer: of a sample to be.")
+@json_option
+def doctor(
+    path: str, batch: int, ratio: float, step_ms: float, seconds: float, sample_bytes: int | None, json_path: str | None
+) -> None:
+    """Tell whether the disk under PATH, a buffer or a folder to be, keeps up with BATCH times RATIO swaps a step.
+
+    Reads what a step would, again and again, past the page cache, decoding included. A step waits when its reads take
+    longer than the step before it computes.
+    """
+    with plain_errors():
+        figures = examine(Path(path), batch, ratio, step_ms / 1e3, seconds, sample_bytes)
+    report(f"swaps from {path}", figures, json_path)

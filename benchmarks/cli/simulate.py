@@ -1,0 +1,187 @@
+"""``memhier simulate``: how much DRAM a trace of accesses needs, under which policy."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+from rich.console import Console
+from rich.table import Table
+
+from memhier.benchmarks.cli.curve_plot import draw_curves, save_curves
+from memhier.benchmarks.cli.traces import TRACE_FORMATS, read_trace
+from memhier.budget import format_bytes, parse_bytes
+from memhier.io.device import DeviceProfile
+from memhier.io.outside import reading
+from memhier.planning.cost import CostModel
+from memhier.planning.curves import CURVE_POLICIES, MissRatioCurve, miss_ratio_curve
+from memhier.planning.simulation import SIMULATED_POLICIES, Simulation
+from memhier.planning.simulation import simulate as run
+
+__all__ = ["simulate"]
+
+_CURVE_POINTS = 24
+
+
+@click.command()
+@click.argument("trace", type=click.Path(exists=True, dir_okay=False))
+@click.option("--dram", required=True, help="DRAM for rows, such as 64MiB.")
+@click.option("--policy", default="belady,lru", show_default=True,
+              help=f"One or several of {', '.join(SIMULATED_POLICIES)}.")  # fmt: skip
+@click.option("--row-bytes", type=int, default=256, show_default=True, help="Bytes of one row.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Accesses that need their rows together.")
+@click.option("--lookahead", type=int, help="Batches that Belady knows ahead; all by default.")
+@click.option("--dirty", is_flag=True, help="Accesses change rows: evicted ones are written.")
+@click.option("--device", help=f"{', '.join(CostModel.CLASSES)}, or a file that memhier probe --json wrote.")
+@click.option("--compute-ms", type=float, default=0.0, show_default=True, help="Computation in each batch.")
+@click.option(
+    "--format", "trace_format", type=click.Choice(sorted(TRACE_FORMATS)), help="Of TRACE; guessed by default."
+)
+@click.option("--sample", type=float, help="Draw the curve from this share of the keys, and state its error.")
+@click.option("--json", "json_path", metavar="FILE", type=click.Path(dir_okay=False, writable=True, allow_dash=True),
+              help="Write the result as JSON to FILE; '-' prints it in place of the table.")  # fmt: skip
+@click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Save the curve as a picture.")
+def simulate(
+    trace: str,
+    dram: str,
+    policy: str,
+    row_bytes: int,
+    batch: int,
+    lookahead: int | None,
+    dirty: bool,
+    device: str | None,
+    compute_ms: float,
+    trace_format: str | None,
+    sample: float | None,
+    json_path: str | None,
+    png: str | None,
+) -> None:
+    """Run a trace of key accesses through caches of the size of --dram, and draw misses against DRAM.
+
+    TRACE is a file of keys: one a line, .npy, or a published format (see --format); .xz and .gz are read as they are.
+    """
+    policies = list(dict.fromkeys(name.strip() for name in policy.split(",")))
+    try:
+        model = None if device is None else CostModel.of(_device(device))
+        with Console(stderr=True).status(f"Reading {trace} ..."):
+            keys = read_trace(trace, trace_format)
+        if not len(keys):
+            raise click.ClickException(f"{trace}: the trace holds no accesses")
+        results = []
+        for name in policies:
+            with Console(stderr=True).status(f"Running {len(keys):,} accesses under {name} ..."):
+                results.append(run(
+                    keys, dram=dram, row_bytes=row_bytes, policy=name, batch=batch, dirty=dirty, device=model,
+                    lookahead=lookahead if name == "belady" else None, compute_s=compute_ms / 1e3,
+                ))  # fmt: skip
+        with Console(stderr=True).status("Drawing the curve ..."):
+            curves = _curves(keys, results[0].capacity, policies, sample)
+        if png is not None:
+            save_curves(curves, row_bytes, parse_bytes(dram), png)
+    except (OSError, ValueError, ImportError) as error:
+        raise click.ClickException(str(error)) from error
+    record = _record(trace, keys, row_bytes, dram, results, curves)
+    if json_path == "-":
+        click.echo(json.dumps(record, indent=2))
+        return
+    if json_path is not None:
+        Path(json_path).write_text(json.dumps(record, indent=2) + "\n")
+    console = Console()
+    console.print(_table(results, keys, dram, row_bytes))
+    if curves:
+        console.print(draw_curves(curves, row_bytes, parse_bytes(dram)), highlight=False)
+        console.print(_words(curves, sample), highlight=False)
+
+
+def _device(device: str) -> str:
+    """Return a class's name as it is, and a profile's file as its text."""
+    if device in CostModel.CLASSES or not Path(device).is_file():
+        return device
+    with reading(device):
+        text = Path(device).read_text()
+        DeviceProfile.from_json(text)
+    return text
+
+
+def _curves(
+    keys: npt.NDArray[np.int64], capacity: int, policies: list[str], sample: float | None
+) -> list[MissRatioCurve]:
+    largest = max(capacity, len(np.unique(keys)))
+    sizes = np.unique(np.rint(np.append(np.geomspace(1, largest, _CURVE_POINTS), capacity)).astype(np.int64))
+    # LFU's curve cannot be told from a sample.
+    drawn = [name for name in policies if name in CURVE_POLICIES and not (name == "lfu" and sample is not None)]
+    return [miss_ratio_curve(keys, sizes, policy=name, rate=sample) for name in drawn]
+
+
+def _table(results: list[Simulation], keys: npt.NDArray[np.int64], dram: str, row_bytes: int) -> Table:
+    first = results[0]
+    table = Table(
+        title=f"{first.accesses:,} accesses to {len(np.unique(keys)):,} rows; {dram} of DRAM hold {first.capacity:,} "
+        f"rows of {format_bytes(row_bytes)}",
+        title_justify="left",
+    )
+    table.add_column("policy")
+    for title in ("hits", "reads", "writes", "pages"):
+        table.add_column(title, justify="right")
+    costed = first.forecast is not None
+    if costed:
+        for title in ("I/O s", "stall s", "hidden"):
+            table.add_column(title, justify="right")
+    for result in results:
+        cells = [
+            result.policy, f"{result.hit_ratio:.2%}", f"{result.reads:,}", f"{result.writes:,}", f"{result.pages:,}"
+        ]  # fmt: skip
+        if result.forecast is not None:
+            forecast = result.forecast
+            cells += [f"{forecast.io_s:,.2f}", f"{forecast.stall_s:,.2f}", f"{forecast.hidden:.0%}"]
+        table.add_row(*cells)
+    return table
+
+
+def _words(curves: list[MissRatioCurve], sample: float | None) -> str:
+    words = "Misses per access against DRAM, each access on its own."
+    if sample is not None:
+        error = np.nanmax([np.nanmax(curve.error) for curve in curves if not np.isnan(curve.error).all()], initial=0.0)
+        words += (
+            f" From {curves[0].sampled:,} of {curves[0].accesses:,} accesses (a sample of {sample:.2%} of the keys): "
+            f"within {error:.3f} with 95 % confidence where the sample can tell."
+        )
+    return words
+
+
+def _record(
+    trace: str,
+    keys: npt.NDArray[np.int64],
+    row_bytes: int,
+    dram: str,
+    results: list[Simulation],
+    curves: list[MissRatioCurve],
+) -> dict[str, Any]:
+    return {
+        "trace": trace,
+        "accesses": len(keys),
+        "distinct": len(np.unique(keys)),
+        "dram_bytes": parse_bytes(dram),
+        "row_bytes": row_bytes,
+        "results": [
+            asdict(result) | {"hit_ratio": result.hit_ratio} | ({} if result.forecast is None else {
+                "forecast": asdict(result.forecast) | {"hidden": result.forecast.hidden}
+            })
+            for result in results
+        ],
+        "curves": [
+            {
+                "policy": curve.policy,
+                "capacities": curve.capacities.tolist(),
+                "miss_ratio": curve.miss_ratio.tolist(),
+                # JSON has no NaN: null where the sample cannot tell.
+                "error": [None if np.isnan(error) else error for error in curve.error.tolist()],
+                "sampled": curve.sampled,
+                "rate": curve.rate,
+            }
+            for curve in curves
+        ],
+    }  # fmt: skip

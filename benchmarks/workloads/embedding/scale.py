@@ -1,0 +1,224 @@
+"""Tables ten times as large as their DRAM budget, with the many ids a sample of MLPerf's DLRM-DCNv2: time and memory.
+
+``python -m memhier.benchmarks.workloads.embedding.scale --dir /path/on/the/device``: the 26 tables of MLPerf's size
+(204 million rows) at a tenth of it, rows of 128 floats with Adagrad's state, 214 ids a sample in bags of MLPerf's
+lengths; the dense part is MLPerf's as well. A share of the rows is written first, so that the budget is used up and
+rows have to be read; then the training looks ahead. Of its stretches of 50 steps each second one begins with a
+checkpoint beside it, which is waited for at the end. Memory is what is private to the process (RssAnon), beyond the
+most that it held while the dense part was trained alone on the same batches; the batches that wait are part of it.
+
+What glibc's malloc keeps free is left out of that, and told beside, as the system counts it all. Each step frees the
+gradients of the dense part, MLPerf's whatever the budget and up to 14 MB each, and takes them anew between what lives
+longer, so holes come and go: without tables too, as one figure says, with them more. Of a small budget that is much.
+"""
+
+import ctypes
+import tempfile
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+from rich.console import Console
+from torch import Tensor, nn
+
+from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.workloads.embedding.common import Stretch, Stretches, checkpoint_costs, power_law
+from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.budget import format_bytes, parse_bytes
+from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+
+__all__ = ["main", "measure"]
+
+DIM = 128
+ROW_BYTES = 2 * 4 * DIM
+# Rows of the tables of MLPerf's benchmark of DLRM-DCNv2.
+MLPERF_ROWS = (
+    40000000, 39060, 17295, 7424, 20265, 3, 7122, 1543, 63, 40000000, 3067956, 405282, 10, 2209, 11938, 155, 4, 976,
+    14, 40000000, 40000000, 40000000, 590152, 12973, 108, 36,
+)  # fmt: skip
+# Ids in a bag of each table, as MLPerf's benchmark of DLRM-DCNv2 has them: 214 in all.
+LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+SAVE_EVERY = 50
+ALONE_STEPS = 30
+FILL_ROWS = 2**12
+
+CROSS_LAYERS, CROSS_RANK = 3, 512
+
+Batch = tuple[dict[str, Tensor], Tensor, Tensor]
+
+
+class DCN(nn.Module):
+    """The dense part of MLPerf's DLRM-DCNv2: low-rank cross layers (DCN V2, arXiv 2008.13535) between perceptrons."""
+
+    def __init__(self, tables: int, dim: int) -> None:
+        super().__init__()
+        width = (tables + 1) * dim
+        self.bottom = _perceptron(13, 512, 256, dim)
+        self.down = nn.ModuleList(nn.Linear(width, CROSS_RANK, bias=False) for _ in range(CROSS_LAYERS))
+        self.up = nn.ModuleList(nn.Linear(CROSS_RANK, width) for _ in range(CROSS_LAYERS))
+        self.top = nn.Sequential(_perceptron(width, 1024, 1024, 512, 256), nn.Linear(256, 1))
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        """Return logits [n]; `pooled` is [n, tables * dim]."""
+        crossed = first = torch.cat([self.bottom(dense), pooled], 1)
+        for down, up in zip(self.down, self.up, strict=True):
+            crossed = first * up(down(crossed)) + crossed
+        logits: Tensor = self.top(crossed).squeeze(1)
+        return logits
+
+
+def _perceptron(*widths: int) -> nn.Sequential:
+    layers = [(nn.Linear(before, after), nn.ReLU()) for before, after in pairwise(widths)]
+    return nn.Sequential(*(part for layer in layers for part in layer))
+
+
+def batches(sizes: list[int], batch: int, count: int) -> Iterator[Batch]:
+    """Yield ids by table, numbers and labels."""
+    rng = np.random.default_rng(0)
+    for _ in range(count):
+        ids = {
+            f"t{table}": torch.from_numpy(power_law(rng.random((batch, length)), rows, 1.05))
+            for table, (rows, length) in enumerate(zip(sizes, LENGTHS, strict=True))
+        }
+        dense = rng.standard_normal((batch, 13), dtype=np.float32)
+        yield ids, torch.from_numpy(dense), torch.from_numpy((rng.random(batch) < 0.25).astype(np.float32))
+
+
+class _Mallinfo(ctypes.Structure):
+    # Of glibc's malloc.h: ten numbers, of which the last but one is what is free.
+    _fields_ = (("others", 8 * ctypes.c_size_t), ("free", ctypes.c_size_t), ("top", ctypes.c_size_t))
+
+
+# Of glibc 2.33 and later; elsewhere what is free counts as used.
+_mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+if _mallinfo is not None:
+    _mallinfo.restype = _Mallinfo
+
+
+class Peaks:
+    """The most private memory there was: all, what malloc keeps free of it, and all but that."""
+
+    def __init__(self) -> None:
+        self.private = self.free = self.used = 0
+
+    def note(self) -> None:
+        """Look at it now."""
+        with open("/proc/self/status") as lines:
+            private = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+        free = 0 if _mallinfo is None else int(_mallinfo().free)
+        self.private, self.free = max(self.private, private), max(self.free, free)
+        self.used = max(self.used, private - free)
+
+
+def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int, fill: float) -> dict[str, Any]:
+    """Return seconds of steps and checkpoints, memory, and the tables' counts."""
+    torch.set_num_threads(1)
+    budget = parse_bytes(dram)
+    sizes = [rows if rows <= 1000 else max(1000, int(rows * scale)) for rows in MLPERF_ROWS]
+    torch.manual_seed(0)
+    net = DCN(len(sizes), DIM)
+    optimizer = torch.optim.Adagrad(net.parameters(), lr=0.01)
+    alone, peaks = Peaks(), Peaks()
+    for _, dense, labels in batches(sizes, batch, ALONE_STEPS):
+        _step(net, optimizer, torch.zeros(batch, len(sizes) * DIM, requires_grad=True), dense, labels)
+        alone.note()
+    configs = [
+        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=Uniform())
+        for table, rows in enumerate(sizes)
+    ]
+    found: dict[str, Any] = {"rows": sum(sizes), "table_bytes": sum(sizes) * ROW_BYTES, "budget": budget}
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.01), dram=dram, path=Path(scratch) / "t") as tables,
+    ):
+        started = time.perf_counter()
+        for table, rows in enumerate(sizes):
+            some = int(fill * rows)
+            for start in range(0, some, FILL_ROWS):
+                ids = np.arange(start, min(start + FILL_ROWS, some))
+                tables.tables.write(table, ids, tables.initial_weights(ids, table).numpy())
+        tables.checkpoint()
+        found["fill_s"] = time.perf_counter() - started
+        filled = tables.stats()
+        peaks.note()
+        spent, calls = list[float](), list[float]()
+
+        def save() -> Any:
+            called = time.perf_counter()
+            saving = tables.start_checkpoint()
+            calls.append(time.perf_counter() - called)
+            return saving
+
+        stretches = Stretches({"beside": save})
+        started = time.perf_counter()
+        for number, (ids, dense, labels) in enumerate(
+            lookahead(batches(sizes, batch, steps), tables, ids=lambda batch: batch[0]), 1
+        ):
+            _step(net, optimizer, tables(ids).values(), dense, labels)
+            spent.append(time.perf_counter() - started)
+            if number % SAVE_EVERY == 0:
+                stretches.next()
+            peaks.note()
+            started = time.perf_counter()
+        found |= {"steps_s": spent, "calls_s": calls, "used_bytes": peaks.used - alone.used}
+        found |= {"private_bytes": peaks.private - alone.private, "free_bytes": peaks.free, "free_alone": alone.free}
+        found["stretches"] = [each._asdict() for each in stretches.done]
+        found |= {"memory_bytes": tables.memory_bytes, "filled": filled, "stats": tables.stats()}
+    return found
+
+
+def _step(net: DCN, optimizer: torch.optim.Optimizer, pooled: Tensor, dense: Tensor, labels: Tensor) -> None:
+    loss = nn.functional.binary_cross_entropy_with_logits(net(dense, pooled), labels)
+    optimizer.zero_grad()
+    torch.autograd.backward(loss)
+    optimizer.step()
+
+
+def record(found: dict[str, Any]) -> Record:
+    """Return time and memory."""
+    steps, calls = found["steps_s"], found["calls_s"]
+    budget = found["budget"]
+    reads = (found["stats"]["refetches"] - found["filled"]["refetches"]) / len(steps)
+    figures = [
+        Figure.of("table over budget", found["table_bytes"] / budget, "times", "neither"),
+        Figure.of("private memory over budget", found["used_bytes"] / budget, "times", "less"),
+        Figure.of("private memory, what malloc keeps free included", found["private_bytes"] / budget, "times", "less"),
+        Figure.of("what malloc keeps free, at most", found["free_bytes"] / budget, "times", "neither"),
+        Figure.of("the same, dense part alone", found["free_alone"] / budget, "times", "neither"),
+        Figure.of("step", [1e3 * each for each in steps[len(steps) // 4 :]], "ms", "less", clock=True),
+        Figure.of("rows read per step", reads, "rows", "less"),
+    ]
+    clock, busy = checkpoint_costs([Stretch(**each) for each in found["stretches"]], "beside")
+    if clock:
+        name = f"checkpoints every {SAVE_EVERY} steps"
+        figures.append(Figure.of(name, clock, "share of step time", "less", clock=True))
+        figures.append(Figure.of(f"{name}, processor time", busy, "share of the process's", "less"))
+        figures.append(Figure.of(f"{name}, the call", calls, "s", "less", clock=True))
+    return Record(figures, scale=f"{format_bytes(found['table_bytes'])} of rows, two cores and one SSD")
+
+
+@click.command()
+@folder_option
+@click.option("--dram", default="2GB", show_default=True)
+@click.option("--scale", default=0.1, show_default=True, help="Of MLPerf's large tables.")
+@click.option("--batch", default=512, show_default=True)
+@click.option("--steps", default=400, show_default=True)
+@click.option("--fill", default=0.15, show_default=True, help="Share of the rows to write before training.")
+@json_option
+def main(folder: Path | None, dram: str, scale: float, batch: int, steps: int, fill: float, out: Path | None) -> None:
+    """Train tables larger than their budget, and measure time and memory."""
+    found = measure(folder, dram, scale, batch, steps, fill)
+    shown = record(found)
+    for figure in shown.figures:
+        Console(width=120).print(f"{figure.name:50} {figure.value:.4g} {figure.unit}", highlight=False)
+    if out is not None:
+        shown.write(out, **found)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""The page reader against fio's io_uring engine: the same file, the same minute, uniformly random 4 KiB direct reads.
+
+``python -m memhier.benchmarks.workloads.tiers.reader_vs_fio --dir /path/on/the/device`` prints a table and, with
+``--json``, writes it. Two questions, each asked in pairs of neighbouring runs, since a shared device changes from
+minute to minute:
+
+- sustained: reads per second with 128 in flight;
+- a call: how long 100 scattered reads take when they are asked for at once. fio is told to submit 100, wait for all
+  and start again (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace shows it so). Its
+  time for 100 is run time over batches, a mean, so the ratio compares means; the reader's median stands beside.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.budget import parse_bytes
+from memhier.io.kernels import crc32c_pages
+from memhier.io.reader import PAGE_BYTES, Reader
+
+__all__ = ["main", "measure"]
+
+DEPTH = 128
+CALL_READS = 100
+SUSTAINED_READS = 8192  # per call, so that the ends of a call, when the queue is not full, count for little
+BLOCK_BYTES = 16 << 20
+
+
+def measure(path: Path, rounds: int, seconds: float, engine: str | None, checksums: bool, seed: int) -> dict[str, Any]:
+    """Run fio and the reader by turns on a file; returns every round of both."""
+    size = path.stat().st_size
+    sums = np.concatenate([crc32c_pages(block) for block in _blocks(path)]) if checksums else None
+    with Reader(engine, DEPTH, direct=True) as reader:
+        handle = reader.add(path, checksums=sums)
+        pairs = []
+        for turn in range(rounds):
+            rng = np.random.default_rng([seed, turn])
+            sides: list[tuple[str, Callable[[], dict[str, float]]]] = [
+                ("fio", partial(_fio, path, seconds, seed + turn)),
+                ("memhier", partial(_reader, reader, handle, size, seconds, rng)),
+            ]
+            # Who goes first changes with every round, so that a drift of the device favours neither.
+            pairs.append({name: run() for name, run in (sides if turn % 2 == 0 else sides[::-1])})
+        return {"engine": reader.engine, "file_bytes": size, "checksums": checksums, "rounds": pairs}
+
+
+def _fio(path: Path, seconds: float, seed: int) -> dict[str, float]:
+    sustained = _run_fio(path, seconds, seed, f"--iodepth={DEPTH}")
+    batched = [f"--{name}={CALL_READS}" for name in ("iodepth", "iodepth_batch", "iodepth_batch_complete_min")]
+    call = _run_fio(path, seconds, seed + 1, *batched, f"--iodepth_batch_complete_max={CALL_READS}")
+    latency = sustained["read"]["clat_ns"]["percentile"]
+    cpu = sustained["usr_cpu"] + sustained["sys_cpu"]
+    return {
+        "iops": sustained["read"]["iops"],
+        "p50_us": latency["50.000000"] / 1e3,
+        "p99_us": latency["99.000000"] / 1e3,
+        "cpu_us": cpu * 1e4 / sustained["read"]["iops"],
+        "call_mean_us": CALL_READS * 1e6 / call["read"]["iops"],
+    }
+
+
+def _run_fio(path: Path, seconds: float, seed: int, *options: str) -> dict[str, Any]:
+    command = [
+        "fio", "--name=reads", f"--filename={path}", "--ioengine=io_uring", "--direct=1", "--rw=randread", "--bs=4k",
+        "--norandommap", f"--randseed={seed}", "--time_based", f"--runtime={seconds}", "--output-format=json", *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise click.ClickException(f"fio failed: {done.stderr.strip() or done.stdout.strip()}")
+    job: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])["jobs"][0]
+    return job
+
+
+def _reader(reader: Reader, handle: int, size: int, seconds: float, rng: np.random.Generator) -> dict[str, float]:
+    latency = np.empty(SUSTAINED_READS, np.float32)
+    latencies: list[NDArray[np.float32]] = []
+    cpu = time.process_time()
+    sustained = _calls(reader, handle, size, seconds, rng, SUSTAINED_READS, latency, latencies)
+    cpu = time.process_time() - cpu
+    calls = _calls(reader, handle, size, seconds, rng, CALL_READS, None, [])
+    every = np.concatenate(latencies)
+    return {
+        "iops": SUSTAINED_READS * len(sustained) / sum(sustained),
+        "p50_us": float(np.percentile(every, 50) * 1e6),
+        "p99_us": float(np.percentile(every, 99) * 1e6),
+        "cpu_us": cpu * 1e6 / len(every),
+        "call_mean_us": float(np.mean(calls) * 1e6),
+        "call_p50_us": float(np.percentile(calls, 50) * 1e6),
+        "call_p99_us": float(np.percentile(calls, 99) * 1e6),
+    }
+
+
+def _calls(
+    reader: Reader,
+    handle: int,
+    size: int,
+    seconds: float,
+    rng: np.random.Generator,
+    reads: int,
+    latency: NDArray[np.float32] | None,
+    latencies: list[NDArray[np.float32]],
+) -> list[float]:
+    """Return the seconds of each call, offsets and copies of latencies not counted."""
+    out = reader.read(handle, np.zeros(reads, np.int64), PAGE_BYTES)
+    took: list[float] = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        offsets = rng.integers(0, size // PAGE_BYTES, reads) * PAGE_BYTES
+        started = time.perf_counter()
+        reader.read(handle, offsets, PAGE_BYTES, out, latency)
+        took.append(time.perf_counter() - started)
+        if latency is not None:
+            latencies.append(latency.copy())
+    return took
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            yield block
+
+
+def _write_random_file(path: Path, size: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with path.open("wb") as file:
+        for start in range(0, size, BLOCK_BYTES):
+            file.write(rng.bytes(min(BLOCK_BYTES, size - start)))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def summarise(result: dict[str, Any]) -> dict[str, Any]:
+    """Return medians over the rounds, and the medians of the ratios taken round by round."""
+    rounds = result["rounds"]
+    medians = {
+        side: {field: float(np.median([pair[side][field] for pair in rounds])) for field in rounds[0][side]}
+        for side in ("fio", "memhier")
+    }
+    ratios = {
+        field: [pair["memhier"][field] / pair["fio"][field] for pair in rounds] for field in ("iops", "call_mean_us")
+    }
+    return {"median": medians, "ratios": ratios, "median_ratio": {k: float(np.median(v)) for k, v in ratios.items()}}
+
+
+def show(result: dict[str, Any], summary: dict[str, Any]) -> Table:
+    """Lay the summary out as a table."""
+    rounds = len(result["rounds"])
+    table = Table(title=f"4 KiB random direct reads: medians of {rounds} rounds by turns, engine {result['engine']}")
+    for column in ("", "fio", "memhier", "ratio of each round", "median", "target"):
+        table.add_column(column, justify="left" if not column else "right")
+    names = {
+        "iops": f"reads per second, {DEPTH} in flight",
+        "p50_us": "latency of a read, p50, us",
+        "p99_us": "latency of a read, p99, us",
+        "cpu_us": "processor time per read, us",
+        "call_mean_us": f"{CALL_READS} reads at once, mean, us",
+        "call_p50_us": f"{CALL_READS} reads at once, p50, us",
+        "call_p99_us": f"{CALL_READS} reads at once, p99, us",
+    }
+    targets = {"iops": ">= 0.90", "call_mean_us": "<= 1.30"}
+    for field, name in names.items():
+        cells = [summary["median"][side].get(field) for side in ("fio", "memhier")]
+        each = " ".join(f"{ratio:.2f}" for ratio in summary["ratios"].get(field, []))
+        median = f"{summary['median_ratio'][field]:.2f}" if field in targets else ""
+        shown = ["" if cell is None else f"{cell:,.1f}" if cell < 100 else f"{cell:,.0f}" for cell in cells]
+        table.add_row(name, *shown, each, median, targets.get(field, ""))
+    return table
+
+
+def record(result: dict[str, Any], summary: dict[str, Any]) -> Record:
+    """Return the ratios to fio and the reader's own times as figures, reads a second as bars."""
+    ratios, each = summary["ratios"], result["rounds"]
+    cpu = [pair["memhier"]["cpu_us"] for pair in each]
+    figures = [
+        Figure.of(f"{DEPTH} in flight, reads a second", ratios["iops"], "times fio", "more", clock=True),
+        Figure.of(f"{CALL_READS} at once, time", ratios["call_mean_us"], "times fio", "less", clock=True),
+        Figure.of("processor time of a read", cpu, "us", "less"),
+    ]
+    bars = [Bar.of(side, [pair[side]["iops"] for pair in each]) for side in ("fio", "memhier")]
+    return Record(figures, bars=[Bars(f"4 KiB random direct reads, {DEPTH} in flight", "reads a second", bars)])
+
+
+@click.command()
+@folder_option
+@click.option("--size", default="2GiB", show_default=True, help="Of the file of random bytes that is read.")
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--seconds", default=2.0, show_default=True, help="For each of the four runs of a round.")
+@click.option("--engine", help="The reader's engine; the best one here otherwise.")
+@click.option("--checksums/--no-checksums", default=False, help="Let the reader check each page, which fio does not.")
+@click.option("--seed", default=0, show_default=True)
+@json_option
+def main(
+    folder: Path | None, size: str, rounds: int, seconds: float, engine: str | None, checksums: bool, seed: int,
+    out: Path | None,
+) -> None:  # fmt: skip
+    """Compare the page reader with fio."""
+    if shutil.which("fio") is None:
+        raise click.ClickException(
+            "fio is not installed (Debian: apt-get install fio); there is nothing to compare with"
+        )
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        path = Path(scratch) / "random.bin"
+        _write_random_file(path, parse_bytes(size, "size"), seed)
+        result = measure(path, rounds, seconds, engine, checksums, seed)
+    summary = summarise(result)
+    Console(width=130).print(show(result, summary))
+    if out is not None:
+        record(result, summary).write(out, **result, **summary)
+
+
+if __name__ == "__main__":
+    main()

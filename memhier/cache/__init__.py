@@ -1,0 +1,1 @@
+"""Slots and slabs: the DRAM side of a cache."""

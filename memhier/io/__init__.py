@@ -1,0 +1,1 @@
+"""Bytes and pages: readers, kernels, page files, and the device below them."""

@@ -1,0 +1,47 @@
+"""What a batch of page reads can report instead of bytes, and the exception each report becomes.
+
+Both cores report a fault as plain data, so that the wording and the class of an error exist once.
+"""
+
+import errno
+import os
+from typing import NoReturn
+
+from memhier.errors import ClosedError, CorruptionError
+from memhier.io.page_file import PageFile
+
+__all__ = ["Fault", "raise_fault"]
+
+Fault = tuple[str, PageFile | None, int, int, int]
+"""Kind, file, and three numbers that depend on the kind:
+
+``"errno"``: the error number; without a file it belongs to the engine, not to one read.
+``"short"``: where a read found the file's end, the committed length.
+``"checksum"``: the page, the CRC that was committed, the CRC that was read.
+``"range"``: the index of the request; its file changed or went while the batch was on its way.
+``"closed"``: nothing.
+"""
+
+
+def raise_fault(fault: Fault, engine: str) -> NoReturn:
+    """Raise the exception that `fault` stands for."""
+    kind, file, first, second, third = fault
+    path = None if file is None else file.path
+    if kind == "short":
+        size = 0 if file is None else file.size()
+        if size >= second:  # by now
+            raise OSError(errno.EIO, f"a read at byte {first:,} returned nothing", path)
+        raise CorruptionError(
+            f"{path}: the file ends at byte {size:,}, but {second:,} bytes of it were committed; it was cut short"
+        )
+    if kind == "checksum":
+        raise CorruptionError(
+            f"{path}: page {first} (byte {first * 4096:,}) is damaged: CRC32C 0x{third:08x}, committed 0x{second:08x}"
+        )
+    if kind == "range":
+        raise ValueError(f"offsets[{first}]: its file was removed, or the array changed, while the batch was read")
+    if kind == "closed":
+        raise ClosedError("the reader was closed")
+    if file is None:
+        raise OSError(first, f"engine {engine!r} cannot submit reads: {os.strerror(first)}")
+    raise OSError(first, os.strerror(first), path)

@@ -1,0 +1,282 @@
+"""The page reader's engine in Python: ``os.preadv`` from a few threads.
+
+The same pages, merges, checks and faults as the compiled core, so that the library works where nothing can be compiled.
+"""
+
+import itertools
+import mmap
+import os
+import queue
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.io.faults import Fault
+from memhier.io.kernels import crc32c_pages
+from memhier.io.page_file import PAGE_BYTES, PageFile
+from memhier.shield import check_interrupt, shielded
+
+__all__ = ["THREADS_MAX", "PythonPageReader"]
+
+RUN_PAGES = 16  # neighbouring pages merged into one read: 64 KiB
+WINDOW_REQUESTS = 16384  # requests planned at a time, so that a plan does not grow with the batch
+THREADS_MAX = 16  # more threads only wait for the interpreter lock
+
+
+@dataclass(frozen=True)
+class _Source:
+    file: PageFile
+    length: int
+    checksums: NDArray[np.uint32] | None
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Neighbouring pages of one file, and which of the sorted requests touch them."""
+
+    handle: int
+    page: int
+    pages: int
+    first: int
+    stop: int
+
+
+@dataclass
+class _Batch:
+    """A window of requests sorted by file and offset, where their bytes go, and what has gone wrong so far."""
+
+    sources: dict[int, _Source]
+    order: NDArray[np.int64]
+    files: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+    length: int
+    out: NDArray[np.uint8]
+    latency: NDArray[np.float32] | None
+    tally: NDArray[np.int64] | None
+    fault: Fault | None = None
+    error: BaseException | None = None
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def stopped(self) -> bool:
+        return self.fault is not None or self.error is not None
+
+
+class PythonPageReader:
+    """The core behind :class:`memhier.io.reader.Reader` when its engine is ``"python"``."""
+
+    engine = "python"
+
+    def __init__(self, depth: int) -> None:
+        self._threads = min(depth, THREADS_MAX)
+        self._sources: dict[int, _Source] = {}
+        self._counts = dict.fromkeys(("calls", "requests", "reads", "pages", "bytes"), 0)
+        self._closed = False
+        self._start()
+
+    def _start(self) -> None:
+        """Make the threads and buffers of this process; a fork leaves the parent's threads behind."""
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._pool = ThreadPoolExecutor(self._threads, "memhier-read")
+        self._lanes: queue.SimpleQueue[NDArray[np.uint8]] = queue.SimpleQueue()
+        lane_bytes = RUN_PAGES * PAGE_BYTES
+        self._arena = np.frombuffer(mmap.mmap(-1, self._threads * lane_bytes), np.uint8)
+        for lane in self._arena.reshape(self._threads, lane_bytes):
+            self._lanes.put(lane)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return int(self._arena.nbytes)
+
+    @property
+    def planned_bytes(self) -> int:
+        """The same once calls have run, with a window's plan: order, offsets and pages of each request."""
+        return self.memory_bytes + WINDOW_REQUESTS * 64
+
+    def add(
+        self,
+        fd: int,
+        direct: bool,
+        drops_cache: bool,
+        length: int,
+        checksums: NDArray[np.uint32] | None,
+        file: PageFile,
+    ) -> int:
+        """Take a file in and return its handle: the least that no file has."""
+        handle = next(each for each in itertools.count() if each not in self._sources)
+        self._sources = {**self._sources, handle: _Source(file, length, checksums)}
+        return handle
+
+    def extend(
+        self, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
+    ) -> None:
+        """Make `length` bytes of a file readable."""
+        self._sources = {**self._sources, handle: _Source(self._sources[handle].file, length, checksums)}
+
+    def remove(self, handle: int) -> None:
+        """Forget a file; batches on their way keep it."""
+        self._sources = {key: source for key, source in self._sources.items() if key != handle}
+
+    def counters(self) -> dict[str, int]:
+        """Return what was read so far."""
+        return dict(self._counts)
+
+    def close(self) -> None:
+        """Wait for batches on their way and end the threads."""
+        self._closed = True
+        if self._pid == os.getpid():
+            self._pool.shutdown(wait=True)
+        self._sources = {}
+
+    @shielded
+    def read(
+        self,
+        files: int | NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        length: int,
+        out: NDArray[np.uint8],
+        latency: NDArray[np.float32] | None,
+        tally: NDArray[np.int64] | None = None,
+    ) -> Fault | None:
+        """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return what prevented it."""
+        if self._pid != os.getpid():
+            self._start()
+        if latency is not None:
+            latency[:] = 0
+        sources = self._sources
+        for start in range(0, len(offsets), WINDOW_REQUESTS):
+            check_interrupt()
+            window = slice(start, start + WINDOW_REQUESTS)
+            part = np.full(len(offsets[window]), files, np.int32) if isinstance(files, int) else files[window]
+            order = np.lexsort((offsets[window], part))
+            batch = _Batch(sources, order + start, part[order], offsets[window][order], length, out, latency, tally)
+            self._run_window(batch)
+            if batch.error is not None:
+                raise batch.error
+            if batch.fault is not None:
+                return batch.fault
+        with self._lock:
+            self._counts["calls"] += 1
+            self._counts["requests"] += len(offsets)
+        return None
+
+    def _run_window(self, batch: _Batch) -> None:
+        lost = [index for index, handle in enumerate(batch.files) if int(handle) not in batch.sources]
+        if lost:
+            batch.fault = ("range", None, int(batch.order[lost[0]]), 0, 0)
+            return
+        runs = list(plan_runs(batch.files, batch.offsets, batch.length))
+        if len(runs) < 3:  # waking threads would cost more than it gains
+            self._work(batch, iter(runs))
+            return
+        shared = iter(runs)
+        workers: list[Future[None]] = []
+        try:
+            for _ in range(min(self._threads, len(runs))):
+                try:
+                    workers.append(self._pool.submit(self._work, batch, shared))
+                except RuntimeError:
+                    if self._closed:
+                        batch.fault = ("closed", None, 0, 0, 0)
+                    else:  # no further thread can be started: this one and those there are do the same work
+                        self._work(batch, shared)
+                    break
+            wait(workers)
+        except BaseException as error:
+            # A signal. No thread may write into the caller's array after this call.
+            batch.error = error
+            wait(workers)
+
+    def _work(self, batch: _Batch, runs: Iterator[_Run]) -> None:
+        lane = self._lanes.get()
+        reads = pages = count = 0
+        try:
+            while not batch.stopped():
+                with batch.lock:
+                    run = next(runs, None)
+                if run is None:
+                    break
+                started = time.perf_counter()
+                wanted = _fetch(batch, run, lane)
+                if wanted and not batch.stopped():
+                    _deliver(batch, run, lane, time.perf_counter() - started)
+                reads, pages, count = reads + 1, pages + run.pages, count + wanted
+        except BaseException as error:
+            batch.error = error
+        finally:
+            self._lanes.put(lane)
+        with self._lock:
+            self._counts["reads"] += reads
+            self._counts["pages"] += pages
+            self._counts["bytes"] += count
+            if batch.tally is not None:
+                batch.tally += (reads, pages, count)
+
+
+def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> Iterator[_Run]:
+    """Yield the reads that serve requests sorted by file and offset: each page once, neighbours together."""
+    first = offsets // PAGE_BYTES
+    last = (offsets + (length - 1)) // PAGE_BYTES
+    apart = (files[1:] != files[:-1]) | (first[1:] > last[:-1] + 1)
+    bounds = [0, *(np.flatnonzero(apart) + 1).tolist(), len(offsets)]
+    for start, stop in itertools.pairwise(bounds):
+        page, end = int(first[start]), int(last[stop - 1]) + 1
+        lower = start
+        while page < end:
+            pages = min(RUN_PAGES, end - page)
+            lower += int(np.searchsorted(last[lower:stop], page))
+            upper = lower + int(np.searchsorted(first[lower:stop], page + pages))
+            yield _Run(int(files[start]), page, pages, lower, upper)
+            page += pages
+
+
+def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
+    """Read one run into `lane` and check it; returns the bytes wanted from the file, 0 when the batch has a fault."""
+    source = batch.sources[run.handle]
+    start = run.page * PAGE_BYTES
+    whole = run.pages * PAGE_BYTES
+    wanted = min(whole, source.length - start)
+    done = 0
+    while done < wanted:
+        at = done // 512 * 512 if source.file.direct else done  # direct reads resume on a block boundary
+        try:
+            got = os.preadv(source.file.fd, [lane[at:whole].data], start + at)
+        except OSError as error:
+            batch.fault = batch.fault or ("errno", source.file, error.errno or 0, 0, 0)
+            return 0
+        if at + got <= done:
+            batch.fault = batch.fault or ("short", source.file, start + done, source.length, 0)
+            return 0
+        done = at + got
+    if source.file.drops_cache:
+        os.posix_fadvise(source.file.fd, start, whole, os.POSIX_FADV_DONTNEED)
+    if source.checksums is not None:
+        lane[wanted:whole] = 0
+        found = crc32c_pages(lane[:whole])
+        committed = source.checksums[run.page : run.page + run.pages]
+        wrong = np.flatnonzero(found != committed)
+        if len(wrong):
+            index = int(wrong[0])
+            fault = ("checksum", source.file, run.page + index, int(committed[index]), int(found[index]))
+            batch.fault = batch.fault or fault
+            return 0
+    return wanted
+
+
+def _deliver(batch: _Batch, run: _Run, lane: NDArray[np.uint8], seconds: float) -> None:
+    """Copy what each request wants of one run into its row."""
+    start = run.page * PAGE_BYTES
+    stop = start + run.pages * PAGE_BYTES
+    for index in range(run.first, run.stop):
+        row, offset = int(batch.order[index]), int(batch.offsets[index])
+        low, high = max(offset, start), min(offset + batch.length, stop)
+        batch.out[row, low - offset : high - offset] = lane[low - start : high - start]
+        if batch.latency is not None:
+            with batch.lock:
+                batch.latency[row] = max(float(batch.latency[row]), seconds)

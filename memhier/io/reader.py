@@ -1,0 +1,384 @@
+"""Batched reads of file pages: every tier's way to the SSD.
+
+A call names many byte ranges of equal length. The reader maps them to 4096-byte pages, reads each page once with many
+reads in flight, checks each page as it lands, and copies the ranges into the caller's array.
+"""
+
+import os
+import threading
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier import backend
+from memhier.errors import ClosedError, CorruptionError
+from memhier.io.faults import Fault, raise_fault
+from memhier.io.page_file import PAGE_BYTES, PageFile
+from memhier.io.python_reader import PythonPageReader
+from memhier.io.read_arguments import as_int, as_offsets, check_array, check_checksums, empty_rows
+from memhier.shield import shielded
+
+__all__ = ["PAGE_BYTES", "Reader"]
+
+ENGINES = ("uring", "aio", "threads", "python")
+DEPTH_MAX = 4096
+
+
+class _Core(Protocol):
+    """What the compiled and the Python implementation have in common."""
+
+    @property
+    def engine(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def planned_bytes(self) -> int: ...
+    def add(
+        self,
+        fd: int,
+        direct: bool,
+        drops_cache: bool,
+        length: int,
+        checksums: NDArray[np.uint32] | None,
+        file: PageFile,
+    ) -> int: ...
+    def extend(
+        self, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
+    ) -> None: ...
+    def remove(self, handle: int) -> None: ...
+    def read(
+        self,
+        files: int | NDArray[np.int32],
+        offsets: NDArray[np.int64],
+        length: int,
+        out: NDArray[np.uint8],
+        latency: NDArray[np.float32] | None,
+        tally: NDArray[np.int64] | None = None,
+    ) -> Fault | None: ...
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+
+
+class Reader:
+    """Reads batches of byte ranges from files, page by page, with checksums.
+
+    Safe to use from many threads at a time, and in a child after a fork. Requests may repeat, overlap and come in any
+    order. Pages are merged among the 16,384 requests that are planned together.
+
+    Parameters
+    ----------
+    engine
+        ``"uring"``, ``"aio"``, ``"threads"`` or ``"python"``. None asks the environment variable ``MEMHIER_IO``, and
+        without it takes the first of these that this machine allows.
+    depth
+        Reads in flight for one call, 1 to 4096.
+    direct
+        None reads past the page cache where the file system can, and else through it, with hints that keep it empty;
+        True insists (an OSError where it cannot be had); False reads through the page cache.
+
+    Raises
+    ------
+    ValueError
+        For an unknown engine or a depth out of range.
+    OSError, RuntimeError
+        When the engine asked for cannot be had here; the message says why.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> file = tempfile.NamedTemporaryFile()
+    >>> _ = file.write(bytes(range(256)) * 64), file.flush()
+    >>> with Reader() as reader:
+    ...     handle = reader.add(file.name)
+    ...     reader.read(handle, [5, 4094], 4).tolist()
+    [[5, 6, 7, 8], [254, 255, 0, 1]]
+    """
+
+    def __init__(self, engine: str | None = None, depth: int = 128, direct: bool | None = None) -> None:
+        if isinstance(depth, bool) or not isinstance(depth, int):
+            raise TypeError(f"depth={depth!r}: expected an int")
+        if not 1 <= depth <= DEPTH_MAX:
+            raise ValueError(f"depth={depth}: expected 1 to {DEPTH_MAX} reads in flight")
+        if direct is not None and not isinstance(direct, bool):
+            raise TypeError(f"direct={direct!r}: expected True, False or None")
+        self._direct = direct
+        self._core: _Core = _make_core(engine, depth)
+        self._files: dict[int, PageFile] = {}
+        self._lengths: NDArray[np.int64] = np.full(8, -1, np.int64)  # by handle; -1 where there is no file
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+
+    @property
+    def engine(self) -> str:
+        """The engine in use: ``"uring"``, ``"aio"``, ``"threads"`` or ``"python"``."""
+        return self._core.engine
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by page buffers, plans, rings and threads, in bytes."""
+        return self._core.memory_bytes + int(self._lengths.nbytes)
+
+    @property
+    def planned_bytes(self) -> int:
+        """DRAM that will be held once calls of one thread at a time have run, in bytes; for budgets made beforehand.
+
+        Each further thread that reads at the same time, up to four in all, adds as much again.
+        """
+        return self._core.planned_bytes + int(self._lengths.nbytes)
+
+    @shielded
+    def add(
+        self, path: str | os.PathLike[str], length: int | None = None, checksums: NDArray[np.uint32] | None = None
+    ) -> int:
+        """Open a file for reading.
+
+        Parameters
+        ----------
+        path
+            The file.
+        length
+            How many of its bytes are committed and may be read; None takes all there are now.
+        checksums
+            uint32 ``[ceil(length / 4096)]``: the CRC32C of each page, the last one padded with zeros. Pages are checked
+            against them as they are read. Kept by reference, not copied. None reads unchecked.
+
+        Returns
+        -------
+        int
+            The handle that :meth:`read` takes. That of a file which was removed may be given again.
+
+        Raises
+        ------
+        CorruptionError
+            When the file is shorter than `length`.
+        OSError
+            When the file cannot be opened, or cannot be read directly where ``direct=True`` insists on it.
+        """
+        self._check_open()
+        file = PageFile(path, self._direct)
+        length = self._check_length(file, length)
+        checksums = check_checksums(checksums, length)
+        with self._guard():
+            handle = self._core.add(file.fd, file.direct, file.drops_cache, length, checksums, file)
+            if handle >= len(self._lengths):
+                self._lengths = np.concatenate([self._lengths, np.full(len(self._lengths), -1, np.int64)])
+            self._files[handle] = file
+            self._lengths[handle] = length
+        return handle
+
+    @shielded
+    def extend(self, file: int, length: int, checksums: NDArray[np.uint32] | None = None) -> None:
+        """Make more of a file readable that has grown at its end.
+
+        Parameters
+        ----------
+        file
+            A handle from :meth:`add`.
+        length
+            Committed bytes now; not fewer than before.
+        checksums
+            As in :meth:`add`, for the whole file; replaces the former ones. None reads unchecked from now on.
+        """
+        self._check_open()
+        page_file = self._page_file(file)
+        length = self._check_length(page_file, length)
+        if length < self._lengths[file]:
+            raise ValueError(
+                f"length={length}: the file already has {int(self._lengths[file])} committed bytes; expected no fewer"
+            )
+        checksums = check_checksums(checksums, length)
+        page_file.settle()
+        with self._guard():
+            self._core.extend(file, page_file.direct, page_file.drops_cache, length, checksums)
+            self._lengths[file] = length
+
+    @shielded
+    def remove(self, file: int) -> None:
+        """Close a file; batches of other threads that still read it finish first.
+
+        The next file may get its handle: whoever removes a file sees to it that nobody asks for it afterwards.
+        """
+        self._check_open()
+        with self._guard():
+            self._page_file(file)
+            self._lengths[file] = -1
+            self._core.remove(file)
+            del self._files[file]
+
+    def read(
+        self,
+        file: int | NDArray[np.int32],
+        offsets: Any,
+        length: int,
+        out: NDArray[np.uint8] | None = None,
+        latency: NDArray[np.float32] | None = None,
+        tally: NDArray[np.int64] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Read `length` bytes at each offset.
+
+        Parameters
+        ----------
+        file
+            A handle, or int32 ``[n]``: the handle for each request.
+        offsets
+            int64 ``[n]``: where each range starts, in bytes. No alignment is needed.
+        length
+            Bytes per range, at least 1.
+        out
+            uint8 ``[n, length]``, C-contiguous, to fill instead of allocating. Pages that a row wants whole land
+            straight in it, where they would begin at an address that the device can write to (for most of them a
+            multiple of 512). On an error its contents are undefined.
+        latency
+            float32 ``[n]`` to fill with the seconds from submission to completion of the I/O that served each request.
+        tally
+            int64 ``[3]`` to which the I/Os, pages and bytes read by this call are added.
+
+        Returns
+        -------
+        numpy.ndarray
+            uint8 ``[n, length]``; `out` where it was given.
+
+        Raises
+        ------
+        ValueError
+            For a range that leaves its file, naming the index, and for arrays of the wrong shape or layout.
+        CorruptionError
+            When a page does not match its checksum, or the file was cut short.
+        OSError
+            When the device or the system refuses a read.
+        """
+        if self._closed:
+            raise ClosedError("read from a closed reader")
+        length = as_int("length", length)
+        if length < 1:
+            raise ValueError(f"length={length}: expected at least 1 byte")
+        offsets = as_offsets(offsets)
+        count = len(offsets)
+        files = self._check_ranges(file, offsets, length)
+        if out is None:
+            out = empty_rows(count, length)
+        else:
+            check_array("out", out, np.uint8, (count, length))
+        if latency is not None:
+            check_array("latency", latency, np.float32, (count,))
+        if tally is not None:
+            check_array("tally", tally, np.int64, (3,))
+        if count:
+            fault = self._core.read(files, offsets, length, out, latency, tally)
+            if fault is not None:
+                raise_fault(fault, self.engine)
+        return out
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers about what was done so far.
+
+        ``engine``; ``direct`` (False as soon as one open file is read through the page cache) and ``buffered_files``;
+        ``files`` open; ``calls``; ``requests``; ``reads`` (I/Os submitted), ``pages`` and ``bytes`` read from storage.
+        """
+        files = list(self._files.values())
+        buffered = sum(not file.direct for file in files)
+        counters = self._core.counters()
+        return {
+            "engine": self.engine,
+            "direct": buffered == 0,
+            "buffered_files": buffered,
+            "files": len(files),
+            **counters,
+        }
+
+    @shielded
+    def close(self) -> None:
+        """Wait for batches on their way, close every file and free all memory. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        self._core.close()
+        self._files.clear()
+
+    def __enter__(self) -> Self:
+        self._check_open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else f"{len(self._files)} files"
+        return f"<Reader engine={self.engine!r} {state}>"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the reader is closed")
+
+    def _guard(self) -> threading.Lock:
+        if self._pid != os.getpid():  # a thread that did not survive the fork may have held the lock
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
+
+    def _page_file(self, handle: int) -> PageFile:
+        file = self._files.get(handle)
+        if file is None:
+            raise ValueError(f"file={handle!r}: expected a handle from add() that was not removed")
+        return file
+
+    def _check_length(self, file: PageFile, length: int | None) -> int:
+        size = file.size()
+        if length is None:
+            return size
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
+            raise ValueError(f"length={length!r}: expected a number of bytes, or None for the whole file")
+        if size < length:
+            raise CorruptionError(f"{file.path}: the file has {size:,} bytes, but {length:,} were committed")
+        return int(length)
+
+    def _check_ranges(
+        self, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int
+    ) -> int | NDArray[np.int32]:
+        """Return `file` as the core takes it; refuse ranges that leave their file."""
+        if isinstance(file, np.ndarray) and file.ndim:
+            check_array("file", file, np.int32, offsets.shape)
+            if not len(file):
+                return file
+            if int(file.min()) < 0 or int(file.max()) >= len(self._lengths):
+                index = int(np.flatnonzero((file < 0) | (file >= len(self._lengths)))[0])
+                raise ValueError(f"file[{index}]={int(file[index])}: expected a handle from add()")
+            ends = self._lengths[file] - length
+            wrong = (offsets < 0) | (offsets > ends)
+            if wrong.any():
+                self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
+            return file
+        handle = as_int("file", file)
+        self._page_file(handle)
+        if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[handle] - length):
+            wrong = (offsets < 0) | (offsets > self._lengths[handle] - length)
+            self._refuse(int(np.flatnonzero(wrong)[0]), handle, offsets, length)
+        return handle
+
+    def _refuse(self, index: int, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
+        handle = file if isinstance(file, int) else int(file[index])
+        path = self._page_file(handle).path
+        raise ValueError(
+            f"offsets[{index}]={int(offsets[index])} with length={length}: "
+            f"expected a range within the {int(self._lengths[handle])} bytes of {path}"
+        )
+
+
+def _make_core(engine: str | None, depth: int) -> _Core:
+    source = "engine"
+    if engine is None:
+        engine, source = os.environ.get("MEMHIER_IO") or None, "MEMHIER_IO"
+    if engine is not None and engine not in ENGINES:
+        raise ValueError(f"{source}={engine!r}: expected one of {', '.join(ENGINES)}")
+    if engine == "python" or (engine is None and backend.core is None):
+        return PythonPageReader(depth)
+    if backend.core is None:
+        raise RuntimeError(
+            f"{source}={engine!r}: needs the compiled core, which is not in use here; expected 'python', or unset"
+        )
+    core: _Core = backend.core.PageReader(engine or "auto", depth)
+    return core

@@ -1,0 +1,173 @@
+"""Samples: records of any size by key, changed by appending."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.arguments import check_int
+from memhier.arrays import as_bytes
+from memhier.log.core import BlockOf, Bytes, Ints
+from memhier.log.parts import offset_of
+from memhier.log.record_log import RecordLog
+from memhier.shield import shielded
+from memhier.store.segments import PAGE_BYTES
+from memhier.store.store import Store
+
+if TYPE_CHECKING:
+    from memhier.io.reader import Reader
+
+__all__ = ["Samples"]
+
+SAMPLE_BYTES_MAX = 2**30
+
+
+class Samples(RecordLog):
+    """Records of different sizes by int64 key, in a store: images, texts, whatever is bytes.
+
+    As :class:`~memhier.log.row_log.RowLog` in everything but the width: appended, readable at once, durable with
+    :meth:`commit`; one thread changes them, any number may read.
+
+    Parameters
+    ----------
+    store
+        Open store; for writing, if the samples are to be changed.
+    name
+        Of the samples in the store: 1 to 70 letters, digits, ``-`` or ``_``. The store's segments whose names begin
+        with it and the value ``log/<name>`` are theirs.
+    reader
+        Does the reads; stays the caller's.
+    capacity
+        Most distinct keys at a time, 1 to 2**31 - 1: 40 bytes of DRAM are taken at once for each.
+    key_space
+        As in :class:`~memhier.log.row_log.RowLog`, but for 12 bytes.
+    compact_below, direct, grows, beside
+        As in :class:`~memhier.log.row_log.RowLog`.
+
+    Raises
+    ------
+    FormatError
+        When the store is open for reading and has no such samples, or the name is that of rows.
+    BudgetError
+        When there are more keys than `capacity`.
+    CorruptionError
+        When the entries are damaged.
+
+    Examples
+    --------
+    >>> import tempfile, pathlib
+    >>> from memhier.io.reader import Reader
+    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> with Store.create(place, kind="example") as store, Reader() as reader:
+    ...     with Samples(store, "texts", reader=reader, capacity=100) as samples:
+    ...         samples.put([3, 4], [b"three", b""])
+    ...         generation = samples.commit()
+    ...         [None if text is None else bytes(text) for text in samples.get([4, 5, 3])]
+    [b'', None, b'three']
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        reader: "Reader",
+        capacity: int,
+        *,
+        direct: bool = False,
+        compact_below: float = 0,
+        key_space: int | None = None,
+        grows: bool = False,
+        beside: RecordLog | None = None,
+    ) -> None:
+        if key_space is not None:
+            check_int("key_space", key_space, 1, 2**63 - 1)
+        super().__init__(store, name, reader, capacity, 0, None, direct, compact_below, key_space, grows, beside)
+
+    @shielded
+    def put(self, keys: Any, records: Sequence[Any]) -> None:
+        """Set records. Where a key comes twice, its last record counts.
+
+        Parameters
+        ----------
+        keys
+            Integers [n].
+        records
+            n objects with a C-contiguous buffer each, of at most 2**30 bytes.
+
+        Raises
+        ------
+        BudgetError
+            When there would be more keys than `capacity`. Nothing has changed then.
+        OSError
+            When the store is open for reading, or a write fails.
+        """
+        self._check_open()
+        wanted = self._as_keys(keys)
+        if isinstance(records, bytes | bytearray | memoryview | str) or not isinstance(records, Sequence):
+            raise TypeError(f"records: expected a list of bytes-like objects, got {type(records).__name__}")
+        if len(records) != len(wanted):
+            raise ValueError(f"records: expected {len(wanted)}, one for each key, got {len(records)}")
+        views = [as_bytes(f"records[{index}]", record) for index, record in enumerate(records)]
+        lengths = np.fromiter((view.nbytes for view in views), np.int64, len(views))
+        if len(lengths) and int(lengths.max()) > SAMPLE_BYTES_MAX:
+            index = int(np.argmax(lengths))
+            raise ValueError(f"records[{index}]: {lengths[index]} bytes, expected at most {SAMPLE_BYTES_MAX}")
+        self._append(wanted, lengths, views)
+
+    @shielded
+    def get(self, keys: Any) -> list[memoryview | None]:
+        """Read records in one submission to the reader.
+
+        Parameters
+        ----------
+        keys
+            Integers [n]; may repeat.
+
+        Returns
+        -------
+        list of memoryview or None
+            Read-only bytes of each record; None where there is none. Those of one call share memory, whole pages of
+            every record: copy one to keep it for long without the others.
+
+        Raises
+        ------
+        CorruptionError
+            When a page does not match its checksum.
+        """
+        self._check_open()
+        wanted = self._as_keys(keys)
+        records: list[memoryview | None] = [None] * len(wanted)
+        with self._reading():
+            with self._lock:
+                places, lengths = self._index.places(wanted), self._index.lengths(wanted)
+                found = places >= 0
+                in_tail = found & self._in_tail(places)
+                for index in np.flatnonzero(in_tail).tolist():
+                    offset = int(offset_of(places[index]))
+                    records[index] = memoryview(self._tail.record(offset, int(lengths[index])))
+                in_file = np.flatnonzero(found & ~in_tail)
+                handles, offsets = self._files(places[in_file])
+            for index, record in zip(in_file.tolist(), self._fetch(handles, offsets, lengths[in_file]), strict=True):
+                records[index] = record
+        return records
+
+    def _fetch(self, handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> list[memoryview]:
+        """Read the pages of each record one after the other into one array, of which the records are slices."""
+        first = offsets // PAGE_BYTES
+        pages = np.where(lengths > 0, (offsets + lengths - 1) // PAGE_BYTES - first + 1, 0)
+        starts = np.cumsum(pages) - pages
+        numbers = np.repeat(first - starts, pages) + np.arange(int(pages.sum()))
+        contents = self._reader.read(np.repeat(handles, pages), numbers * PAGE_BYTES, PAGE_BYTES).reshape(-1)
+        contents.flags.writeable = False
+        begins = starts * PAGE_BYTES + offsets % PAGE_BYTES
+        whole = contents.data
+        return [whole[begin : begin + length] for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)]
+
+    def _block_of(self, records: list[memoryview]) -> BlockOf:
+        def block(start: int, stop: int, offsets: Ints) -> Bytes:
+            if stop - start == 1:
+                return np.frombuffer(records[start], np.uint8)
+            return np.frombuffer(b"".join(records[start:stop]), np.uint8)
+
+        return block

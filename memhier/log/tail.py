@@ -1,0 +1,175 @@
+"""The part of a log that is being written, readable while it grows."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.log.parts import DELETED, LARGE_BYTES, Part, PartTable
+from memhier.store.patient_segment import FullError, PatientSegmentWriter
+from memhier.store.segments import PAGE_BYTES
+from memhier.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from memhier.io.reader import Reader
+
+__all__ = ["BLOCK_BYTES", "LogTail", "OpenPart"]
+
+BLOCK_BYTES = 2**19
+_TAIL_BYTES = 2**20 + PAGE_BYTES  # a page of padding always fits
+
+
+class LogTail:
+    """The end of a part's records, in DRAM because the file may not have it yet: a buffer that every part reuses."""
+
+    def __init__(self) -> None:
+        self.buffer: NDArray[np.uint8] = np.empty(_TAIL_BYTES, np.uint8)
+        self.start = 0
+        self.filled = 0
+
+    def reset(self, start: int) -> None:
+        """Begin anew at an offset."""
+        self.start, self.filled = start, 0
+
+    def holds(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return which records lie here, whole."""
+        return offsets >= self.start
+
+    def rows(self, offsets: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """Return records of one length, uint8 [n, length], a copy."""
+        if len(offsets) == 0:
+            return np.empty((0, length), np.uint8)
+        windows = np.lib.stride_tricks.sliding_window_view(self.buffer[: self.filled], length)
+        rows: NDArray[np.uint8] = windows[offsets - self.start]
+        return rows
+
+    def record(self, offset: int, length: int) -> bytes:
+        """Return one record, a copy."""
+        begin = offset - self.start
+        return self.buffer[begin : begin + length].tobytes()
+
+
+class OpenPart:
+    """Appends records and entries to the two segments of a new part.
+
+    Every record below `LARGE_BYTES` is readable from the tail or from the file: what the file lacks stays in the tail,
+    and so do the `LARGE_BYTES` before that, in which a record that reaches across may begin. Larger records, and what
+    comes before them, are left to `make_readable`: few are read before the commit, and so they are written in peace.
+    """
+
+    def __init__(
+        self,
+        tx: Transaction,
+        log: str,
+        part: Part,
+        tail: LogTail,
+        reader: "Reader",
+        table: PartTable,
+        direct: bool,
+        patient: bool,
+    ) -> None:
+        self.part = part
+        self._reader = reader
+        self._table = table
+        self._tail = tail
+        self._readable = 0  # bytes of the file that the reader has
+        self._given = 0  # bytes of records handed to the segment
+        self._patient = patient
+        self._padded = False
+        self._sealed: tuple[int, NDArray[np.uint32]] | None = None  # the entries, once they are complete
+        records, entries = part.segments(log)
+        self._records = tx.segment(records, direct=direct, patient=patient)
+        try:
+            self._entries = tx.segment(entries, patient=patient)
+        except FullError:
+            tx.discard(records)
+            raise
+        tail.reset(0)
+
+    def settle(self) -> None:
+        """Raise FullError where the disk has no room for what waits already; for patient logs, before they append."""
+        for writer in (self._records, self._entries):
+            if isinstance(writer, PatientSegmentWriter):
+                writer.settle()
+
+    def give(self) -> None:
+        """Hand the segment all records, and write what is whole pages; FullError where these find no room."""
+        self._flush(LARGE_BYTES)
+
+    def append(self, data: NDArray[np.uint8], offset: int, end: int) -> None:
+        """Append records below `LARGE_BYTES`, `BLOCK_BYTES` of them and an eighth more of padding at most."""
+        tail = self._tail
+        if tail.filled + end - self.part.end > len(tail.buffer) - PAGE_BYTES:
+            self._flush(LARGE_BYTES)
+        begin = tail.filled + offset - self.part.end
+        tail.buffer[tail.filled : begin] = 0
+        tail.buffer[begin : begin + len(data)] = data
+        tail.filled = begin + len(data)
+        self.part.end = end
+
+    def append_large(self, record: NDArray[np.uint8], offset: int, end: int) -> None:
+        """Append one record of `LARGE_BYTES` or more, or several of whole pages, from a page boundary to another."""
+        self._pad()
+        self._give()
+        self._records.append(record)
+        self._records.append(bytes(end - offset - len(record)))
+        self._given = self.part.end = end
+        self._tail.reset(end)
+
+    def make_readable(self, offsets: NDArray[np.int64]) -> None:
+        """Let the reader have records that are in no tail any more and that the file may not have yet."""
+        if self._tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - LARGE_BYTES:
+            self._flush(LARGE_BYTES)
+
+    def enter(self, entries: NDArray[np.void]) -> None:
+        """Append entries, `ENTRY` [n]."""
+        self._entries.append(entries)
+        self.part.entries += len(entries)
+        deletions = entries["length"] == DELETED
+        self.part.deletions += int(np.count_nonzero(deletions))
+        self.part.size += int(entries["length"][~deletions].sum(dtype=np.int64))
+
+    def seal(self) -> None:
+        """Fill up the last page and write everything, so that the tail is free for another part.
+
+        A patient part may be sealed again after a FullError; its segments are completed by the commit.
+        """
+        if not self._padded:
+            self._pad()
+        self._padded = True
+        self._flush(0)
+        if not self._patient:
+            self._records.complete()
+            self._sealed = self._entries.complete()
+
+    def attach_entries(self) -> int:
+        """Let the reader have the entries of a part that was sealed; return its handle."""
+        assert self._sealed is not None
+        return self._reader.add(str(self._entries.path), *self._sealed)
+
+    def _pad(self) -> None:
+        tail, padding = self._tail, -self.part.end % PAGE_BYTES
+        tail.buffer[tail.filled : tail.filled + padding] = 0
+        tail.filled += padding
+
+    def _give(self) -> None:
+        tail = self._tail
+        self._records.append(tail.buffer[self._given - tail.start : tail.filled])
+        self._given = tail.start + tail.filled
+
+    def _flush(self, keep: int) -> None:
+        """Write whole pages, let the reader have them, and keep `keep` bytes before those that the file lacks."""
+        self._give()
+        length, checksums = self._records.flush()
+        handle = int(self._table.handles[self.part.slot])
+        if handle < 0:
+            self._table.handles[self.part.slot] = self._reader.add(str(self._records.path), length, checksums)
+        else:
+            self._reader.extend(handle, length, checksums)
+        self._readable = length
+        tail = self._tail
+        start = max(tail.start, length - keep)
+        rest = tail.buffer[start - tail.start : tail.filled]
+        tail.buffer[: len(rest)] = rest.copy()
+        tail.reset(start)
+        tail.filled = len(rest)

@@ -1,0 +1,22 @@
+#include "bind/module.hpp"
+
+NB_MODULE(_core, m) {
+  m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
+  // What a user leaves open when Python ends is no leak that they need to hear of.
+  nanobind::set_leak_warnings(false);
+  register_belady(m);
+  register_code_scan(m);
+  register_crc32c(m);
+  register_decode_links(m);
+  register_decoder(m);
+  register_distance(m);
+  register_embedding(m);
+  register_fence(m);
+  register_nearest_lists(m);
+  register_offline(m);
+  register_policies(m);
+  register_pq_scan(m);
+  register_reader(m);
+  register_slotmap(m);
+  register_turn(m);
+}

@@ -1,0 +1,138 @@
+#include "cache/slotmap.hpp"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/tuple.h>
+
+#include <stdexcept>
+
+#include "bind/module.hpp"
+
+namespace nb = nanobind;
+
+namespace memhier {
+namespace {
+
+using Keys = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Slots = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Owned = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
+
+// memhier.cache.slots has checked every argument before; this check guards memory, so it is made here again.
+void require_equal_length(const Keys& keys, const Slots& slots) {
+  if (keys.shape(0) != slots.shape(0)) throw std::invalid_argument("keys and slots differ in length");
+}
+
+Owned hand_over(std::unique_ptr<std::int64_t[]> values, std::size_t count) {
+  std::int64_t* data = values.get();
+  nb::capsule owner(data, [](void* p) noexcept { delete[] static_cast<std::int64_t*>(p); });
+  values.release();
+  return Owned(data, {count}, owner);
+}
+
+template <class Index>
+std::size_t insert(SlotMap<Index>& map, const Keys& keys, const Slots& slots) {
+  require_equal_length(keys, slots);
+  return map.insert(keys.data(), keys.shape(0), slots.data());
+}
+
+template <class Index>
+Owned unique(SlotMap<Index>& map, const Keys& keys, const Slots& inverse) {
+  require_equal_length(keys, inverse);
+  Distinct found;
+  {
+    nb::gil_scoped_release release;
+    found = map.unique(keys.data(), keys.shape(0), inverse.data(), false);
+  }
+  return hand_over(std::move(found.keys), found.count);
+}
+
+template <class Index>
+std::pair<Owned, Owned> unique_find(SlotMap<Index>& map, const Keys& keys, const Slots& inverse) {
+  require_equal_length(keys, inverse);
+  Distinct found;
+  {
+    nb::gil_scoped_release release;
+    found = map.unique(keys.data(), keys.shape(0), inverse.data(), true);
+  }
+  return {hand_over(std::move(found.keys), found.count), hand_over(std::move(found.slots), found.count)};
+}
+
+template <class Index>
+std::pair<Owned, Owned> items(SlotMap<Index>& map) {
+  Distinct found;
+  {
+    nb::gil_scoped_release release;
+    found = map.items();
+  }
+  return {hand_over(std::move(found.keys), found.count), hand_over(std::move(found.slots), found.count)};
+}
+
+template <class Index>
+auto bind(nb::module_& m, const char* name) {
+  using Map = SlotMap<Index>;
+  using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  return nb::class_<Map>(m, name)
+      .def("size", &Map::size, Unlocked())
+      .def("reserved", &Map::reserved, Unlocked())
+      .def("reserve", &Map::reserve, Unlocked(), nb::arg("batch"))
+      .def(
+          "find",
+          [](Map& map, const Keys& keys, const Slots& slots) {
+            require_equal_length(keys, slots);
+            map.find(keys.data(), keys.shape(0), slots.data());
+          },
+          Unlocked(), nb::arg("keys").noconvert(), nb::arg("slots").noconvert())
+      .def("insert", &insert<Index>, Unlocked(), nb::arg("keys").noconvert(), nb::arg("slots").noconvert())
+      .def(
+          "erase",
+          [](Map& map, const Keys& keys, const Slots& slots) {
+            require_equal_length(keys, slots);
+            map.erase(keys.data(), keys.shape(0), slots.data());
+          },
+          Unlocked(), nb::arg("keys").noconvert(), nb::arg("slots").noconvert())
+      .def("unique", &unique<Index>, nb::arg("keys").noconvert(), nb::arg("inverse").noconvert())
+      .def("unique_find", &unique_find<Index>, nb::arg("keys").noconvert(), nb::arg("inverse").noconvert())
+      .def(
+          "keys_of",
+          [](Map& map, const Keys& slots, const Slots& keys) {
+            require_equal_length(slots, keys);
+            return map.keys_of(slots.data(), slots.shape(0), keys.data());
+          },
+          Unlocked(), nb::arg("slots").noconvert(), nb::arg("keys").noconvert())
+      .def("items", &items<Index>);
+}
+
+}  // namespace
+}  // namespace memhier
+
+void register_slotmap(nb::module_& m) {
+  using namespace memhier;
+  bind<HashIndex>(m, "HashSlots")
+      .def(
+          "__init__",
+          [](SlotMap<HashIndex>* self, std::size_t capacity) {
+            const auto make = [&](const std::int64_t* key_of) { return HashIndex(capacity, key_of); };
+            new (self) SlotMap<HashIndex>(capacity, make);
+          },
+          nb::arg("capacity"))
+      .def_static(
+          "bytes_for",
+          [](std::size_t capacity, std::size_t batch) {
+            return HashIndex::bytes(capacity) + SlotMap<HashIndex>::bytes(capacity, batch);
+          },
+          nb::arg("capacity"), nb::arg("batch"));
+  bind<DirectIndex>(m, "DirectSlots")
+      .def(
+          "__init__",
+          [](SlotMap<DirectIndex>* self, std::size_t capacity, std::size_t key_space) {
+            const auto make = [&](const std::int64_t*) { return DirectIndex(key_space); };
+            new (self) SlotMap<DirectIndex>(capacity, make);
+          },
+          nb::arg("capacity"), nb::arg("key_space"))
+      .def_static(
+          "bytes_for",
+          [](std::size_t capacity, std::size_t key_space, std::size_t batch) {
+            return DirectIndex::bytes(key_space) + SlotMap<DirectIndex>::bytes(capacity, batch);
+          },
+          nb::arg("capacity"), nb::arg("key_space"), nb::arg("batch"));
+}

@@ -1,0 +1,153 @@
+#include "decode/query.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "bind/simd.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace memhier {
+namespace {
+
+constexpr std::size_t kLane = 64;
+
+MEMHIER_CLONES
+void subtract(const float* left, const float* right, std::size_t count, float* out) {
+#pragma omp simd
+  for (std::size_t i = 0; i < count; ++i) out[i] = left[i] - right[i];
+}
+
+// For bounds, in double precision: what it loses does not matter, whatever the directions' scales.
+MEMHIER_CLONES
+double dot_away(const float* left, const float* hidden, const float* mean, std::size_t count) {
+  double sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < count; ++i)
+    sum += static_cast<double>(left[i]) * (static_cast<double>(hidden[i]) - static_cast<double>(mean[i]));
+  return sum;
+}
+
+MEMHIER_CLONES
+float largest_of(const float* values, std::size_t count) {
+  float largest = 0;
+#pragma omp simd reduction(max : largest)
+  for (std::size_t i = 0; i < count; ++i) largest = std::max(largest, std::fabs(values[i]));
+  return largest;
+}
+
+MEMHIER_CLONES
+void dot_codes_plain(const std::uint8_t* codes, std::size_t width, const std::uint32_t* rows, std::size_t count,
+                     const std::int8_t* query, std::int32_t* sums) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint8_t* code = codes + std::size_t{rows[i]} * width;
+    std::int32_t sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (std::size_t t = 0; t < width; ++t) sum += std::int32_t{code[t]} * query[t];
+    sums[i] = sum;
+  }
+}
+
+#if defined(__x86_64__)
+const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl");
+
+// Four rows at a time: their sums are added up together.
+__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void dot_codes_vnni(
+    const std::uint8_t* codes, std::size_t width, const std::uint32_t* rows, std::size_t count,
+    const std::int8_t* query, std::int32_t* sums) {
+  for (std::size_t i = 0; i < count; i += 4) {
+    const std::uint8_t* code[4];
+    for (std::size_t j = 0; j < 4; ++j) code[j] = codes + std::size_t{rows[std::min(i + j, count - 1)]} * width;
+    __m512i sum[4] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    for (std::size_t t = 0; t < width; t += kLane) {
+      const __mmask64 present = width - t >= kLane ? ~0ull : (1ull << (width - t)) - 1;
+      const __m512i values = _mm512_loadu_si512(query + t);
+      for (std::size_t j = 0; j < 4; ++j)
+        sum[j] = _mm512_dpbusd_epi32(sum[j], _mm512_maskz_loadu_epi8(present, code[j] + t), values);
+    }
+    __m256i half[4];
+    for (std::size_t j = 0; j < 4; ++j)
+      half[j] = _mm256_add_epi32(_mm512_castsi512_si256(sum[j]), _mm512_extracti64x4_epi64(sum[j], 1));
+    const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(half[0], half[1]), _mm256_hadd_epi32(half[2], half[3]));
+    alignas(16) std::int32_t four[4];
+    _mm_store_si128(reinterpret_cast<__m128i*>(four),
+                    _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1)));
+    std::copy_n(four, std::min<std::size_t>(4, count - i), sums + i);
+  }
+}
+#endif
+
+}  // namespace
+
+MEMHIER_CLONES
+float dot_floats(const float* left, const float* right, std::size_t count) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < count; ++i) sum += left[i] * right[i];
+  return sum;
+}
+
+void dot_codes(const std::uint8_t* codes, std::size_t width, const std::uint32_t* rows, std::size_t count,
+               const std::int8_t* query, std::int32_t* sums) {
+#if defined(__x86_64__)
+  if (kHasVnni) return dot_codes_vnni(codes, width, rows, count, query, sums);
+#endif
+  dot_codes_plain(codes, width, rows, count, query, sums);
+}
+
+void CodedQuery::assign(const Projection& projection, const float* hidden, std::size_t width, bool bounds) {
+  const std::size_t dimension = projection.dimension;
+  turned_ = bounds ? projection.turned : width;
+  away_.resize(dimension);
+  z_.resize(std::max(turned_, z_.size()));
+  subtract(hidden, projection.mean, dimension, away_.data());
+  for (std::size_t j = 0; j < turned_; ++j) {
+    const float* row = projection.turn + j * dimension;
+    z_[j] = bounds ? static_cast<float>(dot_away(row, hidden, projection.mean, dimension))
+                   : dot_floats(row, away_.data(), dimension);
+  }
+  shift_ = static_cast<float>(dot_away(projection.common, hidden, projection.mean, dimension));
+  round(width);
+}
+
+void CodedQuery::assign_coordinates(const float* z, std::size_t width) {
+  z_.resize(std::max(width, z_.size()));
+  std::copy_n(z, width, z_.begin());
+  turned_ = width;
+  shift_ = 0;
+  round(width);
+}
+
+void CodedQuery::round(std::size_t width) {
+  width_ = width;
+  bytes_.assign((width + kLane - 1) / kLane * kLane, 0);
+  const float largest = largest_of(z_.data(), width);
+  step_ = largest / 127;
+  const float inverse = largest > 0 ? 127 / largest : 0;
+  for (std::size_t j = 0; j < width; ++j)
+    bytes_[j] = static_cast<std::int8_t>(std::clamp(std::nearbyint(z_[j] * inverse), -127.F, 127.F));
+}
+
+std::int32_t CodedQuery::excess(std::size_t width) const {
+  std::int32_t sum = 0;
+  for (std::size_t j = 0; j < width; ++j) sum += bytes_[j];
+  return 128 * sum;
+}
+
+Spread CodedQuery::spread(std::size_t width) const {
+  double inside = 0, rounded = 0, outside = 0;
+  for (std::size_t j = 0; j < width; ++j) {
+    const double value = z_[j], lost = value - static_cast<double>(step_) * bytes_[j];
+    inside += value * value;
+    rounded += lost * lost;
+  }
+  for (std::size_t j = width; j < turned_; ++j) outside += static_cast<double>(z_[j]) * static_cast<double>(z_[j]);
+  constexpr double kUp = 1 + 1e-6;  // the roots stay above once they are single precision
+  return {static_cast<float>(std::sqrt(inside) * kUp), static_cast<float>(std::sqrt(rounded) * kUp),
+          static_cast<float>(std::sqrt(outside) * kUp)};
+}
+
+}  // namespace memhier

@@ -1,0 +1,226 @@
+#include "decode/scan.hpp"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "bind/simd.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace memhier {
+namespace {
+
+using Dots = std::int32_t (*)[kChunkRows];
+constexpr std::size_t kLanes = 16;
+
+// Plain products of a chunk's first `width` directions: for a compiler to vectorise over the rows.
+MEMHIER_CLONES
+void dot_chunk_plain(const std::uint8_t* codes, std::size_t width, const std::int8_t* query, std::int32_t* dots) {
+  for (std::size_t first = 0; first < kChunkRows; first += kLanes) {
+    std::int32_t sums[kLanes] = {};
+    for (std::size_t t = 0; t < width; t += 4) {
+      const std::uint8_t* four = codes + t * kChunkRows + 4 * first;
+#pragma omp simd
+      for (std::size_t row = 0; row < kLanes; ++row)
+        sums[row] += four[4 * row] * query[t] + four[4 * row + 1] * query[t + 1] + four[4 * row + 2] * query[t + 2] +
+                     four[4 * row + 3] * query[t + 3];
+    }
+    std::memcpy(dots + first, sums, sizeof sums);
+  }
+}
+
+#if defined(__x86_64__)
+const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+#define MEMHIER_VNNI __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")))
+
+// `vectors` times 16 rows against `count` queries: as many sums as stay in registers, so that codes are loaded once.
+template <std::size_t vectors, std::size_t count>
+MEMHIER_VNNI void dot_chunk_vnni(const std::uint8_t* codes, std::size_t width, const std::int8_t* const* queries,
+                                 Dots dots) {
+  for (std::size_t first = 0; first < kChunkRows; first += vectors * kLanes) {
+    __m512i sums[vectors][count];
+    for (auto& row : sums)
+      for (auto& sum : row) sum = _mm512_setzero_si512();
+    for (std::size_t t = 0; t < width; t += 4) {
+      __m512i query[count];
+      for (std::size_t q = 0; q < count; ++q) {
+        std::int32_t four;
+        std::memcpy(&four, queries[q] + t, 4);
+        query[q] = _mm512_set1_epi32(four);
+      }
+      for (std::size_t v = 0; v < vectors; ++v) {
+        const __m512i code = _mm512_loadu_si512(codes + t * kChunkRows + 4 * (first + v * kLanes));
+        for (std::size_t q = 0; q < count; ++q) sums[v][q] = _mm512_dpbusd_epi32(sums[v][q], code, query[q]);
+      }
+    }
+    for (std::size_t v = 0; v < vectors; ++v)
+      for (std::size_t q = 0; q < count; ++q) _mm512_store_si512(dots[q] + first + v * kLanes, sums[v][q]);
+  }
+}
+
+MEMHIER_VNNI std::size_t above_vnni(const float* values, float threshold, std::uint16_t* at) {
+  std::size_t found = 0;
+  const __m512 limit = _mm512_set1_ps(threshold);
+  for (std::size_t i = 0; i < kChunkRows; i += 16) {
+    std::uint32_t mask = _mm512_cmp_ps_mask(_mm512_loadu_ps(values + i), limit, _CMP_GT_OQ);
+    for (; mask != 0; mask &= mask - 1) at[found++] = static_cast<std::uint16_t>(i + std::countr_zero(mask));
+  }
+  return found;
+}
+#endif
+
+void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const CodedQuery* const> queries, Dots dots) {
+  const std::int8_t* bytes[BlockScan::kQueries];
+  for (std::size_t q = 0; q < queries.size(); ++q) bytes[q] = queries[q]->bytes();
+#if defined(__x86_64__)
+  if (kHasVnni) {
+    switch (queries.size()) {
+      case 1: return dot_chunk_vnni<16, 1>(codes, width, bytes, dots);
+      case 2: return dot_chunk_vnni<8, 2>(codes, width, bytes, dots);
+      case 3: return dot_chunk_vnni<4, 3>(codes, width, bytes, dots);
+      default: return dot_chunk_vnni<4, 4>(codes, width, bytes, dots);
+    }
+  }
+#endif
+  for (std::size_t q = 0; q < queries.size(); ++q) dot_chunk_plain(codes, width, bytes[q], dots[q]);
+}
+
+std::size_t above(const float* values, float threshold, std::uint16_t* at) {
+#if defined(__x86_64__)
+  if (kHasVnni) return above_vnni(values, threshold, at);
+#endif
+  std::size_t found = 0;
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    if (values[i] > threshold) at[found++] = static_cast<std::uint16_t>(i);
+  return found;
+}
+
+MEMHIER_CLONES
+void estimate_chunk(const std::int32_t* dots, const float* offsets, const float* scales, float step, std::int32_t excess,
+                    float shift, float* estimates) {
+#pragma omp simd
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    estimates[i] = (offsets[i] + shift) + scales[i] * (step * static_cast<float>(dots[i] - excess));
+}
+
+MEMHIER_CLONES
+void margins_of_chunk(const RowNumbers& rows, std::size_t first, const Spread& spread, float shift, float* margins) {
+#pragma omp simd
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    margins[i] = margin_of(rows, static_cast<std::uint32_t>(first + i), spread, shift);
+}
+
+// exp to a millionth of it for what is at most 80; exactly zero below -80, where nothing counts.
+MEMHIER_INLINE float exp_of(float x) {
+  constexpr float kMagic = 12582912;  // 1.5 * 2^23: adding it leaves the rounded value in the low bits
+  const float bounded = std::max(x, -80.F);
+  const float shifted = bounded * 1.44269504F + kMagic;
+  const float whole = shifted - kMagic;
+  const float rest = (bounded - whole * 0.693145752F) - whole * 1.42860677e-6F;
+  float power = 1.38888889e-3F;
+  power = power * rest + 8.33333333e-3F;
+  power = power * rest + 4.16666667e-2F;
+  power = power * rest + 1.66666667e-1F;
+  power = power * rest + 0.5F;
+  power = power * rest + 1;
+  power = power * rest + 1;
+  const auto exponent = static_cast<std::uint32_t>(std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic));
+  const float scaled = std::bit_cast<float>(std::bit_cast<std::uint32_t>(power) + (exponent << 23));
+  return x < -80 ? 0 : scaled;
+}
+
+struct Three {
+  float middle, low, high;
+};
+
+MEMHIER_CLONES
+float largest_of(const float* values) {
+  float largest = -kInfinity;
+#pragma omp simd reduction(max : largest)
+  for (std::size_t i = 0; i < kChunkRows; ++i) largest = std::max(largest, values[i]);
+  return largest;
+}
+
+MEMHIER_CLONES
+Three sum_exps(const float* estimates, const float* outside, const float* margins, float inverse, float half_variance,
+               float reference) {
+  float middle = 0, low = 0, high = 0;
+#pragma omp simd reduction(+ : middle, low, high)
+  for (std::size_t i = 0; i < kChunkRows; ++i) {
+    const float expected = inverse * estimates[i] + half_variance * outside[i] * outside[i] - reference;
+    middle += exp_of(std::min(expected, 80.F));  // beyond, the bounds say all that is known
+    low += exp_of(inverse * (estimates[i] - margins[i]) - reference);
+    const float above = inverse * (estimates[i] + margins[i]) - reference;
+    high += above > 80 ? kInfinity : exp_of(above);
+  }
+  return {middle, low, high};
+}
+
+MEMHIER_CLONES
+float sum_expected(const float* estimates, const float* outside, float inverse, float half_variance, float reference) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (std::size_t i = 0; i < kChunkRows; ++i)
+    sum += exp_of(std::min(inverse * estimates[i] + half_variance * outside[i] * outside[i] - reference, 80.F));
+  return sum;
+}
+
+void add_chunk(ExpSums& sums, const float* estimates, const float* margins, const float* outside,
+               const ScanOptions& options, float half_variance) {
+  const float largest = options.inverse * largest_of(estimates);
+  if (largest > sums.reference) {
+    const double factor = std::exp(sums.reference - static_cast<double>(largest));
+    for (double& sum : sums.sums) sum *= factor;
+    sums.reference = largest;
+  }
+  const auto reference = static_cast<float>(sums.reference);
+  if (!options.interval) {
+    sums.sums[0] += sum_expected(estimates, outside, options.inverse, half_variance, reference);
+    return;
+  }
+  const auto [middle, low, high] = sum_exps(estimates, outside, margins, options.inverse, half_variance, reference);
+  sums.sums[0] += middle;
+  sums.sums[1] += low;
+  sums.sums[2] += high;
+}
+
+}  // namespace
+
+void BlockScan::run(const BlockCodes& rows, std::size_t width, std::span<const CodedQuery* const> queries,
+                    std::span<Largest> largest, std::span<ExpSums> sums, const ScanOptions& options) {
+  Spread spreads[kQueries];
+  std::int32_t excess[kQueries];
+  for (std::size_t q = 0; q < queries.size(); ++q) {
+    spreads[q] = queries[q]->spread(width);
+    excess[q] = queries[q]->excess(width);
+  }
+  std::uint16_t at[kChunkRows];
+  for (std::size_t first = 0; first < rows.padded_rows; first += kChunkRows) {
+    dot_chunk(rows.codes + first * rows.width, width, queries, dots_);
+    for (std::size_t q = 0; q < queries.size(); ++q) {
+      const float shift = queries[q]->shift();
+      estimate_chunk(dots_[q], rows.numbers.offsets + first, rows.numbers.scales + first, queries[q]->step(), excess[q],
+                     shift, estimates_);
+      if (options.bounds || options.interval) margins_of_chunk(rows.numbers, first, spreads[q], shift, margins_);
+      if (options.partition) {
+        const float outside = options.inverse * spreads[q].outside;
+        add_chunk(sums[q], estimates_, margins_, rows.numbers.outside + first, options,
+                  0.5F * options.variance * outside * outside);
+      }
+      if (options.bounds) {
+#pragma omp simd
+        for (std::size_t i = 0; i < kChunkRows; ++i) margins_[i] += estimates_[i];
+      }
+      const float* keys = options.bounds ? margins_ : estimates_;
+      const std::size_t found = above(keys, largest[q].threshold(), at);
+      for (std::size_t i = 0; i < found; ++i)
+        largest[q].offer({keys[at[i]], estimates_[at[i]], static_cast<std::uint32_t>(first + at[i])});
+    }
+  }
+}
+
+}  // namespace memhier

@@ -1,0 +1,72 @@
+// The preview: an estimate of every row's logit from its leading directions, and the largest of them.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "decode/exact.hpp"
+#include "decode/query.hpp"
+
+namespace memhier {
+
+constexpr std::size_t kChunkRows = 256;
+
+// What estimates and bounds at one width of codes need of the rows; all padded to a multiple of kChunkRows.
+struct RowNumbers {
+  const float* offsets;  // far below all others for what pads
+  const float* scales;
+  // Upper bounds of norms of a row's coordinates: beyond the width; lost to rounding; and as coded.
+  const float* outside;
+  const float* lost;
+  const float* coded;
+};
+
+// Codes of 256 rows lie together, four directions of each after the other, [rows / 256, width / 4, 256, 4], so that the
+// leading directions of them can be read without the others.
+struct BlockCodes {
+  const std::uint8_t* codes;
+  std::size_t padded_rows, width;  // width: a multiple of 4
+  RowNumbers numbers;
+};
+
+// Sums of exp over all rows: of the estimates, each with half its variance; and of their lower and upper bounds.
+struct ExpSums {
+  double reference = -1e300;  // all three are relative to exp of it
+  std::array<double, 3> sums = {0, 0, 0};
+};
+
+struct ScanOptions {
+  bool bounds;     // candidates by upper bound, not by estimate
+  bool partition;  // sums of exp as well
+  bool interval;   // of the bounds, too
+  float inverse;   // of the temperature: what a logit is multiplied by in them
+  float variance;  // of a logit per squared norm that lies outside the width
+};
+
+// The margin between the estimate of a row and its bounds.
+inline float margin_of(const RowNumbers& rows, std::uint32_t row, const Spread& spread, float shift) {
+  // What single precision loses of the terms, 16 times over.
+  constexpr float kRounding = 1e-6F;
+  const float terms = std::abs(rows.offsets[row]) + std::abs(shift) + (rows.coded[row] + rows.lost[row]) * spread.inside;
+  return rows.outside[row] * spread.outside + rows.lost[row] * spread.inside + rows.coded[row] * spread.rounded +
+         kRounding * terms;
+}
+
+// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of them.
+class BlockScan {
+ public:
+  static constexpr std::size_t kQueries = 4;
+
+  void run(const BlockCodes& rows, std::size_t width, std::span<const CodedQuery* const> queries,
+           std::span<Largest> largest, std::span<ExpSums> sums, const ScanOptions& options);
+
+ private:
+  alignas(64) std::int32_t dots_[kQueries][kChunkRows];
+  alignas(64) float estimates_[kChunkRows], margins_[kChunkRows];
+};
+
+}  // namespace memhier

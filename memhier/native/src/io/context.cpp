@@ -1,0 +1,277 @@
+// The loop around every read: plan, issue, wait, verify, deliver.
+#include "io/context.hpp"
+
+#include <fcntl.h>
+
+#include <cassert>
+#include <cerrno>
+#include <cstring>
+
+#include "io/crc32c.hpp"
+
+namespace memhier {
+namespace {
+
+// Direct reads must start on a block; no device memhier can meet has larger ones than a short read may end at.
+constexpr std::uint32_t kBlockBytes = 512;
+constexpr std::uint32_t kRetriesMax = 1000;
+constexpr std::size_t kPagesPerWait = 256;
+
+// Errors that say nothing of the file. io_uring cancels a read when a signal meets the start of a kernel worker for it.
+bool is_passing(std::int64_t result) { return result == -EAGAIN || result == -EINTR || result == -ECANCELED; }
+
+}  // namespace
+
+void Io::aim() {
+  resumed = source->direct ? done / kBlockBytes * kBlockBytes : done;
+  part_count = 0;
+  std::byte* end = nullptr;
+  for (std::uint32_t at = resumed; at < pages * kPageBytes;) {
+    const std::uint32_t within = at % kPageBytes;
+    std::byte* start = page[at / kPageBytes] + within;
+    const std::size_t size = kPageBytes - within;
+    if (start == end)
+      parts[part_count - 1].iov_len += size;
+    else
+      parts[part_count++] = {start, size};
+    end = start + size;
+    at += static_cast<std::uint32_t>(size);
+  }
+}
+
+Context::Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered)
+    : direct_(std::move(direct)),
+      buffered_(std::move(buffered)),
+      arena_(Mapping::anonymous(std::max<std::size_t>(depth, kRunPages) * kPageBytes)),
+      ios_(depth) {
+  free_pages_.reserve(arena_.bytes() / kPageBytes);
+  free_ios_.reserve(depth);
+  finished_.reserve(depth);
+  reset();
+  fixed_bytes_ = arena_.bytes() + free_pages_.capacity() * sizeof(std::byte*) + ios_.capacity() * sizeof(Io) +
+                 (free_ios_.capacity() + finished_.capacity()) * sizeof(Io*) + direct_->memory_bytes() +
+                 (buffered_ ? buffered_->memory_bytes() : 0);
+}
+
+// Takes back every buffer; only while nothing is in flight.
+void Context::reset() {
+  free_pages_.clear();
+  free_ios_.clear();
+  for (std::size_t at = arena_.bytes(); at > 0; at -= kPageBytes) free_pages_.push_back(arena_.data() + at - kPageBytes);
+  for (Io& io : ios_) free_ios_.push_back(&io);
+}
+
+std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, Counters& counters) {
+  assert(free_ios_.size() == ios_.size());
+  batch_ = &batch;
+  lands_in_rows_ = batch.out != nullptr && batch.length >= kPageBytes;
+  fault_ = plan_window(batch, start);
+  if (fault_) return fault_;
+  counters_ = {};
+  engine_ = direct_.get();
+  for (;;) {
+    if (!fault_) issue();
+    if (free_ios_.size() == ios_.size()) break;
+    finished_.clear();
+    if (const int error = engine_->submit_and_wait(worth_waiting_for(), finished_); error != 0) {
+      assert(engine_->in_flight() == 0);
+      engine_->withdraw();
+      reset();
+      blame({Fault::Kind::error, nullptr, error});
+      break;
+    }
+    if (batch.latency != nullptr) now_ = Clock::now();
+    for (Io* io : finished_) land(*io);
+  }
+  counters.reads += counters_.reads;
+  counters.pages += counters_.pages;
+  counters.bytes += counters_.bytes;
+  return fault_;
+}
+
+// How many reads to wait for. Every wait may cost a switch of threads, so several are fetched at a time: an eighth of
+// the queue while there is more to queue, which keeps the device busy; at the end all but an eighth, so that most rows are
+// delivered while the last reads are on their way. No more than a mebibyte though: checking and copying it takes as long
+// as many switches, and the device should be busy meanwhile.
+std::size_t Context::worth_waiting_for() const {
+  if (batch_->latency != nullptr) return 1;  // each read's time is asked for
+  const std::size_t waited_for = ios_.size() - free_ios_.size();
+  const bool more = !fault_ && (waiting_ || !plan_.finished());
+  const std::size_t most = kPagesPerWait / std::min(batch_->length / kPageBytes + 1, kRunPages);
+  return std::clamp<std::size_t>(more ? waited_for / 8 : waited_for - waited_for / 8, 1, most);
+}
+
+// Checks every request again, although Python has: the arrays are the caller's and may have changed since.
+std::optional<Fault> Context::plan_window(const Batch& batch, std::size_t start) {
+  const std::size_t stop = std::min(batch.count, start + window());
+  requests_.clear();
+  requests_.reserve(stop - start);
+  plan_bytes_.store(requests_.capacity() * sizeof(Request), std::memory_order_relaxed);
+  for (std::size_t row = start; row < stop; ++row) {
+    const std::int64_t file = batch.files == nullptr ? batch.file : batch.files[row];
+    const std::int64_t offset = batch.offsets[row];
+    const Source* source =
+        file >= 0 && static_cast<std::size_t>(file) < batch.sources.size() ? batch.sources[file] : nullptr;
+    if (source == nullptr || offset < 0 || batch.length > source->length ||
+        static_cast<std::uint64_t>(offset) > source->length - batch.length)
+      return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
+    requests_.push_back({static_cast<std::uint64_t>(offset), static_cast<std::uint32_t>(file),
+                         static_cast<std::uint32_t>(row)});
+    if (batch.out == nullptr && static_cast<std::uint64_t>(offset) % kPageBytes + batch.length > kPageBytes)
+      return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
+    if (batch.latency != nullptr) batch.latency[row] = 0;
+  }
+  plan_ = Plan(batch.length);
+  plan_.start(requests_);
+  waiting_.reset();
+  return std::nullopt;
+}
+
+// Queues runs until the depth or the page buffers are used up.
+void Context::issue() {
+  while (!free_ios_.empty() && (waiting_ || !plan_.finished())) {
+    if (!waiting_) waiting_ = plan_.next();
+    const Source& source = *batch_->sources[waiting_->file];
+    Engine* engine = buffered_ && !source.direct ? buffered_.get() : direct_.get();
+    const bool idle = free_ios_.size() == ios_.size();
+    if (engine != engine_ && !idle) return;  // one engine is waited for at a time
+    engine_ = engine;
+    if (!prepare(*waiting_)) return;
+    waiting_.reset();
+  }
+}
+
+// Makes a read of a run and queues it; false if there are not enough page buffers now.
+bool Context::prepare(const Run& run) {
+  Io& io = *free_ios_.back();
+  io.source = batch_->sources[run.file];
+  io.offset = run.page * kPageBytes;
+  io.pages = run.pages;
+  io.wanted = static_cast<std::uint32_t>(std::min<std::uint64_t>(run.pages * kPageBytes, io.source->length - io.offset));
+  io.done = 0;
+  io.retries = 0;
+  io.first_request = run.first_request;
+  io.stop_request = run.stop_request;
+  std::fill_n(io.page.begin(), run.pages, nullptr);
+  if (lands_in_rows_) claim_rows(io);
+  const auto missing = static_cast<std::size_t>(std::count(io.page.begin(), io.page.begin() + run.pages, nullptr));
+  if (missing > free_pages_.size()) return false;
+  for (std::uint32_t i = 0; i < run.pages; ++i) {
+    if (io.page[i] != nullptr) continue;
+    io.page[i] = free_pages_.back();
+    free_pages_.pop_back();
+  }
+  free_ios_.pop_back();
+  io.aim();
+  if (batch_->latency != nullptr) io.submitted = Clock::now();
+  engine_->queue(io);
+  ++counters_.reads;
+  return true;
+}
+
+// Lets pages that a row wants whole land in that row, where it is aligned as its file needs. The first such row has the
+// page; others copy from it.
+void Context::claim_rows(Io& io) {
+  const std::uint64_t io_end = io.offset + io.pages * kPageBytes;
+  for (std::uint32_t i = io.first_request; i < io.stop_request; ++i) {
+    const Request& request = requests_[i];
+    const std::uint64_t whole = (request.offset + kPageBytes - 1) / kPageBytes * kPageBytes;
+    const std::uint64_t whole_end = (request.offset + batch_->length) / kPageBytes * kPageBytes;
+    std::byte* const start = row(request.row);
+    if (reinterpret_cast<std::uintptr_t>(start + (whole - request.offset)) % io.source->alignment != 0) continue;
+    for (std::uint64_t at = std::max(whole, io.offset); at < std::min(whole_end, io_end); at += kPageBytes) {
+      std::byte*& page = io.page[(at - io.offset) / kPageBytes];
+      if (page == nullptr) page = start + (at - request.offset);
+    }
+  }
+}
+
+void Context::land(Io& io) {
+  if (is_passing(io.result) && io.retries++ < kRetriesMax && !fault_) {
+    engine_->queue(io);
+    return;
+  }
+  if (io.result < 0) {
+    blame({Fault::Kind::error, io.source, -io.result});
+    return release(io);
+  }
+  const std::uint32_t end = io.resumed + static_cast<std::uint32_t>(io.result);
+  if (end < io.wanted) {
+    const bool progress = end > io.done;
+    io.done = std::max(io.done, end);
+    if (progress && !fault_) {
+      io.aim();
+      engine_->queue(io);
+      return;
+    }
+    if (!progress)
+      blame({Fault::Kind::cut_short, io.source, static_cast<std::int64_t>(io.offset + io.done),
+             static_cast<std::int64_t>(io.source->length)});
+    return release(io);
+  }
+  counters_.pages += io.pages;
+  counters_.bytes += io.wanted;
+  if (!fault_ && verify(io)) deliver(io);
+#if defined(POSIX_FADV_DONTNEED)
+  if (io.source->drops_cache)
+    ::posix_fadvise(io.source->fd, static_cast<off_t>(io.offset), static_cast<off_t>(io.pages * kPageBytes),
+                    POSIX_FADV_DONTNEED);
+#endif
+  release(io);
+}
+
+bool Context::verify(const Io& io) {
+  if (io.source->checksums == nullptr) return true;
+  for (std::uint32_t i = 0; i < io.pages; ++i) {
+    const std::uint64_t page = io.offset / kPageBytes + i;
+    const std::uint32_t size = std::min<std::uint32_t>(kPageBytes, io.wanted - i * kPageBytes);
+    // Bytes past the committed length may be a writer's; the checksum has zeros there.
+    if (size < kPageBytes) std::memset(io.page[i] + size, 0, kPageBytes - size);
+    const std::uint32_t found = crc32c(io.page[i], kPageBytes);
+    const std::uint32_t committed = io.source->checksums[page];
+    if (found != committed) {
+      blame({Fault::Kind::checksum, io.source, static_cast<std::int64_t>(page), committed, found});
+      return false;
+    }
+  }
+  return true;
+}
+
+void Context::deliver(const Io& io) {
+  const std::uint64_t io_end = io.offset + io.pages * kPageBytes;
+  for (std::uint32_t i = io.first_request; i < io.stop_request; ++i) {
+    const Request& request = requests_[i];
+    if (batch_->out == nullptr) {
+      const std::uint64_t within = request.offset - io.offset;
+      (*batch_->landed)(request.row, io.page[within / kPageBytes] + within % kPageBytes);
+      continue;
+    }
+    const std::uint64_t high = std::min(request.offset + batch_->length, io_end);
+    std::uint64_t at = std::max(request.offset, io.offset);
+    while (at < high) {
+      const std::uint64_t within = at % kPageBytes;
+      const std::size_t size = std::min(kPageBytes - within, high - at);
+      const std::byte* from = io.page[(at - io.offset) / kPageBytes] + within;
+      std::byte* to = row(request.row) + (at - request.offset);
+      if (to != from) std::memcpy(to, from, size);
+      at += size;
+    }
+    if (batch_->latency != nullptr) {
+      const float seconds = std::chrono::duration<float>(now_ - io.submitted).count();
+      batch_->latency[request.row] = std::max(batch_->latency[request.row], seconds);
+    }
+  }
+}
+
+void Context::release(Io& io) {
+  for (std::uint32_t i = 0; i < io.pages; ++i)
+    if (in_arena(io.page[i])) free_pages_.push_back(io.page[i]);
+  free_ios_.push_back(&io);
+}
+
+// Keeps the first fault. What is queued is given up; what is in flight is still waited for, as the kernel writes to it.
+void Context::blame(Fault fault) {
+  if (!fault_) fault_ = fault;
+}
+
+}  // namespace memhier

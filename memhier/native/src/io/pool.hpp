@@ -1,0 +1,67 @@
+// The contexts of one reader in one process: made when first needed, few, and lent to one call at a time.
+#pragma once
+
+#include <unistd.h>
+
+#include <condition_variable>
+#include <mutex>
+#include <string>
+
+#include "io/context.hpp"
+
+namespace memhier {
+
+class Pool {
+ public:
+  // `engine` is "uring", "aio", "threads", or "auto" for the first of them that can be had. Throws std::system_error.
+  Pool(const std::string& engine, unsigned depth);
+  ~Pool() { close(); }
+
+  const char* engine() const { return engine_; }
+  bool made_here() const { return owner_ == ::getpid(); }
+
+  // A context on loan; false if the pool was closed.
+  class Loan {
+   public:
+    explicit Loan(Pool& pool) : pool_(pool), context_(pool.take()) {}
+    Loan(const Loan&) = delete;
+    Loan& operator=(const Loan&) = delete;
+    ~Loan() {
+      if (context_ != nullptr) pool_.give_back(context_);
+    }
+    explicit operator bool() const { return context_ != nullptr; }
+    Context* operator->() const { return context_; }
+
+   private:
+    Pool& pool_;
+    Context* context_;
+  };
+
+  std::size_t memory_bytes() const;
+  // What one calling thread at a time will come to hold.
+  std::size_t planned_bytes() const { return planned_bytes_; }
+  // Waits for every loan, then frees all.
+  void close();
+
+ private:
+  // Each can fill the device's queue alone; more only help calls that wait for their own few reads.
+  static constexpr std::size_t kContextsMax = 4;
+
+  std::unique_ptr<Context> make_context() const;
+  Context* take();
+  void give_back(Context* context);
+
+  const unsigned depth_;
+  const pid_t owner_ = ::getpid();
+  const char* engine_ = nullptr;
+  std::size_t planned_bytes_ = 0;
+  std::shared_ptr<ThreadPool> threads_;
+  mutable std::mutex mutex_;
+  std::condition_variable returned_;
+  std::vector<std::unique_ptr<Context>> contexts_;
+  std::vector<Context*> idle_;
+  std::size_t contexts_max_ = kContextsMax;
+  bool closed_ = false;
+};
+
+}  // namespace memhier

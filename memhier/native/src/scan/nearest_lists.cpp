@@ -1,0 +1,183 @@
+// The nearest of many thousand half-precision vectors to each query, by comparing all of them.
+#include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "rank/distance.hpp"
+#include "bind/module.hpp"
+#include "bind/simd.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace nb = nanobind;
+
+namespace memhier {
+namespace {
+
+template <class T, int axes>
+using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+
+constexpr std::size_t kRows = 4096;  // compared at a time
+constexpr std::size_t kGroup = 8;     // rows of which the nearest stands for them
+constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
+
+#if defined(__x86_64__)
+const bool kHasAvx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+
+// Squared distances [n, count] of n queries to all rows, each made in the same order whatever n is.
+template <std::size_t n>
+__attribute__((target("avx512f,avx512dq"))) void measure_avx512(const float* queries, const std::uint16_t* rows,
+                                                                std::size_t count, std::size_t dimension, float* away) {
+  const std::size_t whole = dimension / 16 * 16;
+  const auto rest = static_cast<__mmask16>((1u << (dimension - whole)) - 1);
+  for (std::size_t row = 0; row < count; ++row) {
+    const std::uint16_t* x = rows + row * dimension;
+    __m512 sums[n];
+#pragma GCC unroll 4
+    for (__m512& sum : sums) sum = _mm512_setzero_ps();
+    for (std::size_t t = 0; t < whole; t += 16) {
+      const __m512 value = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + t)));
+#pragma GCC unroll 4
+      for (std::size_t q = 0; q < n; ++q) {
+        const __m512 difference = _mm512_sub_ps(_mm512_loadu_ps(queries + q * dimension + t), value);
+        sums[q] = _mm512_fmadd_ps(difference, difference, sums[q]);
+      }
+    }
+    if (rest != 0) {
+      __m256i halves = _mm256_setzero_si256();
+      std::memcpy(&halves, x + whole, (dimension - whole) * sizeof(std::uint16_t));
+      const __m512 value = _mm512_cvtph_ps(halves);
+#pragma GCC unroll 4
+      for (std::size_t q = 0; q < n; ++q) {
+        const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(rest, queries + q * dimension + whole), value);
+        sums[q] = _mm512_fmadd_ps(difference, difference, sums[q]);
+      }
+    }
+#pragma GCC unroll 4
+    for (std::size_t q = 0; q < n; ++q) away[q * count + row] = _mm512_reduce_add_ps(sums[q]);
+  }
+}
+#endif
+
+void measure(const float* queries, std::size_t together, const std::uint16_t* rows, std::size_t count,
+             std::size_t dimension, float* away) {
+#if defined(__x86_64__)
+  if (kHasAvx512 && together == kTogether)
+    return measure_avx512<kTogether>(queries, rows, count, dimension, away);
+  if (kHasAvx512) {
+    for (std::size_t q = 0; q < together; ++q)
+      measure_avx512<1>(queries + q * dimension, rows, count, dimension, away + q * count);
+    return;
+  }
+#endif
+  for (std::size_t q = 0; q < together; ++q)
+    distances({queries + q * dimension, reinterpret_cast<const std::byte*>(rows),
+               static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr,
+               away + q * count},
+              RowType::float16, Metric::l2);
+}
+
+// Bits of floats that are not negative order as these do, and those of NaN after all.
+MEMHIER_INLINE std::uint32_t order_of(float away) { return std::bit_cast<std::uint32_t>(away); }
+
+// least[groups] = the least of every kGroup, which stand `groups` apart.
+MEMHIER_CLONES
+void least_of_groups(const float* away, std::size_t groups, std::uint32_t* least) {
+  for (std::size_t group = 0; group < groups; ++group) least[group] = order_of(away[group]);
+  for (std::size_t each = 1; each < kGroup; ++each)
+#pragma omp simd
+    for (std::size_t group = 0; group < groups; ++group)
+      least[group] = std::min(least[group], order_of(away[each * groups + group]));
+}
+
+// What at least `wanted` do not exceed, and few more: of the least of every group, the wanted-th.
+std::uint32_t bound_of(const float* away, std::size_t count, std::size_t wanted, std::vector<std::uint32_t>& least) {
+  const std::size_t groups = count / kGroup;
+  if (wanted > groups) return UINT32_MAX;
+  least.resize(groups);
+  least_of_groups(away, groups, least.data());
+  const auto last = least.begin() + static_cast<std::ptrdiff_t>(wanted - 1);
+  std::nth_element(least.begin(), last, least.end());
+  return *last;
+}
+
+// The rows nearest to one query of those seen so far, and some more.
+class Nearest {
+ public:
+  explicit Nearest(std::size_t wanted) : wanted_(wanted), keys_(2 * wanted + kRows) {}
+
+  void clear() { kept_ = 0; bound_ = UINT32_MAX; }
+
+  // Takes the distances of rows from `first` on, of at most kRows; `least` is room.
+  void add(const float* away, std::size_t first, std::size_t count, std::vector<std::uint32_t>& least) {
+    if (first == 0) bound_ = bound_of(away, count, wanted_, least);
+    for (std::size_t row = 0; row < count; ++row) {
+      keys_[kept_] = std::uint64_t{order_of(away[row])} << 32 | (first + row);
+      kept_ += order_of(away[row]) <= bound_ ? 1 : 0;
+    }
+    if (kept_ <= 2 * wanted_) return;
+    shrink();
+    bound_ = static_cast<std::uint32_t>(keys_[wanted_ - 1] >> 32);
+  }
+
+  // Fills nearest[wanted] with their numbers, by distance and at equal ones by number.
+  void finish(std::int64_t* nearest) {
+    if (kept_ > wanted_) shrink();
+    const auto last = keys_.begin() + static_cast<std::ptrdiff_t>(wanted_);
+    std::sort(keys_.begin(), last);
+    std::transform(keys_.begin(), last, nearest,
+                   [](std::uint64_t key) { return static_cast<std::int64_t>(key & 0xffffffff); });
+  }
+
+ private:
+  void shrink() {
+    const auto at = [this](std::size_t place) { return keys_.begin() + static_cast<std::ptrdiff_t>(place); };
+    std::nth_element(at(0), at(wanted_ - 1), at(kept_));
+    kept_ = wanted_;
+  }
+
+  const std::size_t wanted_;
+  std::size_t kept_ = 0;
+  std::uint32_t bound_ = UINT32_MAX;  // beyond it none is one of the nearest
+  std::vector<std::uint64_t> keys_;   // distance above, number below
+};
+
+// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number. Takes
+// no more room for more rows.
+void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> rows, Array<std::int64_t, 2> nearest) {
+  const std::size_t dimension = queries.shape(1), total = rows.shape(0), wanted = nearest.shape(1);
+  if (rows.shape(1) != dimension || nearest.shape(0) != queries.shape(0) || wanted > total || total > UINT32_MAX)
+    throw std::invalid_argument("nearest_rows: array shapes do not fit together");
+  if (wanted == 0) return;
+
+  nb::gil_scoped_release released;
+  std::vector<float> away(std::min(kTogether, queries.shape(0)) * std::min(kRows, total));
+  std::vector<std::uint32_t> least;
+  least.reserve(kRows / kGroup);
+  std::vector<Nearest> found(std::min(kTogether, queries.shape(0)), Nearest(wanted));
+  for (std::size_t first = 0; first < queries.shape(0); first += kTogether) {
+    const std::size_t together = std::min(kTogether, queries.shape(0) - first);
+    for (Nearest& each : found) each.clear();
+    for (std::size_t row = 0; row < total; row += kRows) {
+      const std::size_t count = std::min(kRows, total - row);
+      measure(queries.data() + first * dimension, together, rows.data() + row * dimension, count, dimension, away.data());
+      for (std::size_t q = 0; q < together; ++q) found[q].add(away.data() + q * count, row, count, least);
+    }
+    for (std::size_t q = 0; q < together; ++q) found[q].finish(nearest.data() + (first + q) * wanted);
+  }
+}
+
+}  // namespace
+}  // namespace memhier
+
+void register_nearest_lists(nb::module_& m) {
+  m.def("nearest_rows", &memhier::nearest_rows, nb::arg("queries"), nb::arg("rows"), nb::arg("nearest"));
+}

@@ -1,0 +1,111 @@
+// A few vectors times a square matrix, by the calling thread alone: a BLAS wakes threads of its own for every product,
+// and those of several searches at a time wait for each other longer than the product takes.
+#include <algorithm>
+#include <cstddef>
+#include <stdexcept>
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include "bind/module.hpp"
+#include "bind/simd.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace nb = nanobind;
+
+namespace memhier {
+namespace {
+
+template <class T>
+using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// What one call multiplies: vectors [n, d] by matrix [d, d]. Every number of the product is summed in the same order,
+// whatever n is.
+struct Product {
+  const float *vectors, *matrix;
+  std::size_t dimension;
+  float* out;
+};
+
+MEMHIER_CLONES
+void turn_plain(const Product& of, std::size_t row) {
+  float* out = of.out + row * of.dimension;
+  std::fill_n(out, of.dimension, 0.0F);
+  for (std::size_t i = 0; i < of.dimension; ++i) {
+    const float value = of.vectors[row * of.dimension + i];
+    const float* axis = of.matrix + i * of.dimension;
+#pragma omp simd
+    for (std::size_t j = 0; j < of.dimension; ++j) out[j] += value * axis[j];
+  }
+}
+
+#if defined(__x86_64__)
+#define MEMHIER_AVX512 __attribute__((target("avx512f")))
+
+constexpr std::size_t kLanes = 16, kWide = 4;  // columns of a register, registers of a tile
+constexpr std::size_t kTogether = 4;           // rows of a tile
+
+template <std::size_t n>
+MEMHIER_AVX512 void turn_tile(const Product& of, std::size_t row, std::size_t column) {
+  __mmask16 present[kWide];
+  for (std::size_t w = 0; w < kWide; ++w) {
+    const std::size_t at = std::min(of.dimension, column + w * kLanes), left = of.dimension - at;
+    present[w] = static_cast<__mmask16>(left >= kLanes ? 0xffff : (1u << left) - 1);
+  }
+  __m512 sums[n][kWide];
+#pragma GCC unroll 4
+  for (std::size_t r = 0; r < n; ++r)
+#pragma GCC unroll 4
+    for (std::size_t w = 0; w < kWide; ++w) sums[r][w] = _mm512_setzero_ps();
+  const float *values = of.vectors + row * of.dimension, *axis = of.matrix + column;
+  for (std::size_t i = 0; i < of.dimension; ++i, axis += of.dimension) {
+    __m512 columns[kWide];
+#pragma GCC unroll 4
+    for (std::size_t w = 0; w < kWide; ++w) columns[w] = _mm512_maskz_loadu_ps(present[w], axis + w * kLanes);
+#pragma GCC unroll 4
+    for (std::size_t r = 0; r < n; ++r) {
+      const __m512 value = _mm512_set1_ps(values[r * of.dimension + i]);
+#pragma GCC unroll 4
+      for (std::size_t w = 0; w < kWide; ++w) sums[r][w] = _mm512_fmadd_ps(value, columns[w], sums[r][w]);
+    }
+  }
+#pragma GCC unroll 4
+  for (std::size_t r = 0; r < n; ++r)
+#pragma GCC unroll 4
+    for (std::size_t w = 0; w < kWide; ++w)
+      _mm512_mask_storeu_ps(of.out + (row + r) * of.dimension + column + w * kLanes, present[w], sums[r][w]);
+}
+
+void turn_avx512(const Product& of, std::size_t count) {
+  for (std::size_t column = 0; column < of.dimension; column += kLanes * kWide) {
+    std::size_t row = 0;
+    for (; row + kTogether <= count; row += kTogether) turn_tile<kTogether>(of, row, column);
+    for (; row < count; ++row) turn_tile<1>(of, row, column);
+  }
+}
+#endif
+
+// vectors [n, d]; matrix [d, d]; fills out [n, d] with their product.
+void turn_rows(Matrix<const float> vectors, Matrix<const float> matrix, Matrix<float> out) {
+  const std::size_t count = vectors.shape(0), dimension = vectors.shape(1);
+  if (matrix.shape(0) != dimension || matrix.shape(1) != dimension || out.shape(0) != count || out.shape(1) != dimension)
+    throw std::invalid_argument("turn_rows: array shapes do not fit together");
+
+  nb::gil_scoped_release released;
+  const Product of{vectors.data(), matrix.data(), dimension, out.data()};
+#if defined(__x86_64__)
+  static const bool has_avx512 = __builtin_cpu_supports("avx512f");
+  if (has_avx512) return turn_avx512(of, count);
+#endif
+  for (std::size_t row = 0; row < count; ++row) turn_plain(of, row);
+}
+
+}  // namespace
+}  // namespace memhier
+
+void register_turn(nb::module_& m) {
+  m.def("turn_rows", &memhier::turn_rows, nb::arg("vectors"), nb::arg("matrix"), nb::arg("out"));
+}

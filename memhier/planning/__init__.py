@@ -1,0 +1,1 @@
+"""Plans for a known future: lookahead, simulation, miss-ratio curves and costs."""

@@ -1,0 +1,1 @@
+"""Rows of one width in segments, and their ranking by distance."""

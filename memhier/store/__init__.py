@@ -1,0 +1,1 @@
+"""The store: transactions over a catalog and append-only segments."""

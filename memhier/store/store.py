@@ -1,0 +1,429 @@
+"""Store: a directory that changes all at once.
+
+An LMDB catalog names what exists; bulk bytes lie in append-only segment files beside it. A commit writes the
+segments, makes them durable, then makes one durable transaction of the catalog, then publishes it. Whatever the
+catalog does not name does not exist, so there is nothing to repair after a crash. FORMAT.md describes every file.
+"""
+
+import errno
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
+from memhier.files import File, Files, RealFiles
+from memhier.shield import close_made, shielded, shielded_giving
+from memhier.store.catalog import Catalog, Snapshot
+from memhier.store.check import Finding, check_store
+from memhier.store.contents import Contents, check_kind
+from memhier.store.copy import copy_contents
+from memhier.store.segment_files import Pins, check_length, read_checked, remove_unnamed
+from memhier.store.segments import BUFFER_BYTES, PAGE_BYTES, SegmentInfo, SegmentWriter
+from memhier.store.staging import Staging
+from memhier.store.store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
+from memhier.store.transaction import Transaction
+
+if TYPE_CHECKING:
+    from memhier.io.reader import Reader
+
+__all__ = ["Finding", "SegmentInfo", "SegmentWriter", "Staging", "Store", "Transaction", "Verify"]
+
+Verify = Literal["read", "open", "off"]
+
+_RACE_SECONDS = 10.0
+
+
+class Store:
+    """Named segments and small values on SSD, changed by transactions.
+
+    A store that is open for reading stays at the generation it found, whatever a writer does meanwhile, and keeps that
+    generation's files alive. It holds no LMDB handle, only values and checksums, so it works in forked children. Many
+    threads may read; one process, and in it one thread, may have it open for writing.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> place = Path(tempfile.mkdtemp()) / "numbers"
+    >>> with Store.create(place, kind="example") as store, store.begin() as tx:
+    ...     offset = tx.segment("squares").append(np.arange(5) ** 2)
+    ...     tx.put("about", b"squares of the first numbers")
+    ...     generation = tx.commit()
+    >>> with Store.open(place, kind="example") as store:
+    ...     store.generation, store.get("about"), store.read_segment("squares").view(np.int64).tolist()
+    (1, b'squares of the first numbers', [0, 1, 4, 9, 16])
+    """
+
+    def __init__(self, path: Path, kind: str, files: Files, verify: Verify, lock: File | None) -> None:
+        self._path = path
+        self._files = files
+        self._verify = verify
+        self._lock = lock
+        self._writer_pid = os.getpid() if lock is not None else None
+        self._catalog = Catalog(files, str(path))
+        self._contents = Contents(kind)
+        self._pins = Pins(files)
+        self._transaction: Transaction | None = None
+        self._failure: BaseException | None = None
+        self._closed = False
+
+    @classmethod
+    @shielded_giving(close_made)
+    def create(cls, path: str | os.PathLike[str], kind: str, *, files: Files | None = None) -> Self:
+        """Make a store, open for writing. It cannot be opened by others before its first commit.
+
+        Parameters
+        ----------
+        path
+            The directory to make; its parent must exist. An empty directory, and a store of this library in which
+            nothing was ever committed, are taken over.
+        kind
+            What the store is for; `open` asks for it.
+
+        Raises
+        ------
+        FileExistsError
+            When `path` holds anything else.
+        LockedError
+            When someone is just making a store there.
+        """
+        root, files = Path(path).absolute(), files or RealFiles()
+        check_kind(kind)
+        if files.exists(str(root)):
+            refuse_foreign(files, root)
+        else:
+            if not files.exists(str(root.parent)):
+                what = "the folder that it is to be made in does not exist; make that first, or look at the path again"
+                raise FileNotFoundError(errno.ENOENT, what, str(root.parent))
+            files.make_directory(str(root))
+            files.sync_directory(str(root.parent))
+        lock = take_lock(files, root)
+        try:
+            store = cls(root, kind, files, "read", lock)
+            if not store._is_unfinished():
+                raise already_exists(root)
+            # Segments first: with the catalog gone, they would look like somebody's data.
+            for directory in ("segments", "tmp"):
+                files.make_directory(str(root / directory))
+                clear_directory(files, root / directory)
+            files.sync_directory(str(root))
+            store._catalog.create(store._contents.header())
+        except BaseException:
+            lock.close()
+            raise
+        return store
+
+    @classmethod
+    @shielded_giving(close_made)
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        kind: str,
+        *,
+        writable: bool = False,
+        verify: Verify = "read",
+        files: Files | None = None,
+    ) -> Self:
+        """Open a store at its last commit.
+
+        Parameters
+        ----------
+        path
+            Its directory. To read, no permission to write there is needed.
+        kind
+            What it must be for.
+        writable
+            Whether to take the writer's lock.
+        verify
+            When to compare pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now,
+            ``"off"`` never. The catalog is always checked.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is nothing at `path`.
+        FormatError
+            When it is not a store, one of another kind or version, or one in which nothing was ever committed.
+        CorruptionError
+            When the bytes on disk are not those that were committed.
+        LockedError
+            When another writer has it open.
+        """
+        root, files = Path(path).absolute(), files or RealFiles()
+        check_kind(kind)
+        if verify not in ("read", "open", "off"):
+            raise ValueError(f"verify={verify!r}: expected 'read', 'open' or 'off'")
+        require_published(files, root)
+        lock = take_lock(files, root) if writable else None
+        store = cls(root, kind, files, verify, lock)
+        try:
+            if writable:
+                store._load(store._catalog.recover())
+                store._check_files()
+                clear_directory(files, root / "tmp")
+                store._remove_leftovers()
+            else:
+                store._load_and_pin()
+                store._check_files()
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._path
+
+    @property
+    def kind(self) -> str:
+        """What the store is for."""
+        return self._contents.kind
+
+    @property
+    def generation(self) -> int:
+        """The number of the commit that is open; 0 before the first."""
+        return self._contents.generation
+
+    @property
+    def writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self._writer_pid is not None
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held: values, checksums (4 bytes per page), and the buffers of an open transaction, in bytes."""
+        held = self._contents.memory_bytes + self._catalog.memory_bytes
+        transaction = self._transaction  # another thread may end it
+        return held + (0 if transaction is None else transaction.memory_bytes)
+
+    def get(self, key: str) -> bytes | None:
+        """Return a value of the catalog, None where there is none."""
+        self._check_open()
+        return self._contents.values.get(key)
+
+    def keys(self) -> list[str]:
+        """Return the keys of the catalog's values, sorted."""
+        self._check_open()
+        return sorted(self._contents.values)
+
+    def segments(self) -> dict[str, SegmentInfo]:
+        """Return the committed segments by name."""
+        self._check_open()
+        return dict(self._contents.segments)
+
+    def attach(self, name: str, reader: "Reader") -> int:
+        """Let `reader` read a segment, checking pages as `verify` asks; return the reader's handle.
+
+        The handle stays good when a writer drops the segment, and after this store is closed.
+        """
+        info = self._info(name)
+        return reader.add(str(info.path), info.length, info.checksums)
+
+    def read_segment(self, name: str) -> NDArray[np.uint8]:
+        """Return a whole segment, uint8 [payload], checked; read in order and through the page cache.
+
+        Raises
+        ------
+        KeyError
+            When there is no such segment.
+        CorruptionError
+            When a page does not match its checksum, naming the first.
+        """
+        info = self._info(name)
+        contents = np.empty(info.length, np.uint8)
+        read_checked(self._files, info, contents)
+        return contents[: info.payload]
+
+    @shielded
+    def begin(self, buffer_bytes: int = BUFFER_BYTES) -> Transaction:
+        """Begin a transaction; there can be one at a time.
+
+        Parameters
+        ----------
+        buffer_bytes
+            What waits to be written of each segment at most: whole pages of 4,096 bytes, up to a mebibyte.
+
+        Raises
+        ------
+        ClosedError
+            When the store is closed, a failed commit closed it for writing, or this is a forked child of the writer.
+        OSError
+            When it was opened for reading (``EROFS``).
+        LockedError
+            When the last transaction is not over.
+        ValueError
+            When `buffer_bytes` is something else.
+        """
+        self._check_writes(buffer_bytes)
+        if self._transaction is not None:
+            raise LockedError(f"{self._path}: another transaction of this store is open; commit or abort it first")
+        self._transaction = Transaction(
+            self, self._files, self._path / "segments", self._contents.generation + 1, buffer_bytes
+        )
+        return self._transaction
+
+    def stage(self, buffer_bytes: int = BUFFER_BYTES) -> Staging:
+        """Begin segments that a later transaction may take over (`Transaction.adopt`); others may be open meanwhile.
+
+        May be called by any thread. What is not taken over goes when the next writer opens the store.
+
+        Raises
+        ------
+        ClosedError, OSError, ValueError
+            As in `begin`.
+        """
+        self._check_writes(buffer_bytes)
+        return Staging(self._files, self._path / "tmp", buffer_bytes)
+
+    def check(self) -> list[Finding]:
+        """Read everything and return every inconsistency; harmless leftovers are marked so."""
+        self._check_open()
+        contents = self._contents
+        if self._verify == "off":
+            # No checksums were kept. Those of a newer generation belong to other files.
+            published = Contents.decode(self._catalog.read().entries, self._path, checked=True)
+            contents = published if published.generation == contents.generation else contents
+        return check_store(self._files, str(self._path), contents.segments.values())
+
+    def copy(self, path: str | os.PathLike[str]) -> None:
+        """Copy what is committed to a new store, each page checked, while others read and a writer goes on.
+
+        The copy is of the generation that is open here; of a writer, or with ``verify="off"``, of the newest. It can be
+        opened once it is whole; after a failure a new attempt takes its place over.
+
+        Parameters
+        ----------
+        path
+            As in `create`.
+
+        Raises
+        ------
+        FileExistsError
+            When there is something at `path`.
+        CorruptionError
+            When a page does not match its checksum.
+        """
+        self._check_open()
+        if self._writer_pid is not None or self._verify == "off":
+            # A reader of its own: it keeps the files there while they are copied.
+            with Store.open(self._path, self.kind, files=self._files) as source:
+                source.copy(path)
+            return
+        with Store.create(path, self.kind, files=self._files) as target:
+            copy_contents(self._files, self._contents, target.path)
+
+    @shielded
+    def close(self) -> None:
+        """Abort an open transaction, give back the lock, and let go of the segments. A second call does nothing."""
+        if self._closed:
+            return
+        if self._transaction is not None:
+            self._transaction.abort()
+        self._closed = True
+        self._pins.release()
+        if self._lock is not None:
+            self._lock.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        mode = "closed" if self._closed else "reading" if self._lock is None else "writing"
+        return f"Store({str(self._path)!r}, kind={self.kind!r}, generation={self.generation}, {mode})"
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"{self._path}: the store is closed")
+
+    def _check_writes(self, buffer_bytes: int) -> None:
+        self._check_open()
+        if not PAGE_BYTES <= buffer_bytes <= BUFFER_BYTES or buffer_bytes % PAGE_BYTES:
+            raise ValueError(
+                f"buffer_bytes={buffer_bytes}: expected a multiple of {PAGE_BYTES}, at most {BUFFER_BYTES}"
+            )
+        if self._writer_pid is None:
+            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self._path))
+        if self._writer_pid != os.getpid():
+            raise ClosedError(f"{self._path}: the writer is process {self._writer_pid}, which forked this one")
+        if self._failure is not None:
+            raise ClosedError(f"{self._path}: closed for writing since a commit failed ({self._failure}); reopen it")
+
+    def _info(self, name: str) -> SegmentInfo:
+        self._check_open()
+        if name not in self._contents.segments:
+            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._contents.segments)}")
+        return self._contents.segments[name]
+
+    def _is_unfinished(self) -> bool:
+        """Whether nothing was ever committed here; said with the lock held."""
+        if self._files.exists(str(self._path / "catalog.sum")):
+            try:
+                return Contents.decode(self._catalog.read().entries, self._path, checked=False).generation == 0
+            except (CorruptionError, FormatError):
+                return False
+        segments = str(self._path / "segments")
+        has_segments = self._files.exists(segments) and bool(self._files.list(segments))
+        return not has_segments and self._catalog.is_unfinished()
+
+    def _load(self, snapshot: Snapshot) -> None:
+        contents = Contents.decode(snapshot.entries, self._path, checked=self._verify != "off")
+        if contents.generation == 0:
+            raise FormatError(f"{self._path}: an unfinished store, nothing was ever committed to it; build it again")
+        if contents.kind != self.kind:
+            raise FormatError(f"{self._path}: holds a store of kind {contents.kind!r}, expected {self.kind!r}")
+        self._contents = contents
+
+    def _load_and_pin(self) -> None:
+        """Load the published generation and hold on to its files, which a writer may be replacing meanwhile."""
+        deadline = self._files.clock() + _RACE_SECONDS
+        while True:
+            snapshot = self._catalog.read()
+            self._load(snapshot)
+            try:
+                return self._pins.hold(self._contents.segments.values())
+            except FileNotFoundError as error:
+                if self._catalog.published() == snapshot.transaction or self._files.clock() > deadline:
+                    raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None
+
+    def _check_files(self) -> None:
+        """Compare the segments' files with the catalog, as far as `verify` asks."""
+        for info in self._contents.segments.values():
+            if self._verify == "open":
+                read_checked(self._files, info, None)
+            else:
+                check_length(self._files, info)
+
+    def _commit(self, values: dict[str, bytes | None], written: list[SegmentInfo], dropped: set[str]) -> None:
+        """Make one transaction of the catalog, with every segment durable already."""
+        following, changes = self._contents.changed(values, written, dropped)
+        try:
+            self._catalog.commit(changes)
+            self._catalog.publish()
+        except BaseException as error:
+            # The disk may hold either generation now, so the new files stay until the next writer has looked.
+            self._fail(error)
+            raise
+        finally:
+            self._end_transaction()
+        self._contents = following
+        self._remove_leftovers()
+
+    def _fail(self, error: BaseException) -> None:
+        """Close for writing: after a failed sync nobody knows what the disk holds until it is read again."""
+        self._failure = error
+
+    def _end_transaction(self) -> None:
+        self._transaction = None
+
+    def _remove_leftovers(self) -> None:
+        named = {info.path.name for info in self._contents.segments.values()}
+        remove_unnamed(self._files, str(self._path / "segments"), named)

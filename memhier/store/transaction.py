@@ -1,0 +1,306 @@
+"""One change of a store, all or nothing."""
+
+import os
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from memhier.errors import ClosedError
+from memhier.files import Files
+from memhier.shield import shielded
+from memhier.store.patient_segment import FullError, PatientSegmentWriter, said_as_full
+from memhier.store.segments import (
+    BUFFER_BYTES,
+    PAGE_BYTES,
+    SegmentInfo,
+    SegmentWriter,
+    check_segment_name,
+    segment_file_name,
+)
+from memhier.store.staging import Staging
+
+if TYPE_CHECKING:
+    from memhier.store.store import Store
+
+__all__ = ["Transaction", "check_key", "check_value_size"]
+
+_KEY_BYTES_MAX = 400  # LMDB takes 511, our prefix included.
+_VALUE_BYTES_MAX = 16 * 2**20
+_ZEROS = bytes(2**15)
+_CATALOG_BYTES = 2**18  # more than a commit of few values adds to the catalog
+
+
+def check_key(key: str) -> None:
+    """Refuse a key that the catalog could not hold."""
+    if not isinstance(key, str):
+        raise TypeError(f"key={key!r}: expected text")
+    if not 1 <= len(key.encode()) <= _KEY_BYTES_MAX:
+        raise ValueError(f"key={key!r}: expected 1 to {_KEY_BYTES_MAX} bytes of UTF-8")
+
+
+def check_value_size(key: str, value: bytes) -> None:
+    """Refuse a value that the catalog should not hold."""
+    if len(value) > _VALUE_BYTES_MAX:
+        raise ValueError(
+            f"value of {key!r}: {len(value):,} bytes, expected at most {_VALUE_BYTES_MAX:,}; write a segment instead"
+        )
+
+
+class Transaction:
+    """Changes that become visible together at `commit`, or not at all. Made by `Store.begin`; for one thread.
+
+    Leaving its ``with`` block without `commit` aborts it and removes what it wrote.
+    """
+
+    def __init__(
+        self, store: "Store", files: Files, directory: Path, generation: int, buffer_bytes: int = BUFFER_BYTES
+    ) -> None:
+        self._store = store
+        self._files = files
+        self._directory = directory
+        self._generation = generation
+        self._buffer_bytes = buffer_bytes
+        self._writers: dict[str, SegmentWriter] = {}
+        self._adopted: dict[str, SegmentInfo] = {}
+        self._dropped: set[str] = set()
+        self._values: dict[str, bytes | None] = {}
+        self._pid = os.getpid()
+        self._open = True
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by write buffers, checksums and values, in bytes; may be asked for by any thread."""
+        values = sum(len(key) + len(value or b"") for key, value in list(self._values.items()))
+        return values + sum(writer.memory_bytes for writer in list(self._writers.values()))
+
+    def check_open(self) -> None:
+        """Raise ClosedError when it is over, or in a forked child."""
+        if not self._open:
+            raise ClosedError("the transaction is over")
+        if self._pid != os.getpid():
+            raise ClosedError(f"the transaction belongs to process {self._pid}, which forked this one")
+
+    @shielded
+    def segment(self, name: str, *, direct: bool = False, patient: bool = False) -> SegmentWriter:
+        """Begin a new segment; an older one of this name is replaced at commit.
+
+        Parameters
+        ----------
+        name
+            What the catalog will call it.
+        direct
+            Write past the page cache, by a thread, with 2 MiB more of buffers.
+        patient
+            A full disk does not end the transaction: see `memhier.store.patient_segment`. Not with `direct`.
+
+        Raises
+        ------
+        ValueError
+            When `name` is not 1 to 100 letters, digits, ``-`` or ``_``, or was begun in this transaction already.
+        """
+        self.check_open()
+        check_segment_name(name)
+        self._check_unwritten(name)
+        path = self._directory / segment_file_name(name, self._generation)
+        try:
+            with said_as_full() if patient else nullcontext():
+                file = self._files.open(str(path), "d" if direct else "x")
+        except FullError:
+            raise
+        except BaseException:
+            self.abort()
+            raise
+        kind: type[SegmentWriter] = SegmentWriter
+        if direct:
+            # Its thread pool is of no use to those who only read.
+            from memhier.store.direct_segment import DirectSegmentWriter as kind
+        elif patient:
+            kind = PatientSegmentWriter
+        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes)
+        self._writers[name] = writer
+        return writer
+
+    def reserve(self, values_bytes: int) -> None:
+        """Take the room on disk that `commit` needs with so many bytes of values to come, as far as can be known.
+
+        Raises
+        ------
+        FullError
+            When there is too little; nothing has changed then.
+        """
+        self.check_open()
+        pages = 0
+        for writer in self._writers.values():
+            if isinstance(writer, PatientSegmentWriter):
+                writer.reserve()
+            pages += writer.length // PAGE_BYTES
+        # Of the catalog every page on the way to a change is written anew, and then its checksums.
+        room = str(self._directory.parent / "tmp" / "room")
+        with said_as_full():
+            try:
+                with self._files.open(room, "w") as file:
+                    for _ in range(0, _CATALOG_BYTES + 2 * (values_bytes + 4 * pages), len(_ZEROS)):
+                        file.append(_ZEROS)
+            finally:
+                with suppress(OSError):
+                    self._files.remove(room)
+
+    @shielded
+    def adopt(self, staging: Staging) -> None:
+        """Take over segments that were written beside transactions, and are finished: only their files' names change.
+
+        Raises
+        ------
+        ValueError
+            When this transaction writes a segment of such a name.
+        OSError
+            When a file cannot be renamed; the transaction is then aborted.
+        """
+        self.check_open()
+
+        def move(info: SegmentInfo) -> None:
+            self._check_unwritten(info.name)
+            path = self._directory / segment_file_name(info.name, self._generation)
+            self._files.rename(str(info.path), str(path))
+            self._adopted[info.name] = replace(info, path=path, generation=self._generation)
+
+        try:
+            staging.take(move)
+        except BaseException:
+            self.abort()
+            raise
+
+    def _check_unwritten(self, name: str) -> None:
+        if name in self._writers or name in self._adopted:
+            raise ValueError(f"name={name!r}: this transaction already writes a segment of that name")
+
+    @shielded
+    def drop(self, name: str) -> None:
+        """Remove a committed segment. Readers that have it open keep it.
+
+        Raises
+        ------
+        KeyError
+            When there is no such segment.
+        """
+        self.check_open()
+        if name not in self._store.segments() or name in self._dropped:
+            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._store.segments())}")
+        self._dropped.add(name)
+
+    def discard(self, name: str) -> None:
+        """Take back a segment that this transaction writes, and remove its file.
+
+        Raises
+        ------
+        KeyError
+            When it writes none of that name.
+        """
+        self.check_open()
+        if name not in self._writers:
+            raise KeyError(f"name={name!r}: this transaction writes {self.written}")
+        writer = self._writers.pop(name)
+        writer.close()
+        # Otherwise it is part of nothing: the commit removes it.
+        with suppress(OSError):
+            self._files.remove(str(writer.path))
+
+    @property
+    def changed(self) -> list[str]:
+        """Keys of the values that it sets or removes."""
+        return [*self._values]
+
+    @property
+    def written(self) -> list[str]:
+        """Names of the segments that it writes."""
+        return [*self._adopted, *self._writers]
+
+    def swap_dropped(self, names: list[str]) -> list[str]:
+        """Drop these committed segments, and none of those that were to be dropped, which are returned."""
+        kept, self._dropped = sorted(self._dropped), set(names)
+        return kept
+
+    @shielded
+    def put(self, key: str, value: Any) -> None:
+        """Set a value of the catalog.
+
+        Parameters
+        ----------
+        key
+            1 to 400 bytes of UTF-8.
+        value
+            A C-contiguous buffer of at most 16 MiB: every open store holds it in DRAM. Larger things belong in a
+            segment.
+        """
+        self.check_open()
+        check_key(key)
+        contents = bytes(value) if isinstance(value, bytes | bytearray) else memoryview(value).tobytes()
+        check_value_size(key, contents)
+        self._values[key] = contents
+
+    @shielded
+    def delete(self, key: str) -> None:
+        """Remove a value of the catalog.
+
+        Raises
+        ------
+        KeyError
+            When there is none.
+        """
+        self.check_open()
+        check_key(key)
+        if self._values.get(key, self._store.get(key)) is None:
+            raise KeyError(f"key={key!r}: no such value")
+        self._values[key] = None
+
+    @shielded
+    def commit(self) -> int:
+        """Make all changes durable and visible; return the new generation.
+
+        Raises
+        ------
+        OSError
+            When a write fails. The store is then closed for writing: what the disk holds is known again after
+            reopening, which finds the last commit or, if only the last step failed, this one.
+        """
+        self.check_open()
+        try:
+            written = [*self._adopted.values(), *(writer.finish() for writer in self._writers.values())]
+            if written:
+                self._files.sync_directory(str(self._directory))
+        except BaseException as error:
+            self._store._fail(error)
+            self.abort()
+            raise
+        self._open = False
+        self._writers = {}  # they know this transaction: their buffers would stay until Python looks for cycles
+        self._store._commit(self._values, written, self._dropped)
+        return self._generation
+
+    @shielded
+    def abort(self) -> None:
+        """Forget everything and remove what was written. A second call does nothing."""
+        if not self._open or self._pid != os.getpid():
+            return
+        self._open = False
+        self._store._end_transaction()
+        writers, self._writers = self._writers, {}
+        adopted, self._adopted = self._adopted, {}
+        for writer in writers.values():
+            writer.close()
+        for path in [*(writer.path for writer in writers.values()), *(info.path for info in adopted.values())]:
+            try:
+                self._files.remove(str(path))
+            except OSError:
+                # It is part of nothing; the next writer removes it.
+                continue
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()

@@ -1,0 +1,1 @@
+"""Tiered tables: a cache of rows over a log."""

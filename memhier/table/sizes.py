@@ -1,0 +1,218 @@
+"""How a DRAM budget is divided among the parts of a tier."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memhier.budget import format_bytes
+from memhier.cache.slab import Slab
+from memhier.cache.slab_memory import Layout
+from memhier.cache.slots import SlotMap
+from memhier.errors import BudgetError
+from memhier.log.index import LogIndex
+from memhier.log.parts import ENTRY, LARGE_BYTES, page_after
+from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
+from memhier.policies._base import CAPACITY_MAX
+from memhier.rows.rows import rows_per_page
+from memhier.store.segments import PAGE_BYTES
+from memhier.table.tickets import Pins
+from memhier.table.write_queue import WriteQueue, batch_rows
+
+__all__ = ["Needs", "Sizes", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
+
+_POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
+_TRIED: dict[type, Callable[[int], Policy]] = {LRU: LRU, LFU: LFU, S3FIFO: S3FIFO, Belady: Belady}
+
+# The write queue and the staging buffer get this share of the budget each, as far as more of it helps.
+_SHARE = 16
+_BUFFER_MAX = 16 * 2**20
+# Longer batches gain nothing, and their working memory is taken from the rows.
+_BATCH_MAX = 2**20
+# What a call allocates for a while, in bytes: per key, and per slot (masks of what is pinned).
+_CALL_KEY_BYTES = 80
+_CALL_SLOT_BYTES = 3
+# The slot map's working memory per key of a batch.
+_MAP_KEY_BYTES = 40
+# Beyond, a map by hashing takes less than one with a place for every possible key.
+_DIRECT_KEYS_PER_SLOT = 4
+# What reading a staged row allocates for a while besides its bytes: key, place, order, offset, file.
+_STAGED_ROW_BYTES = 64
+# What a queued row takes besides its bytes: its place in the map; and, while rows are appended, its key and its place.
+_QUEUED_ROW_BYTES = 64
+_APPEND_ROW_BYTES = 24
+# State, dirty, image and stored flags of a slot; key and slot of a row on its way to the reading thread.
+_SLOT_BYTES = 4 + 16
+# The end of the records in DRAM; and of an open transaction what waits to be written of records and of entries.
+_TAIL_BYTES = 2**20 + PAGE_BYTES
+_WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
+# Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
+_CHECKSUM_BYTES = 16
+# Parts of a log and the reader's files are numbered in tables, which grow with the log and are small.
+_TABLES_BYTES = 2**16
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What decides how much DRAM a row takes.
+
+    Attributes
+    ----------
+    layout
+        Of a row in DRAM.
+    encoded_bytes, lossless
+        Of a row on SSD, and whether it is the same bytes.
+    key_space, batch
+        As in :class:`memhier.cache.slots.SlotMap`; no batch lets the budget decide.
+    policy_bytes
+        The policy's bytes per row, at most.
+    fixed_bytes
+        What does not depend on the capacity: `log_bytes`, the buffers of the reader.
+    aside
+        The share of the budget that is left to the caller.
+    """
+
+    layout: Layout
+    encoded_bytes: int
+    lossless: bool
+    key_space: int | None
+    batch: int | None
+    policy_bytes: float
+    fixed_bytes: int
+    aside: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.aside < 1:
+            raise ValueError(f"aside={self.aside!r}: expected a share of the budget, 0 or more and below 1")
+        batch = self.batch
+        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1):
+            raise ValueError(f"batch={batch!r}: expected a positive number of keys, or None")
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row in DRAM."""
+        return self.layout.row_type.itemsize
+
+
+class Sizes:
+    """A budget of so many bytes, divided.
+
+    Attributes
+    ----------
+    batch
+        Most keys in a call.
+    staged, queued, outgoing
+        Rows in the staging buffer, in the write queue, and handed to it at a time.
+    """
+
+    def __init__(self, needs: Needs, dram: int) -> None:
+        self.needs = needs
+        self._dram = dram
+        share = max(0, dram - needs.fixed_bytes) // _SHARE
+        buffer = min(share, _BUFFER_MAX)
+        self._staged_bytes = needs.encoded_bytes + (0 if needs.lossless else needs.row_bytes) + _STAGED_ROW_BYTES
+        self.staged = max(1, buffer // self._staged_bytes)
+        self.queued = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
+        self.outgoing = batch_rows(self.queued)
+        by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
+        self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
+
+    def map_key_space(self, capacity: int) -> int | None:
+        """Return the key space for the map of so many slots; None where hashing the keys takes less."""
+        space = self.needs.key_space
+        return space if space is not None and space <= _DIRECT_KEYS_PER_SLOT * capacity else None
+
+    def total(self, capacity: int) -> int:
+        """Return the bytes of DRAM that a tier with so many slots needs at most."""
+        needs, layout = self.needs, self.needs.layout
+        outgoing_bytes = needs.row_bytes + (0 if needs.lossless else needs.encoded_bytes)
+        return (
+            Slab.bytes_for(capacity, layout.dtype, layout.shape)
+            + SlotMap.bytes_for(capacity, key_space=self.map_key_space(capacity), batch=self.batch)
+            + Pins.bytes_for(capacity)
+            + int((needs.policy_bytes + _SLOT_BYTES + _CALL_SLOT_BYTES) * capacity)
+            + self.batch * _CALL_KEY_BYTES
+            + self.staged * self._staged_bytes
+            + WriteQueue.bytes_for(self.queued, needs.encoded_bytes)
+            + self.queued * _APPEND_ROW_BYTES
+            + self.outgoing * outgoing_bytes
+            + needs.fixed_bytes
+            + int(self._dram * needs.aside)
+        )
+
+    def enough(self, capacity: int) -> int:
+        """Return a budget that has so many slots, buffers included, which grow with it."""
+        dram = self.total(capacity)
+        while (needed := Sizes(self.needs, dram).total(capacity)) > dram:
+            dram = needed
+        return dram
+
+    def solve(self, policy: str | Policy) -> int:
+        """Return how many slots there are: the most that fit the budget, or the given policy's capacity.
+
+        Raises
+        ------
+        BudgetError
+            When these do not fit, or not even one.
+        """
+        low = 1 if isinstance(policy, str) else policy.capacity
+        if self.total(low) > self._dram:
+            raise BudgetError(
+                f"dram={format_bytes(self._dram)}: too little for {low} rows of {self.needs.row_bytes} bytes beside "
+                f"{format_bytes(self.needs.fixed_bytes)} for the log's index and the buffers of log and reader; "
+                f"dram={self.enough(low)} would be enough"
+            )
+        high = min(self._dram, CAPACITY_MAX) + 1 if isinstance(policy, str) else low + 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.total(middle) <= self._dram else (low, middle)
+        return low
+
+
+def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
+    """Return the DRAM that a log takes, whatever it holds: a table that is opened again must have the same slots.
+
+    Enough for writing each row once from one checkpoint to the next; more writes take 4 to 12 bytes a page until then.
+    """
+    packed = rows_per_page(row_bytes)
+    if packed is not None:
+        pages = -(-rows // packed)
+    elif row_bytes >= LARGE_BYTES:
+        pages = rows * page_after(row_bytes) // PAGE_BYTES
+    else:
+        pages = page_after(rows * row_bytes) // PAGE_BYTES
+    pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
+    index = LogIndex.bytes_for(rows, key_space)
+    return index + _TAIL_BYTES + _WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
+
+
+def make_policy(policy: str | Policy, capacity: int) -> Policy:
+    """Return the policy of that name, or the one that was given."""
+    return _POLICIES[policy](capacity) if isinstance(policy, str) else policy
+
+
+def check_policy(policy: str | Policy) -> None:
+    """Refuse what is neither a policy's name nor a policy that knows no rows yet."""
+    if isinstance(policy, str):
+        if policy not in _POLICIES:
+            raise ValueError(f"policy={policy!r}: expected one of {', '.join(map(repr, _POLICIES))}, or a policy")
+    elif not hasattr(policy, "access"):
+        raise TypeError(f"policy={policy!r}: expected a policy's name, or a policy")
+    elif len(policy):
+        raise ValueError(f"policy: expected one without resident rows, this one has {len(policy)}")
+
+
+def policy_bytes(policy: str | Policy) -> float:
+    """Return a policy's bytes per row once batches have come and gone, by trying one out."""
+    make = _POLICIES[policy] if isinstance(policy, str) else _TRIED.get(type(policy))
+    if make is None:
+        assert not isinstance(policy, str)
+        return policy.memory_bytes / policy.capacity
+    worst = 0.0
+    # Just after a table of Python's has grown, where the compiled core is missing, it is at its emptiest.
+    for rows in (1400, 2048, 2800):
+        trial = make(rows)
+        trial.access(np.arange(rows))
+        trial.access(np.arange(rows, 2 * rows))
+        worst = max(worst, trial.memory_bytes / rows)
+    return worst

@@ -1,0 +1,1 @@
+"""Reading ahead: batches known before their step."""

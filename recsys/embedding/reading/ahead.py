@@ -1,0 +1,427 @@
+"""One epoch read ahead: a thread that reads batches, announces their rows and fetches them, a bounded way ahead.
+
+What is announced and what is held when a batch's rows are fetched depends on counts alone, never on time: so which rows
+are read and evicted is the same in every run. A batch's rows are fetched while the batch `prefetch` before it is being
+trained on; where there is no room for them, once that batch's rows have been let go.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from memhier.errors import BudgetError
+from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.tables import Ints, Rows
+from memhier.shield import at_end, shielded, wait_for
+from memhier.store.patient_segment import FullError
+from memhier.table.tickets import Ticket
+
+__all__ = ["Ahead", "Epoch", "Limits"]
+
+# The window's growth at the start of an epoch, so that the first step need not wait until it is full.
+_RAMP_START, _RAMP_STEP = 8, 4
+# Batches read but not announced, for when the loader is slow now and then.
+_SLACK = 4
+# What the planner holds of a key that is announced: its use, and where it is not resident its entry.
+_PLANNED_BYTES = 12 + 80
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How far ahead.
+
+    Attributes
+    ----------
+    window
+        Most batches known beyond the one being fetched.
+    window_bytes
+        Most bytes of all that wait, as far as the batch that is next allows; None for no limit.
+    prefetch
+        Batches fetched ahead of the one that is being trained on.
+    grows
+        Whether to announce no more than is of use.
+    """
+
+    window: int
+    window_bytes: int | None
+    prefetch: int
+    grows: bool
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: Any
+    ids: list[Ints | None]
+    rows: Rows
+    bytes: int
+    ticket: Ticket | None = None
+
+
+class Epoch(Iterator[Any]):
+    """What a loop holds: when the loop is left, and this forgotten, the epoch ends."""
+
+    def __init__(self, ahead: "Ahead") -> None:
+        self._ahead = ahead
+
+    @classmethod
+    def of(cls, ahead: "Ahead") -> "Epoch":
+        """Return what the loop of this thread is to hold."""
+        epoch = cls(ahead)
+        ahead.farewell = at_end(epoch, ahead.close)
+        return epoch if ahead.farewell is not None else _EpochOfThread(ahead)
+
+    def __next__(self) -> Any:
+        return self._ahead.next()
+
+
+class _EpochOfThread(Epoch):
+    """The same on a thread that no interrupt strikes."""
+
+    def __del__(self) -> None:
+        self._ahead.close()
+
+
+class Ahead:
+    """The batches of one epoch, each handed out with its rows in DRAM.
+
+    Attributes
+    ----------
+    farewell
+        Ends the epoch once its loop is left; to be kept.
+    """
+
+    def __init__(
+        self,
+        batches: Iterator[Any],
+        module: TableModule,
+        ids: Callable[[Any], Any],
+        limits: Limits,
+        skipped: int,
+    ) -> None:
+        self._batches = batches
+        self._module = module
+        self._ids = ids
+        self._limits = limits
+        self._skipped = skipped
+        # Batches that were not handed out: first those whose rows were fetched, then those that were announced.
+        self._window: deque[_Waiting] = deque()
+        self._fetched = self._announced = 0
+        self._announced_bytes = 0  # of those that were not fetched
+        self._waiting_bytes = 0  # of all that were not handed out
+        self._handed_out = 0
+        self._granted = 0  # so many batches of the epoch may be fetched
+        # Where other ranks have to read the same batch at the same time: how many wait here, which is all that decides
+        # whether one is read. What differs among ranks must not, or one would wait for a read that another never makes.
+        self._in_step = 0
+        self._blocked = False  # there was no room for the next one
+        self._full: FullError | None = None  # not on disk, for rows that have to leave
+        self._current: Rows | None = None
+        self._ended = False  # the loader has
+        self._error: BaseException | None = None  # what ended it, or the thread
+        self._closed = self._failed = False
+        self.farewell: object = None
+        self._changed = threading.Condition()
+        self._known = 0
+        self._wait_s = self._loader_s = 0.0
+        # Its thread has ended by then: among ranks, reads of two epochs would take each other's messages.
+        module.begin_epoch(self._give_way)
+        self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
+        self._thread.start()
+
+    @property
+    def position(self) -> int:
+        """Batches of the epoch that were handed out, those left out at a resume included."""
+        return self._skipped + self._handed_out
+
+    @shielded
+    def stats(self) -> dict[str, float]:
+        """Return plain numbers; see :meth:`Lookahead.stats`."""
+        with self._changed:
+            return {
+                "batches": self._handed_out,
+                "window": self._known / max(1, self._handed_out + self._fetched),
+                "wait_s": self._wait_s,
+                "loader_s": self._loader_s,
+                "bytes": self._waiting_bytes,
+            }
+
+    @shielded
+    def next(self) -> Any:
+        """Let the last batch's rows go, and return the next batch, its rows in DRAM."""
+        started = time.perf_counter()
+        try:
+            waiting = self._await_next()
+        except FullError:
+            raise  # with room the same call goes on
+        except BaseException:
+            self.close()
+            raise
+        # Rows whose read failed are read again here: the error is this batch's then, and it stays where it is.
+        self._module.tables.lend(waiting.rows, waiting.ticket)
+        with self._changed:
+            self._window.popleft()
+            self._waiting_bytes -= waiting.bytes
+            self._fetched -= 1
+            self._announced -= 1
+            self._handed_out += 1
+            self._granted = self._handed_out + (self._limits.prefetch if self._limits.window else 0)
+            self._current = waiting.rows
+            self._changed.notify_all()
+        self._module._planned = (waiting.ids, waiting.rows)
+        self._wait_s += time.perf_counter() - started
+        return waiting.batch
+
+    @shielded
+    def _give_way(self) -> None:
+        """End, as another epoch begins; a loop that goes on hears of it."""
+        if not self._closed:
+            self._error = RuntimeError(
+                "lookahead: another epoch of lookahead began over the same tables, and ended this one; leave this loop "
+                "first, or read the other loader without lookahead"
+            )
+            self.close()
+
+    @shielded
+    def close(self) -> None:
+        """End the thread, and take back what was announced."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        self._let_go()
+        announced, self._announced = self._announced, 0
+        for waiting in self._window:
+            if waiting.ticket is not None:
+                waiting.ticket.release()
+        self._window.clear()
+        self._fetched = self._waiting_bytes = 0
+        self._batches = iter(())  # the loader's workers and files go with its iterator
+        planner = self._module.tables.planner_if_open
+        if planner is not None and announced:
+            planner.withdraw()
+
+    # What the training's thread does.
+
+    def _await_next(self) -> _Waiting:
+        with self._changed:
+            if self._closed:
+                raise self._end()
+            wait_for(self._changed, self._is_settled)
+        self._let_go()
+        if self._blocked or not self._fetched:
+            # The next batch is fetched while nothing else has to stay.
+            self._module._make_room()
+        with self._changed:
+            # Without lookahead a batch is fetched now; with it this is the time for one that found no room.
+            self._granted = max(self._granted, self._handed_out + 1)
+            self._blocked, self._full = False, None
+            self._changed.notify_all()
+            wait_for(self._changed, self._is_settled)
+            if self._full is not None and not self._fetched:
+                raise self._full
+            if self._failed or self._closed or not self._fetched:
+                raise self._end()
+            return self._window[0]
+
+    def _end(self) -> BaseException:
+        """Return the error that ended the epoch, once, and StopIteration otherwise."""
+        error, self._error = self._error, None
+        return StopIteration() if error is None else error
+
+    def _is_settled(self) -> bool:
+        """Whether what may be fetched has been, as far as there is room."""
+        if self._closed or self._failed or self._blocked:
+            return True
+        fetched = self._handed_out + self._fetched
+        return fetched >= self._granted or (self._over and self._fetched == len(self._window))
+
+    def _let_go(self) -> None:
+        """Let the rows of the batch go that was handed out last."""
+        rows, self._current = self._current, None
+        if rows is not None:
+            if self._module._planned is not None and self._module._planned[1] is rows:
+                self._module._planned = None
+            rows.release()
+
+    @property
+    def _over(self) -> bool:
+        """Whether no more batches come."""
+        return self._ended or self._error is not None
+
+    # What the thread does.
+
+    def _run(self) -> None:
+        try:
+            while self._step():
+                continue
+        except BaseException as error:
+            with self._changed:
+                self._error, self._failed = error, True
+                self._changed.notify_all()
+
+    def _step(self) -> bool:
+        """Do what is due; False once there is nothing left to do."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._is_over() or self._may_fetch() or self._may_read())
+            # Other ranks may be at a read by now, which ends only when all have made it.
+            closes = self._closed and not (self._in_step and self._may_read())
+            if closes or self._is_over():
+                return False
+            fetches = self._may_fetch() and not self._closed
+        if not fetches or self._lacks_batches():
+            self._read()
+        else:
+            self._fetch()
+        return True
+
+    def _is_over(self) -> bool:
+        return self._over and self._fetched == len(self._window)
+
+    def _may_fetch(self) -> bool:
+        return not self._blocked and self._handed_out + self._fetched < self._granted
+
+    def _may_read(self) -> bool:
+        if self._over:
+            return False
+        if self._in_step:
+            return len(self._window) < self._in_step
+        limit = self._limits.window_bytes
+        ahead = len(self._window) - self._announced
+        return ahead < _SLACK and (limit is None or self._waiting_bytes < limit or not self._window)
+
+    def _lacks_batches(self) -> bool:
+        """Announce what the next batch should know of; return whether more has to be read for that."""
+        while self._announced <= self._fetched or self._should_know_more():
+            if self._announced == len(self._window):
+                return not self._over
+            waiting = self._window[self._announced]
+            self._module.tables.announce(waiting.rows)
+            with self._changed:
+                self._announced += 1
+                self._announced_bytes += waiting.bytes
+        return False
+
+    def _should_know_more(self) -> bool:
+        limits, known = self._limits, self._announced - self._fetched - 1
+        ramp = _RAMP_START + _RAMP_STEP * (self._handed_out + self._fetched)
+        if known >= min(limits.window, ramp):
+            return False
+        if limits.window_bytes is not None:
+            # Those that are fetched meanwhile, and the one that is trained on, take about as much each as the next.
+            others = (limits.prefetch + 1) * self._window[self._fetched].bytes
+            if self._announced_bytes + others >= limits.window_bytes:
+                return False
+        return not (limits.grows and self._is_known())
+
+    def _is_known(self) -> bool:
+        """Whether every row in DRAM is known to be needed again, and there is no room for more."""
+        planner = self._module.tables.planner_if_open
+        return planner is None or (planner.idle == 0 and len(planner) == self._module.tables.capacity)
+
+    def _read(self) -> None:
+        started = time.perf_counter()
+        try:
+            with self._module._reading():
+                batch = next(self._batches)
+                self._loader_s += time.perf_counter() - started
+                asked = self._asked_of(batch)
+            ids = self._module._ids_of(*asked)
+            rows = self._module._distinct(ids)
+            self._module.tables.check_fits(rows)
+        except StopIteration:
+            with self._changed:
+                self._ended = True
+                self._changed.notify_all()
+            return
+        except Exception as error:
+            # It comes when the batches before it have been handed out.
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            return
+        held = _bytes_of((batch, ids, rows.keys, rows.inverse, rows.order))
+        size = held + _PLANNED_BYTES * len(rows.keys)
+        if not self._window and not self._handed_out:
+            self._agree(size)
+        with self._changed:
+            self._window.append(_Waiting(batch, ids, rows, size))
+            self._waiting_bytes += size
+
+    def _asked_of(self, batch: Any) -> tuple[Any, ...]:
+        """Return what the module is to be called with for a batch."""
+        try:
+            found = self._ids(batch)
+        except StopIteration as error:
+            # Let through, it would end the epoch as if the loader had.
+            raise RuntimeError("ids: raised StopIteration") from error
+        return found if isinstance(found, tuple) else (found,)
+
+    def _agree(self, size: int) -> None:
+        """Settle with the other ranks, if there are any that read in step, how many batches may wait."""
+        largest = self._module._largest(size)
+        if largest is None:
+            return
+        limits = self._limits
+        most = limits.window + limits.prefetch + 1 + _SLACK
+        if limits.window_bytes is not None:
+            # Later batches take about as much as the first.
+            most = max(limits.prefetch + 2, limits.window_bytes // max(1, largest))
+            self._limits = replace(limits, window=most - limits.prefetch - 1, window_bytes=None)
+        self._in_step = most
+
+    def _fetch(self) -> None:
+        """Fetch the rows of the first batch that has none, if there is room."""
+        if self._fetched == len(self._window):
+            return
+        waiting = self._window[self._fetched]
+        try:
+            waiting.ticket = self._module.tables.prefetch(waiting.rows)
+        except BudgetError:
+            if self._current is None and not self._fetched:
+                raise
+            with self._changed:
+                self._blocked = True
+                self._changed.notify_all()
+            return
+        except FullError as error:
+            with self._changed:
+                self._blocked, self._full = True, error
+                self._changed.notify_all()
+            return
+        with self._changed:
+            self._known += self._announced - self._fetched - 1
+            self._announced_bytes -= waiting.bytes
+            self._fetched += 1
+            self._changed.notify_all()
+
+
+def _bytes_of(batch: Any) -> int:
+    """Return about how many bytes a batch takes, where it is made of tensors and arrays."""
+    total, waiting, seen = 0, [batch], set[int]()
+    while waiting:
+        part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, torch.Tensor | np.ndarray):
+            total += int(part.nbytes)
+        elif isinstance(part, dict):
+            waiting += part.values()
+        elif isinstance(part, list | tuple):
+            waiting += part
+        else:
+            waiting += getattr(part, "__dict__", {}).values()
+            waiting += [getattr(part, name, None) for kind in type(part).__mro__ for name in _slots(kind)]
+    return total
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    names = vars(kind).get("__slots__", ())
+    return (names,) if isinstance(names, str) else tuple(names)

@@ -1,0 +1,75 @@
+"""How much DRAM a training needs, from its loader's ids, before anything is trained."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from memhier.planning.simulation import Simulation, simulate
+from memhier.recsys.embedding.collection import FeatureParser
+from memhier.recsys.embedding.kernels import distinct_rows
+from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.tables import Ints
+
+__all__ = ["forecast", "save_trace"]
+
+# What a row takes in DRAM beside its floats: the maps of tier and policy, and flags.
+_BESIDE_BYTES = 150
+
+
+def forecast(
+    loader: Iterable[Any],
+    ids: Callable[[Any], Any],
+    tables: Sequence[Any],
+    *,
+    dram: int | str,
+    optimizer: SparseOptimizer | None = None,
+    **options: Any,
+) -> Simulation:
+    """Run a loader's ids through a cache of rows, without training.
+
+    Parameters
+    ----------
+    loader, ids
+        As in :func:`memhier.recsys.lookahead`.
+    tables, optimizer
+        As in :class:`memhier.recsys.EmbeddingBagCollection`.
+    dram
+        Bytes for rows, with what is kept beside each.
+    options
+        As in :func:`memhier.planning.simulation.simulate`: ``policy``, ``lookahead``, ``device``, ``compute_s``,
+        ``ahead``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig
+    >>> tables = [EmbeddingBagConfig(name="a", num_embeddings=1000, embedding_dim=32)]
+    >>> batches = [torch.arange(start, start + 50)[:, None] for start in (0, 50, 0)]
+    >>> forecast(batches, lambda batch: batch, tables, dram="64KiB").reads
+    100
+    """
+    rule = SGD() if optimizer is None else optimizer
+    parser = FeatureParser(tables)
+    width = max(spec.dim + rule.state_width(spec.dim) for spec in parser.specs)
+    return simulate(_keys(loader, ids, parser), dram=dram, row_bytes=4 * width + _BESIDE_BYTES, dirty=True, **options)
+
+
+def save_trace(loader: Iterable[Any], ids: Callable[[Any], Any], tables: Sequence[Any], path: str | Path) -> int:
+    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return how many they are."""
+    keys = [*_keys(loader, ids, FeatureParser(tables))]
+    trace = np.concatenate(keys) if keys else np.empty(0, np.int64)
+    np.save(path, trace)
+    return len(trace)
+
+
+def _keys(loader: Iterable[Any], ids: Callable[[Any], Any], parser: FeatureParser) -> Iterator[Ints]:
+    bases = np.cumsum([0, *(spec.rows for spec in parser.specs)])
+    for batch in loader:
+        found = ids(batch)
+        bags = parser.bags_of(*(found if isinstance(found, tuple) else (found,)))
+        some = [bag.indices.numpy() for bag in bags]
+        for table, wanted in enumerate(some):
+            parser.check_ids(table, wanted)
+        yield distinct_rows(np.concatenate(some), np.cumsum([len(wanted) for wanted in some]), bases, in_order=False)[0]

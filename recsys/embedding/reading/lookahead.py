@@ -1,0 +1,202 @@
+"""lookahead: a loader read ahead of the training, so that tables know what to fetch, keep and evict.
+
+Bagpipe's idea (arXiv 2202.12429): the next batches are known, so no policy has to guess. Its rule keeps a row while its
+next use lies within a fixed number of batches; here the rule is Belady's at a fixed capacity, so DRAM is bounded.
+"""
+
+import base64
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import islice
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from memhier.arguments import check_int
+from memhier.recsys.embedding.module import TableModule
+from memhier.recsys.embedding.reading.ahead import Ahead, Epoch, Limits
+from memhier.shield import uninterrupted
+
+__all__ = ["Lookahead", "lookahead"]
+
+_WINDOW_MAX = 2**20
+
+
+def lookahead(
+    loader: Iterable[Any],
+    model: nn.Module,
+    ids: Callable[[Any], Any],
+    *,
+    window: int | Literal["auto"] | None = "auto",
+    prefetch: int = 2,
+) -> "Lookahead":
+    """Read a loader ahead of the training, and its rows with it.
+
+    Training on what this yields gives the same bits as on the loader itself, and waits less. Batches come in the
+    loader's order, from a thread that reads them ahead; a loader that draws random numbers in this process from torch's
+    global generator while it fetches draws them earlier than it would.
+
+    Parameters
+    ----------
+    loader
+        Any iterable of batches; a DataLoader with workers and any sampler.
+    model
+        The module of tables, or one that has it as its only one.
+    ids
+        From a batch to what the module of tables is called with in the training step for that batch: one argument, or
+        a tuple of several.
+    window
+        Batches known beyond those being fetched. ``"auto"`` grows it until every row in DRAM is known to be needed
+        again, or what waits here takes the sixteenth of the tables' DRAM that is set aside for it. A number of batches,
+        or None for all to the loader's end, is kept to whatever they take, beyond the budget if need be. 0 knows
+        nothing and fetches nothing ahead. Ranks read equally far: ``"auto"`` is then so many batches as the largest of
+        all first ones says.
+    prefetch
+        Batches whose rows are fetched ahead, as far as DRAM has room.
+
+    Returns
+    -------
+    Lookahead
+        An iterable of the loader's batches.
+
+    Raises
+    ------
+    ValueError, TypeError
+        For an unfit argument, or a model with no or several modules of tables.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag
+    >>> batches = [torch.tensor([[1, 2]]), torch.tensor([[2, 3]])]
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     for batch in lookahead(batches, bag, ids=lambda batch: batch):
+    ...         bag(batch).sum().backward()
+    ...     bag.stats()["first_touches"]
+    3
+    """
+    tables = [module for module in model.modules() if isinstance(module, TableModule)]
+    if len(tables) != 1:
+        raise ValueError(f"model: expected one module of tables in it, found {len(tables)}: pass that module itself")
+    if window not in (None, "auto"):
+        check_int("window", window, 0, _WINDOW_MAX, "batches")
+    check_int("prefetch", prefetch, 1, 512, "batches")
+    return Lookahead(loader, tables[0], ids, window, prefetch)
+
+
+class Lookahead:
+    """Yields a loader's batches, epoch by epoch; see :func:`lookahead`.
+
+    One epoch at a time: beginning another ends the one before.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        module: TableModule,
+        ids: Callable[[Any], Any],
+        window: int | Literal["auto"] | None,
+        prefetch: int,
+    ) -> None:
+        if module.tables.planner is None:
+            raise ValueError("model: its tables have a policy that cannot be told what comes; use policy='belady'")
+        self._loader = loader
+        self._module = module
+        self._ids = ids
+        self._window = window
+        self._prefetch = prefetch
+        self._epoch: Ahead | None = None
+        self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
+        self._skip = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        self.close()
+        generator = _generator(self._loader)
+        skipped, self._skip = self._skip, 0
+        resumed, self._random = self._random if skipped else None, None
+        kept = torch.get_rng_state()
+        if resumed is not None:
+            torch.set_rng_state(resumed[0])
+            if generator is not None and resumed[1] is not None:
+                generator.set_state(resumed[1])
+        self._random = (torch.get_rng_state(), None if generator is None else generator.get_state())
+        try:
+            batches = iter(self._loader)
+            # A sampler may draw its seed with the first batch: here, before the training draws anything.
+            first = [*islice(batches, skipped, skipped + 1)]
+        finally:
+            if resumed is not None:
+                torch.set_rng_state(kept)
+        begin = partial(Ahead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
+        self._epoch = uninterrupted(begin, Ahead.close)
+        return Epoch.of(self._epoch)
+
+    @property
+    def position(self) -> int:
+        """Batches of this epoch that were handed out."""
+        return self._skip if self._epoch is None else self._epoch.position
+
+    def stats(self) -> dict[str, float]:
+        """Return plain numbers of this epoch.
+
+        ``batches`` handed out; ``window``, the batches known ahead when a batch was fetched, on average; ``wait_s``,
+        seconds that the training waited here, for the loader or for rows; ``loader_s``, seconds that the thread waited
+        for the loader; ``bytes`` of batches and keys that wait here.
+        """
+        return {} if self._epoch is None else self._epoch.stats()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the training is in the loader, for JSON: for :meth:`TableModule.checkpoint`."""
+        state: dict[str, Any] = {"position": self.position}
+        if self._random is not None:
+            texts = [
+                None if part is None else base64.b64encode(part.numpy().tobytes()).decode() for part in self._random
+            ]
+            state |= {"random": texts[0], "generator": texts[1]}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Begin the next epoch where `state` was: with the same order of batches, those handed out left out.
+
+        The batches before are read and dropped.
+        """
+        self.close()
+        self._epoch = None
+        self._skip = check_int("state['position']", state["position"], 0, 2**62)
+        if "random" in state:
+            parts = [None if state[name] is None else _bytes(state[name]) for name in ("random", "generator")]
+            assert parts[0] is not None
+            self._random = (parts[0], parts[1])
+
+    def close(self) -> None:
+        """End the epoch that is under way: what was read ahead is dropped."""
+        if self._epoch is not None:
+            self._epoch.close()
+
+    def _limits(self) -> Limits:
+        if self._window == "auto":
+            return Limits(_WINDOW_MAX, self._module.tables.window_bytes, self._prefetch, grows=True)
+        return Limits(_WINDOW_MAX if self._window is None else self._window, None, self._prefetch, grows=False)
+
+
+def _chain(first: list[Any], rest: Iterator[Any]) -> Iterator[Any]:
+    yield from first
+    yield from rest
+
+
+def _generator(loader: Any) -> torch.Generator | None:
+    batches = getattr(loader, "batch_sampler", None)
+    for holder in (getattr(loader, "sampler", None), getattr(batches, "sampler", None), batches, loader):
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            return generator
+    return None
+
+
+def _bytes(text: str) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer(base64.b64decode(text), np.uint8).copy())

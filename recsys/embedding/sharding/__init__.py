@@ -1,0 +1,1 @@
+"""Tables sharded over the ranks of a process group."""

@@ -1,0 +1,55 @@
+"""Shards that were left at different checkpoints, by a crash while one was taken, go back to the newest that all have.
+
+A shard takes a checkpoint only once all have the one before, or have tried it, and keeps the way back to the last that
+all have: so whatever of them ended when, all can go back to that.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from memhier.errors import FormatError
+from memhier.recsys.embedding.records import KEY, checkpoint_of
+from memhier.store.store import Store
+from memhier.store.way_back import before_last, go_back
+from memhier.table.tiered import KIND
+
+__all__ = ["agree", "last_checkpoints"]
+
+
+def last_checkpoints(path: Path) -> tuple[int, int]:
+    """Return the numbers of a shard's checkpoint and of the one that it can go back to: 0 stands for none at all."""
+    if not path.exists():
+        return 0, 0
+    try:
+        store = Store.open(path, KIND, writable=True)
+    except FormatError:
+        # Perhaps it was never finished: whoever makes a table of it knows.
+        return 0, 0
+    with store:
+        return checkpoint_of(store, store.get(KEY)), checkpoint_of(store, before_last(store, KEY))
+
+
+def agree(path: Path, checkpoints: Sequence[tuple[int, int]]) -> None:
+    """Take a shard back to the newest checkpoint that all shards have.
+
+    Parameters
+    ----------
+    path
+        Of the shard.
+    checkpoints
+        What `last_checkpoints` says of every shard.
+
+    Raises
+    ------
+    FormatError
+        When there is none.
+    """
+    common = max(set[int].intersection(*map(set, checkpoints)), default=-1)
+    if common < 0:
+        raise FormatError(
+            f"{path.parent}: the shards are at checkpoints {[last for last, _ in checkpoints]} and can go back to "
+            f"{[before for _, before in checkpoints]}: expected shards of one training"
+        )
+    if last_checkpoints(path)[0] != common:
+        with Store.open(path, KIND, writable=True) as store:
+            go_back(store)

@@ -1,0 +1,167 @@
+"""What a step asks of whom, and rows of different widths as one vector, for the ranks of a sharded collection."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import ReferenceType, ref
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from memhier.recsys.embedding.kernels import Places, distinct_rows
+from memhier.recsys.embedding.sharding.collectives import Collectives
+from memhier.recsys.embedding.tables import Ints
+
+__all__ = ["Asked", "Exchange", "Layout", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
+
+Flags = NDArray[np.bool_]
+
+_NO_BATCH = -1  # in place of how many keys a rank asks for
+
+
+class Layout:
+    """Rows of given widths, one after the other in a vector of floats."""
+
+    def __init__(self, widths: Ints) -> None:
+        self.widths = widths
+        self._ends = np.cumsum(widths)
+        self._of_width = [(width, np.flatnonzero(widths == width)) for width in np.unique(widths).tolist()]
+
+    def floats(self, counts: list[int]) -> list[int]:
+        """Return how many floats so many rows at a time have, counts that add up to all of them."""
+        ends = np.concatenate(([0], self._ends))[np.cumsum([0, *counts])]
+        found: list[int] = np.diff(ends).tolist()
+        return found
+
+    def joined(self, rows: Tensor) -> Tensor:
+        """Return the vector of rows, float32 [n, the widest or more]."""
+        if len(self._of_width) == 1:
+            return rows[:, : self._of_width[0][0]].reshape(-1)
+        vector = torch.empty(int(self.widths.sum()))
+        for width, mine in self._of_width:
+            vector[self._places(width, mine)] = rows[torch.from_numpy(mine), :width]
+        return vector
+
+    def parted(self, vector: Tensor, widest: int) -> Tensor:
+        """Return rows, float32 [n, widest]; what is beyond a row's width is undefined."""
+        if [width for width, _ in self._of_width] == [widest]:
+            return vector.view(-1, widest)
+        rows = torch.empty(len(self.widths), widest)
+        for width, mine in self._of_width:
+            rows[torch.from_numpy(mine), :width] = vector[self._places(width, mine)]
+        return rows
+
+    def _places(self, width: int, mine: Ints) -> Tensor:
+        return torch.from_numpy((self._ends[mine] - width)[:, None] + np.arange(width))
+
+
+@dataclass(slots=True, eq=False, weakref_slot=True)
+class Exchange:
+    """What a step asks of whom.
+
+    Attributes
+    ----------
+    ids
+        Of each table, what this rank's batch has.
+    keys, starts, inverse, ends
+        Of this rank's batch: distinct keys, where those of each table begin, for every id which of them it is, and
+        where each table's ids end.
+    order
+        Places of `keys` by owner.
+    sent, received
+        How many keys this rank asks of each rank, and each rank of this one.
+    asked
+        int64: the keys that others ask of this rank, by their numbers here, rank after rank.
+    later, asked_later
+        Of `keys` and of `asked`: which rows no rank needs in the next step, so that what is to be added to them may
+        take its time. None as long as the next step is not known.
+    following
+        The next step; who keeps one does not keep all that come after it.
+    """
+
+    ids: list[Ints]
+    keys: Ints
+    starts: Ints
+    inverse: Places
+    ends: Ints
+    order: Ints
+    sent: list[int]
+    received: list[int]
+    asked: Ints
+    later: Flags | None = field(default=None)
+    asked_later: Flags | None = field(default=None)
+    following: "ReferenceType[Exchange] | None" = field(default=None)
+
+
+class Asked(list["Ints | None"]):
+    """What a batch to come asks of this rank, with the exchange that said so."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        super().__init__([exchange.asked])
+        self.exchange = exchange
+
+
+def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
+    """Tell the owners of rows which of them this rank's batch needs.
+
+    Raises
+    ------
+    RuntimeError
+        When other ranks have none.
+    """
+    flat = np.concatenate(ids, dtype=np.int64)
+    ends = np.cumsum([len(some) for some in ids])
+    keys, starts, _, inverse, _ = distinct_rows(flat, ends, bases, in_order=False)
+    owners = keys % ranks.ranks
+    order = np.argsort(owners, kind="stable")
+    sent = np.bincount(owners, minlength=ranks.ranks)
+    received: list[int] = ranks.of_each(torch.from_numpy(sent[:, None]))[:, 0].tolist()
+    if without := _refusing(received):
+        raise RuntimeError(
+            f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
+            "or failed, or gave what the tables refuse; no rank takes the step"
+        )
+    asked: Any = ranks.exchange(torch.from_numpy(keys[order]), sent.tolist(), received).numpy()
+    return Exchange(ids, keys, starts, inverse, ends, order, sent.tolist(), received, asked // ranks.ranks)
+
+
+def check_all_hold(ranks: Collectives) -> None:
+    """Say that this rank holds the rows that a step asks of it, and hear the same of all.
+
+    Raises
+    ------
+    RuntimeError
+        When other ranks cannot.
+    """
+    if without := _refusing(ranks.of_each(torch.zeros((ranks.ranks, 1), dtype=torch.int64))[:, 0].tolist()):
+        raise RuntimeError(
+            f"ranks {without} cannot hold the rows that all ask of them for this step, and say why themselves; no rank "
+            "takes the step"
+        )
+
+
+def _refusing(said: list[int]) -> list[int]:
+    return [rank for rank, number in enumerate(said) if number == _NO_BATCH]
+
+
+@contextmanager
+def refused_together(ranks: Collectives) -> Iterator[None]:
+    """Where what happens inside the block fails, tell those who wait for this rank in `ask` or `check_all_hold`."""
+    try:
+        yield
+    except Exception:
+        ranks.of_each(torch.full((ranks.ranks, 1), _NO_BATCH))
+        raise
+
+
+def say_what_can_wait(step: Exchange, following: Exchange, ranks: Collectives) -> None:
+    """Tell those who asked for rows in a step which of these no rank asks for in the next."""
+    # Before it is told: what others hold back has to wait here as well.
+    step.asked_later, step.following = ~np.isin(step.asked, following.asked), ref(following)
+    flags = ranks.exchange(torch.from_numpy(step.asked_later.astype(np.uint8)), step.received, step.sent).numpy()
+    later = np.empty(len(step.keys), np.bool_)
+    later[step.order] = flags != 0
+    step.later = later

@@ -1,0 +1,122 @@
+"""reshard: the tables of a sharded collection, divided anew among another number of ranks."""
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memhier.arguments import check_int
+from memhier.recsys.embedding.collection import FeatureParser
+from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
+from memhier.recsys.embedding.records import EXTRA, as_json
+from memhier.recsys.embedding.sharding.agreement import agree, last_checkpoints
+from memhier.recsys.embedding.sharding.shard import Shard
+
+__all__ = ["reshard"]
+
+
+def reshard(
+    path: str | os.PathLike[str],
+    to: str | os.PathLike[str],
+    tables: Sequence[Any],
+    ranks: int,
+    *,
+    optimizer: SparseOptimizer | None = None,
+    dram: int | str,
+    **options: Any,
+) -> int:
+    """Copy a checkpoint of :class:`ShardedEmbeddingBagCollection` for another number of ranks.
+
+    Rows go with their optimizer's state; those that were never trained are not copied, as no rank has them. No process
+    group is needed. Where the ranks ended amid a checkpoint, the shards that have it go back to the one before, which
+    all have, as they would when opened for training; else the first folder stays as it is. Reads every shard once for
+    each new one. Where ranks gave their checkpoints different `extra`, every new shard has ``{"shards": [...]}`` of all
+    of them, by their old ranks.
+
+    Parameters
+    ----------
+    path
+        Of the checkpoint: the folder of all shards.
+    to
+        A folder that is made; it is there once all of it is.
+    tables, optimizer
+        As the checkpoint was made with.
+    ranks
+        Among how many to divide the tables.
+    dram
+        Bytes for a shard; two are open at a time.
+    options
+        ``seed``, ``codec``, ``touched`` and ``step_rows`` as the checkpoint was made with.
+
+    Returns
+    -------
+    int
+        How many rows were copied.
+
+    Raises
+    ------
+    FileNotFoundError
+        When `path` has no shards.
+    FileExistsError
+        When `to` is there.
+    FormatError
+        When the checkpoint is of other tables, or its shards are not of one training.
+
+    Examples
+    --------
+    ``reshard("/ssd/on-four", "/ssd/on-six", tables, 6, optimizer=Adam(), dram="4GB")``
+    """
+    source, target = Path(path), Path(to)
+    check_int("ranks", ranks, 1, 2**20)
+    before = len([*source.glob("shard-*")])
+    if not before:
+        raise FileNotFoundError(f"path={os.fspath(path)!r}: expected a folder with shard-0 and so on in it")
+    if target.exists():
+        raise FileExistsError(f"to={os.fspath(to)!r}: is there already")
+    specs, rule = FeatureParser(tables).specs, SGD() if optimizer is None else optimizer
+    shards = [source / f"shard-{number}" for number in range(before)]
+    checkpoints = [last_checkpoints(place) for place in shards]
+    for place in shards:
+        agree(place, checkpoints)
+    unfinished = target.with_name(target.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    copied = 0
+    for rank in range(ranks):
+        new = Shard(specs, rank, ranks, rule, dram=dram, path=unfinished / f"shard-{rank}", **options)
+        extras = []
+        try:
+            for number, place in enumerate(shards):
+                old = Shard(specs, number, before, rule, dram=dram, path=place, resume=True, **options)
+                try:
+                    copied += _copy(old, new)
+                    extras.append(old.extra())
+                finally:
+                    old.close()
+            new.checkpoint({EXTRA: as_json(_joined(extras))})
+        finally:
+            new.close()
+    os.rename(unfinished, target)
+    return copied
+
+
+def _joined(extras: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the hyperparameters and values of all shards: where these differ, as a list under ``shards``."""
+    values = [extra.get("extra", {}) for extra in extras]
+    return extras[0] | {"extra": values[0] if all(value == values[0] for value in values) else {"shards": values}}
+
+
+def _copy(old: Shard, new: Shard) -> int:
+    """Copy the rows of one shard that another one has from now on."""
+    new.record.steps[:] = old.record.steps
+    copied, step = 0, min(old.call_rows, new.call_rows, new.capacity)
+    for block in old.stored():
+        everywhere = old.everywhere(block)
+        mine = new.has(everywhere)
+        here, there = block[mine], new.numbers(everywhere[mine])
+        for start in range(0, len(here), step):
+            part = slice(start, start + step)
+            new.replace(there[part], old.read_numbers(here[part]))
+        copied += len(here)
+    return copied

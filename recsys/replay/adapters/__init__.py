@@ -1,0 +1,1 @@
+"""Adapters to the frameworks of continual learning."""

@@ -1,0 +1,175 @@
+"""Batches drawn before the steps that use them, so that the workers of a loader can get them ready.
+
+A step sees what was drawn for it, also in a run that is resumed before it: a checkpoint keeps what was drawn and not
+used. Most of that is positions, for storage has the samples. Kept as values are mutable fields, which may have been
+given newer ones since, and samples whose places in storage others have taken.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import CorruptionError
+from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.schema import Columns, Schema
+from memhier.recsys.replay.storage.storage import StorageTier
+
+__all__ = ["Ahead"]
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Drawn:
+    """A batch, and the positions that its samples have in storage, int64 [n]; -1 where they have none any more."""
+
+    batch: Batch
+    positions: Ints
+
+
+class Ahead:
+    """Batches that wait for their steps, the next one first.
+
+    Attributes
+    ----------
+    asked
+        How many of them, the first ones, were handed out; the step that uses the first of these ends next.
+    turn
+        Counts those who began to take batches: each of them takes from where the steps have come to.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._drawn: deque[_Drawn] = deque()
+        self.asked = 0
+        self.turn = 0
+
+    def __len__(self) -> int:
+        return len(self._drawn)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        arrays = [(drawn.positions, *_numbers(drawn.batch), *drawn.batch.data.values()) for drawn in self._drawn]
+        return sum(array.nbytes for batch in arrays for array in batch)
+
+    def begin(self) -> int:
+        """Hand out again what was handed out for steps that have not ended; return the number of the turn."""
+        self.asked = 0
+        self.turn += 1
+        return self.turn
+
+    def put(self, batch: Batch, positions: Ints) -> None:
+        """Append a batch, drawn just now from these positions."""
+        self._drawn.append(_Drawn(batch, positions))
+
+    def take(self) -> Batch:
+        """Hand out a copy of the next batch: a transform may work in place, and the batch come again."""
+        self.asked += 1
+        return _chosen(self._drawn[self.asked - 1].batch, slice(None))
+
+    def end_step(self) -> None:
+        """Let go of the batch that a step has used."""
+        if self.asked:
+            self.asked -= 1
+            self._drawn.popleft()
+
+    # Changes of storage.
+
+    def replaced(self, positions: Ints) -> None:
+        """Say that other samples have taken these positions, or none."""
+        for drawn in self._drawn:
+            drawn.positions[np.isin(drawn.positions, positions)] = -1
+
+    def renamed(self, position: int, old: int) -> None:
+        """Say that the sample at position `old` has moved to another."""
+        for drawn in self._drawn:
+            drawn.positions[drawn.positions == old] = position
+
+    def forget(self, positions: Ints) -> None:
+        """Leave samples out whose positions are to be forgotten, and all that storage does not have any more."""
+        for drawn in self._drawn:
+            stays = (drawn.positions >= 0) & ~np.isin(drawn.positions, positions)
+            if not stays.all():
+                _keep(drawn, stays)
+
+    # What a checkpoint keeps.
+
+    def records(self) -> list[bytes]:
+        """Return what each batch can be made from again."""
+        records: list[bytes] = []
+        for drawn in self._drawn:
+            numbers = np.stack([*_numbers(drawn.batch), drawn.positions]).astype("<i8")
+            values = [drawn.batch.data[name][rows].tobytes() for name, rows in self._kept(drawn.positions).items()]
+            records.append(b"".join([len(drawn.positions).to_bytes(8, "little"), numbers.tobytes(), *values]))
+        return records
+
+    def restore(self, records: Sequence[memoryview], storage: StorageTier) -> list[int]:
+        """Take over what `records` told; return the ids of samples that are damaged, which are left out."""
+        damaged: list[int] = []
+        for record in records:
+            count = int.from_bytes(record[:8], "little")
+            if 8 + 32 * count > len(record):
+                raise CorruptionError(f"{storage.store.path}: a batch of {count} samples drawn ahead is cut short")
+            labels, ids, slots, positions = (
+                np.frombuffer(record, "<i8", 4 * count, 8).reshape(4, count).astype(np.int64)
+            )
+            if (positions < -1).any() or (positions >= len(storage.samples)).any():
+                raise CorruptionError(f"{storage.store.path}: a batch drawn ahead names positions that there are not")
+            batch = Batch(self._schema.empty(count), labels, ids, slots)
+            readable = _read(storage, positions, batch.data)
+            rest = np.frombuffer(record, np.uint8)[8 + 32 * count :]
+            for name, rows in self._kept(positions).items():
+                values = batch.data[name][rows]
+                taken, rest = rest[: values.nbytes], rest[values.nbytes :]
+                batch.data[name][rows] = taken.view(values.dtype).reshape(values.shape)
+            drawn = _Drawn(batch, positions)
+            if not readable.all():
+                damaged += batch.ids[~readable].tolist()
+                _keep(drawn, readable)
+            self._drawn.append(drawn)
+        return damaged
+
+    def _kept(self, positions: Ints) -> dict[str, Any]:
+        """Return the columns of which values are kept, and of which samples: all, or those that storage has not."""
+        gone = np.flatnonzero(positions < 0)
+        return {name: slice(None) if name in self._schema.mutable else gone for name in self._schema.columns}
+
+
+def _numbers(batch: Batch) -> tuple[Ints, Ints, Ints]:
+    return batch.labels, batch.ids, batch.slots
+
+
+def _chosen(batch: Batch, which: Any) -> Batch:
+    """Return a copy of some of a batch."""
+    data = {name: values[which].copy() for name, values in batch.data.items()}
+    return Batch(data, *(numbers[which].copy() for numbers in _numbers(batch)))
+
+
+def _keep(drawn: _Drawn, which: NDArray[np.bool_]) -> None:
+    """Leave samples out."""
+    drawn.batch = _chosen(drawn.batch, which)
+    drawn.positions = drawn.positions[which]
+
+
+def _read(storage: StorageTier, positions: Ints, out: Columns) -> NDArray[np.bool_]:
+    """Read the samples that storage has, and return which could be read, or did not have to be."""
+    readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
+    stored = np.flatnonzero(positions >= 0)
+    columns = storage.schema.empty(len(stored))
+    try:
+        storage.read(positions[stored], columns)
+    except CorruptionError:
+        for index, row in enumerate(stored.tolist()):
+            one = slice(index, index + 1)
+            try:
+                storage.read(positions[row : row + 1], {name: values[one] for name, values in columns.items()})
+            except CorruptionError:
+                readable[row] = False
+    for name, values in columns.items():
+        out[name][stored] = values
+    return readable

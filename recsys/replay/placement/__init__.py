@@ -1,0 +1,1 @@
+"""Placement: the place of each sample in memory or storage."""

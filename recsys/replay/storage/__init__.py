@@ -1,0 +1,1 @@
+"""Storage of samples: records, codecs and their index."""

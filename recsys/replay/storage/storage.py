@@ -1,0 +1,329 @@
+"""The storage tier: logs of samples, of their mutable fields and of the index, in one store with one commit."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import CorruptionError, FormatError
+from memhier.fields import described
+from memhier.files import Files
+from memhier.io.reader import Reader
+from memhier.log.row_log import RowLog
+from memhier.log.samples import Samples
+from memhier.recsys.replay.placement.members import Members
+from memhier.recsys.replay.placement.residents import Residents
+from memhier.recsys.replay.schema import Columns, Schema
+from memhier.recsys.replay.storage.described import META, check_positions, check_slots, decode_meta
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kind, index_keys
+from memhier.recsys.replay.storage.records import RecordFormat
+from memhier.recsys.replay.storage.room import Room, reclaim
+from memhier.store.store import Store
+
+__all__ = ["KIND", "META", "StorageTier"]
+
+KIND = "replay"
+_SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
+_CAPACITY = 1024
+
+Ints = NDArray[np.int64]
+
+
+class StorageTier:
+    """Samples by position.
+
+    Parameters
+    ----------
+    store
+        Open.
+    schema, codecs
+        As the store's own description says.
+    bounded
+        Whether `keep_within` is to say how many bytes it takes; else logs grow, and rewrite what is half dead.
+    """
+
+    def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
+        self.store = store
+        self.reader = Reader()
+        self.schema = schema
+        self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
+        # A sample that is all mutable still has a record, which is what says that it is there.
+        self.format = RecordFormat(schema, self._fixed, codecs)
+        self._side_format = RecordFormat(schema, schema.mutable, codecs)
+        value = store.get(META)
+        meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
+        capacity = max(_CAPACITY, meta["size"])
+        options: Any = {"key_space": capacity, "grows": True}
+        self.samples: RowLog | Samples
+        if self.format.row_bytes is None:
+            self.samples = Samples(store, _SAMPLES, self.reader, capacity, **options)
+        else:
+            width = max(1, self.format.row_bytes)
+            self.samples = RowLog(store, _SAMPLES, width, self.reader, capacity, **options)
+        beside: Any = {"grows": True, "compact_below": 0 if bounded else 0.5, "beside": self.samples}
+        self._side: RowLog | None = None
+        if schema.mutable:
+            assert self._side_format.row_bytes is not None  # `create` has seen to it
+            width = self._side_format.row_bytes
+            self._side = RowLog(store, _SIDE, width, self.reader, capacity, key_space=capacity, **beside)
+        self._ahead_rows = _rows(sum(meta["ahead"]))
+        rows = len(Kind) * (max(capacity, meta["slots"]) // 48 + self._ahead_rows + 1)
+        self._index = RowLog(store, _INDEX, INDEX_ROW_BYTES, self.reader, rows, key_space=rows, **beside)
+        self._room: Room | None = None
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], bounded: bool,
+        files: Files | None,
+    ) -> Self:  # fmt: skip
+        """Make a store. It exists for others once it was committed."""
+        for name in codecs:
+            if name not in schema.fields:
+                raise ValueError(f"codec: {name!r} is no field of {schema}")
+        for name in schema.mutable:
+            if RecordFormat(schema, [name], codecs).row_bytes is None:
+                raise ValueError(f"codec[{name!r}]={codecs[name]!r}: a mutable field needs one of fixed width")
+        RecordFormat(schema, list(schema.fields), codecs)
+        store = Store.create(path, KIND, files=files)
+        try:
+            return cls(store, schema, codecs, bounded)
+        except BaseException:
+            store.close()
+            raise
+
+    @staticmethod
+    def open_store(path: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> tuple[Store, Any]:
+        """Return the store at a path and what it says of itself."""
+        store = Store.open(path, KIND, writable=writable, files=files)
+        try:
+            value = store.get(META)
+            if value is None:
+                raise FormatError(f"{Path(path)}: the store has no description of a replay buffer")
+            return store, decode_meta(store, value)
+        except BaseException:
+            store.close()
+            raise
+
+    @property
+    def logs(self) -> list[RowLog | Samples]:
+        """All logs."""
+        return [self.samples, self._index, *self._sample_logs[1:]]
+
+    @property
+    def _sample_logs(self) -> list[RowLog | Samples]:
+        return [self.samples] if self._side is None else [self.samples, self._side]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by logs, reader and catalog."""
+        return self.store.memory_bytes + self.reader.memory_bytes + sum(log.memory_bytes for log in self.logs)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes on SSD: of what the last checkpoint holds, of what came since, and of the catalog."""
+        held = sum(info.length for info in self.store.segments().values()) + sum(log.fresh_bytes for log in self.logs)
+        for name in ("catalog/data.mdb", "catalog.sum"):
+            with suppress(OSError):
+                held += (self.store.path / name).stat().st_size
+        return held
+
+    def keep_within(self, budget: int) -> None:
+        """Take no more than so many bytes on SSD from now on; as `storage_bytes` says of the samples there will be."""
+        self._room = Room(self.store, self.logs, budget)
+
+    def append(self, positions: Ints, columns: Columns) -> None:
+        """Set samples; where a position comes twice, the last one counts."""
+        if isinstance(self.samples, Samples):
+            self._append(self.samples, positions, self.format.records(columns))
+        elif self.format.row_bytes:
+            self._append(self.samples, positions, self.format.rows(columns))
+        else:
+            self._append(self.samples, positions, np.zeros((len(positions), 1), np.uint8))
+        self.append_side(positions, columns)
+
+    def _append(self, log: RowLog | Samples, keys: Ints, records: Any) -> None:
+        """Append records, piece by piece as there is room for them."""
+        if self._room is None:
+            _put(log, keys, records)
+            return
+        if isinstance(log, Samples):
+            ends = np.cumsum([len(record) for record in records])
+        else:
+            ends = log.row_bytes * np.arange(1, len(keys) + 1)
+        start = 0
+        while start < len(keys):
+            before = int(ends[start - 1]) if start else 0
+            stop = max(start + 1, int(np.searchsorted(ends, before + self._room.piece_bytes, "right")))
+            self._room.make(int(ends[stop - 1]) - before)
+            _put(log, keys[start:stop], records[start:stop])
+            start = stop
+
+    def append_side(self, positions: Ints, columns: Columns) -> None:
+        """Set the mutable fields of samples."""
+        if self._side is not None:
+            self._append(self._side, positions, self._side_format.rows(columns))
+            if self._room is None:
+                reclaim(self._side)
+
+    def read(self, positions: Ints, out: Columns) -> None:
+        """Fill columns.
+
+        Raises
+        ------
+        CorruptionError
+            When a sample is damaged.
+        """
+        if isinstance(self.samples, Samples):
+            records = self.samples.get(positions)
+            there = [record for record in records if record is not None]
+            if len(there) != len(records):
+                raise CorruptionError(f"{self.store.path}: no sample at position {positions[records.index(None)]}")
+            with self._unpacking():
+                self.format.unpack_records(there, out)
+        else:
+            self._read_rows(self.samples, self.format, positions, out)
+        if self._side is not None:
+            self._read_rows(self._side, self._side_format, positions, out)
+
+    def _read_rows(self, log: RowLog, format: RecordFormat, positions: Ints, out: Columns) -> None:
+        # A row that is one field as it is needs no room in between.
+        rows, found = log.read(positions, format.in_place(out))
+        if not found.all():
+            raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
+        if format.row_bytes and not format.is_plain:
+            with self._unpacking():
+                format.unpack_rows(rows, out)
+
+    @contextmanager
+    def _unpacking(self) -> Iterator[None]:
+        """Name the place of records that are not what they should be."""
+        with described(f"{self.store.path}: a sample"):
+            try:
+                yield
+            except CorruptionError as error:
+                raise CorruptionError(f"{self.store.path}: {error}") from error
+
+    def raw(self, positions: Ints) -> list[Any]:
+        """Return samples as they are stored, for `put_raw`: what a lossy codec packed must not be packed again.
+
+        Raises
+        ------
+        CorruptionError
+            When a sample is damaged.
+        """
+        stored: list[Any] = []
+        for log in self._sample_logs:
+            if isinstance(log, Samples):
+                records: Any = log.get(positions)
+                found = np.array([record is not None for record in records], np.bool_)
+            else:
+                records, found = log.read(positions)
+            if not found.all():
+                raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
+            stored.append(records)
+        return stored
+
+    def put_raw(self, positions: Ints, stored: list[Any]) -> None:
+        """Set samples to what `raw` returned of others."""
+        for log, records in zip(self._sample_logs, stored, strict=True):
+            self._append(log, positions, records)
+
+    def round_trip(self, columns: Columns) -> Columns:
+        """Return samples as they come back from storage."""
+        return self._side_format.round_trip(self.format.round_trip(columns))
+
+    def round_trip_side(self, columns: Columns) -> Columns:
+        """Return mutable fields, some or all, as they come back from storage."""
+        return self._side_format.round_trip(columns)
+
+    def check(self, columns: Columns) -> None:
+        """Raise ValueError for values that a codec cannot hold."""
+        self.format.check(columns)
+        self._side_format.check(columns)
+
+    def delete(self, positions: Ints) -> None:
+        """Remove samples."""
+        for log in self._sample_logs:
+            log.delete(positions)
+
+    def drop_index_rows(self, keys: Ints) -> None:
+        """Remove rows of the index."""
+        self._index.delete(keys)
+
+    def commit(self, residents: Residents, ahead: Sequence[bytes], values: Mapping[str, bytes]) -> int:
+        """Make everything durable: with it the index, records of the batches drawn ahead, and values."""
+        for keys, rows in chain(residents.members.changed(), residents.changed()):
+            self._append(self._index, keys, rows)
+        data = b"".join(ahead)
+        rows_now = _rows(len(data))
+        if data:
+            padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
+            self._append(self._index, index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES))
+        if rows_now < self._ahead_rows:
+            self._index.delete(index_keys(Kind.AHEAD, rows_now, self._ahead_rows))
+        self._ahead_rows = rows_now
+        if self._room is not None:
+            self._room.settle()
+        return self.samples.commit(values)
+
+    def read_ahead(self, sizes: Sequence[int]) -> list[memoryview]:
+        """Return the records of the batches drawn ahead, of these sizes."""
+        rows, found = self._index.read(index_keys(Kind.AHEAD, 0, self._ahead_rows))
+        if not found.all():
+            raise CorruptionError(f"{self.store.path}: the index lacks some of the batches drawn ahead")
+        data = memoryview(rows.tobytes())
+        ends = np.cumsum([0, *sizes]).tolist()
+        return [data[start:stop] for start, stop in pairwise(ends)]
+
+    def read_index(self, members: Members, size: int, some_labels: bool) -> None:
+        """Fill the index from the store; `some_labels` as in `check_positions`."""
+        rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
+        if not found.all() or len(self.samples) != size:
+            raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
+        check_positions(members.table.unpack(rows, size), members.by_class, some_labels, self.store.path)
+        members.restore(size, rows)
+
+    def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
+        """Return what the store says of the slots, as `SLOTS`; those of which it has no row have not been used."""
+        slots = meta["slots"]
+        table = IndexTable(SLOTS, Kind.SLOTS)
+        keys = table.keys(0, table.rows(slots))
+        rows, found = self._index.read(keys)
+        entries = table.unpack(rows, slots)
+        numbers = np.arange(slots)
+        unused = numbers[~np.repeat(found, table.per_row)[:slots]]
+        for name in ("planned", "visible", "swapped"):
+            entries[name][unused] = -1
+        entries["order"][unused] = unused
+        check_slots(entries, meta["size"], meta["count"], self.store.path)
+        return entries
+
+    def compact_fully(self) -> None:
+        """Rewrite every part that holds anything dead, to be rid of the bytes."""
+        for log in self.logs:
+            log.compact(1)
+        self.samples.commit()
+
+    def close(self) -> None:
+        """Let go of everything; what was not committed is forgotten."""
+        for log in self.logs:
+            log.close()
+        self.reader.close()
+        self.store.close()
+
+
+def _put(log: RowLog | Samples, keys: Ints, records: Any) -> None:
+    if isinstance(log, Samples):
+        log.put(keys, records)
+    else:
+        log.append(keys, records)
+
+
+def _rows(size: int) -> int:
+    """Return how many rows of the index so many bytes take."""
+    return -(-size // INDEX_ROW_BYTES)

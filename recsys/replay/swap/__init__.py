@@ -1,0 +1,1 @@
+"""Swaps between memory and storage."""

@@ -1,0 +1,382 @@
+"""Swap policies: which of the samples just used leave memory, and which come in for them.
+
+A sample that leaves needs no I/O: storage has it. What comes in for it is of the same class, or any sample where swaps
+do not keep classes. `RandomSwap` and `AgeSwap` choose slots without looking at what is in them, so that memory stays a
+uniform subset of storage at all times; `DeckSwap` does while nothing is admitted; `GateSwap` and `LossSwap` keep what
+is hard, and so are not meant to.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.recsys.replay.placement.members import Members
+from memhier.recsys.replay.placement.residents import Residents
+from memhier.recsys.replay.streams import mixed
+from memhier.recsys.replay.swap.ratio import Ratio, as_ratio
+
+__all__ = [
+    "AgeSwap", "DeckSwap", "GateSwap", "LossSwap", "Pool", "RandomSwap", "SwapPolicy", "Used", "gate_scores",
+    "swap_class", "swap_policy",
+]  # fmt: skip
+
+Ints = NDArray[np.int64]
+
+_HAND = 256  # positions that a deck deals at a time, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The samples of a batch that may leave.
+
+    Attributes
+    ----------
+    groups
+        int64 [n]: class of each, or 0 where swaps do not keep classes.
+    labels
+        int64 [n].
+    swapped
+        int64 [n]: the step in which the slot of each was last swapped, -1 for never.
+    scores
+        What was given to `feedback`, for each of them; None where nothing was.
+    """
+
+    groups: Ints
+    labels: Ints
+    swapped: Ints
+    scores: NDArray[Any] | None
+
+    def __len__(self) -> int:
+        return len(self.groups)
+
+
+class Pool:
+    """The samples of a group that may come in: those that are in storage but not in memory.
+
+    Attributes
+    ----------
+    group
+        Its number.
+    """
+
+    def __init__(self, members: Members, residents: Residents, group: int) -> None:
+        self.group = group
+        self._members = members
+        self._slots = members.slots
+        there = members.groups.get(group)
+        self.positions: Ints = np.empty(0, np.int64) if there is None else there.positions
+        self._size = len(self.positions) - residents.of_group.get(group, 0)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def outside(self, positions: Ints) -> NDArray[np.bool_]:
+        """Return which positions are not in memory."""
+        return self._slots[positions] < 0
+
+    def has(self, position: int) -> bool:
+        """Whether a position that may be out of date is of the group, and not in memory."""
+        if position >= self._members.size or self._slots[position] >= 0:
+            return False
+        return int(self._members.group_of(self._members.labels[position : position + 1])[0]) == self.group
+
+    def draw(self, count: int, random: np.random.Generator) -> Ints:
+        """Return so many positions drawn at random, or all where there are fewer, in random order."""
+        count = min(count, self._size)
+        every = len(self.positions)
+        if 8 * self._size < every or count > self._size // 2:
+            return random.permutation(self.positions[self.outside(self.positions)])[:count]
+        # A few at a time, and so with Python's own numbers: arrays cost more than what they hold.
+        drawn: dict[int, None] = {}
+        position_at, slot_at = self.positions.item, self._slots.item
+        while len(drawn) < count:
+            for number in random.random(2 * (count - len(drawn)) + 4).tolist():
+                position = position_at(int(number * every))
+                if slot_at(position) < 0:
+                    drawn[position] = None
+                    if len(drawn) == count:
+                        break
+        return np.fromiter(drawn, np.int64, count)
+
+
+class SwapPolicy(Protocol):
+    """Chooses what leaves memory and what comes in. May keep state, and so serves one buffer.
+
+    Attributes
+    ----------
+    name
+        As `swap_policy` takes it.
+    ratio
+        How many of the samples just used are swapped.
+    """
+
+    name: str
+    ratio: Ratio
+
+    def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        """Return the scores given to `feedback` as an array [count, ...], or say what is wrong with them."""
+
+    def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        """Return which of the used samples leave: `count` distinct numbers below ``len(used)``."""
+
+    def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
+        """Return the positions that come in, distinct and out of `pool`: `count`, or fewer where it has fewer."""
+
+    def renamed(self, position: int, old: int) -> None:
+        """Hear that the sample at position `old` is at another now."""
+
+    def state(self) -> Any:
+        """Return what a checkpoint has to keep, for JSON."""
+
+    def restore(self, state: Any) -> None:
+        """Take over what `state` returned."""
+
+
+class RandomSwap:
+    """Swaps a share of what was used, drawn at random; what comes in is drawn at random.
+
+    Parameters
+    ----------
+    ratio
+        The share, 0 to 1, or a `Ratio`.
+    """
+
+    name = "random"
+
+    def __init__(self, ratio: float | Ratio = 0.5) -> None:
+        self.ratio = as_ratio(ratio)
+
+    def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        """Take no notice of scores: this policy needs none."""
+        return None
+
+    def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        return random.permutation(len(used))[:count]
+
+    def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
+        return pool.draw(count, random)
+
+    def renamed(self, position: int, old: int) -> None:
+        return
+
+    def state(self) -> Any:
+        return None
+
+    def restore(self, state: Any) -> None:
+        return
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.ratio!r})"
+
+
+class AgeSwap(RandomSwap):
+    """Swaps the slots first that were not swapped for longest."""
+
+    name = "age"
+
+    def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        return np.lexsort((random.random(len(used)), used.swapped))[:count]
+
+
+class LossSwap(RandomSwap):
+    """Swaps the samples of the smallest loss first; `feedback` takes the losses, ``[n]``."""
+
+    name = "loss"
+
+    def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        return _as_scores(scores, (count,), "the loss of each sample, shape [n]")
+
+    def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        assert used.scores is not None
+        return np.lexsort((random.random(len(used)), used.scores))[:count]
+
+
+class GateSwap(RandomSwap):
+    """CarM's gate: samples that the model knows leave first, those that it is wrong about and sure of stay longest.
+
+    `feedback` takes the logits, ``[n, classes]``, whose column is the label. The score is half the entropy of their
+    softmax over its maximum where the prediction is right, and one minus that where it is wrong; the smallest leave.
+    Each class swaps its share of what was used, rounded down, and classes drawn at random give what is missing
+    (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
+    """
+
+    name = "gate"
+
+    def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        array = np.empty(0) if scores is None else _as_floats(scores)
+        shape = (count, *(max(1, length) for length in array.shape[-1:]))
+        return _as_scores(scores, shape, "the logits of each sample, shape [n, classes]")
+
+    def check_labels(self, scores: NDArray[Any], labels: Ints) -> None:
+        """Raise ValueError for labels that have no column in the logits, which no prediction can be compared with."""
+        classes = scores.shape[1]
+        unfit = labels[(labels < 0) | (labels >= classes)]
+        if len(unfit) and int(unfit[0]) < 0:
+            raise ValueError("scores: the gate compares predictions with labels, and samples of the batch have none")
+        if len(unfit):
+            raise ValueError(f"scores: logits of {classes} classes, but the batch has the label {int(unfit.max())}; "
+                             "the gate needs a column for every label, 0 to the largest")  # fmt: skip
+
+    def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        assert used.scores is not None
+        order = np.argsort(gate_scores(used.scores, used.labels), kind="stable")
+        groups, members = np.unique(used.groups, return_inverse=True)
+        sizes = np.bincount(members, minlength=len(groups))
+        quotas = np.floor(sizes * (count / max(1, len(used))) + 1e-9).astype(np.int64)
+        while (missing := count - int(quotas.sum())) > 0:
+            short = np.flatnonzero(quotas < sizes)
+            quotas[random.permutation(short)[:missing]] += 1
+        # The rank of each sample within its class, the easiest first.
+        ranks = np.empty(len(used), np.int64)
+        for group in range(len(groups)):
+            of_group = order[members[order] == group]
+            ranks[of_group] = np.arange(len(of_group))
+        chosen: Ints = order[ranks[order] < quotas[members[order]]][:count]
+        return chosen
+
+
+class DeckSwap(RandomSwap):
+    """Brings in every sample once, in shuffled order, before any a second time; what leaves is drawn at random.
+
+    Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
+    no memory: only a hand of the next few is held. Samples that came since may wait for the next pass.
+    """
+
+    name = "deck"
+
+    def __init__(self, ratio: float | Ratio = 0.5) -> None:
+        super().__init__(ratio)
+        self._decks: dict[int, _Deck] = {}
+
+    def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
+        drawn: list[int] = []
+        while len(drawn) < min(count, len(pool)):
+            position = self._decks.setdefault(pool.group, _Deck()).draw(pool, random)
+            if position not in drawn:
+                drawn.append(position)
+        return np.array(drawn, np.int64)
+
+    def renamed(self, position: int, old: int) -> None:
+        for deck in self._decks.values():
+            deck.hand = [position if held == old else held for held in deck.hand if held != position]
+
+    def state(self) -> Any:
+        return [[group, deck.key, deck.dealt, deck.hand] for group, deck in self._decks.items()]
+
+    def restore(self, state: Any) -> None:
+        self._decks = {group: _Deck(key, dealt, list(hand)) for group, key, dealt, hand in state}
+
+
+@dataclass(slots=True)
+class _Deck:
+    """A pass over a group.
+
+    Attributes
+    ----------
+    key
+        Of the pass; None before the first.
+    dealt
+        The random number up to which positions were dealt.
+    hand
+        Positions dealt, but not drawn yet, the next one last.
+    """
+
+    key: int | None = None
+    dealt: int = 0
+    hand: list[int] = field(default_factory=list)
+
+    def draw(self, pool: Pool, random: np.random.Generator) -> int:
+        """Return the next position that is not in memory: what is there was brought in already."""
+        while True:
+            while not self.hand:
+                self._deal(pool, random)
+            position = self.hand.pop()
+            if pool.has(position):
+                return position
+
+    def _deal(self, pool: Pool, random: np.random.Generator) -> None:
+        if self.key is None:
+            self.key, self.dealt = int(random.integers(2**62)), 0
+        numbers = mixed(pool.positions, self.key)
+        waiting = np.flatnonzero(numbers > np.uint64(self.dealt))
+        if len(waiting) == 0:
+            self.key = None
+            return
+        count = min(len(waiting), max(_HAND, len(numbers) // 64))
+        some = waiting[np.argpartition(numbers[waiting], count - 1)[:count]]
+        some = some[np.argsort(numbers[some])]
+        self.dealt = int(numbers[some[-1]])
+        self.hand = pool.positions[some][::-1].tolist()
+
+
+def gate_scores(logits: NDArray[Any], labels: Ints) -> NDArray[np.float64]:
+    """Return CarM's score of predictions, 0 (right and sure) to 1 (wrong and sure), float64 [n].
+
+    Parameters
+    ----------
+    logits
+        [n, classes].
+    labels
+        int64 [n]: the right columns.
+    """
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    weights = np.exp(shifted)
+    total = weights.sum(axis=1)
+    entropy = np.log(total) - (weights * shifted).sum(axis=1) / total
+    doubt = 0.5 * entropy / math.log(max(2, logits.shape[1]))
+    scores: NDArray[np.float64] = np.where(logits.argmax(axis=1) == labels, doubt, 1 - doubt)
+    return scores
+
+
+def _as_scores(scores: Any, shape: tuple[int, ...], expected: str) -> NDArray[Any]:
+    if scores is None:
+        raise ValueError(f"scores: this swap policy needs {expected}")
+    array = _as_floats(scores)
+    if array.shape != shape:
+        raise ValueError(f"scores: expected {expected} with n={shape[0]}, got shape {list(array.shape)}")
+    if not np.isfinite(array).all():
+        raise ValueError("scores: expected finite numbers; a model that diverged has none")
+    return array
+
+
+def _as_floats(scores: Any) -> NDArray[np.float64]:
+    """Return numbers, which may be a torch tensor of any floating dtype and device, as float64."""
+    if hasattr(scores, "detach"):
+        scores = scores.detach().cpu().double().numpy()  # numpy has no bfloat16
+    try:
+        return np.asarray(scores, np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"scores: expected an array of numbers ({error})") from error
+
+
+_POLICIES: dict[str, type[RandomSwap]] = {
+    policy.name: policy for policy in (RandomSwap, DeckSwap, GateSwap, LossSwap, AgeSwap)
+}
+
+
+def swap_class(name: str) -> type[RandomSwap] | None:
+    """Return the policy class of a name, None where there is none."""
+    return _POLICIES.get(name)
+
+
+def swap_policy(swap: str | SwapPolicy | None) -> SwapPolicy | None:
+    """Return the policy of a name, with a ratio of one half: ``"random"``, ``"deck"``, ``"gate"``, ``"loss"``,
+    ``"age"``.
+
+    Raises
+    ------
+    ValueError
+        For any other name.
+    TypeError
+        For a class.
+    """
+    if isinstance(swap, type):
+        raise TypeError(f"swap={swap.__name__}: expected a policy, such as {swap.__name__}(0.5), not its class")
+    if not isinstance(swap, str):
+        return swap
+    if swap not in _POLICIES:
+        raise ValueError(f"swap={swap!r}: expected one of {', '.join(map(repr, _POLICIES))}, a policy, or None")
+    return _POLICIES[swap]()
