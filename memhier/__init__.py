@@ -82,6 +82,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("memhier")
     if name not in _HOMES:
         raise AttributeError(f"module 'memhier' has no attribute {name!r}")
     return getattr(import_module(f"memhier.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, "__version__"})

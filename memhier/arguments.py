@@ -1,23 +1,124 @@
-"""Checks of single numbers at the border: what came, what was expected."""
+"""Checks of arguments at the border: the error names the argument, its value and the values expected.
 
+One meaning for the whole library: a bool is no number, any type with ``__index__`` is an integer, and an array that the
+core fills in place is C-contiguous and aligned.
+"""
+
+import math
+import numbers
 import operator
 from typing import Any
 
-__all__ = ["check_int"]
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["as_bytes", "as_ints", "check_array", "check_int", "check_number", "check_range"]
+
+_INT64_MAX = np.iinfo(np.int64).max
 
 
-def check_int(name: str, value: Any, low: int, high: int, what: str = "") -> int:
-    """Return an integer of any type as an int, or say what is wrong with it.
+def check_int(name: str, value: Any, low: int = 0, high: int | None = None, unit: str = "") -> int:
+    """Return an integer of any type as an int.
 
     Parameters
     ----------
-    what
-        What it counts, for the message, such as ``"bytes"``.
+    low, high
+        The range, both ends included; None has no end.
+    unit
+        The thing that the integer counts, for the message, such as ``"bytes"``.
+
+    Raises
+    ------
+    TypeError
+        If the value is no integer. A bool is none.
+    ValueError
+        If the value is out of range.
+
+    Examples
+    --------
+    >>> check_int("rows", np.int32(3), 1)
+    3
+    >>> check_int("rows", True)
+    Traceback (most recent call last):
+    TypeError: rows=True: expected an int
     """
-    # A bool is an index for Python, but as a size it is a mistake.
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
+    if isinstance(value, bool | np.bool_) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}={value!r}: expected an int")
-    number = operator.index(value)
-    if not low <= number <= high:
-        raise ValueError(f"{name}={number}: expected {low} to {high}{what and f' {what}'}")
+    try:
+        number = operator.index(value)
+    except TypeError:  # an array of several, or of floats
+        raise TypeError(f"{name}={value!r}: expected an int") from None
+    if number < low or (high is not None and number > high):
+        expected = f"at least {low}" if high is None else f"{low} to {high}"
+        raise ValueError(f"{name}={number}: expected {expected}{unit and f' {unit}'}")
     return number
+
+
+def check_number(
+    name: str, value: Any, low: float = -math.inf, high: float = math.inf, *, above: bool = False
+) -> float:
+    """Return a real number of any type as a float.
+
+    Parameters
+    ----------
+    low, high
+        The range, both ends included.
+    above
+        The number is greater than `low`.
+
+    Raises
+    ------
+    TypeError
+        If the value is no real number. A bool is none.
+    ValueError
+        If the value is NaN or out of range.
+    """
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
+        raise TypeError(f"{name}={value!r}: expected a number")
+    number = float(value)
+    if not (low < number if above else low <= number) or number > high:
+        least = f"above {low:g}" if above else f"at least {low:g}" if high == math.inf else f"{low:g}"
+        most = "" if high == math.inf else f" and at most {high:g}" if above else f" to {high:g}"
+        raise ValueError(f"{name}={value}: expected a number, {least}{most}")
+    return number
+
+
+def as_ints(name: str, values: Any) -> NDArray[np.int64]:
+    """Return integers of any type and layout as a C-contiguous, aligned int64 array of the same shape."""
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu" and array.size:
+        raise TypeError(f"{name}: expected integers, got an array of {array.dtype}")
+    if array.dtype.kind == "u" and array.size and int(array.max()) > _INT64_MAX:
+        raise ValueError(f"{name}: expected int64, but {int(array.max())} does not fit")
+    array = np.asarray(array, np.int64, order="C")
+    return array if array.flags.aligned else array.copy()
+
+
+def check_range(name: str, values: NDArray[np.int64], limit: int, expected: str) -> None:
+    """Raise ValueError unless all values lie in 0 to limit - 1."""
+    if values.size and (int(values.min()) < 0 or int(values.max()) >= limit):
+        flat = values.reshape(-1)
+        at = int(np.flatnonzero((flat < 0) | (flat >= limit))[0])
+        raise ValueError(f"{name}[{at}]={flat[at]}: expected {expected}")
+
+
+def check_array(name: str, array: Any, dtype: Any, shape: tuple[int, ...], *, writable: bool = True) -> None:
+    """Raise unless an array has this dtype and shape and the core can use its memory as it is."""
+    if not isinstance(array, np.ndarray) or array.dtype != dtype:
+        came = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
+        raise TypeError(f"{name}: expected an array of {np.dtype(dtype)}, got {came}")
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+    if not array.flags.c_contiguous or not array.flags.aligned or (writable and not array.flags.writeable):
+        kind = "a writable, C-contiguous, aligned" if writable else "a C-contiguous, aligned"
+        raise ValueError(f"{name}: expected {kind} array of shape {shape}")
+
+
+def as_bytes(name: str, data: Any) -> memoryview:
+    """Return the bytes of an object with a C-contiguous buffer, without a copy."""
+    try:
+        return np.frombuffer(data, np.uint8).data
+    except TypeError as error:
+        raise TypeError(f"{name}: expected bytes or an object with a buffer, got {type(data).__name__}") from error
+    except ValueError as error:
+        raise ValueError(f"{name}: expected C-contiguous bytes; numpy.ascontiguousarray makes them") from error

@@ -2,6 +2,7 @@
 
 import dis
 import random
+import signal
 import sys
 import threading
 from collections import Counter
@@ -29,6 +30,8 @@ settings.load_profile("memhier")
 
 def pytest_configure(config: pytest.Config) -> None:
     """Leave slow tests out unless a marker expression asks for something else (``-m slow``, or ``-m ""`` for all)."""
+    # A shell that starts a command in the background has it ignore interrupts, and the tests send some.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not any(argument.startswith(("-m", "--markexpr")) for argument in config.invocation_params.args):
         config.option.markexpr = "not slow"
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from memhier import backend
-from memhier.arrays import as_ints, check_array, check_range
+from memhier.arguments import as_ints, check_array, check_range
 from memhier.cache.slab_memory import Layout, open_shared_memory, private_memory, shared_memory
 from memhier.errors import ClosedError
 from memhier.io.descriptors import close_descriptor, close_with

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from memhier.arguments import check_int
 from memhier.errors import FormatError
 
 __all__ = ["Layout", "open_shared_memory", "private_memory", "shared_memory"]
@@ -37,17 +38,16 @@ class Layout:
     @classmethod
     def checked(cls, slots: Any, dtype: Any, shape: Any) -> Self:
         """Return the layout for arguments of a user; TypeError or ValueError names the one that does not fit."""
-        if isinstance(slots, bool) or not isinstance(slots, int | np.integer):
-            raise TypeError(f"slots={slots!r}: expected an int")
-        if slots < 1:
-            raise ValueError(f"slots={slots}: expected at least 1")
+        slots = check_int("slots", slots, 1)
         lengths = shape if isinstance(shape, tuple) else (shape,)
-        if not all(isinstance(length, int | np.integer) and length > 0 for length in lengths):
-            raise ValueError(f"shape={shape!r}: expected a positive int, or a tuple of them")
+        lengths = tuple(
+            check_int("shape" if lengths is not shape else f"shape[{axis}]", length, 1)
+            for axis, length in enumerate(lengths)
+        )
         dtype = np.dtype(dtype)
         if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
             raise ValueError(f"dtype={dtype}: expected plain bytes of fixed size; give the shape of a row as shape")
-        return cls(int(slots), dtype, tuple(int(length) for length in lengths))
+        return cls(slots, dtype, lengths)
 
     @classmethod
     def parsed(cls, mapping: mmap.mmap, name: str) -> Self:

@@ -1,13 +1,12 @@
 """Which slot of a slab holds which key: a batched map from int64 keys to the numbers 0 to capacity - 1."""
 
-import operator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier import backend
-from memhier.arrays import as_ints, check_array, check_range
+from memhier.arguments import as_ints, check_array, check_int, check_range
 from memhier.cache import python_slots
 from memhier.errors import BudgetError
 
@@ -309,15 +308,7 @@ def _core_sizes(capacity: int, key_space: int | None) -> tuple[int, ...]:
 
 
 def _check_sizes(capacity: int, key_space: int | None, batch: int) -> tuple[int, int | None, int]:
-    for name, value in (("capacity", capacity), ("key_space", key_space), ("batch", batch)):
-        if isinstance(value, bool) or not (hasattr(value, "__index__") or (name == "key_space" and value is None)):
-            raise TypeError(f"{name}={value!r}: expected an int")
-    capacity, batch = operator.index(capacity), operator.index(batch)
-    key_space = None if key_space is None else operator.index(key_space)
-    if not 1 <= capacity <= CAPACITY_MAX:
-        raise ValueError(f"capacity={capacity}: expected 1 to {CAPACITY_MAX} slots")
-    if key_space is not None and not 1 <= key_space <= _KEY_SPACE_MAX:
-        raise ValueError(f"key_space={key_space}: expected 1 to {_KEY_SPACE_MAX} possible keys, or None for any int64")
-    if not 0 <= batch <= CAPACITY_MAX:
-        raise ValueError(f"batch={batch}: expected 0 to {CAPACITY_MAX} keys")
-    return capacity, key_space, batch
+    capacity = check_int("capacity", capacity, 1, CAPACITY_MAX, "slots")
+    if key_space is not None:
+        key_space = check_int("key_space", key_space, 1, _KEY_SPACE_MAX, "possible keys, or None for any int64")
+    return capacity, key_space, check_int("batch", batch, 0, CAPACITY_MAX, "keys")

@@ -4,7 +4,7 @@ import importlib
 import threading
 from typing import Any, ClassVar
 
-from memhier.arrays import as_bytes
+from memhier.arguments import as_bytes
 from memhier.errors import CorruptionError
 
 __all__ = ["PlainBytesCodec", "ZstdCodec"]

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from memhier.arrays import check_array
+from memhier.arguments import check_array, check_int
 
 __all__ = ["BrainCodec", "FeedbackCodec", "HalfCodec", "PlainCodec", "ScaledCodec"]
 
@@ -200,9 +200,7 @@ def _plain_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _check_dim(dim: int) -> int:
-    if isinstance(dim, bool) or not isinstance(dim, int | np.integer) or dim < 1:
-        raise ValueError(f"dim={dim!r}: expected a positive int")
-    return int(dim)
+    return check_int("dim", dim, 1)
 
 
 def _check_rows(name: str, rows: Any) -> tuple[int, int]:

@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from memhier.arguments import check_int
 from memhier.errors import FormatError
 from memhier.io.device_profile import DeviceProfile
 
@@ -211,10 +212,7 @@ class CostModel:
         for name, each in (("written_bytes", written_bytes), ("read_bytes", read_bytes)):
             if np.shape(each) not in ((), counts.shape):
                 raise ValueError(f"{name} has shape {list(np.shape(each))}: expected a number, or {list(counts.shape)}")
-        if isinstance(ahead, bool) or not isinstance(ahead, int | np.integer):
-            raise TypeError(f"ahead={ahead!r}: expected a number of steps as an int")
-        if ahead < 0:
-            raise ValueError(f"ahead={ahead}: expected zero or more steps")
+        ahead = check_int("ahead", ahead, 0, unit="steps")
         compute_s = float(_not_negative("compute_s", compute_s))
         io = np.atleast_1d(self.batch_s(counts, depth=depth, read_bytes=read_bytes) + self.append_s(written_bytes))
         io = np.broadcast_to(io, counts.shape)

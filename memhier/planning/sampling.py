@@ -6,13 +6,13 @@ behaves like one of R C rows on the sample; the same holds for policies other th
 Park, "Cache modeling and optimization using miniature simulations", USENIX ATC 2017).
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.arguments import check_int, check_number
 from memhier.policies._base import as_keys
 
 __all__ = ["Sample", "sample_keys", "trace_blocks"]
@@ -85,9 +85,7 @@ def sample_keys(
     (100, 2000)
     """
     threshold = _threshold(rate, keys)
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed={seed!r}: expected an int")
-    seed = int(seed)
+    seed = check_int("seed", seed, -_SPAN, _SPAN)
     kept: list[tuple[Keys, Hashes]] = []
     seen = np.empty(0, np.uint64)  # hashes of the distinct keys, sorted; a hash stands for one key
     accesses = kept_accesses = filtered_at = 0
@@ -129,13 +127,6 @@ def _threshold(rate: float | None, keys: int | None) -> int:
     if (rate is None) == (keys is None):
         raise ValueError(f"rate={rate!r}, keys={keys!r}: expected one of the two")
     if keys is not None:
-        if isinstance(keys, bool) or not isinstance(keys, int | np.integer):
-            raise TypeError(f"keys={keys!r}: expected a number of keys as an int")
-        if keys < 1:
-            raise ValueError(f"keys={keys!r}: expected at least one key")
+        check_int("keys", keys, 1)
         return _SPAN
-    if not isinstance(rate, int | float) or isinstance(rate, bool):
-        raise TypeError(f"rate={rate!r}: expected a share as a float")
-    if not (math.isfinite(rate) and 0 < rate <= 1):
-        raise ValueError(f"rate={rate!r}: expected a share above 0 and at most 1")
-    return max(1, round(rate * _SPAN))
+    return max(1, round(check_number("rate", rate, 0, 1, above=True) * _SPAN))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
+from memhier.arguments import as_ints, check_int
 from memhier.errors import BudgetError
 from memhier.policies._reference import Order, Reference
 
@@ -86,36 +87,22 @@ class Policy(Protocol):
 
 
 def as_keys(keys: npt.ArrayLike, name: str = "keys") -> Keys:
-    """Return `keys` as a contiguous int64 [n], copied only if they are not one already."""
-    array = np.asarray(keys)
+    """Return `keys` as a contiguous, aligned int64 [n], copied only if they are not one already."""
+    array = as_ints(name, keys)
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}: expected one dimension, int64 [n]")
-    if array.size == 0:
-        return np.empty(0, np.int64)
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"{name} has dtype {array.dtype}: expected integers (int64)")
-    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
-        raise ValueError(f"{name} holds {array.max()}: expected keys within int64")
-    return np.ascontiguousarray(array, np.int64)
+    return array
 
 
 def check_capacity(capacity: int, name: str = "capacity", most: int = CAPACITY_MAX) -> int:
-    """Return a capacity in rows, or say what is wrong with it."""
-    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer):
-        raise TypeError(f"{name}={capacity!r}: expected a number of rows as an int")
-    if not 1 <= capacity <= most:
-        raise ValueError(f"{name}={capacity!r}: expected from 1 to {most} rows")
-    return int(capacity)
+    """Return a capacity in rows."""
+    return check_int(name, capacity, 1, most, "rows")
 
 
 def check_lookahead(lookahead: int | None, unit: str) -> None:
-    """Refuse what is neither None nor a number of `unit`."""
-    if lookahead is None:
-        return
-    if isinstance(lookahead, bool) or not isinstance(lookahead, int | np.integer):
-        raise TypeError(f"lookahead={lookahead!r}: expected a number of {unit} as an int, or None for all")
-    if lookahead < 0:
-        raise ValueError(f"lookahead={lookahead}: expected zero or more {unit}, or None for all")
+    """Raise unless `lookahead` is None or a number of `unit`."""
+    if lookahead is not None:
+        check_int("lookahead", lookahead, 0, unit=f"{unit}, or None for all")
 
 
 def refuse_oversized(batch: Keys, pinned: Keys, policy: Policy, capacity: int) -> None:

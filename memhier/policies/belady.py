@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
+from memhier.arguments import check_int
 from memhier.policies._base import Access, Keys, as_keys, check_capacity, check_lookahead, over_budget, refuse_oversized
 from memhier.policies._belady_reference import BeladyReference
 
@@ -47,12 +48,9 @@ class Belady:
         self._capacity = check_capacity(capacity)
         if half_life is None:
             half_life = 4 * self._capacity
-        if isinstance(half_life, bool) or not isinstance(half_life, int | np.integer):
-            raise TypeError(f"half_life={half_life!r}: expected a number of accesses as an int")
-        if not 1 <= half_life <= _HALF_LIFE_MAX:
-            raise ValueError(f"half_life={half_life!r}: expected from 1 to {_HALF_LIFE_MAX} accesses")
+        half_life = check_int("half_life", half_life, 1, _HALF_LIFE_MAX, "accesses")
         make = BeladyReference if backend.core is None else backend.core.BeladyPolicy
-        self._engine: Any = make(self._capacity, int(half_life))
+        self._engine: Any = make(self._capacity, half_life)
 
     @property
     def capacity(self) -> int:

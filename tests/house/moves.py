@@ -1,8 +1,8 @@
 """Files passed, and moves between files, in one warm call of each main operation.
 
-``python tests/house/moves.py [SYSTEM ...] [--show]`` from the root; the systems are zoom, tiered, store, bag, replay
-and decode. ``--show`` lists the calls. Calls on the thread that serves the main thread count as its own; the threads that
-read and write in the background do not.
+``python tests/house/moves.py [SYSTEM ...] [--show]`` runs from the root. The systems are zoom, tiered, store, bag,
+replay and decode. ``--show`` lists the calls. Calls on the thread that serves the main thread count; calls on
+background threads do not.
 """
 
 import functools

@@ -211,7 +211,7 @@ def test_a_batch_that_does_not_fit(core: str) -> None:
 def test_arguments_are_checked_at_once() -> None:
     with pytest.raises(ValueError, match="beyond='lru': expected 'keep' or 'drop'"):
         Lookahead(3, beyond="lru")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="lookahead=-1: expected zero or more"):
+    with pytest.raises(ValueError, match="lookahead=-1: expected at least 0"):
         plan([], 3, lookahead=-1)
     with pytest.raises(TypeError, match=r"lookahead=1\.5"):
         plan([], 3, lookahead=1.5)  # type: ignore[arg-type]

@@ -328,11 +328,11 @@ def test_any_array_of_integers_will_do(core: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("wrong", "error", "words"),
     [
-        ([1.5], TypeError, "keys has dtype float64: expected integers"),
-        (["a"], TypeError, "keys has dtype <U1"),
+        ([1.5], TypeError, "keys: expected integers, got an array of float64"),
+        (["a"], TypeError, "keys: expected integers, got an array of <U1"),
         ([[1]], ValueError, r"keys has shape \(1, 1\): expected one dimension"),
-        (np.array([2**63], np.uint64), ValueError, "keys holds 9223372036854775808"),
-        ([True], TypeError, "keys has dtype bool"),
+        (np.array([2**63], np.uint64), ValueError, "keys: expected int64, but 9223372036854775808"),
+        ([True], TypeError, "keys: expected integers, got an array of bool"),
     ],
 )
 def test_bad_keys(core: str, name: str, wrong: Any, error: type[Exception], words: str) -> None:

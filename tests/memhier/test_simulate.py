@@ -141,9 +141,9 @@ def test_bad_arguments_of_curves() -> None:
         ({"policy": "fifo"}, "policy='fifo': expected one of lru, lfu"),
         ({"rate": 0.1, "keys": 5}, "expected one of the two"),
         ({"policy": "lfu", "rate": 0.5}, "cannot be told from a sample"),
-        ({"rate": 0.0}, "rate=0.0: expected a share above 0"),
+        ({"rate": 0.0}, "rate=0.0: expected a number, above 0"),
         ({"rate": float("nan")}, "rate=nan"),
-        ({"keys": 0}, "keys=0: expected at least one"),
+        ({"keys": 0}, "keys=0: expected at least 1"),
     ):
         with pytest.raises(ValueError, match=words):
             miss_ratio_curve(trace, **({"capacities": [5]} | arguments))  # type: ignore[arg-type]
@@ -151,7 +151,7 @@ def test_bad_arguments_of_curves() -> None:
         miss_ratio_curve(np.empty(0, np.int64), [5])
     with pytest.raises(TypeError, match="seed='a'"):
         sample_keys(trace, rate=0.5, seed="a")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="trace has dtype float64"):
+    with pytest.raises(TypeError, match="trace: expected integers, got an array of float64"):
         miss_ratio_curve(np.array([0.5]), [5])
 
 
