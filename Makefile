@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python demo test test-plugins lint types pytest pytest-python soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python demo test test-plugins lint types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -63,6 +63,9 @@ $(PLUGINS)/.installed: $(VENV)/.installed constraints-plugins.txt
 	@$(BIN)/python -c "import site; print(*(f'import site; site.addsitedir({path!r})' for path in site.getsitepackages()), sep='\n')" \
 	    > "$$($(PLUGINS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/memhier-parent.pth"
 	@touch $@
+
+house: build  ## rooms, floors, arrows, circles and other counts; fails if one grew
+	@$(BIN)/python tests/house/counts.py
 
 lint: build  ## ruff, rules and format
 	$(BIN)/ruff check $(TREE)

@@ -4,11 +4,11 @@ The tiers know bytes, rows, slots, plans and devices. Search is in :mod:`memhier
 :mod:`memhier.recsys`.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from memhier.budget import format_bytes, parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError, MemhierError
+from memhier.lazy import lazy
 
 if TYPE_CHECKING:
     from memhier.cache.slab import Slab
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memhier.store.store import Store
     from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
     from memhier.table.tiered import Tiered
+    from memhier.version import __version__ as __version__
 
 __all__ = [
     "BudgetError",
@@ -58,36 +59,29 @@ __all__ = [
 ]
 
 # Loaded when first asked for, so that `import memhier` costs next to nothing.
-_HOMES = {
-    "CheckpointWriter": "table.checkpoint",
-    "CostModel": "planning.cost",
-    "DeviceProfile": "io.device",
-    "Lookahead": "planning.plan",
-    "Reader": "io.reader",
-    "RowLog": "log.row_log",
-    "Rows": "rows.rows",
-    "RowsWriter": "rows.rows",
-    "Samples": "log.samples",
-    "Slab": "cache.slab",
-    "SlotMap": "cache.slots",
-    "Store": "store.store",
-    "Tiered": "table.tiered",
-    "get_bytes_codec": "codecs",
-    "get_codec": "codecs",
-    "miss_ratio_curve": "planning.curves",
-    "probe": "io.device",
-    "read_checkpoint": "table.checkpoint",
-    "simulate": "planning.simulation",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("importlib.metadata").version("memhier")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'memhier' has no attribute {name!r}")
-    return getattr(import_module(f"memhier.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, "__version__"})
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "__version__": "memhier.version",
+        "CheckpointWriter": "memhier.table.checkpoint",
+        "CostModel": "memhier.planning.cost",
+        "DeviceProfile": "memhier.io.device",
+        "Lookahead": "memhier.planning.plan",
+        "Reader": "memhier.io.reader",
+        "RowLog": "memhier.log.row_log",
+        "Rows": "memhier.rows.rows",
+        "RowsWriter": "memhier.rows.rows",
+        "Samples": "memhier.log.samples",
+        "Slab": "memhier.cache.slab",
+        "SlotMap": "memhier.cache.slots",
+        "Store": "memhier.store.store",
+        "Tiered": "memhier.table.tiered",
+        "get_bytes_codec": "memhier.codecs",
+        "get_codec": "memhier.codecs",
+        "miss_ratio_curve": "memhier.planning.curves",
+        "probe": "memhier.io.device",
+        "read_checkpoint": "memhier.table.checkpoint",
+        "simulate": "memhier.planning.simulation",
+    },
+    [*globals()],
+)
