@@ -24,13 +24,11 @@ if TYPE_CHECKING:
     from memhier.planning.simulation import simulate
     from memhier.rows.rows import Rows, RowsWriter
     from memhier.store.store import Store
-    from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
     from memhier.table.tiered import Tiered
     from memhier.version import __version__ as __version__
 
 __all__ = [
     "BudgetError",
-    "CheckpointWriter",
     "ClosedError",
     "CorruptionError",
     "CostModel",
@@ -54,7 +52,6 @@ __all__ = [
     "miss_ratio_curve",
     "parse_bytes",
     "probe",
-    "read_checkpoint",
     "simulate",
 ]
 
@@ -63,7 +60,6 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "__version__": "memhier.version",
-        "CheckpointWriter": "memhier.table.checkpoint",
         "CostModel": "memhier.planning.cost",
         "DeviceProfile": "memhier.io.device",
         "Lookahead": "memhier.planning.plan",
@@ -80,7 +76,6 @@ __getattr__, __dir__ = lazy(
         "get_codec": "memhier.codecs",
         "miss_ratio_curve": "memhier.planning.curves",
         "probe": "memhier.io.device",
-        "read_checkpoint": "memhier.table.checkpoint",
         "simulate": "memhier.planning.simulation",
     },
     [*globals()],
