@@ -4,7 +4,9 @@ Imports are read from the syntax trees, so a rule also holds for an import insid
 """
 
 import ast
+import functools
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -230,3 +232,29 @@ def _methods(kind: type, *, described: bool = False) -> list[str]:
         if (isinstance(value, property | classmethod | staticmethod) or inspect.isfunction(value))
         and (inspect.getdoc(value) or not described)
     ]
+
+
+@functools.cache
+def _counts() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("house_counts", ROOT / "tests" / "house" / "counts.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_no_count_of_the_house_grew() -> None:
+    counts = _counts()
+    found = counts.counts()
+    assert counts.grown(found) == []
+    assert set(counts.LIMITS) == set(found)
+
+
+def test_the_counts_see_growth_circles_and_floors() -> None:
+    counts = _counts()
+    assert counts.grown({"lines": 3, "circles": 0}, {"lines": 2, "circles": 0}) == ["lines: 3, at most 2"]
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a", "e"}, "e": set()}
+    assert counts.circles(graph) == [["a", "b", "c"]]
+    assert counts.circles({"a": {"b"}, "b": set()}) == []
+    assert counts.floors({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == 3

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
-__all__ = ["LIMITS", "counts", "grown", "shape", "sources"]
+__all__ = ["LIMITS", "circles", "counts", "floors", "grown", "shape", "sources"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS: dict[str, float] = json.loads(Path(__file__).with_name("limits.json").read_text())
@@ -72,7 +72,7 @@ def _graph() -> Graph:
     return graph
 
 
-def _circles(graph: Graph) -> list[list[str]]:
+def circles(graph: Graph) -> list[list[str]]:
     """Return the groups of nodes that reach each other (Tarjan, 1972)."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
@@ -100,7 +100,7 @@ def _circles(graph: Graph) -> list[list[str]]:
     return circles
 
 
-def _floors(graph: Graph) -> int:
+def floors(graph: Graph) -> int:
     """Return the nodes on the longest path; a circle ends the path."""
     height: dict[str, int] = {}
 
@@ -134,7 +134,7 @@ def shape(folder: str) -> dict[str, int]:
     """Return the numbers of rooms, floors, arrows and circles directly inside a folder."""
     graph = _rooms(folder)
     arrows = sum(map(len, graph.values()))
-    return {"rooms": len(graph), "floors": _floors(graph), "arrows": arrows, "circles": len(_circles(graph))}
+    return {"rooms": len(graph), "floors": floors(graph), "arrows": arrows, "circles": len(circles(graph))}
 
 
 def _crowd() -> tuple[int, str]:
@@ -221,7 +221,7 @@ def _hidden() -> int:
 def counts() -> dict[str, float]:
     """Return each count by its name; less is better for all of them."""
     measures: dict[str, Callable[[], float]] = {
-        "circles of modules": lambda: len(_circles(_graph())),
+        "circles of modules": lambda: len(circles(_graph())),
         "circles of rooms": lambda: sum(shape(folder)["circles"] for folder in FOLDERS),
         "files in the fullest folder": lambda: _crowd()[0],
         "private accesses, product": lambda: _private(*PRODUCT),
@@ -251,9 +251,9 @@ def main() -> int:
         limit = f"  at most {LIMITS[name]:,.6g}" if name in LIMITS else ""
         print(f"{name:45} {number:8,.6g}{limit}")
     print("the fullest folder:", _crowd()[1])
-    print(*(f"a circle of modules: {', '.join(circle)}" for circle in _circles(_graph())), sep="\n")
+    print(*(f"a circle of modules: {', '.join(circle)}" for circle in circles(_graph())), sep="\n")
     for folder in FOLDERS:
-        print(*(f"a circle of rooms in {folder}: {', '.join(c)}" for c in _circles(_rooms(folder))), sep="\n")
+        print(*(f"a circle of rooms in {folder}: {', '.join(c)}" for c in circles(_rooms(folder))), sep="\n")
     print(*(f"continued by a subclass: {line}" for line in _split_classes()), sep="\n")
     complaints = grown(found)
     print(*(f"GREW: {line}" for line in complaints), sep="\n")
