@@ -4,31 +4,34 @@ from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
-from memhier.ann.decoder.calibration.build import build_codes, encode_again, warn_if_short
+from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.cost import full_costs_less
 from memhier.ann.decoder.calibration.familiar import Familiar
-from memhier.ann.decoder.calibration.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer, check_hidden, check_layer
-from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
+from memhier.ann.decoder.coding.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.shield import close_made, shielded, shielded_giving
 from memhier.store.store import Verify
 
-__all__ = ["LogitIndex"]
-
-Ints: TypeAlias = npt.NDArray[np.int64]
+__all__ = ["LogitIndex", "way_for"]
 
 _FULL_BLOCK = 64  # states whose logits are held at a time
-_CALLS_KEPT = 16  # at a time, whose room is kept for the next
+
+
+def way_for(choices: Choices, batch: int) -> Method:
+    """Return the way of the last choice, in ascending order of batches, whose batch is at most this one."""
+    return next((way for least, way in reversed(choices) if batch >= least), choices[0][1])
 
 
 class LogitIndex:
@@ -50,18 +53,15 @@ class LogitIndex:
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
         self.digest = digest
-        self._familiar = Familiar(settings.ranges)
-        self._keep_usual(engine)
+        self._words, self._dimension = engine.codes.shape
+        self._familiar = Familiar(engine.codes.projection, settings.ranges)
+        engine.keep(settings.candidates_most)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Be what was pickled or copied; what it is asked with is looked at anew."""
         self.__dict__.update(state)
-        self._familiar = Familiar(self._settings.ranges)
-        self._keep_usual(self._engine)
-
-    def _keep_usual(self, engine: Engine) -> None:
-        """Of what calls work in, keep what usual ones need."""
-        engine.keep(_CALLS_KEPT if engine.in_dram else 1, self._settings.candidates_most)
+        self._familiar = Familiar(self._engine.codes.projection, self._settings.ranges)
+        self._engine.keep(self._settings.candidates_most)
 
     @classmethod
     def build(
@@ -138,9 +138,10 @@ class LogitIndex:
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
         if path is not None:
             check_place(Path(path))
-        codes, settings, held = build_codes(layer, states, k, precision, method, rank, seed, progress)
+        options = BuildOptions(k, precision, method, rank, seed, progress)
+        codes, settings, held = build_codes(layer, states, options)
         warn_if_short(settings, method)
-        index = cls(Engine(codes, layer), settings, method, layer.digest())
+        index = cls(DramEngine(codes, layer), settings, method, layer.digest())
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
         if dram is None or path is None:
@@ -162,19 +163,19 @@ class LogitIndex:
         """
         k = self._settings.k
         able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
-        ways: dict[str, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able}
+        ways: dict[Method, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able}
         ways["full"] = full or (lambda states: self._engine.full(states, k))
         self._settings = self._settings.with_(choices=measure_choices(ways, hidden, seed))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Words and dimension."""
-        return len(self._engine.codes.norms), len(self._engine.codes.projection.mean)
+        return self._words, self._dimension
 
     @property
     def layer(self) -> OutputLayer | None:
         """The layer, where its rows lie in DRAM."""
-        return self._engine.layer if isinstance(self._engine.layer, OutputLayer) else None
+        return self._engine.layer
 
     @property
     def settings(self) -> Settings:
@@ -192,24 +193,24 @@ class LogitIndex:
         `contexts_checked` hidden states of those asked with were compared with the contexts of the build, by their
         norms, and `contexts_unlike` of these lie outside theirs. Where many do, the call that finds it warns, once.
         """
-        codes, settings, layer = self._engine.codes, self._settings, self._engine.layer
+        codes, settings = self._engine.codes, self._settings
         return {
-            "words": self.shape[0],
-            "dimension": self.shape[1],
+            "words": self._words,
+            "dimension": self._dimension,
             "width": codes.blocks.width,
             "degree": 0 if codes.graph is None else codes.graph.links.shape[1],
             "memory_bytes": self.memory_bytes,
-            "rows_in_dram": isinstance(layer, OutputLayer),
+            "rows_in_dram": self._engine.layer is not None,
             "contexts_checked": self._familiar.checked,
             "contexts_unlike": self._familiar.unlike,
             "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
             **{f"precision_{way}": reached for way, reached in settings.reached.items()},
-            **({} if isinstance(layer, OutputLayer) else layer.stats()),
+            **self._engine.stats(),
         }
 
-    def way(self, batch: int) -> str:
+    def way(self, batch: int) -> Method:
         """Return the way that a batch of this size takes."""
-        return self._settings.way(batch) if self._method == "auto" else self._method
+        return way_for(self._settings.choices, batch) if self._method == "auto" else self._method
 
     def scan_pays(self, batch: int, k: int, margin: float = 1.0) -> bool:
         """Say whether a scan for the k largest costs less than the full product, by a count of bytes.
@@ -219,11 +220,10 @@ class LogitIndex:
         margin
             What the cost of the scan is multiplied by.
         """
-        if not self._engine.in_dram:
+        if self._engine.layer is None:
             return True
-        words, dimension = self.shape
-        limit = min(words, max(HEAD, self._settings.scaled(self._settings.preview_limit, k)))
-        return not full_costs_less(batch, words, dimension, self._engine.codes.blocks.width, limit, margin)
+        limit, width = self._settings.limit(k, self._words, HEAD), self._engine.codes.blocks.width
+        return not full_costs_less(batch, self._words, self._dimension, width, limit, margin)
 
     def topk(
         self,
@@ -254,21 +254,21 @@ class LogitIndex:
         TypeError, ValueError
             When `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary.
         """
-        states = check_hidden("hidden", hidden, self.shape[1])
-        wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
+        states = check_hidden("hidden", hidden, self._dimension)
+        wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         if certify:
-            self._look(states)
+            self._familiar.look(states)
             return self._certified(states, wanted, complete)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
         if way != "full":
-            self._look(states)
+            self._familiar.look(states)
         return self._by(way, states, wanted)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product."""
-        return self._engine.all_logits(check_hidden("hidden", hidden, self.shape[1]))
+        return self._engine.all_logits(check_hidden("hidden", hidden, self._dimension))
 
     def partition(self, hidden: npt.ArrayLike, *, temperature: float = 1.0) -> Partition:
         """Return log Z of each hidden state: the largest 256 logits exact, the others by their estimates.
@@ -282,10 +282,9 @@ class LogitIndex:
         """
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
-        states = check_hidden("hidden", hidden, self.shape[1])
-        self._look(states)
-        head = min(self.shape[0], HEAD)
-        return self._engine.partition(states, min(head, self._settings.k), head, inverse=1 / temperature)[1]
+        states = check_hidden("hidden", hidden, self._dimension)
+        self._familiar.look(states)
+        return self._engine.partition(states, 1, min(self._words, HEAD), inverse=1 / temperature)[1]
 
     def distribution(
         self, hidden: npt.ArrayLike, k: int | None = None, *, temperature: float = 1.0
@@ -301,10 +300,10 @@ class LogitIndex:
         """
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
-        states = check_hidden("hidden", hidden, self.shape[1])
-        wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
-        self._look(states)
-        limit = min(self.shape[0], max(HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
+        states = check_hidden("hidden", hidden, self._dimension)
+        wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
+        self._familiar.look(states)
+        limit = self._settings.limit(wanted, self._words, HEAD)
         return self._engine.partition(states, wanted, limit, inverse=1 / temperature, interval=False)
 
     def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
@@ -317,18 +316,20 @@ class LogitIndex:
         exact
             Take log Z from the full product, for scores that have to agree with a model's own to the last digits.
         """
-        states = check_hidden("hidden", hidden, self.shape[1])
+        states = check_hidden("hidden", hidden, self._dimension)
         names = np.asarray(targets)
         if names.shape != (len(states),) or names.dtype.kind not in "iu":
             raise ValueError(f"targets: expected integers [{len(states)}], got {names.dtype} {list(names.shape)}")
-        if names.size and (int(names.min()) < 0 or int(names.max()) >= self.shape[0]):
-            raise ValueError(
-                f"targets: expected 0 to {self.shape[0] - 1}, got {int(names.min())} to {int(names.max())}"
-            )
-        z = self._full_partition(states) if exact else self.partition(states)
+        if names.size and (int(names.min()) < 0 or int(names.max()) >= self._words):
+            raise ValueError(f"targets: expected 0 to {self._words - 1}, got {int(names.min())} to {int(names.max())}")
+        if exact:
+            z = self._full_partition(states)
+        else:
+            self._familiar.look(states)
+            _, z = self._engine.partition(states, 1, min(self._words, HEAD))
         rows = names.astype(np.int64)[:, None]
         found = self._engine.logits_of(states, rows)
-        slack = self._engine.error_of(states, rows, found)[:, 0]
+        slack = logit_error(states, rows, found, self._engine.codes.norms)[:, 0]
         logits = found[:, 0].astype(np.float64)
         return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
 
@@ -350,8 +351,8 @@ class LogitIndex:
         if layer.shape != self.shape:
             raise ValueError(f"weight: expected shape {list(self.shape)} as the index has, got {list(layer.shape)}")
         codes, changed = encode_again(self._engine.codes, layer)
-        engine = Engine(codes, layer)
-        self._keep_usual(engine)  # before other threads see it
+        engine = DramEngine(codes, layer)
+        engine.keep(self._settings.candidates_most)  # before other threads see it
         before, self._engine, self.digest = self._engine, engine, layer.digest()
         before.close()
         return changed
@@ -397,34 +398,30 @@ class LogitIndex:
             block = states[start : start + _FULL_BLOCK]
             sums = three[:, start : start + len(block)]
             for first, logits in self._engine.logit_blocks(block):
-                error = self._engine.error_of(block, np.arange(first, first + logits.shape[1])[None], logits)
+                rows = np.arange(first, first + logits.shape[1])[None]
+                error = logit_error(block, rows, logits, self._engine.codes.norms)
                 for sign, so_far in zip((0, -1, 1), sums, strict=True):
                     so_far[:] = np.logaddexp(so_far, np.logaddexp.reduce(logits + sign * error, axis=1))
         z, low, high = three
         slack = 1e-8 * np.maximum(1, np.abs(z))  # of adding up in double precision
         return Partition(z, low - slack, high + slack)
 
-    def _way_to(self, batch: int, k: int) -> str:
-        """Return the way for a batch: that of the build for its k, and for more what is counted to cost less."""
-        way = self.way(batch)
+    def _way_to(self, batch: int, k: int) -> Method:
+        """Return the way for a batch: the build's for its k, and for a larger one the way that costs less."""
         more = self._method == "auto" and k > self._settings.k
-        return "full" if more and not self.scan_pays(batch, k) else way
+        return "full" if more and not self.scan_pays(batch, k) else self.way(batch)
 
-    def _look(self, states: Floats) -> None:
-        self._familiar.look(self._engine.codes.projection, states, stacklevel=3)
-
-    def _by(self, way: str, states: Floats, k: int) -> TopK:
+    def _by(self, way: Method, states: Floats, k: int) -> TopK:
         settings, engine = self._settings, self._engine
-        if way == "full" or k == self.shape[0]:
+        if way == "full" or k == self._words:
             return engine.full(states, k)
         if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k:
             return self._walked(states, k, way)
         return self._previewed(states, k)
 
-    def _walked(self, states: Floats, k: int, way: str) -> TopK:
-        """A walk, or seeds alone; for a context far from all that was seen a longer walk, or the preview."""
-        settings = self._settings
-        found = self._engine.walk(states, k, settings.near(way), settings.radius, settings.far, settings.far_radius)
+    def _walked(self, states: Floats, k: int, way: Method) -> TopK:
+        """Walk; send states that are too far away, or that a walk found too little for, to the preview."""
+        found = self._engine.walk(states, k, self._settings.walk(way))
         short = found.indices[:, -1] < 0
         if not short.any():
             return found
@@ -435,13 +432,11 @@ class LogitIndex:
         return found
 
     def _previewed(self, states: Floats, k: int) -> TopK:
-        settings, words = self._settings, self.shape[0]
-        limit = min(words, settings.scaled(settings.preview_limit, k))
-        return self._engine.preview(states, k, limit, settings.coarse(k))
+        settings = self._settings
+        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k))
 
     def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
-        limit = min(self.shape[0], max(CERTIFY_LIMIT, self._settings.scaled(self._settings.preview_limit, k)))
-        found = self._engine.certify(states, k, limit)
+        found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT))
         if complete:
             assert found.proven is not None
             doubtful = np.flatnonzero(~found.proven)

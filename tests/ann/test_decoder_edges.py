@@ -5,8 +5,8 @@ import importlib
 import numpy as np
 import pytest
 
+from memhier import backend
 from memhier.ann.decoder import FGD, LogitIndex
-from memhier.ann.decoder import engine as engine_module
 from memhier.ann.decoder.calibration import calibrate
 
 
@@ -22,8 +22,8 @@ def make_layer(words, dimension, seed=0):
 def core(request, monkeypatch):
     """Both cores, by turns."""
     if request.param == "python":
-        monkeypatch.setattr(engine_module.backend, "core", None)
-    elif engine_module.backend.core is None:
+        monkeypatch.setattr(backend, "core", None)
+    elif backend.core is None:
         pytest.skip("needs the compiled core")
 
 
@@ -77,7 +77,7 @@ def test_many_wanted_reach_the_precision_too():
 
 
 def test_more_are_wanted_than_a_walk_for_far_contexts_would_list(monkeypatch):
-    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
+    monkeypatch.setattr(calibrate, "scan_cost", lambda *_: np.inf)
     weight, hidden = make_layer(1500, 16)
     index = LogitIndex.build(weight, contexts=hidden[:600], k=450, precision=0.5, method="graph")
     assert index.topk(hidden[600:610]).indices.shape == (10, 450)

@@ -8,25 +8,29 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.calibration.settings import ALL_DIRECTIONS, FAR_PROBES, NO_WALK, Coarse, Effort, Settings
+from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method, Settings
 from memhier.ann.decoder.coding.layer import Floats, OutputLayer
-from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, NO_WALK, Coarse, Effort, Walk
 
 __all__ = [
+    "EFS",
     "INSIDE",
     "LIMITS",
     "HeldOut",
     "calibrate_coarse",
+    "calibrate_far",
     "calibrate_preview",
     "calibrate_screen",
     "calibrate_walk",
     "measure_choices",
+    "scan_cost",
     "split",
 ]
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
-_EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LEADING = (8, 16, 24, 32, 48, 64)
 _SURVIVORS = (256, 512, 1024, 2048, 4096)
@@ -93,7 +97,7 @@ def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
     return contexts[np.sort(order[held:])], contexts[np.sort(order[:held])]
 
 
-def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest candidates that reach the precision, or the most there are."""
     reached = 0.0
     limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
@@ -107,7 +111,7 @@ def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precisi
     return settings.with_(reached=settings.reached | {"preview": reached})
 
 
-def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings in which the preview scans leading directions first, where that costs less and loses nothing.
 
     The survivors that reach the precision are taken twice: contexts of another domain come less near.
@@ -143,19 +147,19 @@ def _coarse_cost(words: int, leading: int, survivors: int) -> float:
     return words * (leading + _NUMBERS) + 2 * survivors * _LOOKED_AT
 
 
-def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+def calibrate_walk(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the shortest list that reaches the precision, then the fewest candidates that keep it."""
-    effort, reached = _shortest_walk(engine, held, settings.probes, _EFS, precision)
+    effort, reached = _shortest_walk(engine, held, settings.probes, EFS, precision)
     return settings.with_(graph_ef=effort.ef, graph_limit=effort.limit, reached=settings.reached | {"graph": reached})
 
 
 def _shortest_walk(
-    engine: Engine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
+    engine: DramEngine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
 ) -> tuple[Effort, float]:
     """Return the walk of least effort that reaches the precision, or the longest, and what it reaches."""
 
     def reaches(effort: Effort) -> float:
-        return held.precision(engine.walk(held.hidden, held.k, effort).values)
+        return held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
 
     effort, reached = NO_WALK, 0.0
     for ef in efs:
@@ -164,13 +168,14 @@ def _shortest_walk(
         if reached >= precision:
             break
     for limit in (each for each in LIMITS if held.k <= each < effort.limit):
-        fewer = reaches(effort._replace(limit=limit))
-        if fewer >= precision:
-            return effort._replace(limit=limit), fewer
+        fewer = Effort(probes, effort.ef, limit)
+        reached_by_fewer = reaches(fewer)
+        if reached_by_fewer >= precision:
+            return fewer, reached_by_fewer
     return effort, reached
 
 
-def calibrate_far(layer: OutputLayer, engine: Engine, held: HeldOut, settings: Settings, seed: int) -> Settings:
+def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: int) -> Settings:
     """Return settings with a walk for contexts that are far from all seen, where it is as precise and costs less.
 
     Far contexts are made: what sets four contexts apart from the mean, added up, has four times the variance and the
@@ -180,19 +185,19 @@ def calibrate_far(layer: OutputLayer, engine: Engine, held: HeldOut, settings: S
     order = np.random.default_rng(seed).permutation(len(held.hidden))
     mean = held.hidden.mean(0)
     away = sum((held.hidden[np.roll(order, turn)] - mean for turn in range(_FAR_SUM)), np.zeros_like(mean))
-    far = HeldOut.of(layer, (mean + away)[:_FAR_HELD], held.k)
-    efs = tuple(ef for ef in _EFS if ef >= settings.graph_ef)
+    far = HeldOut.of(engine.layer, (mean + away)[:_FAR_HELD], held.k)
+    efs = tuple(ef for ef in EFS if ef >= settings.graph_ef)
     effort, reached = _shortest_walk(engine, far, FAR_PROBES, efs, settings.asked)
     settings = settings.with_(reached=settings.reached | {"far": reached})
     looked, apart = np.empty(len(far.hidden), np.int64), np.empty(len(far.hidden), np.float32)
-    engine.walk(far.hidden, held.k, effort, looked=looked, away=apart)
-    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > _scan_cost(engine, settings):
+    engine.walk(far.hidden, held.k, Walk(effort), looked=looked, away=apart)
+    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > scan_cost(engine, settings):
         return settings
     far_radius = float(np.quantile(apart, INSIDE))
     return settings.with_(far_ef=effort.ef, far_limit=effort.limit, far_radius=far_radius)
 
 
-def _scan_cost(engine: Engine, settings: Settings) -> float:
+def scan_cost(engine: DramEngine, settings: Settings) -> float:
     """Return bytes that a preview reads, or what takes as long."""
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     if settings.coarse_width:
@@ -200,21 +205,19 @@ def _scan_cost(engine: Engine, settings: Settings) -> float:
     return float(words * (width + _NUMBERS))
 
 
-def calibrate_screen(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+def calibrate_screen(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
     reached = 0.0
     for probes, limit in ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128)):
         effort = Effort(probes, 0, max(limit, held.k))
-        reached = held.precision(engine.walk(held.hidden, held.k, effort).values)
+        reached = held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
         settings = settings.with_(screen_probes=probes, screen_limit=effort.limit)
         if reached >= precision:
             break
     return settings.with_(reached=settings.reached | {"screen": reached})
 
 
-def measure_choices(
-    ways: dict[str, Callable[[Floats], object]], hidden: Floats, seed: int
-) -> tuple[tuple[int, str], ...]:
+def measure_choices(ways: dict[Method, Callable[[Floats], object]], hidden: Floats, seed: int) -> Choices:
     """Return for sizes of batch in ascending order the fastest way: the median of interleaved rounds on real contexts.
 
     Parameters
@@ -225,7 +228,7 @@ def measure_choices(
         Contexts to draw batches from.
     """
     rng = np.random.default_rng(seed)
-    chosen: list[tuple[int, str]] = []
+    chosen: list[tuple[int, Method]] = []
     for batch in _BATCHES:
         best = _fastest(ways, [hidden[rng.integers(0, len(hidden), batch)] for _ in range(_ROUNDS)])
         if not chosen or chosen[-1][1] != best:
@@ -233,8 +236,8 @@ def measure_choices(
     return tuple(chosen)
 
 
-def _fastest(ways: dict[str, Callable[[Floats], object]], batches: list[Floats]) -> str:
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+def _fastest(ways: dict[Method, Callable[[Floats], object]], batches: list[Floats]) -> Method:
+    seconds: dict[Method, list[float]] = {name: [] for name in ways}
     for turn, states in enumerate(batches):
         for name in seconds:
             started = time.perf_counter()

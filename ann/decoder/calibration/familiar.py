@@ -52,18 +52,22 @@ class Familiar:
         States that were looked at, and those among them unlike the build's.
     """
 
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(self, projection: Projection, ranges: Ranges) -> None:
+        self._projection = projection
         self._ranges = np.array(ranges, np.float64).reshape(-1, 2)
         self._calls = self._recent = self._recent_unlike = 0
         self._warned = False
         self.checked = self.unlike = 0
 
-    def look(self, projection: Projection, hidden: Floats, stacklevel: int) -> None:
-        """Look at states, float32 ``[n, D]``, if it is their turn; warn once where many are unlike the build's."""
+    def look(self, hidden: Floats) -> None:
+        """Look at states, float32 ``[n, D]``, if it is their turn; warn once if many are unlike the build's.
+
+        The warning names the caller of the public method that calls this.
+        """
         self._calls += 1
         if not len(self._ranges) or not len(hidden) or (self.checked >= _FIRST and self._calls % _EVERY):
             return
-        norms = _norms(projection, hidden[:: max(1, len(hidden) // _AT_ONCE)][:_AT_ONCE])
+        norms = _norms(self._projection, hidden[:: max(1, len(hidden) // _AT_ONCE)][:_AT_ONCE])
         unlike = int(((norms < self._ranges[:, 0]) | (norms > self._ranges[:, 1])).any(1).sum())
         self.checked, self.unlike = self.checked + len(norms), self.unlike + unlike
         self._recent, self._recent_unlike = self._recent + len(norms), self._recent_unlike + unlike
@@ -73,7 +77,7 @@ class Familiar:
                 f"{self._recent_unlike} of {self._recent} hidden states are unlike the contexts that this decoder was "
                 "built from, so its answers may be slow and below the declared precision: build it again with "
                 "contexts= of the model and texts in use (accelerate: input_ids=)",
-                stacklevel=stacklevel + 1,
+                stacklevel=3,
             )
         if self._recent > _REMEMBERED:
             self._recent, self._recent_unlike = self._recent // 2, self._recent_unlike // 2

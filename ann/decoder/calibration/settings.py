@@ -1,59 +1,19 @@
 """What a build learned about a layer: how much effort each way takes, and which is fastest for each size of batch."""
 
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
-__all__ = [
-    "ALL_DIRECTIONS",
-    "CERTIFY_LIMIT",
-    "FAR_PROBES",
-    "HEAD",
-    "METHODS",
-    "NO_WALK",
-    "WAYS",
-    "Coarse",
-    "Effort",
-    "Method",
-    "Settings",
-]
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, CERTIFY_LIMIT, NO_WALK, Coarse, Effort, Walk
+
+__all__ = ["FAR_PROBES", "HEAD", "METHODS", "WAYS", "Choices", "Method", "Settings"]
 
 Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
-METHODS = ("auto", "graph", "preview", "screen", "full")
+Choices: TypeAlias = tuple[tuple[int, Method], ...]
+METHODS: tuple[Method, ...] = ("auto", "graph", "preview", "screen", "full")
 WAYS = METHODS[1:]
-CERTIFY_LIMIT = 2048  # candidates of a proof
 HEAD = 256  # rows of a partition function that are exact
 _MARGIN = 4  # measured: a domain that calibration did not see has up to three times the errors
-
-
-class Coarse(NamedTuple):
-    """A scan of the leading `width` directions of all rows, whose `survivors` are estimated again by all."""
-
-    width: int
-    survivors: int
-
-
-ALL_DIRECTIONS = Coarse(0, 0)
-
-
-class Effort(NamedTuple):
-    """Of a walk: groups whose seeds it starts from, its list (0: the seeds alone), and candidates ranked exactly."""
-
-    probes: int
-    ef: int
-    limit: int
-
-
-NO_WALK = Effort(0, 0, 0)
 FAR_PROBES = 16  # none of the groups is near, so seeds of many are asked
-
-
-def way_for(choices: tuple[tuple[int, str], ...], batch: int) -> str:
-    """Return of ``(batch, way)`` in ascending order the way that a batch of this size takes."""
-    chosen = choices[0][1]
-    for least, way in choices:
-        if batch >= least:
-            chosen = way
-    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +64,7 @@ class Settings:
     far_limit: int = 0
     far_radius: float = 0
     reached: dict[str, float] = field(default_factory=dict)
-    choices: tuple[tuple[int, str], ...] = ((1, "preview"),)
+    choices: Choices = ((1, "preview"),)
     ranges: tuple[tuple[float, float], ...] = ()
 
     @property
@@ -112,13 +72,13 @@ class Settings:
         """The precision asked of contexts that were held out: a quarter of the errors, since others come less near."""
         return 1 - (1 - self.precision) / _MARGIN
 
-    def way(self, batch: int) -> str:
-        """Return the way measured fastest for a batch of this size."""
-        return way_for(self.choices, batch)
-
     def scaled(self, limit: int, k: int) -> int:
         """Return the candidates for `k` largest, where `limit` are right for the k of the build."""
         return max(k, -(-limit * k // self.k), limit)
+
+    def limit(self, k: int, words: int, least: int = 0) -> int:
+        """Return the candidates of a preview for the `k` largest of so many words, at least `least` if there are."""
+        return min(words, max(least, self.scaled(self.preview_limit, k)))
 
     @property
     def candidates_most(self) -> int:
@@ -137,21 +97,18 @@ class Settings:
         """Return the first pass of the preview for `k` largest."""
         return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
 
-    def near(self, way: str) -> Effort:
-        """Return what the way ``"graph"`` or ``"screen"`` takes for a context within the radius."""
+    def walk(self, way: str) -> Walk:
+        """Return the effort of the way ``"graph"`` or ``"screen"``."""
+        near = Effort(self.probes, self.graph_ef, self.graph_limit)
         if way == "screen":
-            return Effort(self.screen_probes, 0, self.screen_limit)
-        return Effort(self.probes, self.graph_ef, self.graph_limit)
-
-    @property
-    def far(self) -> Effort:
-        """The walk for a context beyond the radius, if there is one."""
-        return Effort(FAR_PROBES, self.far_ef, self.far_limit) if self.far_ef else NO_WALK
+            near = Effort(self.screen_probes, 0, self.screen_limit)
+        far = Effort(FAR_PROBES, self.far_ef, self.far_limit) if self.far_ef else NO_WALK
+        return Walk(near, self.radius, far, self.far_radius)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
         """Return what :meth:`to_json` gave."""
-        values["choices"] = tuple((int(least), str(way)) for least, way in values["choices"])
+        values["choices"] = tuple((int(least), way) for least, way in values["choices"])
         # Decoders of before had none.
         values["ranges"] = tuple((float(low), float(high)) for low, high in values.get("ranges", ()))
         return cls(**values)

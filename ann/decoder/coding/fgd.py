@@ -4,21 +4,19 @@ Kept as the reference that the decoder is held against, and for layers of which 
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import as_floats, check_hidden, check_layer
+from memhier.ann.decoder.answers import best_of
+from memhier.ann.decoder.coding.layer import Floats, as_floats, check_hidden, check_layer
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
-from memhier.ann.decoder.engine import best_of
 from memhier.ann.threads import one_thread
 from memhier.arguments import check_int
 
 __all__ = ["FGD", "FGDAnswer"]
-
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

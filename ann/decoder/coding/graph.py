@@ -14,10 +14,11 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann.decoder.coding.codes import CHUNK_ROWS, BlockCodes, RowCodes, pack_blocks
+from memhier.ann.decoder.coding.layer import Floats, Ints
 from memhier.ann.decoder.core.core import new_core, prune_links
 from memhier.ann.threads import one_thread
 
-__all__ = ["NO_ROW", "Graph", "Seeds", "build_links", "giants", "learn_seeds", "relink"]
+__all__ = ["NO_ROW", "Graph", "build_links", "giants", "learn_seeds", "relink"]
 
 NO_ROW = 0xFFFFFFFF
 DEGREE = 16
@@ -34,40 +35,22 @@ _CONTEXTS_PER_GROUP = 50
 _GROUPS_MOST = 128
 
 Words: TypeAlias = npt.NDArray[np.uint32]
-Floats: TypeAlias = npt.NDArray[np.float32]
-Ints: TypeAlias = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Seeds:
-    """Where a walk starts.
-
-    Attributes
-    ----------
-    centres
-        float32 ``[groups, width]``: of the groups of contexts, in the coordinates of the codes.
-    halves
-        float32 ``[groups]``: half the squared norms of the centres.
-    starts, rows
-        int64 ``[groups + 1]`` and uint32: which rows were among the largest of the contexts of each group.
-    """
-
-    centres: Floats
-    halves: Floats
-    starts: Ints
-    rows: Words
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Links and seeds.
+    """Links, and the seeds that a walk starts from.
 
     Attributes
     ----------
     links
         uint32 ``[V, degree]``, :data:`NO_ROW` where a row has fewer.
-    centres, halves, starts, seeds
-        As in :class:`Seeds`.
+    centres
+        float32 ``[groups, width]``: centres of the groups of contexts, in the coordinates of the codes.
+    halves
+        float32 ``[groups]``: half the squared norms of the centres.
+    starts, seeds
+        int64 ``[groups + 1]`` and uint32: the rows among the largest of the contexts of each group.
     """
 
     links: Words
@@ -82,8 +65,8 @@ class Graph:
         return sum(part.nbytes for part in (self.links, self.centres, self.halves, self.starts, self.seeds))
 
 
-def learn_seeds(coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Seeds:
-    """Group contexts, and return for each group the rows that were among its contexts' largest.
+def learn_seeds(links: Words, coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Graph:
+    """Group contexts; return a graph with these links whose seeds are the rows among each group's largest.
 
     Parameters
     ----------
@@ -106,7 +89,7 @@ def learn_seeds(coordinates: Floats, largest: Ints, always: Ints, seed: int) -> 
     rows = [np.union1d(own, always).astype(np.uint32) for own in rows]
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     centres = np.ascontiguousarray(kmeans.centroids, np.float32)
-    return Seeds(centres, (np.square(centres).sum(1) / 2).astype(np.float32), starts, np.concatenate(rows))
+    return Graph(links, centres, (np.square(centres).sum(1) / 2).astype(np.float32), starts, np.concatenate(rows))
 
 
 def build_links(codes: RowCodes, progress: bool = False) -> Words:

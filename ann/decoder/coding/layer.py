@@ -11,11 +11,26 @@ import numpy.typing as npt
 from memhier.io.kernels import distances
 from memhier.shield import check_interrupt
 
-__all__ = ["DTYPES", "LARGEST", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
+__all__ = [
+    "BIAS_ROUNDING",
+    "DTYPES",
+    "LARGEST",
+    "LOGITS_MOST",
+    "ROUNDING",
+    "OutputLayer",
+    "as_floats",
+    "check_finite",
+    "check_hidden",
+    "check_layer",
+    "logit_error",
+    "norm_rounding",
+]
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
 # Half of the last place, relative: what rounding a logit to the layer's dtype may change.
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+BIAS_ROUNDING = 2.0**-23  # of the logit: the loss of adding the bias in single precision
+LOGITS_MOST = 1 << 23  # that a full product holds at a time
 
 # Of weights, biases and hidden states, in size: norms and their products stay far within single precision.
 LARGEST = 1e15
@@ -24,6 +39,7 @@ _BLOCK_BYTES = 32 << 20
 _ROWS_MOST = 2**31 - 1
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +108,28 @@ def as_floats(rows: npt.NDArray[Any], dtype: str) -> Floats:
     if dtype == "bfloat16":
         return (rows.astype(np.uint32) << np.uint32(16)).view(np.float32)
     return rows.astype(np.float32, copy=False)
+
+
+def norm_rounding(dimension: int) -> float:
+    """Return the loss of a product in single precision, as a share of the product of both norms."""
+    return (dimension + 2) * 2.0**-24
+
+
+def logit_error(
+    hidden: Floats, rows: Ints, logits: Floats, norms: Floats, per_logit: float = BIAS_ROUNDING
+) -> npt.NDArray[np.float64]:
+    """Return bounds of the rounding errors of exact logits of ``rows [n, c]``, zero for row -1.
+
+    Parameters
+    ----------
+    norms
+        float32 ``[V]``: upper bounds of the norms of the layer's rows.
+    per_logit
+        Rounding as a share of the logit.
+    """
+    products = np.linalg.norm(hidden.astype(np.float64), axis=1)[:, None] * norms[rows]
+    error = norm_rounding(hidden.shape[1]) * products + per_logit * np.abs(np.where(rows >= 0, logits, 0))
+    return np.where(rows >= 0, error, 0)
 
 
 def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:

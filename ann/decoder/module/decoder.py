@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from memhier.ann.decoder.answers import LogProb, Partition
 from memhier.ann.decoder.calibration.settings import Method
 from memhier.ann.decoder.coding.layer import check_finite, check_hidden
 from memhier.ann.decoder.index import LogitIndex
@@ -145,14 +146,18 @@ class TopKSoftmax(nn.Module):
         tuple of torch.Tensor
             float32 and int64 ``[..., k]``, largest first.
         """
-        states, wanted = _states(hidden), self.index.settings.k if k is None else k
-        shape = (*hidden.shape[:-1], wanted)
-        if self._weight is not None and self.index.way(len(states)) == "full" and 0 < wanted <= self.index.shape[0]:
-            check_finite(check_hidden("hidden", states, self.index.shape[1]))
+        states, index = _states(hidden), self.index
+        way = index.way(len(states))
+        if self._weight is not None and way == "full" and (k is None or 0 < k <= index.shape[0]):
+            check_finite(check_hidden("hidden", states, index.shape[1]))
+            wanted = index.settings.k if k is None else k
             values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
-            return values.float().reshape(shape), indices.reshape(shape)
-        found = self.index.topk(states, wanted)
-        return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
+            values = values.float()
+        else:
+            found = index.topk(states, k, method=way if k is None else None)
+            values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
+        shape = (*hidden.shape[:-1], values.shape[-1])
+        return values.reshape(shape), indices.reshape(shape)
 
     def certified_topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return as :meth:`topk`, and bool ``[...]``: whether the answer is proven.
@@ -184,11 +189,7 @@ class TopKSoftmax(nn.Module):
         states = _states(hidden)
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
-        found = self.index.log_prob(states, targets.reshape(-1).numpy())
-        estimate, low, high = (
-            torch.from_numpy(each).reshape(targets.shape) for each in (found.estimate, found.low, found.high)
-        )
-        return estimate, low, high
+        return _bounded(self.index.log_prob(states, targets.reshape(-1).numpy()), targets.shape)
 
     def log_partition(self, hidden: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
         """Return log Z, float64 ``[...]``, and proven bounds of it: estimate, low, high.
@@ -198,11 +199,7 @@ class TopKSoftmax(nn.Module):
         temperature
             Divides logits.
         """
-        found = self.index.partition(_states(hidden), temperature=temperature)
-        estimate, low, high = (
-            torch.from_numpy(each).reshape(hidden.shape[:-1]) for each in (found.estimate, found.low, found.high)
-        )
-        return estimate, low, high
+        return _bounded(self.index.partition(_states(hidden), temperature=temperature), hidden.shape[:-1])
 
     def sample(
         self,
@@ -372,6 +369,12 @@ def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[
     """The full product, as the layer itself would compute it, and the k largest of it."""
     values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
     return values, indices
+
+
+def _bounded(found: LogProb | Partition, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Return estimate, low and high as tensors of a shape."""
+    estimate, low, high = map(torch.from_numpy, (found.estimate, found.low, found.high))
+    return estimate.reshape(shape), low.reshape(shape), high.reshape(shape)
 
 
 def _check_output(output: str) -> None:

@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from memhier.ann.decoder.calibration.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibration.calibrate import measure_choices
-from memhier.ann.decoder.calibration.settings import Method, way_for
+from memhier.ann.decoder.calibration.settings import Choices, Method
+from memhier.ann.decoder.index import way_for
 from memhier.ann.decoder.module.contexts import read_contexts
 from memhier.ann.decoder.module.decoder import TopKSoftmax
 from memhier.ann.decoder.module.generation import need_of, needed_of, writing
@@ -28,8 +29,6 @@ from memhier.ann.decoder.module.outcome import Outcome, outcome_allows
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-Choices: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class AcceleratedHead(nn.Module):
@@ -272,7 +271,7 @@ def _measured(head: nn.Linear, decoder: TopKSoftmax, contexts: Tensor, seed: int
     """Return for sizes of batch whether scan and proof are faster than the layer."""
     index = copy.copy(decoder.index)  # it does not look at these contexts as at those in use
     trial, k = TopKSoftmax(index, head.weight, head.bias, "filled"), index.settings.k
-    ways: dict[str, Callable[[Any], object]] = {
+    ways: dict[Method, Callable[[Any], object]] = {
         "preview": lambda states: trial(torch.from_numpy(states)),
         "full": lambda states: head(torch.from_numpy(states).to(head.weight.dtype)),
     }

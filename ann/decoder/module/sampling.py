@@ -1,15 +1,13 @@
 """Which words to draw from, and with what weights: top-k and top-p without sorting the vocabulary."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats
-
-if TYPE_CHECKING:
-    from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.coding.layer import LOGITS_MOST, Floats, Ints
+from memhier.ann.decoder.index import LogitIndex
 
 __all__ = ["draw", "nucleus", "top_words"]
 
@@ -18,14 +16,12 @@ _SORTED = (256, 4096)  # words, before all of them
 _SORTED_AT_ONCE = 2048  # words of which a part is not worth looking for
 _MOST = 16  # times as many as these are in the vocabulary, or the full product takes over
 _DOUBT = 4  # a scan is tried where the full product costs as many times as much: it may find too few words
-_LOGITS_MOST = 1 << 23  # that a full product holds at a time
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Full: TypeAlias = Callable[[Floats], Floats]
 
 
-def top_words(index: "LogitIndex", states: Floats, top_k: int, temperature: float) -> tuple[Ints, Doubles]:
+def top_words(index: LogitIndex, states: Floats, top_k: int, temperature: float) -> tuple[Ints, Doubles]:
     """Return the `top_k` words of each state, likeliest first, and their shares among these, float64 ``[n, k]``."""
     found = index.topk(states, top_k)
     logits = found.values.astype(np.float64) / temperature
@@ -57,9 +53,7 @@ def draw(words: Ints, shares: Doubles, top_p: float | None, uniform: Doubles) ->
     return drawn
 
 
-def nucleus(
-    index: "LogitIndex", states: Floats, top_p: float, temperature: float, uniform: Doubles, full: Full
-) -> Ints:
+def nucleus(index: LogitIndex, states: Floats, top_p: float, temperature: float, uniform: Doubles, full: Full) -> Ints:
     """Return words drawn among the likeliest that together have the probability `top_p`, int64 ``[n]``.
 
     A scan finds the likeliest words and log Z where it clearly costs less than the full product; states whose nucleus
@@ -84,7 +78,7 @@ def nucleus(
         open_ = open_[~whole]
         # Rows on SSD are dear to read all; those in DRAM stream.
         count = 4 * count if index.layer is None and 4 * count * _MOST <= words else words
-    step = max(1, _LOGITS_MOST // words)
+    step = max(1, LOGITS_MOST // words)
     for start in range(0, len(open_), step):
         rows = open_[start : start + step]
         drawn[rows] = _draw_of_all(full(states[rows]), top_p, temperature, uniform[rows])

@@ -1,0 +1,64 @@
+"""The DRAM view of a layer: its projection, codes, graph, norms and hashes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.coding.codes import BlockCodes, RowCodes
+from memhier.ann.decoder.coding.graph import Graph
+from memhier.ann.decoder.coding.layer import Floats
+from memhier.ann.decoder.coding.projection import Projection
+from memhier.ann.decoder.core.core import new_core
+
+__all__ = ["Codes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """The DRAM view of a layer.
+
+    Attributes
+    ----------
+    graph
+        Links, and seeds by group of contexts; needs `rows`.
+    norms
+        float32 ``[V]``: upper bounds of the norms of the layer's rows.
+    hashes
+        uint64 ``[V]``: hashes of the rows; they tell which rows training has changed.
+    """
+
+    projection: Projection
+    blocks: BlockCodes
+    rows: RowCodes | None
+    graph: Graph | None
+    norms: Floats
+    hashes: npt.NDArray[np.uint64]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Words and dimension."""
+        return len(self.norms), len(self.projection.mean)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        parts = (self.projection, self.blocks, self.rows, self.graph)
+        return self.norms.nbytes + self.hashes.nbytes + sum(part.memory_bytes for part in parts if part is not None)
+
+    @property
+    def variance(self) -> float:
+        """Variance of a logit per squared norm, if the part outside the width spreads evenly over its directions."""
+        return 1 / max(1, len(self.projection.mean) - self.blocks.width)
+
+    def core(self, exact: Any) -> Any:
+        """Return a core over these codes and, unless `exact` is None, over the exact rows in DRAM."""
+        projection, blocks, rows, graph = self.projection, self.blocks, self.rows, self.graph
+        return new_core(
+            (projection.mean, projection.turn, projection.common, len(self.norms)),
+            (blocks.codes, blocks.numbers, blocks.width),
+            None if rows is None else (rows.codes, rows.numbers),
+            None if graph is None else (graph.links, graph.centres, graph.halves, graph.starts, graph.seeds),
+            exact,
+        )

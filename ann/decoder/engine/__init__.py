@@ -1,0 +1,1 @@
+"""The engines: answers from the codes of a layer and its exact rows, in DRAM or on SSD."""
