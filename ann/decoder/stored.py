@@ -1,4 +1,4 @@
-"""An index as a store: codes as segments, the layer's rows where they can be read one by one."""
+"""An index as a store: codes and graph as segments, the layer's rows as rows."""
 
 import json
 import shutil
@@ -33,7 +33,7 @@ _PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "gra
 
 
 def check_place(path: Path) -> None:
-    """Refuse a place where an index cannot be saved, before it is built; nothing stays there."""
+    """Raise an error if an index cannot be saved at `path`; leave nothing there."""
     existed = path.exists()
     Store.create(path, kind=KIND).close()
     if not existed:

@@ -112,6 +112,12 @@ def test_rows_that_nobody_else_holds_are_counted(tmp_path):
         assert index.memory_bytes >= shared.memory_bytes + weight.nbytes
 
 
+@pytest.mark.parametrize("module", ["memhier.ann", "memhier.ann.decoder"])
+def test_dir_shows_names_that_are_loaded_on_use(module):
+    package = importlib.import_module(module)
+    assert set(package.__all__) <= set(dir(package))
+
+
 def test_the_module_for_transformers_has_its_short_name_too():
     pytest.importorskip("torch")
     short = importlib.import_module("memhier.ann.huggingface")

@@ -282,7 +282,7 @@ def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, me
 def test_what_generate_needs_follows_from_its_options(model, options, way):
     def decided(arguments, given):
         need = need_of(model, arguments, given)
-        return "more" if need.words > 20 else need.reason if need.way == "full" else need.way
+        return "more" if need.words > 20 else need.reason if need.logits == "full" else need.logits
 
     assert decided((), options) == way
     # In a configuration None is not set.
@@ -292,7 +292,7 @@ def test_what_generate_needs_follows_from_its_options(model, options, way):
 
 def test_what_generate_needs_follows_from_the_models_own_options_too(model):
     def way(*arguments, **options):
-        return need_of(model, arguments, options).way
+        return need_of(model, arguments, options).logits
 
     model.generation_config.num_beams = 3
     assert way(None, transformers.GenerationConfig(max_new_tokens=5)) == "filled"
@@ -309,9 +309,9 @@ def test_a_generate_that_is_not_that_of_transformers_takes_the_full_layer(model)
         def _sample(self, *arguments, **options):
             return super()._sample(*arguments, **options)
 
-    assert need_of(model, (), {}).way == "largest"
+    assert need_of(model, (), {}).logits == "largest"
     model.__class__ = Another
-    assert need_of(model, (), {}).way == "full"
+    assert need_of(model, (), {}).logits == "full"
 
 
 def test_each_step_of_a_growing_text_may_rule_out_one_word_more(model):
@@ -392,7 +392,7 @@ def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
             sample.add(torch.arange(start, start + size, dtype=torch.int16)[:, None])
             start += size
             held.append(rows_held())
-        found = sample.states()[:, 0]
+        found = sample.states()[:, 0].clone()
         assert len(found) == 64
         assert (found.diff() > 0).all()
         assert 300 < found.float().mean() < 700

@@ -28,10 +28,10 @@ from memhier.ann.decoder.engine.engine import Effort, Walk
 __all__ = ["CONTEXTS_LEAST", "BuildOptions", "build_codes", "encode_again", "row_norms", "warn_if_short"]
 
 CONTEXTS_LEAST = 64
-SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
+SEEDS_PER_K = 2  # times k largest rows of a context become seeds of its group
 _FIRST_WIDTH = 64
 _GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
-_SAFE = 0.9998  # what the preview is to reach, however little is asked of the other ways
+_SAFE = 0.9998  # the least precision of the preview, even if the other ways may have less
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 
 
@@ -82,7 +82,7 @@ def build_codes(
 def _preview_codes(
     layer: OutputLayer, projection: Projection, held: HeldOut, options: BuildOptions
 ) -> tuple[Codes, Settings]:
-    """Return codes of the rank, or of the smallest width that is precise with few candidates."""
+    """Return codes of the given rank, or of the smallest width that is precise with few candidates."""
     norms, hashes = row_norms(layer), hash_rows(layer)
     settings, rank = Settings(k=held.k, precision=options.precision), options.rank
     most, wanted = len(projection.turn), max(settings.asked, _SAFE)
@@ -99,7 +99,7 @@ def _preview_codes(
 def _add_graph(
     layer: OutputLayer, codes: Codes, settings: Settings, learned: Floats, held: HeldOut, options: BuildOptions
 ) -> tuple[Codes, Settings]:
-    """Return codes with a graph over them, and what walks and seeds alone need for the precision."""
+    """Return codes with a graph, and settings with the effort of walks and of seeds alone for the precision."""
     rows = RowCodes.of(codes.blocks, layer.shape[0])
     engine = DramEngine(replace(codes, rows=rows), layer)
     settings = calibrate_coarse(engine, held, settings, min(settings.reached["preview"], max(settings.asked, _SAFE)))
@@ -119,7 +119,7 @@ def _add_graph(
 
 
 def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
-    """Return codes of a layer in the coordinates of another, and how many rows differ; only those are made anew."""
+    """Return codes of a changed layer in the same coordinates, and the count of changed rows; only these are coded."""
     hashes = hash_rows(layer)
     changed = np.flatnonzero(hashes != codes.hashes)
     if not len(changed):
@@ -151,7 +151,7 @@ def _without_contexts(layer: OutputLayer, options: BuildOptions) -> tuple[Codes,
 
 
 def warn_if_short(settings: Settings, method: Method) -> None:
-    """Warn where the precision was measured and is not what was declared."""
+    """Warn if the measured precision is below the declared one."""
     wanted = settings.precision
     ways = WAYS if method == "auto" else (method,)
     short = max((settings.reached[way] for way in ways if way in settings.reached), default=1.0)

@@ -1,4 +1,4 @@
-"""Effort measured on held-out contexts: how many candidates, how long a list, which way for which batch."""
+"""Effort measured on held-out contexts: the candidates, the list length and the way for each size of batch."""
 
 import time
 from collections.abc import Callable
@@ -35,11 +35,11 @@ _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LEADING = (8, 16, 24, 32, 48, 64)
 _SURVIVORS = (256, 512, 1024, 2048, 4096)
 _NUMBERS = 8  # bytes of a row's offset and scale
-_LOOKED_AT = 3000  # bytes that could be scanned in the time that a row takes that is looked at alone
-_WORTH = 0.6  # of the cost of all directions, at most
-_COARSE_HELD = 256  # contexts that it is measured with
-INSIDE = 0.98  # of the contexts that a walk was measured with lie within the radius where it is trusted
-_FAR_HELD = 256  # made-up contexts that a walk far out is measured with
+_LOOKED_AT = 3000  # bytes that a scan reads in the time of one row read alone
+_WORTH = 0.6  # a coarse scan costs at most this share of a scan of all directions
+_COARSE_HELD = 256  # contexts that measure a coarse scan
+INSIDE = 0.98  # the share of the contexts that lie within the radius of a trusted walk
+_FAR_HELD = 256  # made-up contexts that measure a walk far out
 _FAR_SUM = 4  # contexts in each
 _ROUNDS = 15
 _FIRST_ROUNDS = 3
@@ -52,18 +52,16 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Contexts that the codes did not see, with what is right for them.
+    """Contexts that the codes did not see, with their exact k-th largest logits.
 
     Attributes
     ----------
     hidden
         float32 ``[n, D]``.
     kth
-        float32 ``[n]``: the k-th largest exact logit. A word with as much is right, so that ties do not count.
-    k
-        Of `kth`.
+        float32 ``[n]``: the k-th largest exact logit. A word with as large a logit is right, so that ties do not count.
     slack
-        float32 ``[n]``: what another order of summing may take from it.
+        float32 ``[n]``: the most that another order of summing takes from it.
     """
 
     hidden: Floats
@@ -76,7 +74,7 @@ class HeldOut:
         """Compute the full product for the contexts, in one pass over the layer."""
         wanted = min(k, layer.shape[0])
         best = np.full((len(hidden), wanted), -np.inf, np.float32)
-        largest = 0.0  # norm of a row: where large terms cancel, a logit is less than what rounding takes from it
+        largest = 0.0  # norm of a row: if large terms cancel, rounding loses more than a logit is large
         for start, rows in layer.blocks():
             logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
             best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
@@ -86,7 +84,7 @@ class HeldOut:
         return cls(hidden, kth, wanted, slack.astype(np.float32))
 
     def precision(self, values: Floats) -> float:
-        """Return the mean share of the k largest that was found."""
+        """Return the mean share of the k largest among the values found."""
         return float((values[:, : self.k] >= (self.kth - self.slack)[:, None]).mean())
 
 
@@ -101,7 +99,7 @@ def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, pre
     """Return settings with the fewest candidates that reach the precision, or the most there are."""
     reached = 0.0
     limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
-    # As many candidates as are wanted would leave no room for the error of an estimate.
+    # k candidates alone would leave no room for the error of an estimate.
     limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
     for limit in limits:
         settings = settings.with_(preview_limit=limit)
@@ -112,9 +110,9 @@ def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, pre
 
 
 def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings in which the preview scans leading directions first, where that costs less and loses nothing.
+    """Return settings in which the preview scans leading directions first, if that costs less and loses nothing.
 
-    The survivors that reach the precision are taken twice: contexts of another domain come less near.
+    They have twice the survivors that reach the precision, as contexts of another domain come less near.
     """
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     whole, best = words * (width + _NUMBERS), (float("inf"), ALL_DIRECTIONS)
@@ -131,7 +129,7 @@ def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, prec
             for each in _SURVIVORS
             if each >= settings.preview_limit and _coarse_cost(words, leading, each) < min(best[0], _WORTH * whole)
         ]
-        # From many to few, so that a width that cannot do it costs one trial.
+        # From many to few, so that a width that is too small costs one trial.
         enough = None
         for survivors in reversed(affordable):
             if not reaches(Coarse(leading, survivors)):
@@ -143,7 +141,7 @@ def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, prec
 
 
 def _coarse_cost(words: int, leading: int, survivors: int) -> float:
-    """Return bytes read, or what takes as long."""
+    """Return the cost of a coarse scan in bytes that are read in the same time."""
     return words * (leading + _NUMBERS) + 2 * survivors * _LOOKED_AT
 
 
@@ -156,7 +154,7 @@ def calibrate_walk(engine: DramEngine, held: HeldOut, settings: Settings, precis
 def _shortest_walk(
     engine: DramEngine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
 ) -> tuple[Effort, float]:
-    """Return the walk of least effort that reaches the precision, or the longest, and what it reaches."""
+    """Return the walk of least effort that reaches the precision, or the longest, and its precision."""
 
     def reaches(effort: Effort) -> float:
         return held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
@@ -176,11 +174,11 @@ def _shortest_walk(
 
 
 def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: int) -> Settings:
-    """Return settings with a walk for contexts that are far from all seen, where it is as precise and costs less.
+    """Return settings with a walk for contexts far from all seen ones, if it is as precise as the preview and cheaper.
 
-    Far contexts are made: what sets four contexts apart from the mean, added up, has four times the variance and the
-    directions of real ones. On contexts of a domain that was not learned from walks were found to err no more than on
-    these, or to reach the declared precision where they did. Where the walk does not pay, the preview answers.
+    Far contexts are made up: the sum of four contexts' differences from the mean has four times the variance and the
+    directions of real contexts. In measurements, walks erred no more on contexts of an unlearned domain than on these,
+    or reached the declared precision. If the walk does not pay, the preview answers.
     """
     order = np.random.default_rng(seed).permutation(len(held.hidden))
     mean = held.hidden.mean(0)
@@ -198,7 +196,7 @@ def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: i
 
 
 def scan_cost(engine: DramEngine, settings: Settings) -> float:
-    """Return bytes that a preview reads, or what takes as long."""
+    """Return the cost of a preview in bytes that are read in the same time."""
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     if settings.coarse_width:
         return _coarse_cost(words, settings.coarse_width, settings.survivors // 2)
@@ -218,12 +216,12 @@ def calibrate_screen(engine: DramEngine, held: HeldOut, settings: Settings, prec
 
 
 def measure_choices(ways: dict[Method, Callable[[Floats], object]], hidden: Floats, seed: int) -> Choices:
-    """Return for sizes of batch in ascending order the fastest way: the median of interleaved rounds on real contexts.
+    """Return the fastest way by batch size, in ascending order: the median of interleaved rounds on real contexts.
 
     Parameters
     ----------
     ways
-        By name, what answers a batch.
+        Functions that answer a batch, by name.
     hidden
         Contexts to draw batches from.
     """
@@ -242,11 +240,11 @@ def _fastest(ways: dict[Method, Callable[[Floats], object]], batches: list[Float
         for name in seconds:
             started = time.perf_counter()
             ways[name](states)
-            if turn:  # the first round takes room
+            if turn:  # the first round allocates
                 seconds[name].append(time.perf_counter() - started)
         if turn >= _FIRST_ROUNDS:
-            # Nobody needs to know how slow the slow ones are.
+            # The exact time of a slow way does not matter.
             least = min(float(np.median(taken)) for taken in seconds.values())
             seconds = {name: taken for name, taken in seconds.items() if float(np.median(taken)) <= _HOPELESS * least}
-    # The full product is only left for what is clearly faster than it: two that are close change places by the run.
+    # Another way must be clearly faster than the full product: two close ones change places from run to run.
     return min(seconds, key=lambda name: float(np.median(seconds[name])) * (_CLEARLY if name == "full" else 1))

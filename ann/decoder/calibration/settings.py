@@ -1,4 +1,4 @@
-"""What a build learned about a layer: how much effort each way takes, and which is fastest for each size of batch."""
+"""The measurements of a build: the effort of each way, and the fastest way for each size of batch."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
@@ -11,9 +11,9 @@ Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
 Choices: TypeAlias = tuple[tuple[int, Method], ...]
 METHODS: tuple[Method, ...] = ("auto", "graph", "preview", "screen", "full")
 WAYS = METHODS[1:]
-HEAD = 256  # rows of a partition function that are exact
-_MARGIN = 4  # measured: a domain that calibration did not see has up to three times the errors
-FAR_PROBES = 16  # none of the groups is near, so seeds of many are asked
+HEAD = 256  # exact rows of a partition function
+_MARGIN = 4  # a domain that calibration did not see had up to three times the errors
+FAR_PROBES = 16  # no group is near, so many lend their seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,30 +23,30 @@ class Settings:
     Attributes
     ----------
     k
-        Largest logits that effort was measured for; more take proportionally more of it.
+        How many largest logits the effort was measured for; more take proportionally more effort.
     precision
-        Declared: the mean share of the k largest that an answer has, on contexts like those of the build.
+        Declared: the mean share of the k largest in an answer, on contexts like the build's.
     preview_limit
         Candidates that the preview ranks exactly.
     coarse_width, survivors
-        Leading directions that the preview scans of all rows, and rows of which it then looks at all directions. Zero
-        where it scans all directions of all rows.
+        Leading directions that the preview scans first, and rows of which it then scans all directions. Zero if it
+        scans all directions of all rows at once.
     graph_ef, graph_limit, probes
-        The list of the walk, candidates that it ranks exactly, and groups of contexts whose seeds it starts from.
+        List length of the walk, candidates that it ranks exactly, and groups that lend their seeds.
     screen_probes, screen_limit
-        Of screening: groups, and candidates ranked exactly.
+        The same of screening: groups, and candidates ranked exactly.
     radius
-        Squared distance from the nearest group's centre beyond which a context counts as far: neither seeds nor the
-        effort measured on others are trusted.
+        Squared distance from the nearest group's centre beyond which a context is far: neither the seeds nor the
+        effort of near contexts are trusted.
     far_ef, far_limit, far_radius
-        Of the walk that answers far contexts, up to the squared distance that it was measured at; the preview answers
-        what is further. Zero where it answers all far contexts.
+        Effort of the walk for far contexts, up to the squared distance of its measurement; the preview answers contexts
+        further away. Zero if the preview answers all far contexts.
     reached
-        By way, the precision on contexts that were held out.
+        Precision on held-out contexts, by way.
     choices
         ``(batch, way)`` in ascending order: the fastest way for batches of at least that size.
     ranges
-        Of norms of the contexts of the build, to tell whether those in use are like them; none where there were none.
+        Ranges of norms of the build's contexts, to compare with the contexts in use; empty without contexts.
     """
 
     k: int = 10
@@ -69,11 +69,11 @@ class Settings:
 
     @property
     def asked(self) -> float:
-        """The precision asked of contexts that were held out: a quarter of the errors, since others come less near."""
+        """Precision asked of held-out contexts: a quarter of the declared errors, as other contexts come less near."""
         return 1 - (1 - self.precision) / _MARGIN
 
     def scaled(self, limit: int, k: int) -> int:
-        """Return the candidates for `k` largest, where `limit` are right for the k of the build."""
+        """Return the candidates for `k` largest, if `limit` are right for the build's k."""
         return max(k, -(-limit * k // self.k), limit)
 
     def limit(self, k: int, words: int, least: int = 0) -> int:
@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def candidates_most(self) -> int:
-        """Candidates that any answer of at most the build's k takes."""
+        """The most candidates of an answer with at most the build's k."""
         return max(CERTIFY_LIMIT, HEAD, self.preview_limit, self.survivors, self.graph_limit, self.far_limit)
 
     def with_(self, **changes: Any) -> Self:
@@ -90,7 +90,7 @@ class Settings:
         return replace(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return the settings as plain values."""
         return asdict(self)
 
     def coarse(self, k: int) -> Coarse:
@@ -107,8 +107,8 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return what :meth:`to_json` gave."""
+        """Return the settings that :meth:`to_json` made plain."""
         values["choices"] = tuple((int(least), way) for least, way in values["choices"])
-        # Decoders of before had none.
+        # Older decoders have none.
         values["ranges"] = tuple((float(low), float(high)) for low, high in values.get("ranges", ()))
         return cls(**values)

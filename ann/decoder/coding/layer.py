@@ -1,4 +1,4 @@
-"""An output layer: one row of weights and one bias a word, as the model has them."""
+"""An output layer: a row of weights and a bias for each word, as in the model."""
 
 import hashlib
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ __all__ = [
 ]
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
-# Half of the last place, relative: what rounding a logit to the layer's dtype may change.
+# The largest change of a logit when it is rounded to the layer's dtype, relative: half of the last place.
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 BIAS_ROUNDING = 2.0**-23  # of the logit: the loss of adding the bias in single precision
-LOGITS_MOST = 1 << 23  # that a full product holds at a time
+LOGITS_MOST = 1 << 23  # held at a time by a full product
 
-# Of weights, biases and hidden states, in size: norms and their products stay far within single precision.
+# The largest weight, bias or number of a hidden state: norms and their products stay within single precision.
 LARGEST = 1e15
 
 _BLOCK_BYTES = 32 << 20
@@ -44,7 +44,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class OutputLayer:
-    """Weights in DRAM, shared with whoever gave them or held here alone.
+    """Weights in DRAM, shared with the caller or owned.
 
     Attributes
     ----------
@@ -55,7 +55,7 @@ class OutputLayer:
     bias
         float32 ``[V]``.
     owned
-        Whether nobody else holds the weights, because they had to be copied or come from a file.
+        True for weights that are a copy or come from a file, so that only the layer holds them.
     """
 
     weight: npt.NDArray[Any]
@@ -95,7 +95,7 @@ class OutputLayer:
         return out
 
     def digest(self) -> str:
-        """Return a hash of weights and bias, to tell whether a layer is the one that was indexed."""
+        """Return a hash of weights and bias, which tells a layer from another."""
         hasher = hashlib.blake2b(digest_size=16)
         hasher.update(f"{self.dtype} {self.shape}".encode())
         hasher.update(np.ascontiguousarray(self.weight).view(np.uint8).data)
@@ -133,16 +133,16 @@ def logit_error(
 
 
 def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
-    """Return weights and bias as a layer, or say what is wrong with them.
+    """Return weights and bias as a layer.
 
     Raises
     ------
     TypeError, ValueError
-        For another shape or dtype, or a number that is not finite, naming its row.
+        For another shape or dtype, or a number that is not finite; the message names its row.
     """
     rows = np.asarray(weight)
     if dtype is None and rows.dtype == np.float64:
-        with np.errstate(over="ignore"):  # infinity is refused below
+        with np.errstate(over="ignore"):  # the check of numbers below refuses infinity
             rows = rows.astype(np.float32)
     name = dtype if dtype is not None else str(rows.dtype)
     carrier = np.uint16 if name == "bfloat16" else np.dtype(name) if name in DTYPES else None
@@ -176,7 +176,7 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
 
 
 def check_finite(hidden: Floats) -> None:
-    """Refuse hidden states of which one holds NaN, infinity or a number beyond LARGEST, naming its place."""
+    """Refuse hidden states with NaN, infinity or a number beyond LARGEST; the message names its place."""
     bad = np.flatnonzero(~(np.abs(hidden) <= LARGEST).all(1))
     if len(bad):
         at = int(np.flatnonzero(~(np.abs(hidden[bad[0]]) <= LARGEST))[0])
@@ -192,7 +192,7 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
     Raises
     ------
     TypeError, ValueError
-        For another dtype or dimension. Whether the numbers are finite is left to the core, which looks at them anyway.
+        For another dtype or dimension. The core refuses numbers that are not finite, as it reads all of them.
     """
     states = np.asarray(hidden)
     if states.dtype.kind != "f":
@@ -201,7 +201,7 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
         states = states[None]
     if states.ndim != 2 or states.shape[1] != dimension:
         raise ValueError(f"{name}: expected shape [n, {dimension}] as the layer's rows have, got {list(states.shape)}")
-    if states.dtype == np.float32:  # asked word by word, the rest would show
+    if states.dtype == np.float32:  # the rest would take a share of a call for one word
         return np.ascontiguousarray(states)
-    with np.errstate(over="ignore"):  # infinity is refused later
+    with np.errstate(over="ignore"):  # the core refuses infinity
         return np.ascontiguousarray(states, np.float32)

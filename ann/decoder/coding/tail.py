@@ -1,4 +1,4 @@
-"""log Z when the exact rows come from SSD: sums over all codes, with what was computed exactly in its place."""
+"""log Z if the exact rows come from SSD: sums over all codes, in which exact logits replace their estimates."""
 
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -12,8 +12,8 @@ from memhier.ann.decoder.coding.view import Codes
 
 __all__ = ["ExactLogits", "close_sums", "margins"]
 
-_ROUNDING = 1e-6  # of the terms of an estimate, what single precision loses, 16 times over
-_SLACK = 1e-5  # of a sum of exp, a hundred times what is lost in adding up
+_ROUNDING = 1e-6  # of the terms of an estimate: 16 times the loss of single precision
+_SLACK = 1e-5  # of a sum of exp: a hundred times the loss of addition
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -37,9 +37,9 @@ class ExactLogits:
 
 
 def margins(codes: Codes, hidden: Floats, rows: Ints) -> tuple[Doubles, Doubles]:
-    """Return for rows ``[n, c]`` the margins between estimates and bounds, and the norms that lie outside the codes.
+    """Return the margins between estimates and bounds of rows ``[n, c]``, and the norms outside the codes.
 
-    The second is the product of the row's norm beyond the width with that of the hidden state.
+    The second is the product of two norms beyond the width: the row's and the hidden state's.
     """
     projection, blocks = codes.projection, codes.blocks
     away = hidden.astype(np.float64) - projection.mean
@@ -52,7 +52,7 @@ def margins(codes: Codes, hidden: Floats, rows: Ints) -> tuple[Doubles, Doubles]
     outside = np.linalg.norm(z[:, blocks.width :], axis=1, keepdims=True)
     offsets, _, beyond, lost, coded = blocks.numbers[:, rows].astype(np.float64)
     terms = np.abs(offsets) + np.abs(away @ projection.common)[:, None] + (coded + lost) * inside
-    # The query's own norms are rounded up, as the core's are.
+    # The hidden state's own norms are rounded up, as in the core.
     around = (beyond * outside + lost * inside + coded * rounded) * (1 + 2e-6) + _ROUNDING * terms
     return around, beyond * outside
 

@@ -17,7 +17,7 @@ __all__ = ["StoredRows"]
 _BLOCK_BYTES = 32 << 20
 _SCRATCH_MOST = 128 << 20  # bytes; more would not make a pass over rows faster
 _ROWS_LEAST = 64  # read at a time
-_CANDIDATE_COST, _LOGIT_COST = 128, 64  # bytes that arrays of them take, all of them together
+_CANDIDATE_COST, _LOGIT_COST = 128, 64  # bytes of all arrays of them, for each
 
 
 class StoredRows:
@@ -28,12 +28,13 @@ class StoredRows:
     store
         Open; closed with this.
     dtype
-        Of the rows' elements.
+        Dtype of the rows' elements.
     bias
         float32 ``[V]``, in DRAM.
 
-    They take a scratch of DRAM while they are read and multiplied, and arrays of candidates beside them;
-    :meth:`limit_scratch` bounds it.
+    Notes
+    -----
+    Rows in use, and arrays of candidates, take a scratch of DRAM; :meth:`limit_scratch` bounds it.
     """
 
     def __init__(self, store: Store, dtype: str, bias: Floats) -> None:
@@ -46,7 +47,7 @@ class StoredRows:
     def logits(self, hidden: Floats, candidates: Ints) -> Floats:
         """Return the logits of ``candidates [n, c]``, minus infinity for -1.
 
-        Each row is read once, all in one submission, or in several where they would take more than the scratch.
+        It reads each row once: all rows in one submission, or in several if they take more than the scratch.
         """
         present = candidates >= 0
         wanted, places = np.unique(candidates[present], return_inverse=True)
@@ -55,7 +56,7 @@ class StoredRows:
         for start in range(0, len(wanted), step):
             some = wanted[start : start + step]
             rows, bias = self._floats(self._rows.read(some)), self.bias[some]
-            # State by state: the rows of all, side by side, would be many times what was read.
+            # State by state: the rows of all states side by side would take many times the rows read.
             for state, found, here, places_of in zip(
                 hidden, logits, present, np.split(places - start, ends[:-1]), strict=True
             ):
@@ -69,7 +70,7 @@ class StoredRows:
         self._scratch = min(_SCRATCH_MOST, most)
 
     def states_at_once(self, candidates: int) -> int:
-        """Return for how many states arrays of so many candidates each are held at a time."""
+        """Return the number of states whose arrays of so many candidates fit the scratch."""
         return max(1, self._scratch // 2 // (_CANDIDATE_COST * candidates))
 
     def blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
@@ -101,16 +102,16 @@ class StoredRows:
 
     @property
     def planned_bytes(self) -> int:
-        """DRAM that is held once calls of one thread at a time have run, in bytes; the scratch is not."""
+        """DRAM held after calls from one thread at a time, without the scratch, in bytes."""
         return self.bias.nbytes + self._store.memory_bytes + self._reader.planned_bytes
 
     @property
     def scratch_least(self) -> int:
-        """Scratch below which it would not do: for some rows, and for the candidates of one proof."""
+        """The least scratch, in bytes: for some rows, or the candidates of one proof."""
         return 2 * max(_ROWS_LEAST * self._row_cost, _CANDIDATE_COST * CERTIFY_LIMIT)
 
     def stats(self) -> dict[str, Any]:
-        """Return what the reader has done since open."""
+        """Return the counts of the reader since open."""
         return self._reader.stats()
 
     def close(self) -> None:
@@ -125,7 +126,7 @@ class StoredRows:
 
     @property
     def _row_cost(self) -> int:
-        """DRAM of a row in use, in bytes: as it was read, as floats, and a copy of these."""
+        """DRAM of a row in use, in bytes: the row as read, as floats, and a copy of the floats."""
         dimension = int(self._rows.row_bytes) // self._carrier.itemsize
         return dimension * (8 if self.dtype == "float32" else 10)
 

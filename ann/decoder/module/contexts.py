@@ -1,4 +1,4 @@
-"""The hidden states that reach a model's output layer, and what it makes of the logits: by reading, or by writing."""
+"""The hidden states that reach a model's output layer while it reads or writes, and its change to the logits."""
 
 from typing import Any
 
@@ -11,17 +11,17 @@ __all__ = ["ContextSample", "read_contexts"]
 
 _SEQUENCES, _LENGTH, _PROMPT = 32, 96, 4
 _CONTEXTS_MOST = 8192
-_CONTEXTS_GOOD = 2048  # that a model with an encoder writes, if its text allows
+_CONTEXTS_GOOD = 2048  # written by a model with an encoder, if its text allows
 
 
 @torch.no_grad()
 def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> tuple[Tensor, Outcome]:
-    """Return hidden states float32 ``[n, D]`` while the model reads a text or writes one, and what logits become.
+    """Return the hidden states of a model that reads or writes a text, float32 ``[n, D]``, and its change to logits.
 
     Raises
     ------
     TypeError
-        When the model does not ask the layer, or reads something else than words.
+        If the model does not call the layer, or does not read words.
     """
     seen, answers = ContextSample(_CONTEXTS_MOST, seed), _Last()
     hooks = (
@@ -64,11 +64,11 @@ def _prompts(words: int, seed: int) -> Tensor:
 
 
 def _write(model: Any, texts: Tensor, seed: int, *, written: bool) -> None:
-    """Let the model write, from random prompts or from texts that its encoder reads."""
+    """Let the model write from random prompts, or from texts that its encoder reads."""
     longest = getattr(model.config, "max_position_embeddings", None) or _LENGTH
     length = min(_LENGTH, longest)
     if written:
-        # As many words of each text as make contexts enough, of as many texts as that takes.
+        # Of each text enough words that all together make enough contexts, and at least 16.
         length = min(length, max(16, -(-_CONTEXTS_GOOD // len(texts))))
     rows = texts[: max(1, -(-_CONTEXTS_MOST // length))]
     with torch.random.fork_rng(devices=[]):
@@ -81,7 +81,7 @@ def _write(model: Any, texts: Tensor, seed: int, *, written: bool) -> None:
 
 
 class _Last:
-    """What the layer answered last."""
+    """Keeps the last result of the layer."""
 
     def __init__(self) -> None:
         self.logits: Tensor | None = None
@@ -92,7 +92,7 @@ class _Last:
 
 
 class ContextSample:
-    """A sample of rows that come in blocks: those of the smallest random keys, in the order in which they came."""
+    """A sample of rows that come in blocks: the rows with the smallest random keys, in their order of arrival."""
 
     def __init__(self, most: int, seed: int) -> None:
         self._most, self._generator = most, torch.Generator().manual_seed(seed)
@@ -100,7 +100,7 @@ class ContextSample:
         self._keys = torch.empty(0, dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
-        """Take a block of rows in."""
+        """Add a block of rows."""
         keys = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
         self._keys = torch.cat([self._keys, keys])
         self._rows.append(rows)
