@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.coding.layer import Floats, Ints
 
-__all__ = ["LogProb", "Partition", "TopK", "best_of", "joined", "largest_of"]
+__all__ = ["LogProb", "Partition", "TopK", "best_of", "joined", "largest_of", "split"]
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
@@ -75,6 +75,11 @@ def joined(answers: list[Answer]) -> Answer:
         return first
     names = [name for name in type(first).__dataclass_fields__ if getattr(first, name) is not None]
     return type(first)(**{name: np.concatenate([getattr(each, name) for each in answers]) for name in names})
+
+
+def split(hidden: Floats, step: int) -> list[Floats]:
+    """Return a batch in parts of at most so many states."""
+    return [hidden[start : start + step] for start in range(0, max(1, len(hidden)), step)]
 
 
 def largest_of(logits: Floats, k: int) -> TopK:

@@ -2,17 +2,13 @@
 
 import json
 import shutil
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from memhier.ann.decoder.calibration.settings import Method, Settings
-from memhier.ann.decoder.coding.codes import BlockCodes, RowCodes
-from memhier.ann.decoder.coding.graph import Graph
 from memhier.ann.decoder.coding.layer import OutputLayer
-from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.described import VERSION, check_settings, check_shapes, decode_about
 from memhier.ann.decoder.engine.dram_engine import DramEngine
@@ -29,7 +25,6 @@ __all__ = ["KIND", "check_place", "open_index", "save_index"]
 
 KIND = "decoder"
 _BLOCK_BYTES = 32 << 20
-_PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}
 
 
 def check_place(path: Path) -> None:
@@ -45,13 +40,13 @@ def save_index(path: Path, engine: Engine, settings: Settings, method: str, dige
     layer, codes = engine.layer, engine.codes
     if layer is None:
         raise ValueError("the index is open with its rows on SSD: copy its directory instead of saving it")
-    arrays = {f"{name}/{field}": array for name, field, array in _arrays(codes)} | {"bias": layer.bias}
+    arrays = codes.arrays() | {"bias": layer.bias}
     about = {
         "version": VERSION,
         "dtype": layer.dtype,
         "method": method,
         "digest": digest,
-        "settings": settings.to_json(),
+        "settings": asdict(settings),
         "arrays": {name: [str(array.dtype), list(array.shape)] for name, array in arrays.items()},
     }
     with Store.create(path, kind=KIND) as store, store.begin() as tx:
@@ -84,7 +79,7 @@ def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, 
             }
             check_settings(settings, sizes, arrays.get("graph/starts"), path)
             rows = StoredRows(store, about["dtype"], arrays.pop("bias"))
-            codes = _codes(arrays)
+            codes = Codes.of(arrays)
             if rows.shape != (sizes["rows"], sizes["dimension"]):
                 raise CorruptionError(f"{path}: holds rows of shape {rows.shape}, expected {sizes}")
     except BaseException:
@@ -125,22 +120,3 @@ def _engine(codes: Codes, rows: StoredRows, settings: Settings, budget: int | No
             return stored
         del stored  # its workspaces go before the rows come
     return DramEngine(codes, OutputLayer(rows.load(), rows.dtype, rows.bias, owned=True))
-
-
-def _arrays(codes: Codes) -> list[tuple[str, str, npt.NDArray[Any]]]:
-    parts = {name: getattr(codes, name) for name in _PARTS}
-    found = [
-        (name, field, getattr(part, field))
-        for name, part in parts.items()
-        if part is not None
-        for field in part.__dataclass_fields__
-    ]
-    return [*found, ("codes", "norms", codes.norms), ("codes", "hashes", codes.hashes)]
-
-
-def _codes(arrays: dict[str, npt.NDArray[Any]]) -> Codes:
-    parts: dict[str, Any] = {}
-    for name, kind in _PARTS.items():
-        fields = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
-        parts[name] = kind(**fields) if fields else None
-    return Codes(**parts, norms=arrays["codes/norms"], hashes=arrays["codes/hashes"])

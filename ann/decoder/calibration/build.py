@@ -107,7 +107,7 @@ def _add_graph(
     limit = settings.scaled(settings.preview_limit, most)
     largest = engine.preview(learned, most, limit, settings.coarse(most)).indices
     always = giants(codes.blocks, layer.shape[0])
-    links, coordinates = build_links(rows, options.progress), codes.projection(learned)[:, : rows.width]
+    links, coordinates = build_links(rows, options.progress), codes.projection(learned)[:, : codes.blocks.width]
     codes = replace(codes, rows=rows, graph=learn_seeds(links, coordinates, largest, always, options.seed))
     engine = DramEngine(codes, layer)
     away = np.empty(len(learned), np.float32)

@@ -1,17 +1,16 @@
 """Effort measured on held-out contexts: the candidates, the list length and the way for each size of batch."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method, Settings
 from memhier.ann.decoder.coding.layer import Floats, OutputLayer
 from memhier.ann.decoder.engine.dram_engine import DramEngine
-from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, NO_WALK, Coarse, Effort, Walk
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Effort, Walk
 
 __all__ = [
     "EFS",
@@ -47,7 +46,7 @@ _HOPELESS = 1.5
 _CLEARLY = 0.9
 _HELD_OUT_MOST = 512
 
-Ints: TypeAlias = npt.NDArray[np.int64]
+Option = TypeVar("Option")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +94,24 @@ def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
     return contexts[np.sort(order[held:])], contexts[np.sort(order[:held])]
 
 
+def _first(options: Iterable[Option], reach: Callable[[Option], float], precision: float) -> tuple[Option, float]:
+    """Return the first option that reaches the precision, or the last one, and its precision."""
+    for option in options:
+        reached = reach(option)
+        if reached >= precision:
+            break
+    return option, reached
+
+
 def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest candidates that reach the precision, or the most there are."""
-    reached = 0.0
     limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
     # k candidates alone would leave no room for the error of an estimate.
     limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
-    for limit in limits:
-        settings = settings.with_(preview_limit=limit)
-        reached = held.precision(engine.preview(held.hidden, held.k, limit).values)
-        if reached >= precision:
-            break
-    return settings.with_(reached=settings.reached | {"preview": reached})
+    limit, reached = _first(
+        limits, lambda limit: held.precision(engine.preview(held.hidden, held.k, limit).values), precision
+    )
+    return settings.with_(preview_limit=limit, reached=settings.reached | {"preview": reached})
 
 
 def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
@@ -156,21 +161,13 @@ def _shortest_walk(
 ) -> tuple[Effort, float]:
     """Return the walk of least effort that reaches the precision, or the longest, and its precision."""
 
-    def reaches(effort: Effort) -> float:
+    def reach(effort: Effort) -> float:
         return held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
 
-    effort, reached = NO_WALK, 0.0
-    for ef in efs:
-        effort = Effort(probes, ef, max(ef, held.k))
-        reached = reaches(effort)
-        if reached >= precision:
-            break
-    for limit in (each for each in LIMITS if held.k <= each < effort.limit):
-        fewer = Effort(probes, effort.ef, limit)
-        reached_by_fewer = reaches(fewer)
-        if reached_by_fewer >= precision:
-            return fewer, reached_by_fewer
-    return effort, reached
+    effort, reached = _first((Effort(probes, ef, max(ef, held.k)) for ef in efs), reach, precision)
+    fewer = (Effort(probes, effort.ef, limit) for limit in LIMITS if held.k <= limit < effort.limit)
+    found = ((each, reach(each)) for each in fewer)
+    return next(((each, reached) for each, reached in found if reached >= precision), (effort, reached))
 
 
 def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: int) -> Settings:
@@ -205,14 +202,14 @@ def scan_cost(engine: DramEngine, settings: Settings) -> float:
 
 def calibrate_screen(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
-    reached = 0.0
-    for probes, limit in ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128)):
-        effort = Effort(probes, 0, max(limit, held.k))
-        reached = held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
-        settings = settings.with_(screen_probes=probes, screen_limit=effort.limit)
-        if reached >= precision:
-            break
-    return settings.with_(reached=settings.reached | {"screen": reached})
+    pairs = ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128))
+    effort, reached = _first(
+        (Effort(probes, 0, max(limit, held.k)) for probes, limit in pairs),
+        lambda effort: held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values),
+        precision,
+    )
+    reached_by_way = settings.reached | {"screen": reached}
+    return settings.with_(screen_probes=effort.probes, screen_limit=effort.limit, reached=reached_by_way)
 
 
 def measure_choices(ways: dict[Method, Callable[[Floats], object]], hidden: Floats, seed: int) -> Choices:

@@ -1,6 +1,6 @@
 """The measurements of a build: the effort of each way, and the fastest way for each size of batch."""
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
 
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, CERTIFY_LIMIT, NO_WALK, Coarse, Effort, Walk
@@ -89,10 +89,6 @@ class Settings:
         """Return settings with some numbers changed."""
         return replace(self, **changes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the settings as plain values."""
-        return asdict(self)
-
     def coarse(self, k: int) -> Coarse:
         """Return the first pass of the preview for `k` largest."""
         return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
@@ -107,7 +103,7 @@ class Settings:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return the settings that :meth:`to_json` made plain."""
+        """Return the settings of plain values, as a dictionary of JSON holds them."""
         values["choices"] = tuple((int(least), way) for least, way in values["choices"])
         # Older decoders have none.
         values["ranges"] = tuple((float(low), float(high)) for low, high in values.get("ranges", ()))

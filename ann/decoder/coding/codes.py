@@ -41,15 +41,6 @@ class BlockCodes:
         """Directions coded."""
         return int(self.codes.shape[1]) * 4
 
-    def by_row(self) -> Bytes:
-        """Return a copy of the codes ``[padded, width]``."""
-        return self.codes.transpose(0, 2, 1, 3).reshape(-1, self.width)
-
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.codes.nbytes + self.numbers.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class RowCodes:
@@ -69,17 +60,8 @@ class RowCodes:
     @classmethod
     def of(cls, blocks: BlockCodes, words: int) -> "RowCodes":
         """Return the same codes by row."""
-        return cls(blocks.by_row()[:words], np.ascontiguousarray(blocks.numbers[:2, :words]))
-
-    @property
-    def width(self) -> int:
-        """Directions coded."""
-        return int(self.codes.shape[1])
-
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.codes.nbytes + self.numbers.nbytes
+        codes = blocks.codes.transpose(0, 2, 1, 3).reshape(-1, blocks.width)
+        return cls(codes[:words], np.ascontiguousarray(blocks.numbers[:2, :words]))
 
 
 def encode(layer: OutputLayer, projection: Projection, width: int) -> BlockCodes:

@@ -95,8 +95,7 @@ class FGD:
         parameters = faiss.SearchParametersHNSW(efSearch=max(k, check_int("ef_search", ef_search, 1, 2**20)))
         with one_thread():
             _, rows = self._index.search(transform_contexts(states), k, params=parameters)
-        weight = as_floats(self._layer.weight[rows.reshape(-1)], self._layer.dtype).reshape(len(states), k, -1)
-        logits = np.einsum("nkd,nd->nk", weight, states) + self._layer.bias[rows]
+        logits = self._layer.logits_of(states, rows)
         best = best_of(np.where(rows >= 0, logits, -np.inf).astype(np.float32), rows.astype(np.int64), k)
         away = np.exp(best.values.astype(np.float64) - best.values[:, :1])
         found = away.sum(1)

@@ -59,11 +59,6 @@ class Graph:
     starts: Ints
     seeds: Words
 
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return sum(part.nbytes for part in (self.links, self.centres, self.halves, self.starts, self.seeds))
-
 
 def learn_seeds(links: Words, coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Graph:
     """Group contexts; return a graph with these links whose seeds are the largest rows of each group's contexts.

@@ -12,19 +12,9 @@ from memhier.io.kernels import distances
 from memhier.shield import check_interrupt
 
 __all__ = [
-    "BIAS_ROUNDING",
-    "DTYPES",
-    "LARGEST",
-    "LOGITS_MOST",
-    "ROUNDING",
-    "OutputLayer",
-    "as_floats",
-    "check_finite",
-    "check_hidden",
-    "check_layer",
-    "logit_error",
-    "norm_rounding",
-]
+    "BIAS_ROUNDING", "DTYPES", "LARGEST", "LOGITS_MOST", "ROUNDING", "OutputLayer", "as_floats", "check_finite",
+    "check_hidden", "check_layer", "logit_error", "norm_rounding",
+]  # fmt: skip
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
 # The largest change of a logit when it is rounded to the layer's dtype, relative: half of the last place.
@@ -69,16 +59,12 @@ class OutputLayer:
         words, dimension = self.weight.shape
         return words, dimension
 
-    def floats(self, start: int, stop: int) -> Floats:
-        """Return rows as float32 ``[stop - start, D]``."""
-        return as_floats(self.weight[start:stop], self.dtype)
-
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Yield all rows as float32, in blocks, each with the number of its first row."""
         step = max(1, _BLOCK_BYTES // (4 * self.shape[1]))
         for start in range(0, self.shape[0], step):
             check_interrupt()
-            yield start, self.floats(start, start + step)
+            yield start, as_floats(self.weight[start : start + step], self.dtype)
 
     def logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product."""
@@ -93,6 +79,11 @@ class OutputLayer:
             np.matmul(hidden, rows.T, out=out[:, start : start + len(rows)])
         out += self.bias
         return out
+
+    def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
+        """Return the logits of given rows ``[n, c]``."""
+        logits: Floats = np.einsum("ncd,nd->nc", as_floats(self.weight[rows], self.dtype), hidden) + self.bias[rows]
+        return logits
 
     def digest(self) -> str:
         """Return a hash of weights and bias, which tells a layer from another."""

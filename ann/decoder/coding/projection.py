@@ -55,11 +55,6 @@ class Projection:
         away = np.ascontiguousarray(hidden - self.mean, np.float32)
         return np.asarray(away @ self.turn.T, np.float32)
 
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.mean.nbytes + self.turn.nbytes + self.common.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:

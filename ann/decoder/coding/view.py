@@ -1,7 +1,7 @@
 """The DRAM view of a layer: its projection, codes, graph, norms and hashes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,8 @@ from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.core.core import new_core
 
 __all__ = ["Codes"]
+
+_PARTS = {"projection": Projection, "blocks": BlockCodes, "rows": RowCodes, "graph": Graph}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +46,32 @@ class Codes:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        parts = (self.projection, self.blocks, self.rows, self.graph)
-        return self.norms.nbytes + self.hashes.nbytes + sum(part.memory_bytes for part in parts if part is not None)
+        return sum(array.nbytes for array in self.arrays().values())
 
     @property
     def variance(self) -> float:
         """Variance of a logit per squared norm, if the part outside the width spreads evenly over its directions."""
         return 1 / max(1, len(self.projection.mean) - self.blocks.width)
+
+    def arrays(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all arrays by part and field, such as ``"graph/links"``."""
+        parts = ((name, getattr(self, name)) for name in _PARTS)
+        found = {
+            f"{name}/{field}": getattr(part, field)
+            for name, part in parts
+            if part is not None
+            for field in part.__dataclass_fields__
+        }
+        return found | {"codes/norms": self.norms, "codes/hashes": self.hashes}
+
+    @classmethod
+    def of(cls, arrays: dict[str, npt.NDArray[Any]]) -> Self:
+        """Return the view that :meth:`arrays` lists."""
+        parts: dict[str, Any] = {}
+        for name, kind in _PARTS.items():
+            fields = {key.partition("/")[2]: array for key, array in arrays.items() if key.startswith(f"{name}/")}
+            parts[name] = kind(**fields) if fields else None
+        return cls(**parts, norms=arrays["codes/norms"], hashes=arrays["codes/hashes"])
 
     def core(self, exact: Any) -> Any:
         """Return a core over these codes and, unless `exact` is None, over the exact rows in DRAM."""

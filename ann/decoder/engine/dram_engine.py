@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of
+from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
 from memhier.ann.decoder.coding.layer import (
     BIAS_ROUNDING,
     DTYPES,
@@ -17,10 +17,9 @@ from memhier.ann.decoder.coding.layer import (
     Floats,
     Ints,
     OutputLayer,
-    as_floats,
     check_finite,
     norm_rounding,
-)
+)  # fmt: skip
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
 
@@ -112,8 +111,7 @@ class DramEngine:
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product of so many states at a time that their logits stay few."""
         step = max(1, LOGITS_MOST // self.layer.shape[0])
-        parts = [hidden[start : start + step] for start in range(0, max(1, len(hidden)), step)]
-        return joined([largest_of(self.all_logits(part), k) for part in parts])
+        return joined([largest_of(self.all_logits(part), k) for part in split(hidden, step)])
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``."""
@@ -128,10 +126,7 @@ class DramEngine:
 
     def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
         """Return the exact logits of given rows ``[n, c]``."""
-        layer = self.layer
-        weight = as_floats(layer.weight[rows], layer.dtype)
-        logits: Floats = np.einsum("ncd,nd->nc", weight, hidden) + layer.bias[rows]
-        return logits
+        return self.layer.logits_of(hidden, rows)
 
     def stats(self) -> dict[str, Any]:
         """Return nothing: no row is read."""

@@ -1,12 +1,12 @@
 """The engine of a layer whose rows lie on SSD: the core scans codes, and one submission reads the candidates' rows."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Never, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of
+from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of, split
 from memhier.ann.decoder.coding.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
@@ -52,11 +52,11 @@ class StoredEngine:
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
         """Scan the codes of all rows and rank the `limit` best exactly."""
-        return self._in_parts(hidden, limit, lambda part: self._previewed(part, k, limit, coarse))
+        return joined([self._previewed(part, k, limit, coarse) for part in self._parts(hidden, limit)])
 
     def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
         """Rank the `limit` highest bounds exactly; proven is an answer that no other row can reach."""
-        return self._in_parts(hidden, limit, lambda part: self._certified(part, k, limit))
+        return joined([self._certified(part, k, limit) for part in self._parts(hidden, limit)])
 
     def partition(
         self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
@@ -68,13 +68,11 @@ class StoredEngine:
     def walk(self, hidden: Floats, k: int, walk: Walk) -> TopK:
         """Walk the graph over the codes and rank the rows that it found exactly."""
         wanted = max(walk.near.limit, walk.far.limit)
-        return self._in_parts(hidden, wanted, lambda part: self._walked(part, k, wanted, walk))
+        return joined([self._walked(part, k, wanted, walk) for part in self._parts(hidden, wanted)])
 
     def full(self, hidden: Floats, k: int) -> TopK:
         """Compute the full product, in one pass over the rows for 256 states."""
-        if 4 * k > len(self.codes.norms):
-            return joined([largest_of(self.all_logits(part), k) for part in _split(hidden, _PASS_STATES)])
-        return joined([self._largest(part, k) for part in _split(hidden, _PASS_STATES)])
+        return joined([self._largest(part, k) for part in split(hidden, _PASS_STATES)])
 
     def all_logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``."""
@@ -131,7 +129,9 @@ class StoredEngine:
         return best_of(self.rows.logits(hidden, indices), indices, k)
 
     def _largest(self, hidden: Floats, k: int) -> TopK:
-        """Select the largest of one block of rows after the other."""
+        """Select the largest of one block of rows after the other, or of all rows at once if they are many of these."""
+        if 4 * k > len(self.codes.norms):
+            return largest_of(self.all_logits(hidden), k)
         best = TopK(np.empty((len(hidden), 0), np.float32), np.empty((len(hidden), 0), np.int64))
         for start, logits in self.logit_blocks(hidden):
             block = largest_of(logits, min(k, logits.shape[1]))
@@ -162,12 +162,5 @@ class StoredEngine:
             check_finite(hidden[: bad + 1])
         return rows, keys, left
 
-    def _in_parts(self, hidden: Floats, candidates: int, answer: Callable[[Floats], TopK]) -> TopK:
-        return joined([answer(part) for part in self._parts(hidden, candidates)])
-
     def _parts(self, hidden: Floats, candidates: int) -> list[Floats]:
-        return _split(hidden, self.rows.states_at_once(candidates))
-
-
-def _split(hidden: Floats, step: int) -> list[Floats]:
-    return [hidden[start : start + step] for start in range(0, max(1, len(hidden)), step)]
+        return split(hidden, self.rows.states_at_once(candidates))

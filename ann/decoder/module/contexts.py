@@ -23,10 +23,10 @@ def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: i
     TypeError
         If the model does not call the layer, or does not read words.
     """
-    seen, answers = ContextSample(_CONTEXTS_MOST, seed), _Last()
+    seen, last = ContextSample(_CONTEXTS_MOST, seed), dict[str, Tensor]()
     hooks = (
         head.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].reshape(-1, inputs[0].shape[-1]))),
-        head.register_forward_hook(answers),
+        head.register_forward_hook(lambda _, __, logits: last.update(logits=logits)),
     )
     training = [module.training for module in model.modules()]
     model.eval()
@@ -37,7 +37,7 @@ def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: i
         else:
             for row in input_ids:
                 model(row[None])
-        outcome = _outcome(model, texts[:1], answers)
+        outcome = _outcome(model, texts[:1], last)
     finally:
         for hook in hooks:
             hook.remove()
@@ -47,12 +47,12 @@ def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: i
     return seen.states().float(), outcome
 
 
-def _outcome(model: Any, text: Tensor, answers: "_Last") -> Outcome:
-    answers.logits = None
+def _outcome(model: Any, text: Tensor, last: dict[str, Tensor]) -> Outcome:
+    last.clear()
     output = model(input_ids=text, decoder_input_ids=text[:, :_PROMPT]) if _has_encoder(model) else model(text)
-    if answers.logits is None:
+    if not last:
         raise TypeError(f"model: {type(model).__name__} does not call its output layer; it cannot be replaced")
-    return outcome_of(answers.logits, output)
+    return outcome_of(last["logits"], output)
 
 
 def _has_encoder(model: Any) -> bool:
@@ -78,17 +78,6 @@ def _write(model: Any, texts: Tensor, seed: int, *, written: bool) -> None:
                 some, attention_mask=torch.ones_like(some), do_sample=True, top_k=0, eos_token_id=None,
                 max_length=length, pad_token_id=0,
             )  # fmt: skip
-
-
-class _Last:
-    """Keeps the last result of the layer."""
-
-    def __init__(self) -> None:
-        self.logits: Tensor | None = None
-
-    def __call__(self, _: nn.Module, __: Any, output: Tensor) -> None:
-        """Keep it."""
-        self.logits = output
 
 
 class ContextSample:

@@ -7,6 +7,7 @@ and log Z. An option that is not known to need no more takes the full layer, and
 import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ _STREAMERS = frozenset(("TextStreamer", "TextIteratorStreamer", "AsyncTextIterat
 _OF_GENERATION = ("generate", "_sample", "_beam_search", "_get_logits_processor", "_prepare_generation_config")
 
 
+@dataclass(slots=True)
 class Need:
     """The needs of one call of ``generate``, step after step.
 
@@ -55,13 +57,15 @@ class Need:
         Whether each step needs one more, since its text may rule out one more word.
     """
 
-    def __init__(self, logits: Logits, reason: str = "", words: int = 1, grows: bool = False) -> None:
-        self.logits, self.reason, self.words, self._grows = logits, reason, words, grows
+    logits: Logits
+    reason: str = ""
+    words: int = 1
+    grows: bool = False
 
     def step(self) -> int:
         """Return how many of the largest logits this step needs."""
         words = self.words
-        self.words += self._grows
+        self.words += self.grows
         return words
 
 

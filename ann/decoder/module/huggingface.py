@@ -111,7 +111,7 @@ class AcceleratedHead(nn.Module):
         if kind == "largest":
             return self._laid_out(hidden, *self.decoder.topk(hidden))
         logits = self.decoder(hidden)
-        return self._certified(hidden, logits) if self.certify else logits
+        return self._proven(hidden, 1, logits) if self.certify else logits
 
     def _needed(self, rows: int) -> tuple[Logits, int, str]:
         """Return the kind of logits for a batch of rows, how many of the largest it needs, and the reason if all."""
@@ -142,30 +142,26 @@ class AcceleratedHead(nn.Module):
         logits = torch.full((*hidden.shape[:-1], self.head.weight.shape[0]), least, dtype=hidden.dtype)
         return logits.scatter_(-1, indices, values.to(hidden.dtype))
 
-    def _proven(self, hidden: Tensor, words: int) -> Tensor:
-        """Return the largest logits of states whose answer is proven, and all logits of the layer for the others."""
+    def _proven(self, hidden: Tensor, words: int, logits: Tensor | None = None) -> Tensor:
+        """Return the largest logits of states whose answer is proven, and all logits of the layer for the others.
+
+        Given `logits` stay, if their largest is the proven one.
+        """
         states = hidden.detach().reshape(-1, hidden.shape[-1])
         found = self.decoder.index.topk(states.float().numpy(), words, certify=True)
         assert found.proven is not None
-        flat = self._laid_out(states, torch.from_numpy(found.values), torch.from_numpy(found.indices))
-        doubtful = torch.from_numpy(np.flatnonzero(~found.proven))
+        if logits is None:
+            flat = self._laid_out(states, torch.from_numpy(found.values), torch.from_numpy(found.indices))
+            right = found.proven
+        else:
+            flat = logits.reshape(-1, logits.shape[-1])
+            # A proven word may be missing among the largest estimates that `logits` were made from.
+            right = found.proven & (flat.argmax(-1).numpy() == found.indices[:, 0])
+        doubtful = torch.from_numpy(np.flatnonzero(~right))
         if len(doubtful):
             self.completed += len(doubtful)
             flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
         return flat.reshape(*hidden.shape[:-1], flat.shape[-1])
-
-    def _certified(self, hidden: Tensor, logits: Tensor) -> Tensor:
-        states = hidden.detach().reshape(-1, hidden.shape[-1])
-        found = self.decoder.index.topk(states.float().numpy(), 1, certify=True)
-        assert found.proven is not None
-        flat = logits.reshape(-1, logits.shape[-1])
-        # A proven word may be missing among the largest estimates that `logits` were made from.
-        likeliest = flat.argmax(-1).numpy()
-        doubtful = torch.from_numpy(np.flatnonzero(~found.proven | (likeliest != found.indices[:, 0])))
-        if len(doubtful):
-            self.completed += len(doubtful)
-            flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
-        return flat.reshape(logits.shape)
 
 
 def accelerate(
