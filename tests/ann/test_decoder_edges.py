@@ -27,7 +27,7 @@ def core(request, monkeypatch):
         pytest.skip("needs the compiled core")
 
 
-def test_a_bias_below_what_pads_the_codes_is_refused():
+def test_a_bias_below_the_padding_of_the_codes_is_refused():
     weight, _ = make_layer(200, 8)
     bias = np.zeros(200)
     bias[7] = np.finfo(np.float32).min  # often meant as "never"
@@ -102,7 +102,7 @@ def test_a_way_that_is_not_there_is_refused_with_a_certificate_too():
         index.topk(hidden[:2], certify=True, method="other")
 
 
-def test_rows_that_nobody_else_holds_are_counted(tmp_path):
+def test_owned_rows_are_counted(tmp_path):
     weight, hidden = make_layer(3000, 40)
     shared = LogitIndex.build(weight, contexts=hidden, k=5, method="preview")
     assert shared.memory_bytes < weight.nbytes

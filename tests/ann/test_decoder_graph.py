@@ -1,4 +1,4 @@
-"""The graph: the transform, the links, walks and screening, and FGD as published; what plain inner product does."""
+"""The graph: the transform, the links, walks and screening; FGD as published against plain inner product."""
 
 import faiss
 import numpy as np
@@ -183,7 +183,7 @@ def test_a_coarse_scan_keeps_the_best_of_its_survivors(core):
     assert (found[:, :, None] == whole.indices[:, None]).any(2).mean() > 0.9
 
 
-def test_a_coarse_scan_is_refused_what_it_cannot_do():
+def test_an_impossible_coarse_scan_is_refused():
     if core_module.backend.core is None:
         pytest.skip("needs the compiled core")
     weight, bias, hidden = make_model(300, 24)
@@ -272,7 +272,7 @@ def test_rows_that_are_there_several_times_are_walked_past(times):
     assert index.settings.reached["graph"] > 0.9975
 
 
-def test_relinking_changes_what_was_trained_and_keeps_the_rest():
+def test_relinking_changes_trained_rows_and_keeps_the_rest():
     rng = np.random.default_rng(0)
     codes = rng.integers(1, 256, (900, 8)).astype(np.uint8)
     numbers = np.stack([rng.normal(size=900), np.full(900, 0.01)]).astype(np.float32)
@@ -319,7 +319,7 @@ def test_saved_graphs_walk_alike(tmp_path):
     np.testing.assert_array_equal(again.topk(hidden[500:]).indices, index.topk(hidden[500:]).indices)
 
 
-def test_fgd_as_published_finds_what_plain_inner_product_misses(data):
+def test_fgd_as_published_finds_words_that_plain_inner_product_misses(data):
     folder = data("lm-softmax-50k")
     weight = np.load(folder / "weight_f16.npy")[:3000].astype(np.float32)
     bias = np.load(folder / "bias_f32.npy")[:3000]
@@ -350,7 +350,7 @@ def test_fgds_bound_on_probabilities_holds_where_the_k_are_right():
     np.testing.assert_allclose(found.bound, 0, atol=1e-12)
 
 
-def test_fgds_errors_name_what_is_wrong():
+def test_fgds_errors_name_the_argument():
     weight, bias, hidden = make_model(300, 8)
     fgd = FGD(weight, bias, m=4)
     with pytest.raises(ValueError, match="k=301"):

@@ -84,7 +84,7 @@ def test_calls_of_the_model_itself_are_its_own(model):
     assert model.get_output_embeddings().stats()["full_layer"] == {"a call that is not of generate": text.numel()}
 
 
-def test_logits_for_whoever_does_not_say_normalise_as_the_models_do(model):
+def test_logits_of_calls_outside_generate_normalise_as_the_models_do(model):
     text = prompts()
     head = accelerate(model, k=30, method="preview").get_output_embeddings()
     hidden = model.transformer(text).last_hidden_state.detach()
@@ -112,7 +112,7 @@ def test_samplers_draw_as_from_the_model(model, options):
     assert (found == right).float().mean() > 0.95
 
 
-def test_logits_processors_see_what_they_rule_out(model):
+def test_logits_processors_see_the_words_that_they_rule_out(model):
     options = {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "bad_words_ids": [[5], [17]]}
     right = generate(model, **options)
     accelerate(model, k=60, method="preview")
@@ -151,7 +151,7 @@ def test_undo_restores_the_layer(model):
         undo(model)
 
 
-def test_errors_name_what_is_wrong(model):
+def test_errors_name_the_argument(model):
     with pytest.raises(TypeError, match="model: expected a causal language model"):
         accelerate(torch.nn.Linear(3, 3))
     accelerate(model, k=10, method="preview")
@@ -176,7 +176,7 @@ def test_beams_rescored_have_the_models_own_scores(model):
         rescore(model, found.sequences, 26)
 
 
-def test_a_state_dict_stays_what_it_was(model):
+def test_a_state_dict_does_not_change(model):
     right = model.state_dict()
     accelerate(model, k=10, method="preview")
     found = model.state_dict()
@@ -279,7 +279,7 @@ def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, me
         ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 3}, "largest"),
     ],
 )
-def test_what_generate_needs_follows_from_its_options(model, options, way):
+def test_the_needs_of_generate_follow_from_its_options(model, options, way):
     def decided(arguments, given):
         need = need_of(model, arguments, given)
         return "more" if need.words > 20 else need.reason if need.logits == "full" else need.logits
@@ -290,7 +290,7 @@ def test_what_generate_needs_follows_from_its_options(model, options, way):
         assert decided((None, transformers.GenerationConfig(**options)), {}) == way
 
 
-def test_what_generate_needs_follows_from_the_models_own_options_too(model):
+def test_the_needs_of_generate_follow_from_the_models_own_options_too(model):
     def way(*arguments, **options):
         return need_of(model, arguments, options).logits
 
@@ -367,7 +367,7 @@ def test_undo_gives_generate_back(model):
     undo(model)
     assert model.generate.__func__ is type(model).generate
     accelerate(model, k=10, method="preview")
-    # Whoever puts a layer of their own in its place gets that.
+    # A layer that the user puts in its place stays.
     model.set_output_embeddings(model.get_output_embeddings().head)
     assert generate(model, do_sample=False).shape == (4, 26)
 
@@ -396,7 +396,7 @@ def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
         assert len(found) == 64
         assert (found.diff() > 0).all()
         assert 300 < found.float().mean() < 700
-    assert max(held[1:]) <= 600, "what one call brings, and twice the sample"
+    assert max(held[1:]) <= 600, "the rows of one call, and twice the sample"
     assert max(held[1:144]) <= 2 * 64 + 7
     few = ContextSample(64, 3)
     few.add(torch.arange(5)[:, None])

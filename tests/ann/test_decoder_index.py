@@ -80,7 +80,7 @@ def test_certified_and_completed_answers_are_those_of_the_full_product(core, wor
     far=st.booleans(),
 )
 @example(words=1, dimension=33, rank=1, seed=3149, scale=1e4, far=False)  # large terms cancel: no word may seem lost
-def test_what_is_called_proven_is(words, dimension, rank, seed, scale, far):
+def test_proven_answers_are_right(words, dimension, rank, seed, scale, far):
     weight, bias, hidden = make_layer(words, dimension, seed)
     weight *= np.float32(scale)
     k = min(words, 4)
@@ -120,7 +120,7 @@ def test_bounds_hold_for_every_row(core, rank, giant):
     np.testing.assert_allclose(around, upper - estimates, rtol=2e-2, atol=1e-4 * np.abs(estimates).max())
 
 
-def test_what_was_not_looked_at_keeps_an_answer_from_being_proven(core):
+def test_rows_not_ranked_keep_an_answer_from_being_proven(core):
     weight, bias, hidden = make_layer(600, 24)
     engine, _ = make_engine(weight, bias, hidden[:300], k=5, rank=4, method="preview")
     order = np.argsort(-exact(weight, bias, hidden[300:]), 1)[:, :5]
@@ -252,14 +252,14 @@ def test_inputs_of_any_layout():
         ({"contexts": None, "method": "graph"}, ValueError, "contexts=None: method='graph' learns from"),
     ],
 )
-def test_bad_builds_say_what_is_wrong(change, error, words):
+def test_bad_builds_name_the_argument(change, error, words):
     weight, bias, hidden = make_layer(300, 12)
     arguments = {"weight": weight, "bias": bias, "contexts": hidden, "k": 5} | change
     with pytest.raises(error, match=words):
         LogitIndex.build(**arguments)
 
 
-def test_bad_calls_say_what_is_wrong(core):
+def test_bad_calls_name_the_argument(core):
     weight, bias, hidden = make_layer(300, 12)
     index = LogitIndex.build(weight, bias, contexts=hidden, k=3, method="preview")
     bad = hidden[:4].copy()
@@ -365,7 +365,7 @@ def test_the_full_product_of_many_states_is_made_in_parts(monkeypatch):
 
 
 @pytest.mark.parametrize(("share", "chosen"), [(0.5, "preview"), (0.95, "full"), (1.4, "full"), (5.0, "full")])
-def test_the_full_product_is_left_only_for_what_is_clearly_faster(monkeypatch, share, chosen):
+def test_auto_leaves_the_full_product_only_for_a_clearly_faster_way(monkeypatch, share, chosen):
     clock = [0.0]
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
 
@@ -427,7 +427,7 @@ def test_any_number_of_a_row_changes_its_hash(dtype):
     assert np.flatnonzero(biased != right).tolist() == [3]
 
 
-def test_what_far_contexts_reach_hides_no_shortfall():
+def test_the_precision_of_far_contexts_hides_no_shortfall():
     with pytest.warns(UserWarning, match=r"no way but the full product reaches precision=0\.99 .* 0\.9800"):
         build.warn_if_short(calibrate.Settings(reached={"preview": 0.97, "graph": 0.98, "far": 0.999}), "auto")
 

@@ -102,7 +102,7 @@ def test_the_least_budget_holds_for_every_call(tmp_path, dtype):
     with pytest.raises(BudgetError, match=f"{least} bytes are enough"):
         LogitIndex.open(tmp_path / "index", dram=least - 1)
     queries, targets = hidden[800:840], np.arange(40)
-    # Opened once before, so that what libraries keep for themselves does not count.
+    # Opened once before, so that the memory that libraries keep does not count.
     LogitIndex.open(tmp_path / "index", dram=least).close()
     tracemalloc.start()
     try:
@@ -152,7 +152,7 @@ def test_a_build_may_go_straight_to_ssd(tmp_path, dtype):
         dram=3_000_000 if backend.core else 5_200_000,
         path=tmp_path / "index",
     )
-    # Without the compiled core, rows of two bytes take less than what reads them.
+    # Without the compiled core, rows of two bytes take less than their reader.
     assert (index.layer is None) == bool(backend.core or dtype == np.float32)
     right = np.argsort(-(hidden[800:820] @ weight.astype(np.float32).T + bias), 1)[:, :5]
     assert (index.topk(hidden[800:820]).indices == right).mean() > 0.98
@@ -170,7 +170,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_built(tmp_path, mon
     weight, bias, hidden = make_layer()
     monkeypatch.setattr(index_module, "build_codes", lambda *_: pytest.fail("it was built"))
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").write_text("somebody's")
+    (tmp_path / "taken" / "file").write_text("a user's")
     with pytest.raises(FileExistsError):
         LogitIndex.build(weight, bias, contexts=hidden, dram="3MB", path=tmp_path / "taken")
     with pytest.raises(FileNotFoundError):
@@ -191,7 +191,7 @@ def test_a_page_that_changed_is_noticed_when_it_is_read(tmp_path):
         index.topk(hidden[:1])
 
 
-def test_copies_children_and_what_cannot_be_copied(tmp_path):
+def test_copies_pickles_and_children(tmp_path):
     weight, bias, hidden = make_layer()
     index = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview", dram=DRAM, path=tmp_path / "a")
     right = index.topk(hidden[:5]).indices
@@ -247,7 +247,7 @@ def test_many_states_are_answered_in_parts_of_bounded_size(pair):
         np.testing.assert_allclose(found[::25], np.concatenate(right), rtol=1e-5, atol=1e-5)
 
 
-def test_what_cannot_be_opened_is_let_go_of(tmp_path):
+def test_a_failed_open_closes_its_files(tmp_path):
     weight, bias, hidden = make_layer()
     LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview").save(tmp_path / "index")
     file = max((tmp_path / "index" / "segments").iterdir(), key=lambda each: each.stat().st_size)

@@ -13,7 +13,7 @@ from memhier.ann.decoder.calibration.calibrate import (
     calibrate_preview,
     calibrate_screen,
     calibrate_walk,
-    split,
+    hold_out,
 )
 from memhier.ann.decoder.calibration.familiar import ranges_of
 from memhier.ann.decoder.calibration.settings import WAYS, Method, Settings
@@ -69,7 +69,7 @@ def build_codes(
     if not np.isfinite(contexts).all():
         row = int(np.flatnonzero(~np.isfinite(contexts).all(1))[0])
         raise ValueError(f"contexts[{row}] holds NaN or infinity: expected finite numbers")
-    learned, held_out = split(contexts, options.seed)
+    learned, held_out = hold_out(contexts, options.seed)
     held = HeldOut.of(layer, held_out, options.k)
     projection = fit_projection(layer, learned)
     codes, settings = _preview_codes(layer, projection, held, options)

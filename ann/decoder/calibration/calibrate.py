@@ -13,19 +13,9 @@ from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Effort, Walk
 
 __all__ = [
-    "EFS",
-    "INSIDE",
-    "LIMITS",
-    "HeldOut",
-    "calibrate_coarse",
-    "calibrate_far",
-    "calibrate_preview",
-    "calibrate_screen",
-    "calibrate_walk",
-    "measure_choices",
-    "scan_cost",
-    "split",
-]
+    "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_far", "calibrate_preview", "calibrate_screen",
+    "calibrate_walk", "hold_out", "measure_choices", "scan_cost",
+]  # fmt: skip
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
@@ -87,7 +77,7 @@ class HeldOut:
         return float((values[:, : self.k] >= (self.kth - self.slack)[:, None]).mean())
 
 
-def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
+def hold_out(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
     """Return contexts to learn from and contexts held out: a fifth, at most 512."""
     order = np.random.default_rng(seed).permutation(len(contexts))
     held = min(_HELD_OUT_MOST, len(contexts) // 5)

@@ -19,18 +19,17 @@ from memhier.ann.decoder.coding.layer import (
     OutputLayer,
     check_finite,
     norm_rounding,
-)  # fmt: skip
+)
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
 
 __all__ = ["DramEngine"]
 
-
 _CALLS_KEPT = 16  # calls at a time that find their workspaces made
 
 
 class DramEngine:
-    """Answers from a layer in DRAM; see :class:`memhier.ann.decoder.engine.engine.Engine` for its methods."""
+    """Answers from a layer in DRAM; see :class:`memhier.ann.decoder.engine.Engine` for its methods."""
 
     def __init__(self, codes: Codes, layer: OutputLayer) -> None:
         self.codes, self.layer = codes, layer
@@ -50,7 +49,6 @@ class DramEngine:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides a layer that the caller owns, in bytes."""
         layer = self.layer
         own = layer.weight.nbytes + layer.bias.nbytes if layer.owned else 0
         return self.codes.memory_bytes + int(self._core.workspace_bytes) + own
@@ -60,7 +58,6 @@ class DramEngine:
         return int(self._core.keep(_CALLS_KEPT, candidates))
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
-        """Scan the codes of all rows and rank the `limit` best exactly."""
         values, indices = _room(len(hidden), k)
         bad = self._core.preview(
             hidden, k, limit, *coarse, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None
@@ -82,7 +79,6 @@ class DramEngine:
     def partition(
         self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
     ) -> tuple[TopK, Partition]:
-        """Return the largest logits, and log Z from `limit` exact logits and estimates of all others."""
         found = np.empty((len(hidden), 3))
         values, indices = _room(len(hidden), k)
         bad = self._core.preview(
@@ -114,26 +110,22 @@ class DramEngine:
         return joined([largest_of(self.all_logits(part), k) for part in split(hidden, step)])
 
     def all_logits(self, hidden: Floats) -> Floats:
-        """Return all logits, float32 ``[n, V]``."""
         check_finite(hidden)
         return self.layer.logits(hidden)
 
     def logit_blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
-        """Yield all logits, float32 ``[n, b]``, in blocks of rows, each with the number of its first row."""
         check_finite(hidden)
         for start, rows in self.layer.blocks():
             yield start, hidden @ rows.T + self.layer.bias[start : start + len(rows)]
 
     def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
-        """Return the exact logits of given rows ``[n, c]``."""
         return self.layer.logits_of(hidden, rows)
 
     def stats(self) -> dict[str, Any]:
-        """Return nothing: no row is read."""
         return {}
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        pass
 
 
 def _check(bad: int, hidden: Floats) -> None:

@@ -19,7 +19,7 @@ _PASS_STATES = 256  # answered in one pass over all rows
 
 
 class StoredEngine:
-    """Answers from rows on SSD; see :class:`memhier.ann.decoder.engine.engine.Engine` for its methods.
+    """Answers from rows on SSD; see :class:`memhier.ann.decoder.engine.Engine` for its methods.
 
     It cuts a batch in parts if the batch's candidates take more DRAM than the rows' scratch.
     """
@@ -39,11 +39,10 @@ class StoredEngine:
 
     @property
     def layer(self) -> None:
-        """None: the rows do not lie in DRAM."""
+        return None
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
         return self.codes.memory_bytes + int(self._core.workspace_bytes) + self.rows.memory_bytes
 
     def keep(self, candidates: int) -> int:
@@ -51,7 +50,6 @@ class StoredEngine:
         return int(self._core.keep(1, candidates))
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
-        """Scan the codes of all rows and rank the `limit` best exactly."""
         return joined([self._previewed(part, k, limit, coarse) for part in self._parts(hidden, limit)])
 
     def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
@@ -61,7 +59,6 @@ class StoredEngine:
     def partition(
         self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
     ) -> tuple[TopK, Partition]:
-        """Return the largest logits, and log Z from `limit` exact logits and estimates of all others."""
         found = [self._partitioned(part, k, limit, inverse) for part in self._parts(hidden, limit)]
         return joined([top for top, _ in found]), joined([z for _, z in found])
 
@@ -75,27 +72,22 @@ class StoredEngine:
         return joined([self._largest(part, k) for part in split(hidden, _PASS_STATES)])
 
     def all_logits(self, hidden: Floats) -> Floats:
-        """Return all logits, float32 ``[n, V]``."""
         out = np.empty((len(hidden), len(self.codes.norms)), np.float32)
         for start, logits in self.logit_blocks(hidden):
             out[:, start : start + logits.shape[1]] = logits
         return out
 
     def logit_blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
-        """Yield all logits, float32 ``[n, b]``, in blocks of rows, each with the number of its first row."""
         check_finite(hidden)
         return self.rows.blocks(hidden)
 
     def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
-        """Return the exact logits of given rows ``[n, c]``, minus infinity for -1."""
         return self.rows.logits(hidden, rows)
 
     def stats(self) -> dict[str, Any]:
-        """Return the counts of the reader since open."""
         return self.rows.stats()
 
     def close(self) -> None:
-        """Release the files."""
         self.rows.close()
 
     def _previewed(self, hidden: Floats, k: int, limit: int, coarse: Coarse) -> TopK:
