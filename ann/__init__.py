@@ -28,7 +28,11 @@ _DECODER = ("LogitIndex", "SparseLogits", "TopKSoftmax")
 
 
 def __getattr__(name: str) -> Any:
-    # Whoever searches vectors has no need to load the decoder, which may want PyTorch.
+    # A search of vectors does not need the decoder, which takes time to load.
     if name not in _DECODER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module("memhier.ann.decoder"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,7 @@
-"""faiss's OpenMP threads, kept from where they do harm.
+"""Limits on faiss's OpenMP threads.
 
-They do not survive a fork: the child of a process that has used them would wait for them for ever. And waking them for
-a few queries takes longer than the queries do.
+They do not survive a fork: the child of a process that has used them would wait for them for ever. To wake them for a
+few queries takes longer than the queries.
 """
 
 import os
@@ -15,7 +15,7 @@ __all__ = ["one_thread"]
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let faiss use the calling thread alone, in this thread and within the block."""
+    """Let faiss use only the calling thread, for its calls within the block."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     try:

@@ -23,3 +23,7 @@ def __getattr__(name: str) -> Any:
         if error.name != "torch":
             raise
         raise ImportError(f"{name} needs PyTorch: pip install 'memhier[torch]'") from error
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,14 +1,15 @@
-"""What a decoder answers with."""
+"""The answers of a decoder, and the choice of the largest logits."""
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LogProb", "Partition", "TopK"]
+from memhier.ann.decoder.coding.layer import Floats, Ints
 
-Floats: TypeAlias = npt.NDArray[np.float32]
+__all__ = ["LogProb", "Partition", "TopK", "best_of", "joined", "largest_of", "split"]
+
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
@@ -21,12 +22,12 @@ class TopK:
     values, indices
         float32 and int64 ``[n, k]``, largest first: exact logits of the words found.
     proven
-        bool ``[n]``: whether these are the k largest of the whole layer beyond doubt, rounding included. None where
-        no certificate was asked for.
+        bool ``[n]``: True for states whose k words are the largest of the whole layer beyond doubt, rounding included.
+        None without a certificate.
     """
 
     values: Floats
-    indices: npt.NDArray[np.int64]
+    indices: Ints
     proven: npt.NDArray[np.bool_] | None = None
 
 
@@ -39,7 +40,7 @@ class Partition:
     estimate
         float64 ``[n]``.
     low, high
-        float64 ``[n]``: proven bounds, whatever the context.
+        float64 ``[n]``: proven bounds, for any context.
     """
 
     estimate: Doubles
@@ -62,3 +63,35 @@ class LogProb:
     estimate: Doubles
     low: Doubles
     high: Doubles
+
+
+Answer = TypeVar("Answer", TopK, Partition)
+
+
+def joined(answers: list[Answer]) -> Answer:
+    """Return the answers for the parts of a batch as one answer for the batch."""
+    first = answers[0]
+    if len(answers) == 1:
+        return first
+    names = [name for name in type(first).__dataclass_fields__ if getattr(first, name) is not None]
+    return type(first)(**{name: np.concatenate([getattr(each, name) for each in answers]) for name in names})
+
+
+def split(hidden: Floats, step: int) -> list[Floats]:
+    """Return a batch in parts of at most so many states."""
+    return [hidden[start : start + step] for start in range(0, max(1, len(hidden)), step)]
+
+
+def largest_of(logits: Floats, k: int) -> TopK:
+    """Return the k largest of all logits ``[n, V]``."""
+    words = logits.shape[1]
+    if k == words:
+        return best_of(logits, np.broadcast_to(np.arange(words), logits.shape), k)
+    rows = np.argpartition(-logits, k, axis=1)[:, :k]
+    return best_of(np.take_along_axis(logits, rows, 1), rows, k)
+
+
+def best_of(logits: Floats, rows: Ints, k: int) -> TopK:
+    """Return the k largest, and of equal logits the smaller row first."""
+    order = np.lexsort((rows, -logits), axis=1)[:, :k]
+    return TopK(np.take_along_axis(logits, order, 1), np.take_along_axis(rows, order, 1))

@@ -1,4 +1,4 @@
-"""What a stored decoder has to be: its description in the catalog, and the arrays that fit each other."""
+"""The description of a stored decoder in the catalog, and checks of its settings and arrays against each other."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ _SETTINGS: dict[str, Check] = {
     "reached": mapping(real(0, 1)), "choices": sequence(row(integer(1), one_of(*WAYS)), 1),
 }  # fmt: skip
 
-# Dtype, and lengths: numbers, or names that stand for the same length everywhere.
+# Dtype, and lengths: numbers, or names, each for one length in all arrays.
 _ARRAYS: dict[str, tuple[str, tuple[int | str, ...]]] = {
     "bias": ("float32", ("rows",)),
     "codes/norms": ("float32", ("rows",)),
@@ -59,7 +59,7 @@ def decode_about(raw: bytes, path: object) -> dict[str, Any]:
     Raises
     ------
     FormatError, CorruptionError
-        When it is of another version, or none.
+        If the value is no description, or of another version.
     """
     where = f"{path}: the value 'decoder'"
     version = decode_json(raw, where, record({"version": integer()}))["version"]
@@ -70,7 +70,7 @@ def decode_about(raw: bytes, path: object) -> dict[str, Any]:
 
 
 def check_shapes(described: dict[str, tuple[str, list[int]]], path: object) -> dict[str, int]:
-    """Return the lengths that arrays have in common, by name, or say which array does not fit the others."""
+    """Return the common lengths of the arrays by name; raise CorruptionError for an array that does not fit."""
     if unknown := described.keys() - _ARRAYS.keys():
         raise CorruptionError(f"{path}: a decoder has no arrays {sorted(unknown)}")
     sizes: dict[str, int] = {}
@@ -92,7 +92,7 @@ def check_shapes(described: dict[str, tuple[str, list[int]]], path: object) -> d
 def check_settings(
     settings: Settings, sizes: dict[str, int], starts: npt.NDArray[np.int64] | None, path: object
 ) -> None:
-    """Compare what a search takes with the arrays that there are."""
+    """Raise CorruptionError if a search with these settings does not fit the arrays."""
     ways = {way for _, way in settings.choices}
     most = max(sizes["rows"], 2**16)
     counts = [value for name in _SETTINGS if isinstance(value := getattr(settings, name), int)]

@@ -1,40 +1,43 @@
-"""LogitIndex: the largest logits of an output layer without the full product, over NumPy arrays."""
+"""LogitIndex: the largest logits of an output layer without the full product, for NumPy arrays."""
 
 from collections.abc import Callable
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.answers import LogProb, Partition, TopK
-from memhier.ann.decoder.calibration.build import build_codes, encode_again, warn_if_short
+from memhier.ann.decoder.calibration.build import BuildOptions, build_codes, encode_again, warn_if_short
 from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.cost import full_costs_less
-from memhier.ann.decoder.calibration.familiar import Familiar
-from memhier.ann.decoder.calibration.settings import CERTIFY_LIMIT, HEAD, METHODS, WAYS, Method, Settings
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer, check_hidden, check_layer
-from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.calibration.familiar import Familiarity
+from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
+from memhier.ann.decoder.coding.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.shield import close_made, shielded, shielded_giving
 from memhier.store.store import Verify
 
-__all__ = ["LogitIndex"]
-
-Ints: TypeAlias = npt.NDArray[np.int64]
+__all__ = ["LogitIndex", "way_for"]
 
 _FULL_BLOCK = 64  # states whose logits are held at a time
-_CALLS_KEPT = 16  # at a time, whose room is kept for the next
+
+
+def way_for(choices: Choices, batch: int) -> Method:
+    """Return the way of the last choice, in ascending order of batches, whose batch is at most this one."""
+    return next((way for least, way in reversed(choices) if batch >= least), choices[0][1])
 
 
 class LogitIndex:
-    """Finds the largest logits of an output layer (FGD, arXiv 1806.04189, and what came after).
+    """Finds the largest logits of an output layer, after FGD (arXiv 1806.04189).
 
-    Make one with :meth:`build`. Answers are exact logits of the words found. Calls may come from several threads.
+    Make one with :meth:`build`. Answers are exact logits of the words found. Several threads may call it at a time.
 
     Examples
     --------
@@ -50,18 +53,15 @@ class LogitIndex:
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
         self.digest = digest
-        self._familiar = Familiar(settings.ranges)
-        self._keep_usual(engine)
+        self._words, self._dimension = engine.codes.shape
+        self._familiarity = Familiarity(engine.codes.projection, settings.ranges)
+        engine.keep(settings.candidates_most)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Be what was pickled or copied; what it is asked with is looked at anew."""
+        """Restore a pickled or copied index; it counts the states that it answers from zero."""
         self.__dict__.update(state)
-        self._familiar = Familiar(self._settings.ranges)
-        self._keep_usual(self._engine)
-
-    def _keep_usual(self, engine: Engine) -> None:
-        """Of what calls work in, keep what usual ones need."""
-        engine.keep(_CALLS_KEPT if engine.in_dram else 1, self._settings.candidates_most)
+        self._familiarity = Familiarity(self._engine.codes.projection, self._settings.ranges)
+        self._engine.keep(self._settings.candidates_most)
 
     @classmethod
     def build(
@@ -86,39 +86,39 @@ class LogitIndex:
         Parameters
         ----------
         weight
-            ``[V, D]``: float32 or float16, or uint16 that holds bfloat16 with ``dtype="bfloat16"``. Shared where it is
-            contiguous, not copied: do not change it afterwards. One that is larger than DRAM may be a
-            ``numpy.memmap``: it is read in blocks.
+            ``[V, D]``: float32 or float16, or uint16 that holds bfloat16 with ``dtype="bfloat16"``. The index shares a
+            contiguous array: do not change it afterwards. A layer larger than DRAM may be a ``numpy.memmap``; the
+            build reads it in blocks.
         bias
-            ``[V]``; zero when not given.
+            ``[V]``; zero if None.
         contexts
-            Real hidden states ``[n, D]``, at least 64, a few thousand are enough. Without them all directions of every
-            row are coded, which is right for any context and slower, and there is no graph.
+            Real hidden states ``[n, D]``: at least 64, a few thousand are enough. Without contexts the index codes all
+            directions of every row, which is right for any context but slower, and has no graph.
         k
-            How many largest logits effort is measured for.
+            How many largest logits to measure the effort for.
         precision
-            Declared mean share of them in an answer, for contexts like those given.
+            Declared mean share of the k largest in an answer, for contexts like those given.
         method
-            ``"graph"``, ``"preview"``, ``"screen"``, ``"full"``, or ``"auto"``: for each size of batch the fastest of
-            those that reach the precision on contexts held out. A warning tells where none but the full product does.
+            ``"graph"``, ``"preview"``, ``"screen"``, ``"full"``, or ``"auto"``: for each size of batch the fastest way
+            that reaches the precision on held-out contexts. A warning tells if only the full product does.
         rank
-            Leading directions of the preview's codes; found by measuring when not given.
+            Leading directions of the preview's codes; if None, the build finds it by measurement.
         dram, path
-            What the index may hold in DRAM, the layer's rows included, and a new directory for it. Rows that do not fit
-            are read from there; the caller may then let go of its own. The build itself takes more: besides the layer
+            DRAM that the index may hold, the layer's rows included, and a new directory for it. The index reads rows
+            that do not fit from there; the caller may then drop its own. The build itself takes more: besides the layer
             about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
         full
-            What computes the full product and selects from it, where the caller has something faster to be measured.
+            A function that computes the full product and selects from it, to measure in place of the index's own.
         seed
-            Which contexts are held out, and how they are grouped.
+            Decides on the held-out contexts and the groups of the others.
 
         Raises
         ------
         TypeError, ValueError
-            When layer, contexts or numbers do not fit; the message names the argument.
+            If layer, contexts or numbers do not fit; the message names the argument.
         BudgetError
-            When `dram` does not hold codes and graph; the message says what would be enough. What was built stays at
-            `path`, for :meth:`open`.
+            If `dram` does not hold codes and graph; the message names a sufficient number of bytes. The built index
+            stays at `path`, for :meth:`open`.
         """
         if (dram is None) != (path is None):
             raise ValueError(f"dram={dram!r}, path={path!r}: expected both, or neither")
@@ -138,92 +138,92 @@ class LogitIndex:
         states = None if contexts is None else check_hidden("contexts", contexts, dimension)
         if path is not None:
             check_place(Path(path))
-        codes, settings, held = build_codes(layer, states, k, precision, method, rank, seed, progress)
+        options = BuildOptions(k, precision, method, rank, seed, progress)
+        codes, settings, held = build_codes(layer, states, options)
         warn_if_short(settings, method)
-        index = cls(Engine(codes, layer), settings, method, layer.digest())
+        index = cls(DramEngine(codes, layer), settings, method, layer.digest())
         if method == "auto" and held is not None:
             index.choose(held.hidden, full=full, seed=seed)
         if dram is None or path is None:
             return index
         index.save(path)
-        # What is opened takes the room of what was built.
+        # The built index goes before the opened one comes.
         del index, codes, layer
         return cls.open(path, dram=dram)
 
     def choose(self, hidden: Floats, *, full: Callable[[Floats], object] | None = None, seed: int = 0) -> None:
-        """Measure which way is fastest for each size of batch, and take it from now on.
+        """Measure the fastest way for each size of batch, and take it from now on.
 
         Parameters
         ----------
         hidden
             Real hidden states ``[n, D]``.
         full
-            What computes the full product and selects from it, where the caller has something faster.
+            A function that computes the full product and selects from it, to measure in place of the index's own.
         """
         k = self._settings.k
         able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
-        ways: dict[str, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able}
+        ways: dict[Method, Callable[[Floats], object]] = {way: partial(self._by, way, k=k) for way in able}
         ways["full"] = full or (lambda states: self._engine.full(states, k))
         self._settings = self._settings.with_(choices=measure_choices(ways, hidden, seed))
 
     @property
     def shape(self) -> tuple[int, int]:
         """Words and dimension."""
-        return len(self._engine.codes.norms), len(self._engine.codes.projection.mean)
+        return self._words, self._dimension
 
     @property
     def layer(self) -> OutputLayer | None:
-        """The layer, where its rows lie in DRAM."""
-        return self._engine.layer if isinstance(self._engine.layer, OutputLayer) else None
+        """The layer, if its rows lie in DRAM."""
+        return self._engine.layer
 
     @property
     def settings(self) -> Settings:
-        """What the build measured."""
+        """The measurements of the build."""
         return self._settings
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides a layer that the caller shares, in bytes; one that was opened or copied counts."""
+        """DRAM held besides a layer that the caller shares, in bytes; an opened or copied layer counts."""
         return self._engine.memory_bytes
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: sizes, what the build measured, and what the reader of stored rows has done.
+        """Return plain numbers: sizes, the measurements of the build, and the counts of the reader of stored rows.
 
-        `contexts_checked` hidden states of those asked with were compared with the contexts of the build, by their
-        norms, and `contexts_unlike` of these lie outside theirs. Where many do, the call that finds it warns, once.
+        The index has compared the norms of `contexts_checked` hidden states with those of the build's contexts;
+        `contexts_unlike` of these states lie outside. If many do, the call that finds it warns, once.
         """
-        codes, settings, layer = self._engine.codes, self._settings, self._engine.layer
+        codes, settings = self._engine.codes, self._settings
         return {
-            "words": self.shape[0],
-            "dimension": self.shape[1],
+            "words": self._words,
+            "dimension": self._dimension,
             "width": codes.blocks.width,
             "degree": 0 if codes.graph is None else codes.graph.links.shape[1],
             "memory_bytes": self.memory_bytes,
-            "rows_in_dram": isinstance(layer, OutputLayer),
-            "contexts_checked": self._familiar.checked,
-            "contexts_unlike": self._familiar.unlike,
+            "rows_in_dram": self._engine.layer is not None,
+            "contexts_checked": self._familiarity.checked,
+            "contexts_unlike": self._familiarity.unlike,
             "choices": dict(settings.choices) if self._method == "auto" else {1: self._method},
             **{f"precision_{way}": reached for way, reached in settings.reached.items()},
-            **({} if isinstance(layer, OutputLayer) else layer.stats()),
+            **self._engine.stats(),
         }
 
-    def way(self, batch: int) -> str:
+    def way(self, batch: int) -> Method:
         """Return the way that a batch of this size takes."""
-        return self._settings.way(batch) if self._method == "auto" else self._method
+        return way_for(self._settings.choices, batch) if self._method == "auto" else self._method
 
     def scan_pays(self, batch: int, k: int, margin: float = 1.0) -> bool:
-        """Say whether a scan for the k largest costs less than the full product, by a count of bytes.
+        """Say if a scan for the k largest costs less than the full product, by a count of bytes.
 
         Parameters
         ----------
         margin
-            What the cost of the scan is multiplied by.
+            Multiplies the cost of the scan.
         """
-        if not self._engine.in_dram:
+        if self._engine.layer is None:
             return True
-        words, dimension = self.shape
-        limit = min(words, max(HEAD, self._settings.scaled(self._settings.preview_limit, k)))
-        return not full_costs_less(batch, words, dimension, self._engine.codes.blocks.width, limit, margin)
+        limit, width = self._settings.limit(k, self._words, HEAD), self._engine.codes.blocks.width
+        return not full_costs_less(batch, self._words, self._dimension, width, limit, margin)
 
     def topk(
         self,
@@ -241,39 +241,39 @@ class LogitIndex:
         hidden
             ``[n, D]``, or ``[D]`` for one.
         k
-            1 to V; that of the build when not given.
+            1 to V; the build's k if None.
         certify
-            Say of each row whether its answer is proven; takes the preview with bounds, whatever the method.
+            Say of each state if its answer is proven; takes the preview with bounds instead of any other method.
         complete
-            With `certify`: answer rows that are not proven by the full product. `proven` still says which those were.
+            With `certify`: answer states without a proof by the full product. `proven` stays False for these.
         method
-            Another way than that of the build.
+            Another way than the build's.
 
         Raises
         ------
         TypeError, ValueError
-            When `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary.
+            If `hidden` does not fit the layer or holds NaN, or `k` is above the vocabulary.
         """
-        states = check_hidden("hidden", hidden, self.shape[1])
-        wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
+        states = check_hidden("hidden", hidden, self._dimension)
+        wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
         if method is not None and method not in METHODS:
             raise ValueError(f"method={method!r}: expected one of {', '.join(METHODS)}")
         if certify:
-            self._look(states)
+            self._familiarity.look(states)
             return self._certified(states, wanted, complete)
         way = method if method is not None and method != "auto" else self._way_to(len(states), wanted)
         if way != "full":
-            self._look(states)
+            self._familiarity.look(states)
         return self._by(way, states, wanted)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product."""
-        return self._engine.all_logits(check_hidden("hidden", hidden, self.shape[1]))
+        return self._engine.all_logits(check_hidden("hidden", hidden, self._dimension))
 
     def partition(self, hidden: npt.ArrayLike, *, temperature: float = 1.0) -> Partition:
         """Return log Z of each hidden state: the largest 256 logits exact, the others by their estimates.
 
-        The bounds are proven. The estimate takes what the codes leave out of a logit as normal with its variance.
+        The bounds are proven. The estimate takes the part of a logit outside the codes as normal with its variance.
 
         Parameters
         ----------
@@ -282,29 +282,28 @@ class LogitIndex:
         """
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
-        states = check_hidden("hidden", hidden, self.shape[1])
-        self._look(states)
-        head = min(self.shape[0], HEAD)
-        return self._engine.partition(states, min(head, self._settings.k), head, inverse=1 / temperature)[1]
+        states = check_hidden("hidden", hidden, self._dimension)
+        self._familiarity.look(states)
+        return self._engine.partition(states, 1, min(self._words, HEAD), inverse=1 / temperature)[1]
 
     def distribution(
         self, hidden: npt.ArrayLike, k: int | None = None, *, temperature: float = 1.0
     ) -> tuple[TopK, Partition]:
-        """Return the k largest logits and log Z in one scan; of log Z the estimate alone, its bounds are infinite.
+        """Return the k largest logits and an estimate of log Z from one scan; the bounds of log Z are infinite.
 
         ``exp(values / temperature - estimate)`` are probabilities among all words.
 
         Parameters
         ----------
         temperature
-            Divides logits in Z; those returned are not divided.
+            Divides logits in Z, but not the returned ones.
         """
         if not temperature > 0:
             raise ValueError(f"temperature={temperature!r}: expected above 0")
-        states = check_hidden("hidden", hidden, self.shape[1])
-        wanted = check_int("k", self._settings.k if k is None else k, 1, self.shape[0], "words")
-        self._look(states)
-        limit = min(self.shape[0], max(HEAD, self._settings.scaled(self._settings.preview_limit, wanted)))
+        states = check_hidden("hidden", hidden, self._dimension)
+        wanted = self._settings.k if k is None else check_int("k", k, 1, self._words, "words")
+        self._familiarity.look(states)
+        limit = self._settings.limit(wanted, self._words, HEAD)
         return self._engine.partition(states, wanted, limit, inverse=1 / temperature, interval=False)
 
     def log_prob(self, hidden: npt.ArrayLike, targets: npt.ArrayLike, *, exact: bool = False) -> LogProb:
@@ -315,43 +314,45 @@ class LogitIndex:
         targets
             Integers ``[n]``, 0 to V - 1.
         exact
-            Take log Z from the full product, for scores that have to agree with a model's own to the last digits.
+            Take log Z from the full product, for scores that agree with a model's own to the last digits.
         """
-        states = check_hidden("hidden", hidden, self.shape[1])
+        states = check_hidden("hidden", hidden, self._dimension)
         names = np.asarray(targets)
         if names.shape != (len(states),) or names.dtype.kind not in "iu":
             raise ValueError(f"targets: expected integers [{len(states)}], got {names.dtype} {list(names.shape)}")
-        if names.size and (int(names.min()) < 0 or int(names.max()) >= self.shape[0]):
-            raise ValueError(
-                f"targets: expected 0 to {self.shape[0] - 1}, got {int(names.min())} to {int(names.max())}"
-            )
-        z = self._full_partition(states) if exact else self.partition(states)
+        if names.size and (int(names.min()) < 0 or int(names.max()) >= self._words):
+            raise ValueError(f"targets: expected 0 to {self._words - 1}, got {int(names.min())} to {int(names.max())}")
+        if exact:
+            z = self._full_partition(states)
+        else:
+            self._familiarity.look(states)
+            _, z = self._engine.partition(states, 1, min(self._words, HEAD))
         rows = names.astype(np.int64)[:, None]
         found = self._engine.logits_of(states, rows)
-        slack = self._engine.error_of(states, rows, found)[:, 0]
+        slack = logit_error(states, rows, found, self._engine.codes.norms)[:, 0]
         logits = found[:, 0].astype(np.float64)
         return LogProb(logits - z.estimate, logits - slack - z.high, np.minimum(0, logits + slack - z.low))
 
     def is_stale(
         self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None
     ) -> bool:
-        """Say whether a layer differs from the one that was indexed, by a hash of its weights."""
+        """Say if the hash of a layer's weights differs from the indexed layer's."""
         return check_layer(weight, bias, dtype).digest() != self.digest
 
     @shielded
     def refresh(self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None) -> int:
-        """Take over a layer that was trained on, of the same shape; return how many of its rows had changed.
+        """Take over a layer of the same shape after training; return how many of its rows have changed.
 
-        Only these are coded and linked again, found by the hashes of rows. What contexts taught stays: directions and
-        effort. The bounds are those of the new rows. An index whose rows lie on SSD answers from the given layer, in
-        DRAM, from then on.
+        The index finds the changed rows by their hashes, and codes and links only these again. Directions and effort,
+        which it learned from contexts, stay. The bounds hold for the new rows. An index with its rows on SSD answers
+        from the given layer, in DRAM, from then on.
         """
         layer = check_layer(weight, bias, dtype)
         if layer.shape != self.shape:
             raise ValueError(f"weight: expected shape {list(self.shape)} as the index has, got {list(layer.shape)}")
         codes, changed = encode_again(self._engine.codes, layer)
-        engine = Engine(codes, layer)
-        self._keep_usual(engine)  # before other threads see it
+        engine = DramEngine(codes, layer)
+        engine.keep(self._settings.candidates_most)  # before other threads see it
         before, self._engine, self.digest = self._engine, engine, layer.digest()
         before.close()
         return changed
@@ -363,24 +364,24 @@ class LogitIndex:
     @classmethod
     @shielded_giving(close_made)
     def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, verify: Verify = "read") -> Self:
-        """Open what :meth:`save` wrote.
+        """Open an index that :meth:`save` wrote.
 
         Parameters
         ----------
         dram
-            What the index may hold in DRAM, what calls from one thread at a time work in included; their answers, and
-            what more than the build's k takes, come on top. None loads the layer's rows as well; with a budget that
-            does not hold them, they stay on SSD and are read as they are needed, once a call for the whole batch, as
-            many at a time as the budget leaves room for. Full products of rows in DRAM take some hundred MB besides.
+            DRAM that the index may hold, with the workspaces of calls from one thread at a time. Answers, and the
+            candidates of more than the build's k, come on top. None loads the layer's rows as well. If a budget does
+            not hold the rows, they stay on SSD: a call reads the rows that it needs once for the whole batch, as many
+            at a time as the budget has room for. Full products of rows in DRAM take some hundred MB besides.
         verify
-            When pages are compared with their checksums; see :meth:`memhier.Store.open`.
+            The time to compare pages with their checksums; see :meth:`memhier.Store.open`.
 
         Raises
         ------
         FileNotFoundError, FormatError, CorruptionError
-            When there is no such index at `path`, or it is damaged.
+            If there is no index at `path`, or it is damaged.
         BudgetError
-            When `dram` does not hold codes and graph; the message says what would be enough.
+            If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
         engine, settings, method, digest = open_index(Path(path), budget, verify)
@@ -388,7 +389,7 @@ class LogitIndex:
 
     @shielded
     def close(self) -> None:
-        """Release the files of an index whose rows stay on SSD; others hold none. May be called twice."""
+        """Release the files of an index with its rows on SSD; another holds none. May be called twice."""
         self._engine.close()
 
     def _full_partition(self, states: Floats) -> Partition:
@@ -397,34 +398,30 @@ class LogitIndex:
             block = states[start : start + _FULL_BLOCK]
             sums = three[:, start : start + len(block)]
             for first, logits in self._engine.logit_blocks(block):
-                error = self._engine.error_of(block, np.arange(first, first + logits.shape[1])[None], logits)
+                rows = np.arange(first, first + logits.shape[1])[None]
+                error = logit_error(block, rows, logits, self._engine.codes.norms)
                 for sign, so_far in zip((0, -1, 1), sums, strict=True):
                     so_far[:] = np.logaddexp(so_far, np.logaddexp.reduce(logits + sign * error, axis=1))
         z, low, high = three
-        slack = 1e-8 * np.maximum(1, np.abs(z))  # of adding up in double precision
+        slack = 1e-8 * np.maximum(1, np.abs(z))  # the rounding of sums in double precision
         return Partition(z, low - slack, high + slack)
 
-    def _way_to(self, batch: int, k: int) -> str:
-        """Return the way for a batch: that of the build for its k, and for more what is counted to cost less."""
-        way = self.way(batch)
+    def _way_to(self, batch: int, k: int) -> Method:
+        """Return the way for a batch: the build's for its k, and for a larger one the way that costs less."""
         more = self._method == "auto" and k > self._settings.k
-        return "full" if more and not self.scan_pays(batch, k) else way
+        return "full" if more and not self.scan_pays(batch, k) else self.way(batch)
 
-    def _look(self, states: Floats) -> None:
-        self._familiar.look(self._engine.codes.projection, states, stacklevel=3)
-
-    def _by(self, way: str, states: Floats, k: int) -> TopK:
+    def _by(self, way: Method, states: Floats, k: int) -> TopK:
         settings, engine = self._settings, self._engine
-        if way == "full" or k == self.shape[0]:
+        if way == "full" or k == self._words:
             return engine.full(states, k)
         if way in ("graph", "screen") and engine.codes.graph is not None and k <= settings.k:
             return self._walked(states, k, way)
         return self._previewed(states, k)
 
-    def _walked(self, states: Floats, k: int, way: str) -> TopK:
-        """A walk, or seeds alone; for a context far from all that was seen a longer walk, or the preview."""
-        settings = self._settings
-        found = self._engine.walk(states, k, settings.near(way), settings.radius, settings.far, settings.far_radius)
+    def _walked(self, states: Floats, k: int, way: Method) -> TopK:
+        """Walk the graph; the preview answers states too far away, or with too few rows found."""
+        found = self._engine.walk(states, k, self._settings.walk(way))
         short = found.indices[:, -1] < 0
         if not short.any():
             return found
@@ -435,13 +432,11 @@ class LogitIndex:
         return found
 
     def _previewed(self, states: Floats, k: int) -> TopK:
-        settings, words = self._settings, self.shape[0]
-        limit = min(words, settings.scaled(settings.preview_limit, k))
-        return self._engine.preview(states, k, limit, settings.coarse(k))
+        settings = self._settings
+        return self._engine.preview(states, k, settings.limit(k, self._words), settings.coarse(k))
 
     def _certified(self, states: Floats, k: int, complete: bool) -> TopK:
-        limit = min(self.shape[0], max(CERTIFY_LIMIT, self._settings.scaled(self._settings.preview_limit, k)))
-        found = self._engine.certify(states, k, limit)
+        found = self._engine.certify(states, k, self._settings.limit(k, self._words, CERTIFY_LIMIT))
         if complete:
             assert found.proven is not None
             doubtful = np.flatnonzero(~found.proven)

@@ -5,8 +5,8 @@ import importlib
 import numpy as np
 import pytest
 
+from memhier import backend
 from memhier.ann.decoder import FGD, LogitIndex
-from memhier.ann.decoder import engine as engine_module
 from memhier.ann.decoder.calibration import calibrate
 
 
@@ -22,12 +22,12 @@ def make_layer(words, dimension, seed=0):
 def core(request, monkeypatch):
     """Both cores, by turns."""
     if request.param == "python":
-        monkeypatch.setattr(engine_module.backend, "core", None)
-    elif engine_module.backend.core is None:
+        monkeypatch.setattr(backend, "core", None)
+    elif backend.core is None:
         pytest.skip("needs the compiled core")
 
 
-def test_a_bias_below_what_pads_the_codes_is_refused():
+def test_a_bias_below_the_padding_of_the_codes_is_refused():
     weight, _ = make_layer(200, 8)
     bias = np.zeros(200)
     bias[7] = np.finfo(np.float32).min  # often meant as "never"
@@ -77,7 +77,7 @@ def test_many_wanted_reach_the_precision_too():
 
 
 def test_more_are_wanted_than_a_walk_for_far_contexts_would_list(monkeypatch):
-    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
+    monkeypatch.setattr(calibrate, "scan_cost", lambda *_: np.inf)
     weight, hidden = make_layer(1500, 16)
     index = LogitIndex.build(weight, contexts=hidden[:600], k=450, precision=0.5, method="graph")
     assert index.topk(hidden[600:610]).indices.shape == (10, 450)
@@ -102,7 +102,7 @@ def test_a_way_that_is_not_there_is_refused_with_a_certificate_too():
         index.topk(hidden[:2], certify=True, method="other")
 
 
-def test_rows_that_nobody_else_holds_are_counted(tmp_path):
+def test_owned_rows_are_counted(tmp_path):
     weight, hidden = make_layer(3000, 40)
     shared = LogitIndex.build(weight, contexts=hidden, k=5, method="preview")
     assert shared.memory_bytes < weight.nbytes
@@ -110,6 +110,12 @@ def test_rows_that_nobody_else_holds_are_counted(tmp_path):
     shared.save(tmp_path / "index")
     for index in (copied, LogitIndex.open(tmp_path / "index")):
         assert index.memory_bytes >= shared.memory_bytes + weight.nbytes
+
+
+@pytest.mark.parametrize("module", ["memhier.ann", "memhier.ann.decoder"])
+def test_dir_shows_names_that_are_loaded_on_use(module):
+    package = importlib.import_module(module)
+    assert set(package.__all__) <= set(dir(package))
 
 
 def test_the_module_for_transformers_has_its_short_name_too():

@@ -1,4 +1,4 @@
-"""Accelerated models of several families write what the models themselves write, whatever options they are given."""
+"""Accelerated models of several families write the same text as the models themselves, with any options."""
 
 import copy
 import warnings
@@ -92,7 +92,7 @@ SETTINGS = {
 }
 
 
-# Other families differ in what is under the layer and behind it, not in how words are chosen.
+# Other families differ below the layer and behind it, but choose words alike.
 OF_OTHERS = (
     "greedy", "top_k", "hot top_k", "top_p", "top_h", "top_k and top_p", "prefix", "custom", "suppress few",
     "no repetition", "beams", "beams with scores",
@@ -122,7 +122,7 @@ RARE = ("granite", "bart")
     scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if name in RARE else []) for name in FAMILIES]
 )
 def family(request):
-    """A family's name, a model, and what it writes with each setting."""
+    """A family's name, a model, and its text with each setting."""
     torch.manual_seed(0)
     name, model = request.param, FAMILIES[request.param]().eval()
     settings = SETTINGS if name == "gpt2" else OF_OTHERS
@@ -139,7 +139,7 @@ def test_every_option_gives_the_models_own_text(family, certify):
         assert torch.equal(generate(fast, SETTINGS[setting]), right), setting
     counted = head.stats()["full_layer"]
     assert {"top_k", "top_h", "prefix_allowed_tokens_fn", "logits_processor", "output_scores"} <= set(counted)
-    # Greedy decoding at the least is accelerated, but for proofs of what a cap may make equal.
+    # Greedy decoding at the least is accelerated, but for proofs, if a cap may make logits equal.
     assert (sum(counted.values()) < head.rows) != (certify and head.outcome == "rising")
 
 
@@ -176,7 +176,7 @@ def test_logits_that_are_changed_after_the_layer_are_found(change):
 
 @pytest.mark.parametrize("given", [True, False])
 @pytest.mark.parametrize("name", ["t5", "bart"])
-def test_a_model_with_an_encoder_learns_from_what_it_writes(name, given):
+def test_a_model_with_an_encoder_learns_from_its_own_text(name, given):
     torch.manual_seed(0)
     model = FAMILIES[name]().eval()
     text = words(6, 24, 9) if given else None

@@ -1,4 +1,4 @@
-"""The graph: the transform, the links, walks and screening, and FGD as published; what plain inner product does."""
+"""The graph: the transform, the links, walks and screening; FGD as published against plain inner product."""
 
 import faiss
 import numpy as np
@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 
 from memhier.ann.decoder import FGD, LogitIndex
 from memhier.ann.decoder.calibration import calibrate
-from memhier.ann.decoder.calibration.settings import NO_WALK, Coarse, Effort
+from memhier.ann.decoder.calibration.build import BuildOptions, build_codes
 from memhier.ann.decoder.coding.codes import RowCodes
 from memhier.ann.decoder.coding.graph import NO_ROW, build_links, learn_seeds, relink
+from memhier.ann.decoder.coding.layer import check_layer
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
 from memhier.ann.decoder.core import core as core_module
 from memhier.ann.decoder.core.core import prune_links
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import Coarse, Effort, Walk
+from memhier.ann.decoder.stored import open_index
 
 
 def make_model(words=3000, dimension=48, seed=0):
@@ -25,6 +29,19 @@ def make_model(words=3000, dimension=48, seed=0):
     bias = -np.log(np.arange(1, words + 1)) - 3
     hidden = rng.normal(size=(2400, 12)) @ topics * 0.5 + rng.normal(size=(2400, dimension)) * 0.05
     return weight.astype(np.float32), bias.astype(np.float32), hidden.astype(np.float32)
+
+
+def make_engine(weight, bias, contexts, **options):
+    """The engine that an index of this layer answers by, and its settings."""
+    layer = check_layer(weight, bias, None)
+    codes, measured, _ = build_codes(layer, contexts, BuildOptions(**options))
+    return DramEngine(codes, layer), measured
+
+
+def saved_codes(index, path):
+    """The codes of an index, read from its files."""
+    index.save(path)
+    return open_index(path, None, "read")[0].codes
 
 
 def precision(found, weight, bias, hidden):
@@ -111,47 +128,45 @@ def test_contexts_unlike_any_seen_go_to_the_preview(method):
 
 def test_far_contexts_are_walked_for_as_far_as_that_was_measured(monkeypatch):
     weight, bias, hidden = make_model(1500, 24)
-    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:2000], k=10, method="graph")
+    monkeypatch.setattr(calibrate, "scan_cost", lambda *_: np.inf)
+    engine, measured = make_engine(weight, bias, hidden[:2000], k=10, method="graph")
+    index = LogitIndex(engine, measured, "graph", "")
     far = hidden[2000:2400].reshape(4, 100, 24).sum(0) - 3 * hidden.mean(0)
     strange = np.random.default_rng(5).normal(size=(20, 24)).astype(np.float32) * 3
     asked, away = np.concatenate([far, strange]), np.empty(120, np.float32)
-    index._engine.walk(asked, 10, Effort(1, 0, 10), away=away)
-    assert (away[:100] > index.settings.radius).mean() > 0.9
-    assert (away > index.settings.far_radius).mean() < 0.3
-    scanned, preview = [], index._engine.preview
-    monkeypatch.setattr(
-        index._engine, "preview", lambda states, *rest: scanned.append(states) or preview(states, *rest)
-    )
+    engine.walk(asked, 10, Walk(Effort(1, 0, 10)), away=away)
+    assert (away[:100] > measured.radius).mean() > 0.9
+    assert (away > measured.far_radius).mean() < 0.3
+    scanned, preview = [], engine.preview
+    monkeypatch.setattr(engine, "preview", lambda states, *rest: scanned.append(states) or preview(states, *rest))
     with pytest.warns(UserWarning, match="hidden states are unlike the contexts that this decoder was built from"):
         found = index.topk(asked).indices
     assert precision(found, weight, bias, asked) > 0.99
-    np.testing.assert_array_equal(np.concatenate(scanned), asked[away > index.settings.far_radius])
+    np.testing.assert_array_equal(np.concatenate(scanned), asked[away > measured.far_radius])
 
 
 def test_a_walk_that_loses_its_way_far_out_is_not_taken(monkeypatch):
     weight, bias, hidden = make_model(1500, 24)
-    monkeypatch.setattr(calibrate, "_scan_cost", lambda *_: np.inf)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=10, method="graph")
-    engine, held = index._engine, calibrate.HeldOut.of(index.layer, hidden[600:800], 10)
-    settings = index.settings.with_(far_ef=0)
-    found = calibrate.calibrate_far(index.layer, engine, held, settings, 0)
-    assert found.far_ef >= settings.graph_ef
-    assert found.far_radius > settings.radius
-    monkeypatch.setattr(calibrate, "_EFS", (4, 10))
-    short = calibrate.calibrate_far(index.layer, engine, held, settings.with_(graph_ef=2), 0)
+    monkeypatch.setattr(calibrate, "scan_cost", lambda *_: np.inf)
+    engine, measured = make_engine(weight, bias, hidden[:600], k=10, method="graph")
+    held, measured = calibrate.HeldOut.of(engine.layer, hidden[600:800], 10), measured.with_(far_ef=0)
+    found = calibrate.calibrate_far(engine, held, measured, 0)
+    assert found.far_ef >= measured.graph_ef
+    assert found.far_radius > measured.radius
+    monkeypatch.setattr(calibrate, "EFS", (4, 10))
+    short = calibrate.calibrate_far(engine, held, measured.with_(graph_ef=2), 0)
     assert short.reached["far"] < short.asked
     assert short.far_ef == 0
     monkeypatch.undo()
-    costly = calibrate.calibrate_far(index.layer, engine, held, settings, 0)
+    costly = calibrate.calibrate_far(engine, held, measured, 0)
     assert costly.reached["far"] == found.reached["far"]
     assert costly.far_ef == 0, "a scan of 1,500 words costs less than any walk"
 
 
 def test_a_coarse_scan_keeps_the_best_of_its_survivors(core):
     weight, bias, hidden = make_model(900, 24)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=5, method="graph", rank=24)
-    engine, states = index._engine, hidden[600:607]
+    engine, _ = make_engine(weight, bias, hidden[:600], k=5, method="graph", rank=24)
+    states = hidden[600:607]
     whole = engine.preview(states, 5, 20)
     for leading, survivors in ((4, 900), (8, 2000), (24, 20)):
         found = engine.preview(states, 5, 20, Coarse(leading, survivors))
@@ -168,17 +183,17 @@ def test_a_coarse_scan_keeps_the_best_of_its_survivors(core):
     assert (found[:, :, None] == whole.indices[:, None]).any(2).mean() > 0.9
 
 
-def test_a_coarse_scan_is_refused_what_it_cannot_do():
+def test_an_impossible_coarse_scan_is_refused():
     if core_module.backend.core is None:
         pytest.skip("needs the compiled core")
     weight, bias, hidden = make_model(300, 24)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="graph", rank=24)
+    engine, _ = make_engine(weight, bias, hidden[:300], k=5, method="graph", rank=24)
     for coarse in (Coarse(6, 50), Coarse(28, 50), Coarse(8, 10)):
         with pytest.raises(ValueError, match="coarse"):
-            index._engine.preview(hidden[:1], 5, 20, coarse)
-    without = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="preview", rank=24)
+            engine.preview(hidden[:1], 5, 20, coarse)
+    without, _ = make_engine(weight, bias, hidden[:300], k=5, method="preview", rank=24)
     with pytest.raises(ValueError, match="coarse: needs codes"):
-        without._engine.preview(hidden[:1], 5, 20, Coarse(8, 50))
+        without.preview(hidden[:1], 5, 20, Coarse(8, 50))
 
 
 @pytest.mark.parametrize("further", [0.0, 1.5])
@@ -189,13 +204,12 @@ def test_both_cores_walk_the_same_way(monkeypatch, tmp_path, further):
     LogitIndex.build(weight, bias, contexts=hidden[:1000], k=5, method="graph").save(tmp_path / "index")
     answers = []
     for _ in range(2):
-        index = LogitIndex.open(tmp_path / "index")
-        tally, values, rows = np.zeros(60, np.int64), np.empty((60, 5), np.float32), np.empty((60, 5), np.int64)
-        away, near, far = np.empty(60, np.float32), (1, 12, 12), (3, 20, 15)
-        walk, states = index._engine._core.walk, hidden[1000:1060]
-        walk(states, near, np.inf, NO_WALK, 0.0, 5, values, rows, away, None)
+        engine = open_index(tmp_path / "index", None, "read")[0]
+        tally, away, states = np.zeros(60, np.int64), np.empty(60, np.float32), hidden[1000:1060]
+        near, far = Effort(1, 12, 12), Effort(3, 20, 15)
+        engine.walk(states, 5, Walk(near), away=away)
         radius = float(np.median(away))
-        walk(states, near, radius, far, further * radius, 5, values, rows, None, tally)
+        rows = engine.walk(states, 5, Walk(near, radius, far, further * radius), looked=tally).indices
         answers.append((rows, tally))
         # Each is answered as with its own effort alone, or not at all.
         left = away > max(1, further) * radius
@@ -203,8 +217,7 @@ def test_both_cores_walk_the_same_way(monkeypatch, tmp_path, further):
         assert (rows[left] == -1).all()
         assert (tally[left] == 0).all()
         for effort, which in ((near, away <= radius), (far, (away > radius) & ~left)):
-            alone = np.empty((60, 5), np.int64)
-            walk(states, effort, np.inf, NO_WALK, 0.0, 5, values, alone, None, None)
+            alone = engine.walk(states, 5, Walk(effort)).indices
             np.testing.assert_array_equal(rows[which], alone[which])
         monkeypatch.setattr(core_module.backend, "core", None)
     (native, looked), (python, python_looked) = answers
@@ -214,15 +227,13 @@ def test_both_cores_walk_the_same_way(monkeypatch, tmp_path, further):
 
 def test_a_walk_looks_at_few_rows_and_screening_at_seeds_alone(core):
     weight, bias, hidden = make_model(900, 24)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=5, method="graph")
+    engine, _ = make_engine(weight, bias, hidden[:600], k=5, method="graph")
     tally = np.zeros(20, np.int64)
-    values, rows = np.empty((20, 5), np.float32), np.empty((20, 5), np.int64)
-    index._engine._core.walk(hidden[600:620], (1, 16, 16), np.inf, NO_WALK, 0.0, 5, values, rows, None, tally)
+    engine.walk(hidden[600:620], 5, Walk(Effort(1, 16, 16)), looked=tally)
     assert (tally < 600).all()
     assert (tally > 16).all()
-    seeds = index._engine.codes.graph
-    largest_group = np.diff(seeds.starts).max()
-    index._engine._core.walk(hidden[600:620], (1, 0, 16), np.inf, NO_WALK, 0.0, 5, values, rows, None, tally)
+    largest_group = np.diff(engine.codes.graph.starts).max()
+    engine.walk(hidden[600:620], 5, Walk(Effort(1, 0, 16)), looked=tally)
     assert (tally <= largest_group).all()
 
 
@@ -230,11 +241,11 @@ def test_seeds_are_the_largest_of_each_group():
     rng = np.random.default_rng(0)
     contexts = np.repeat(np.eye(4, dtype=np.float32) * 50, 100, axis=0) + rng.normal(size=(400, 4)).astype(np.float32)
     largest = np.repeat(np.arange(4), 100)[:, None] * 10 + rng.integers(0, 5, (400, 3))
-    seeds = learn_seeds(contexts, largest, np.array([77]), 0)
-    assert seeds.starts[0] == 0
-    assert seeds.starts[-1] == len(seeds.rows)
-    for centre, start, stop in zip(seeds.centres, seeds.starts[:-1], seeds.starts[1:], strict=True):
-        own = seeds.rows[start:stop]
+    graph = learn_seeds(np.empty((80, 16), np.uint32), contexts, largest, np.array([77]), 0)
+    assert graph.starts[0] == 0
+    assert graph.starts[-1] == len(graph.seeds)
+    for centre, start, stop in zip(graph.centres, graph.starts[:-1], graph.starts[1:], strict=True):
+        own = graph.seeds[start:stop]
         assert len(own)
         assert 77 in own
         assert (own[own != 77] // 10 == centre.argmax()).all()
@@ -261,7 +272,7 @@ def test_rows_that_are_there_several_times_are_walked_past(times):
     assert index.settings.reached["graph"] > 0.9975
 
 
-def test_relinking_changes_what_was_trained_and_keeps_the_rest():
+def test_relinking_changes_trained_rows_and_keeps_the_rest():
     rng = np.random.default_rng(0)
     codes = rng.integers(1, 256, (900, 8)).astype(np.uint8)
     numbers = np.stack([rng.normal(size=900), np.full(900, 0.01)]).astype(np.float32)
@@ -279,24 +290,24 @@ def test_relinking_changes_what_was_trained_and_keeps_the_rest():
     assert (again == links).all(1).mean() > 0.9
 
 
-def test_a_refreshed_graph_keeps_its_precision():
+def test_a_refreshed_graph_keeps_its_precision(tmp_path):
     weight, bias, hidden = make_model(1500, 32)
     index = LogitIndex.build(weight, bias, contexts=hidden[:1500], k=5, method="graph")
     tuned = weight.copy()
     tuned[10:60] += np.random.default_rng(1).normal(size=(50, 32)).astype(np.float32) * 0.2
-    before = index._engine.codes.graph.links[10:60]
+    before = saved_codes(index, tmp_path / "before").graph.links[10:60]
     assert 50 <= index.refresh(tuned, bias) <= 1500
-    assert (index._engine.codes.graph.links[10:60] != before).any(1).all()
+    assert (saved_codes(index, tmp_path / "after").graph.links[10:60] != before).any(1).all()
     assert precision(index.topk(hidden[2000:2200]).indices, tuned, bias, hidden[2000:2200]) > 0.97
 
 
 def test_builds_repeat():
     weight, bias, hidden = make_model(600, 16)
-    builds = [LogitIndex.build(weight, bias, contexts=hidden[:500], k=5, method="graph", seed=3) for _ in range(2)]
-    first, second = (build._engine.codes.graph for build in builds)
+    builds = [make_engine(weight, bias, hidden[:500], k=5, method="graph", seed=3) for _ in range(2)]
+    first, second = (engine.codes.graph for engine, _ in builds)
     np.testing.assert_array_equal(first.links, second.links)
     np.testing.assert_array_equal(first.seeds, second.seeds)
-    assert builds[0].settings == builds[1].settings
+    assert builds[0][1] == builds[1][1]
 
 
 def test_saved_graphs_walk_alike(tmp_path):
@@ -308,7 +319,7 @@ def test_saved_graphs_walk_alike(tmp_path):
     np.testing.assert_array_equal(again.topk(hidden[500:]).indices, index.topk(hidden[500:]).indices)
 
 
-def test_fgd_as_published_finds_what_plain_inner_product_misses(data):
+def test_fgd_as_published_finds_words_that_plain_inner_product_misses(data):
     folder = data("lm-softmax-50k")
     weight = np.load(folder / "weight_f16.npy")[:3000].astype(np.float32)
     bias = np.load(folder / "bias_f32.npy")[:3000]
@@ -339,7 +350,7 @@ def test_fgds_bound_on_probabilities_holds_where_the_k_are_right():
     np.testing.assert_allclose(found.bound, 0, atol=1e-12)
 
 
-def test_fgds_errors_name_what_is_wrong():
+def test_fgds_errors_name_the_argument():
     weight, bias, hidden = make_model(300, 8)
     fgd = FGD(weight, bias, m=4)
     with pytest.raises(ValueError, match="k=301"):

@@ -1,6 +1,7 @@
 """The decoder in a small model in the shape of GPT-2, trained on the spot: greedy, beams, sampling, undo."""
 
 import copy
+import gc
 
 import pytest
 
@@ -83,7 +84,7 @@ def test_calls_of_the_model_itself_are_its_own(model):
     assert model.get_output_embeddings().stats()["full_layer"] == {"a call that is not of generate": text.numel()}
 
 
-def test_logits_for_whoever_does_not_say_normalise_as_the_models_do(model):
+def test_logits_of_calls_outside_generate_normalise_as_the_models_do(model):
     text = prompts()
     head = accelerate(model, k=30, method="preview").get_output_embeddings()
     hidden = model.transformer(text).last_hidden_state.detach()
@@ -111,7 +112,7 @@ def test_samplers_draw_as_from_the_model(model, options):
     assert (found == right).float().mean() > 0.95
 
 
-def test_logits_processors_see_what_they_rule_out(model):
+def test_logits_processors_see_the_words_that_they_rule_out(model):
     options = {"do_sample": False, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2, "bad_words_ids": [[5], [17]]}
     right = generate(model, **options)
     accelerate(model, k=60, method="preview")
@@ -150,7 +151,7 @@ def test_undo_restores_the_layer(model):
         undo(model)
 
 
-def test_errors_name_what_is_wrong(model):
+def test_errors_name_the_argument(model):
     with pytest.raises(TypeError, match="model: expected a causal language model"):
         accelerate(torch.nn.Linear(3, 3))
     accelerate(model, k=10, method="preview")
@@ -175,7 +176,7 @@ def test_beams_rescored_have_the_models_own_scores(model):
         rescore(model, found.sequences, 26)
 
 
-def test_a_state_dict_stays_what_it_was(model):
+def test_a_state_dict_does_not_change(model):
     right = model.state_dict()
     accelerate(model, k=10, method="preview")
     found = model.state_dict()
@@ -278,10 +279,10 @@ def test_where_ranks_are_enough_no_probabilities_are_made(model, monkeypatch, me
         ({"attention_mask": torch.ones(1, 3), "max_new_tokens": 3}, "largest"),
     ],
 )
-def test_what_generate_needs_follows_from_its_options(model, options, way):
+def test_the_needs_of_generate_follow_from_its_options(model, options, way):
     def decided(arguments, given):
         need = need_of(model, arguments, given)
-        return "more" if need.words > 20 else need.reason if need.way == "full" else need.way
+        return "more" if need.words > 20 else need.reason if need.logits == "full" else need.logits
 
     assert decided((), options) == way
     # In a configuration None is not set.
@@ -289,9 +290,9 @@ def test_what_generate_needs_follows_from_its_options(model, options, way):
         assert decided((None, transformers.GenerationConfig(**options)), {}) == way
 
 
-def test_what_generate_needs_follows_from_the_models_own_options_too(model):
+def test_the_needs_of_generate_follow_from_the_models_own_options_too(model):
     def way(*arguments, **options):
-        return need_of(model, arguments, options).way
+        return need_of(model, arguments, options).logits
 
     model.generation_config.num_beams = 3
     assert way(None, transformers.GenerationConfig(max_new_tokens=5)) == "filled"
@@ -308,9 +309,9 @@ def test_a_generate_that_is_not_that_of_transformers_takes_the_full_layer(model)
         def _sample(self, *arguments, **options):
             return super()._sample(*arguments, **options)
 
-    assert need_of(model, (), {}).way == "largest"
+    assert need_of(model, (), {}).logits == "largest"
     model.__class__ = Another
-    assert need_of(model, (), {}).way == "full"
+    assert need_of(model, (), {}).logits == "full"
 
 
 def test_each_step_of_a_growing_text_may_rule_out_one_word_more(model):
@@ -366,7 +367,7 @@ def test_undo_gives_generate_back(model):
     undo(model)
     assert model.generate.__func__ is type(model).generate
     accelerate(model, k=10, method="preview")
-    # Whoever puts a layer of their own in its place gets that.
+    # A layer that the user puts in its place stays.
     model.set_output_embeddings(model.get_output_embeddings().head)
     assert generate(model, do_sample=False).shape == (4, 26)
 
@@ -379,17 +380,23 @@ def test_a_generate_of_the_users_own_stays(model):
 
 
 def test_of_all_hidden_states_that_are_seen_a_sample_is_kept():
+    def rows_held():
+        """The rows of all matrices of a dtype that only this test uses."""
+        tensors = (each for each in gc.get_objects() if type(each) is torch.Tensor)
+        return sum(len(each) for each in tensors if each.dtype == torch.int16 and each.ndim == 2)
+
     held = []
     for sizes in ((1000,), (7,) * 142 + (6,), (600, 400)):
-        sample, rows = ContextSample(64, 3), torch.arange(1000)[:, None]
-        for part in rows.split(sizes):
-            sample.add(part)
-            held.append(sum(map(len, sample._rows)))
-        found = sample.states()[:, 0]
+        sample, start = ContextSample(64, 3), 0
+        for size in sizes:
+            sample.add(torch.arange(start, start + size, dtype=torch.int16)[:, None])
+            start += size
+            held.append(rows_held())
+        found = sample.states()[:, 0].clone()
         assert len(found) == 64
         assert (found.diff() > 0).all()
         assert 300 < found.float().mean() < 700
-    assert max(held[1:]) <= 600, "what one call brings, and twice the sample"
+    assert max(held[1:]) <= 600, "the rows of one call, and twice the sample"
     assert max(held[1:144]) <= 2 * 64 + 7
     few = ContextSample(64, 3)
     few.add(torch.arange(5)[:, None])

@@ -7,12 +7,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from memhier import backend
 from memhier.ann.decoder import LogitIndex
-from memhier.ann.decoder import engine as engine_module
 from memhier.ann.decoder.calibration import build, calibrate
 from memhier.ann.decoder.coding import codes
-from memhier.ann.decoder.coding.layer import OutputLayer, as_floats
+from memhier.ann.decoder.coding.layer import OutputLayer, as_floats, check_layer
 from memhier.ann.decoder.coding.tail import margins
+from memhier.ann.decoder.engine import dram_engine
+from memhier.ann.decoder.stored import open_index
 from memhier.errors import BudgetError, CorruptionError, FormatError
 
 
@@ -24,6 +26,13 @@ def make_layer(words, dimension, seed=0):
     hidden = (rng.normal(size=(400, dimension)) * strength * 4 + rng.normal(size=dimension) * 0.3).astype(np.float32)
     bias = rng.normal(size=words).astype(np.float32)
     return weight, bias, hidden
+
+
+def make_engine(weight, bias, contexts, **options):
+    """The engine that an index of this layer answers by, and its settings."""
+    layer = check_layer(weight, bias, None)
+    made, measured, _ = build.build_codes(layer, contexts, build.BuildOptions(**options))
+    return dram_engine.DramEngine(made, layer), measured
 
 
 def exact(weight, bias, hidden):
@@ -43,8 +52,8 @@ def assert_largest(found, logits, k):
 def core(request, monkeypatch):
     """Both cores, by turns."""
     if request.param == "python":
-        monkeypatch.setattr(engine_module.backend, "core", None)
-    elif engine_module.backend.core is None:
+        monkeypatch.setattr(backend, "core", None)
+    elif backend.core is None:
         pytest.skip("needs the compiled core")
 
 
@@ -71,7 +80,7 @@ def test_certified_and_completed_answers_are_those_of_the_full_product(core, wor
     far=st.booleans(),
 )
 @example(words=1, dimension=33, rank=1, seed=3149, scale=1e4, far=False)  # large terms cancel: no word may seem lost
-def test_what_is_called_proven_is(words, dimension, rank, seed, scale, far):
+def test_proven_answers_are_right(words, dimension, rank, seed, scale, far):
     weight, bias, hidden = make_layer(words, dimension, seed)
     weight *= np.float32(scale)
     k = min(words, 4)
@@ -96,23 +105,26 @@ def test_what_is_called_proven_is(words, dimension, rank, seed, scale, far):
 def test_bounds_hold_for_every_row(core, rank, giant):
     weight, bias, hidden = make_layer(600, 24)
     weight[:, 0] *= giant  # codes then keep little of the other directions
-    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=rank, method="preview")
+    engine, _ = make_engine(weight, bias, hidden[:300], k=5, rank=rank, method="preview")
     queries = np.concatenate([hidden[300:340], hidden[300:320] * 20])
-    rows, keys, _, _ = index._engine._candidates(queries, 600, bounds=True)
+    rows, keys, left = np.empty((60, 600), np.int64), np.empty((60, 600, 2), np.float32), np.empty(60, np.float32)
+    engine.codes.core(None).candidates(
+        hidden=queries, coordinates=False, limit=600, coarse=0, survivors=0, bounds=True, rows=rows, keys=keys,
+        left=left, sums=None, inverse=1.0, variance=0.0,
+    )  # fmt: skip
     upper, estimates = keys[:, :, 0].astype(np.float64), keys[:, :, 1].astype(np.float64)
     logits = np.take_along_axis(exact(weight, bias, queries), rows, 1)
     assert (logits <= upper).all()
     assert (logits >= 2 * estimates - upper).all()
-    projection, blocks = index._engine.codes.projection, index._engine.codes.blocks
-    around, _ = margins(projection, blocks, queries, rows)
+    around, _ = margins(engine.codes, queries, rows)
     np.testing.assert_allclose(around, upper - estimates, rtol=2e-2, atol=1e-4 * np.abs(estimates).max())
 
 
-def test_what_was_not_looked_at_keeps_an_answer_from_being_proven(core):
+def test_rows_not_ranked_keep_an_answer_from_being_proven(core):
     weight, bias, hidden = make_layer(600, 24)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, rank=4, method="preview")
+    engine, _ = make_engine(weight, bias, hidden[:300], k=5, rank=4, method="preview")
     order = np.argsort(-exact(weight, bias, hidden[300:]), 1)[:, :5]
-    found = index._engine.certify(hidden[300:], 5, 6)
+    found = engine.certify(hidden[300:], 5, 6)
     for row in np.flatnonzero(found.proven):
         assert set(found.indices[row].tolist()) == set(order[row].tolist())
     assert found.proven.mean() < 0.5, "six rows alone cannot prove five of hundreds"
@@ -135,7 +147,7 @@ def test_weights_of_every_type(core, dtype):
 
 
 def test_the_two_cores_agree(monkeypatch):
-    if engine_module.backend.core is None:
+    if backend.core is None:
         pytest.skip("needs the compiled core")
     weight, bias, hidden = make_layer(700, 40)
     answers = []
@@ -144,7 +156,7 @@ def test_the_two_cores_agree(monkeypatch):
         answers.append(
             (index.topk(hidden[300:]), index.topk(hidden[300:], certify=True), index.partition(hidden[300:]))
         )
-        monkeypatch.setattr(engine_module.backend, "core", None)
+        monkeypatch.setattr(backend, "core", None)
     (native, proof, z), (python, python_proof, python_z) = answers
     np.testing.assert_array_equal(native.indices, python.indices)
     np.testing.assert_allclose(native.values, python.values, rtol=1e-5)
@@ -240,14 +252,14 @@ def test_inputs_of_any_layout():
         ({"contexts": None, "method": "graph"}, ValueError, "contexts=None: method='graph' learns from"),
     ],
 )
-def test_bad_builds_say_what_is_wrong(change, error, words):
+def test_bad_builds_name_the_argument(change, error, words):
     weight, bias, hidden = make_layer(300, 12)
     arguments = {"weight": weight, "bias": bias, "contexts": hidden, "k": 5} | change
     with pytest.raises(error, match=words):
         LogitIndex.build(**arguments)
 
 
-def test_bad_calls_say_what_is_wrong(core):
+def test_bad_calls_name_the_argument(core):
     weight, bias, hidden = make_layer(300, 12)
     index = LogitIndex.build(weight, bias, contexts=hidden, k=3, method="preview")
     bad = hidden[:4].copy()
@@ -346,14 +358,14 @@ def test_the_full_product_of_many_states_is_made_in_parts(monkeypatch):
     weight, bias, hidden = make_layer(500, 16)
     index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="full")
     right = index.topk(hidden[:100])
-    monkeypatch.setattr(engine_module, "_LOGITS_MOST", 1600)
+    monkeypatch.setattr(dram_engine, "LOGITS_MOST", 1600)
     parts = index.topk(hidden[:100])
     np.testing.assert_array_equal(parts.indices, right.indices)
     assert_largest(parts, exact(weight, bias, hidden[:100]), 5)
 
 
 @pytest.mark.parametrize(("share", "chosen"), [(0.5, "preview"), (0.95, "full"), (1.4, "full"), (5.0, "full")])
-def test_the_full_product_is_left_only_for_what_is_clearly_faster(monkeypatch, share, chosen):
+def test_auto_leaves_the_full_product_only_for_a_clearly_faster_way(monkeypatch, share, chosen):
     clock = [0.0]
     monkeypatch.setattr(calibrate.time, "perf_counter", lambda: clock[0])
 
@@ -376,12 +388,12 @@ def test_a_precision_that_is_not_reached_is_told_and_auto_takes_the_full_product
     assert_largest(index.topk(hidden[:40]), exact(weight, bias, hidden[:40]), 5)
 
 
-def test_only_rows_that_changed_are_coded_again(monkeypatch):
+def test_only_rows_that_changed_are_coded_again(monkeypatch, tmp_path):
     weight, bias, hidden = make_layer(2000, 40)
-    index = LogitIndex.build(weight, bias, contexts=hidden[:300], k=5, method="graph")
-    before = index._engine.codes
+    engine, measured = make_engine(weight, bias, hidden[:300], k=5, method="graph")
+    index, before = LogitIndex(engine, measured, "graph", ""), engine.codes
     assert index.refresh(weight.copy(), bias) == 0
-    assert index._engine.codes is before
+    assert build.encode_again(before, check_layer(weight.copy(), bias, None))[0] is before
     tuned, moved = weight.copy(), bias.copy()
     tuned[[3, 777, 1999], 5] += np.float32(0.25)
     moved[42] += 1
@@ -389,7 +401,8 @@ def test_only_rows_that_changed_are_coded_again(monkeypatch):
     monkeypatch.setattr(build, "encode_rows", lambda *given: coded.append(given[-1]) or codes.encode_rows(*given))
     assert index.refresh(tuned, moved) == 4
     np.testing.assert_array_equal(coded[0], [3, 42, 777, 1999])
-    after = index._engine.codes
+    index.save(tmp_path / "index")
+    after = open_index(tmp_path / "index", None, "read")[0].codes
     whole = codes.encode(index.layer, after.projection, after.blocks.width)
     np.testing.assert_array_equal(after.blocks.codes, whole.codes)
     np.testing.assert_allclose(after.blocks.numbers, whole.numbers, rtol=1e-6)
@@ -414,7 +427,7 @@ def test_any_number_of_a_row_changes_its_hash(dtype):
     assert np.flatnonzero(biased != right).tolist() == [3]
 
 
-def test_what_far_contexts_reach_hides_no_shortfall():
+def test_the_precision_of_far_contexts_hides_no_shortfall():
     with pytest.warns(UserWarning, match=r"no way but the full product reaches precision=0\.99 .* 0\.9800"):
         build.warn_if_short(calibrate.Settings(reached={"preview": 0.97, "graph": 0.98, "far": 0.999}), "auto")
 

@@ -13,6 +13,7 @@ import pytest
 from memhier import backend
 from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder import index as index_module
+from memhier.ann.decoder.stored import open_index
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 
 WORDS, DIMENSION = 4000, 256
@@ -35,12 +36,12 @@ def pair(tmp_path_factory):
     index = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="graph")
     path = tmp_path_factory.mktemp("stored") / "index"
     index.save(path)
-    return index, LogitIndex.open(path, dram=DRAM), hidden[800:]
+    return index, LogitIndex.open(path, dram=DRAM), hidden[800:], path
 
 
 @pytest.mark.parametrize("method", ["graph", "screen", "preview", "full"])
 def test_every_way_answers_as_in_dram(pair, method):
-    index, stored, queries = pair
+    index, stored, queries, _ = pair
     assert stored.layer is None
     for batch in (1, 7, 64):
         right, found = index.topk(queries[:batch], method=method), stored.topk(queries[:batch], method=method)
@@ -49,7 +50,7 @@ def test_every_way_answers_as_in_dram(pair, method):
 
 
 def test_one_submission_reads_each_row_of_a_batch_once(pair):
-    _, stored, queries = pair
+    _, stored, queries, _ = pair
     before = stored.stats()
     stored.topk(np.repeat(queries[:1], 16, axis=0), method="graph")
     after = stored.stats()
@@ -57,14 +58,16 @@ def test_one_submission_reads_each_row_of_a_batch_once(pair):
 
 
 def test_certificates_hold(pair):
-    index, stored, queries = pair
+    index, stored, queries, path = pair
     right = index.logits(queries)
     found = stored.topk(queries, 5, certify=True)
     assert found.proven.mean() > 0.8
     order = np.argsort(-right, 1)[:, :5]
     for row in np.flatnonzero(found.proven):
         assert set(found.indices[row].tolist()) == set(order[row].tolist())
-    few = stored._engine.certify(queries, 5, 6)
+    engine = open_index(path, DRAM, "read")[0]
+    few = engine.certify(queries, 5, 6)
+    engine.close()
     for row in np.flatnonzero(few.proven):
         assert set(few.indices[row].tolist()) == set(order[row].tolist())
     assert few.proven.mean() < 0.9, "six rows alone cannot prove five of thousands"
@@ -75,7 +78,7 @@ def test_certificates_hold(pair):
 
 
 def test_log_z_and_its_bounds(pair):
-    index, stored, queries = pair
+    index, stored, queries, _ = pair
     logits = index.logits(queries).astype(np.float64)
     right = np.logaddexp.reduce(logits, axis=1)
     for temperature in (1.0, 3.0):
@@ -99,11 +102,12 @@ def test_the_least_budget_holds_for_every_call(tmp_path, dtype):
     with pytest.raises(BudgetError, match=f"{least} bytes are enough"):
         LogitIndex.open(tmp_path / "index", dram=least - 1)
     queries, targets = hidden[800:840], np.arange(40)
-    # Opened once before, so that what libraries keep for themselves does not count.
+    # Opened once before, so that the memory that libraries keep does not count.
     LogitIndex.open(tmp_path / "index", dram=least).close()
     tracemalloc.start()
     try:
-        stored = LogitIndex.open(tmp_path / "index", dram=least)
+        engine, *rest = open_index(tmp_path / "index", least, "read")
+        stored = LogitIndex(engine, *rest)
         assert stored.layer is None
         for ask in (
             *(partial(stored.topk, queries, method=method) for method in ("graph", "screen", "preview", "full")),
@@ -115,10 +119,10 @@ def test_the_least_budget_holds_for_every_call(tmp_path, dtype):
         ):
             ask()
             assert stored.memory_bytes <= least
-            # What NumPy holds at most, and what the compiled core and reader hold.
-            rest = stored._engine._core.workspace_bytes if backend.core else 0
-            rest += stored._engine.layer._reader.memory_bytes
-            assert tracemalloc.get_traced_memory()[1] + rest <= least, ask
+            # NumPy's arrays at most, and all that the core, the store and the reader hold besides.
+            arrays = engine.codes.memory_bytes + engine.rows.bias.nbytes
+            held = engine.memory_bytes if backend.core else engine.codes.memory_bytes + engine.rows.memory_bytes
+            assert tracemalloc.get_traced_memory()[1] + held - arrays <= least, ask
     finally:
         tracemalloc.stop()
 
@@ -148,7 +152,7 @@ def test_a_build_may_go_straight_to_ssd(tmp_path, dtype):
         dram=3_000_000 if backend.core else 5_200_000,
         path=tmp_path / "index",
     )
-    # Without the compiled core, rows of two bytes take less than what reads them.
+    # Without the compiled core, rows of two bytes take less than their reader.
     assert (index.layer is None) == bool(backend.core or dtype == np.float32)
     right = np.argsort(-(hidden[800:820] @ weight.astype(np.float32).T + bias), 1)[:, :5]
     assert (index.topk(hidden[800:820]).indices == right).mean() > 0.98
@@ -166,7 +170,7 @@ def test_a_place_that_is_taken_is_refused_before_anything_is_built(tmp_path, mon
     weight, bias, hidden = make_layer()
     monkeypatch.setattr(index_module, "build_codes", lambda *_: pytest.fail("it was built"))
     (tmp_path / "taken").mkdir()
-    (tmp_path / "taken" / "file").write_text("somebody's")
+    (tmp_path / "taken" / "file").write_text("a user's")
     with pytest.raises(FileExistsError):
         LogitIndex.build(weight, bias, contexts=hidden, dram="3MB", path=tmp_path / "taken")
     with pytest.raises(FileNotFoundError):
@@ -187,7 +191,7 @@ def test_a_page_that_changed_is_noticed_when_it_is_read(tmp_path):
         index.topk(hidden[:1])
 
 
-def test_copies_children_and_what_cannot_be_copied(tmp_path):
+def test_copies_pickles_and_children(tmp_path):
     weight, bias, hidden = make_layer()
     index = LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview", dram=DRAM, path=tmp_path / "a")
     right = index.topk(hidden[:5]).indices
@@ -216,29 +220,34 @@ def test_a_memory_map_is_indexed_as_an_array_is(tmp_path):
     assert index.digest == right.digest
 
 
-def test_many_states_are_answered_in_parts_of_bounded_size(pair, monkeypatch):
-    _, stored, queries = pair
+def test_many_states_are_answered_in_parts_of_bounded_size(pair):
+    _, stored, queries, path = pair
     states = np.concatenate([queries] * 2)
 
-    def ask():
-        z, proof = stored.partition(states), stored.topk(states, 5, certify=True)
-        top, walked = stored.topk(states, method="preview"), stored.topk(states, method="graph")
+    def ask(index, states):
+        z, proof = index.partition(states), index.topk(states, 5, certify=True)
+        top, walked = index.topk(states, method="preview"), index.topk(states, method="graph")
         return z.estimate, z.low, z.high, proof.values, proof.proven.astype(int), top.values, walked.values
 
-    whole = ask()
-    monkeypatch.setattr(stored._engine.layer, "scratch", 4 << 20)
+    engine, *rest = open_index(path, DRAM, "read")
+    engine.rows.limit_scratch(4 << 20)
     tracemalloc.start()
     try:
-        parts = ask()
+        parts = ask(LogitIndex(engine, *rest), states)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    engine.close()
     assert peak < 64 << 20, "certificates alone look at 800 MB of rows"
-    for found, right in zip(parts, whole, strict=True):
+    for found, right in zip(parts, ask(stored, states), strict=True):
         np.testing.assert_allclose(found, right, rtol=1e-5, atol=1e-5)
+    # A state alone is one part.
+    singles = [ask(stored, state[None]) for state in states[::25]]
+    for found, right in zip(parts, zip(*singles, strict=True), strict=True):
+        np.testing.assert_allclose(found[::25], np.concatenate(right), rtol=1e-5, atol=1e-5)
 
 
-def test_what_cannot_be_opened_is_let_go_of(tmp_path):
+def test_a_failed_open_closes_its_files(tmp_path):
     weight, bias, hidden = make_layer()
     LogitIndex.build(weight, bias, contexts=hidden[:800], k=5, method="preview").save(tmp_path / "index")
     file = max((tmp_path / "index" / "segments").iterdir(), key=lambda each: each.stat().st_size)

@@ -1,7 +1,7 @@
 """A build: from a layer and contexts to codes, graph and measured settings."""
 
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -13,75 +13,83 @@ from memhier.ann.decoder.calibration.calibrate import (
     calibrate_preview,
     calibrate_screen,
     calibrate_walk,
-    split,
+    hold_out,
 )
 from memhier.ann.decoder.calibration.familiar import ranges_of
-from memhier.ann.decoder.calibration.settings import WAYS, Effort, Method, Settings
+from memhier.ann.decoder.calibration.settings import WAYS, Method, Settings
 from memhier.ann.decoder.coding.codes import RowCodes, encode, encode_rows, hash_rows
-from memhier.ann.decoder.coding.graph import Graph, build_links, giants, learn_seeds, relink
+from memhier.ann.decoder.coding.graph import build_links, giants, learn_seeds, relink
 from memhier.ann.decoder.coding.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.coding.projection import Projection, fit_projection
-from memhier.ann.decoder.engine import Codes, Engine
+from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import Effort, Walk
 
-__all__ = ["CONTEXTS_LEAST", "build_codes", "encode_again", "row_norms", "warn_if_short"]
+__all__ = ["CONTEXTS_LEAST", "BuildOptions", "build_codes", "encode_again", "row_norms", "warn_if_short"]
 
 CONTEXTS_LEAST = 64
-SEEDS_PER_K = 2  # largest rows of a context that become seeds of its group
+SEEDS_PER_K = 2  # times k largest rows of a context become seeds of its group
 _FIRST_WIDTH = 64
 _GRAPH_LEAST = 256  # words: below, a scan is as fast as any walk
-_SAFE = 0.9998  # what the preview is to reach, however little is asked of the other ways
+_SAFE = 0.9998  # the least precision of the preview, even if the other ways may have less
 _LIMIT_MOST = 64  # candidates; rather than more of them, codes grow
 
 
+@dataclass(frozen=True, slots=True)
+class BuildOptions:
+    """The options of :meth:`LogitIndex.build` that codes and settings depend on, checked."""
+
+    k: int = 10
+    precision: float = 0.99
+    method: Method = "auto"
+    rank: int | None = None
+    seed: int = 0
+    progress: bool = False
+
+
 def build_codes(
-    layer: OutputLayer,
-    contexts: Floats | None,
-    k: int,
-    precision: float,
-    method: Method,
-    rank: int | None,
-    seed: int,
-    progress: bool,
+    layer: OutputLayer, contexts: Floats | None, options: BuildOptions
 ) -> tuple[Codes, Settings, HeldOut | None]:
-    """Return codes and settings, and the contexts that were held out to measure them.
+    """Return codes and settings, and the contexts held out to measure them.
 
     Raises
     ------
     ValueError
-        When there are too few contexts, or they are not finite, or the method needs some and there are none.
+        If there are too few contexts, or they are not finite, or the method needs some and there are none.
     """
+    method = options.method
     if contexts is None:
         if method in ("graph", "screen"):
             raise ValueError(
                 f"contexts=None: method={method!r} learns from real hidden states; give some, or 'preview'"
             )
-        return _without_contexts(layer, k, precision, rank)
+        return *_without_contexts(layer, options), None
     if len(contexts) < CONTEXTS_LEAST:
         raise ValueError(f"contexts has {len(contexts)} rows: expected at least {CONTEXTS_LEAST}")
     if not np.isfinite(contexts).all():
         row = int(np.flatnonzero(~np.isfinite(contexts).all(1))[0])
         raise ValueError(f"contexts[{row}] holds NaN or infinity: expected finite numbers")
-    learned, held_out = split(contexts, seed)
-    held = HeldOut.of(layer, held_out, k)
+    learned, held_out = hold_out(contexts, options.seed)
+    held = HeldOut.of(layer, held_out, options.k)
     projection = fit_projection(layer, learned)
-    codes, settings = _preview_codes(layer, projection, held, precision, rank)
+    codes, settings = _preview_codes(layer, projection, held, options)
     settings = settings.with_(ranges=ranges_of(projection, contexts))
     if method in ("auto", "graph", "screen") and layer.shape[0] >= _GRAPH_LEAST:
-        codes, settings = _add_graph(layer, codes, settings, learned, held, seed, progress)
+        codes, settings = _add_graph(layer, codes, settings, learned, held, options)
     return codes, settings, held
 
 
 def _preview_codes(
-    layer: OutputLayer, projection: Projection, held: HeldOut, precision: float, rank: int | None
+    layer: OutputLayer, projection: Projection, held: HeldOut, options: BuildOptions
 ) -> tuple[Codes, Settings]:
-    """Return codes of the rank, or of the smallest width that is precise with few candidates."""
+    """Return codes of the given rank, or of the smallest width that is precise with few candidates."""
     norms, hashes = row_norms(layer), hash_rows(layer)
-    settings = Settings(k=held.k, precision=precision)
+    settings, rank = Settings(k=held.k, precision=options.precision), options.rank
     most, wanted = len(projection.turn), max(settings.asked, _SAFE)
     width = min(most, _FIRST_WIDTH) if rank is None else -(-rank // 4) * 4
     while True:
         codes = Codes(projection, encode(layer, projection, width), None, None, norms, hashes)
-        settings = calibrate_preview(Engine(codes, layer), held, settings, wanted)
+        settings = calibrate_preview(DramEngine(codes, layer), held, settings, wanted)
         enough = settings.reached["preview"] >= wanted and settings.preview_limit <= max(_LIMIT_MOST, 2 * held.k)
         if rank is not None or width == most or enough:
             return codes, settings
@@ -89,30 +97,29 @@ def _preview_codes(
 
 
 def _add_graph(
-    layer: OutputLayer, codes: Codes, settings: Settings, learned: Floats, held: HeldOut, seed: int, progress: bool
+    layer: OutputLayer, codes: Codes, settings: Settings, learned: Floats, held: HeldOut, options: BuildOptions
 ) -> tuple[Codes, Settings]:
-    """Return codes with a graph over them, and what walks and seeds alone need for the precision."""
+    """Return codes with a graph, and settings with the effort of walks and of seeds alone for the precision."""
     rows = RowCodes.of(codes.blocks, layer.shape[0])
-    engine = Engine(replace(codes, rows=rows), layer)
+    engine = DramEngine(replace(codes, rows=rows), layer)
     settings = calibrate_coarse(engine, held, settings, min(settings.reached["preview"], max(settings.asked, _SAFE)))
     most = min(layer.shape[0], SEEDS_PER_K * held.k)
     limit = settings.scaled(settings.preview_limit, most)
     largest = engine.preview(learned, most, limit, settings.coarse(most)).indices
     always = giants(codes.blocks, layer.shape[0])
-    seeds = learn_seeds(codes.projection(learned)[:, : rows.width], largest, always, seed)
-    graph = Graph(build_links(rows, progress), seeds.centres, seeds.halves, seeds.starts, seeds.rows)
-    codes = replace(codes, rows=rows, graph=graph)
-    engine = Engine(codes, layer)
+    links, coordinates = build_links(rows, options.progress), codes.projection(learned)[:, : codes.blocks.width]
+    codes = replace(codes, rows=rows, graph=learn_seeds(links, coordinates, largest, always, options.seed))
+    engine = DramEngine(codes, layer)
     away = np.empty(len(learned), np.float32)
-    engine.walk(learned, 1, Effort(1, 0, 1), away=away)
+    engine.walk(learned, 1, Walk(Effort(1, 0, 1)), away=away)
     settings = settings.with_(radius=float(np.quantile(away, INSIDE)))
     settings = calibrate_walk(engine, held, settings, settings.asked)
-    settings = calibrate_far(layer, engine, held, settings, seed)
+    settings = calibrate_far(engine, held, settings, options.seed)
     return codes, calibrate_screen(engine, held, settings, settings.asked)
 
 
 def encode_again(codes: Codes, layer: OutputLayer) -> tuple[Codes, int]:
-    """Return codes of a layer in the coordinates of another, and how many rows differ; only those are made anew."""
+    """Return codes of a changed layer in the same coordinates, and the count of changed rows; only these are coded."""
     hashes = hash_rows(layer)
     changed = np.flatnonzero(hashes != codes.hashes)
     if not len(changed):
@@ -135,16 +142,16 @@ def _norms_of(rows: Floats) -> Floats:
     return np.asarray(np.linalg.norm(rows.astype(np.float64), axis=1) * (1 + 1e-6), np.float32)
 
 
-def _without_contexts(layer: OutputLayer, k: int, precision: float, rank: int | None) -> tuple[Codes, Settings, None]:
+def _without_contexts(layer: OutputLayer, options: BuildOptions) -> tuple[Codes, Settings]:
     projection = fit_projection(layer, None)
-    width = len(projection.turn) if rank is None else -(-rank // 4) * 4
+    width = len(projection.turn) if options.rank is None else -(-options.rank // 4) * 4
     blocks = encode(layer, projection, width)
     codes = Codes(projection, blocks, None, None, row_norms(layer), hash_rows(layer))
-    return codes, Settings(k=k, precision=precision, preview_limit=max(64, 4 * k)), None
+    return codes, Settings(k=options.k, precision=options.precision, preview_limit=max(64, 4 * options.k))
 
 
 def warn_if_short(settings: Settings, method: Method) -> None:
-    """Warn where the precision was measured and is not what was declared."""
+    """Warn if the measured precision is below the declared one."""
     wanted = settings.precision
     ways = WAYS if method == "auto" else (method,)
     short = max((settings.reached[way] for way in ways if way in settings.reached), default=1.0)

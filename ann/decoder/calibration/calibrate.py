@@ -1,41 +1,34 @@
-"""Effort measured on held-out contexts: how many candidates, how long a list, which way for which batch."""
+"""Effort measured on held-out contexts: the candidates, the list length and the way for each size of batch."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from memhier.ann.decoder.calibration.settings import ALL_DIRECTIONS, FAR_PROBES, NO_WALK, Coarse, Effort, Settings
+from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method, Settings
 from memhier.ann.decoder.coding.layer import Floats, OutputLayer
-from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Effort, Walk
 
 __all__ = [
-    "INSIDE",
-    "LIMITS",
-    "HeldOut",
-    "calibrate_coarse",
-    "calibrate_preview",
-    "calibrate_screen",
-    "calibrate_walk",
-    "measure_choices",
-    "split",
-]
+    "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_far", "calibrate_preview", "calibrate_screen",
+    "calibrate_walk", "hold_out", "measure_choices", "scan_cost",
+]  # fmt: skip
 
 LIMITS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 512)
 _PREVIEW_LEAST = 48  # candidates cost little beside the scan, and contexts of another domain need more
-_EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+EFS = (16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _LEADING = (8, 16, 24, 32, 48, 64)
 _SURVIVORS = (256, 512, 1024, 2048, 4096)
 _NUMBERS = 8  # bytes of a row's offset and scale
-_LOOKED_AT = 3000  # bytes that could be scanned in the time that a row takes that is looked at alone
-_WORTH = 0.6  # of the cost of all directions, at most
-_COARSE_HELD = 256  # contexts that it is measured with
-INSIDE = 0.98  # of the contexts that a walk was measured with lie within the radius where it is trusted
-_FAR_HELD = 256  # made-up contexts that a walk far out is measured with
+_LOOKED_AT = 3000  # bytes that a scan reads in the time of one row read alone
+_WORTH = 0.6  # a coarse scan costs at most this share of a scan of all directions
+_COARSE_HELD = 256  # contexts that measure a coarse scan
+INSIDE = 0.98  # the share of the contexts that lie within the radius of a trusted walk
+_FAR_HELD = 256  # made-up contexts that measure a walk far out
 _FAR_SUM = 4  # contexts in each
 _ROUNDS = 15
 _FIRST_ROUNDS = 3
@@ -43,23 +36,21 @@ _HOPELESS = 1.5
 _CLEARLY = 0.9
 _HELD_OUT_MOST = 512
 
-Ints: TypeAlias = npt.NDArray[np.int64]
+Option = TypeVar("Option")
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """Contexts that the codes did not see, with what is right for them.
+    """Contexts that the codes did not see, with their exact k-th largest logits.
 
     Attributes
     ----------
     hidden
         float32 ``[n, D]``.
     kth
-        float32 ``[n]``: the k-th largest exact logit. A word with as much is right, so that ties do not count.
-    k
-        Of `kth`.
+        float32 ``[n]``: the k-th largest exact logit. A word with as large a logit is right, so that ties do not count.
     slack
-        float32 ``[n]``: what another order of summing may take from it.
+        float32 ``[n]``: the most that another order of summing takes from it.
     """
 
     hidden: Floats
@@ -72,7 +63,7 @@ class HeldOut:
         """Compute the full product for the contexts, in one pass over the layer."""
         wanted = min(k, layer.shape[0])
         best = np.full((len(hidden), wanted), -np.inf, np.float32)
-        largest = 0.0  # norm of a row: where large terms cancel, a logit is less than what rounding takes from it
+        largest = 0.0  # norm of a row: if large terms cancel, rounding loses more than a logit is large
         for start, rows in layer.blocks():
             logits = hidden @ rows.T + layer.bias[start : start + len(rows)]
             best = np.partition(np.concatenate([best, logits], 1), -wanted, axis=1)[:, -wanted:]
@@ -82,35 +73,41 @@ class HeldOut:
         return cls(hidden, kth, wanted, slack.astype(np.float32))
 
     def precision(self, values: Floats) -> float:
-        """Return the mean share of the k largest that was found."""
+        """Return the mean share of the k largest among the values found."""
         return float((values[:, : self.k] >= (self.kth - self.slack)[:, None]).mean())
 
 
-def split(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
+def hold_out(contexts: Floats, seed: int) -> tuple[Floats, Floats]:
     """Return contexts to learn from and contexts held out: a fifth, at most 512."""
     order = np.random.default_rng(seed).permutation(len(contexts))
     held = min(_HELD_OUT_MOST, len(contexts) // 5)
     return contexts[np.sort(order[held:])], contexts[np.sort(order[:held])]
 
 
-def calibrate_preview(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings with the fewest candidates that reach the precision, or the most there are."""
-    reached = 0.0
-    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
-    # As many candidates as are wanted would leave no room for the error of an estimate.
-    limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
-    for limit in limits:
-        settings = settings.with_(preview_limit=limit)
-        reached = held.precision(engine.preview(held.hidden, held.k, limit).values)
+def _first(options: Iterable[Option], reach: Callable[[Option], float], precision: float) -> tuple[Option, float]:
+    """Return the first option that reaches the precision, or the last one, and its precision."""
+    for option in options:
+        reached = reach(option)
         if reached >= precision:
             break
-    return settings.with_(reached=settings.reached | {"preview": reached})
+    return option, reached
 
 
-def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
-    """Return settings in which the preview scans leading directions first, where that costs less and loses nothing.
+def calibrate_preview(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings with the fewest candidates that reach the precision, or the most there are."""
+    limits = [limit for limit in LIMITS if limit >= max(held.k, _PREVIEW_LEAST)]
+    # k candidates alone would leave no room for the error of an estimate.
+    limits += [limit for limit in (2 * held.k, 4 * held.k) if limit > LIMITS[-1]]
+    limit, reached = _first(
+        limits, lambda limit: held.precision(engine.preview(held.hidden, held.k, limit).values), precision
+    )
+    return settings.with_(preview_limit=limit, reached=settings.reached | {"preview": reached})
 
-    The survivors that reach the precision are taken twice: contexts of another domain come less near.
+
+def calibrate_coarse(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+    """Return settings in which the preview scans leading directions first, if that costs less and loses nothing.
+
+    They have twice the survivors that reach the precision, as contexts of another domain come less near.
     """
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     whole, best = words * (width + _NUMBERS), (float("inf"), ALL_DIRECTIONS)
@@ -127,7 +124,7 @@ def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precisio
             for each in _SURVIVORS
             if each >= settings.preview_limit and _coarse_cost(words, leading, each) < min(best[0], _WORTH * whole)
         ]
-        # From many to few, so that a width that cannot do it costs one trial.
+        # From many to few, so that a width that is too small costs one trial.
         enough = None
         for survivors in reversed(affordable):
             if not reaches(Coarse(leading, survivors)):
@@ -139,93 +136,84 @@ def calibrate_coarse(engine: Engine, held: HeldOut, settings: Settings, precisio
 
 
 def _coarse_cost(words: int, leading: int, survivors: int) -> float:
-    """Return bytes read, or what takes as long."""
+    """Return the cost of a coarse scan in bytes that are read in the same time."""
     return words * (leading + _NUMBERS) + 2 * survivors * _LOOKED_AT
 
 
-def calibrate_walk(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+def calibrate_walk(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the shortest list that reaches the precision, then the fewest candidates that keep it."""
-    effort, reached = _shortest_walk(engine, held, settings.probes, _EFS, precision)
+    effort, reached = _shortest_walk(engine, held, settings.probes, EFS, precision)
     return settings.with_(graph_ef=effort.ef, graph_limit=effort.limit, reached=settings.reached | {"graph": reached})
 
 
 def _shortest_walk(
-    engine: Engine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
+    engine: DramEngine, held: HeldOut, probes: int, efs: tuple[int, ...], precision: float
 ) -> tuple[Effort, float]:
-    """Return the walk of least effort that reaches the precision, or the longest, and what it reaches."""
+    """Return the walk of least effort that reaches the precision, or the longest, and its precision."""
 
-    def reaches(effort: Effort) -> float:
-        return held.precision(engine.walk(held.hidden, held.k, effort).values)
+    def reach(effort: Effort) -> float:
+        return held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values)
 
-    effort, reached = NO_WALK, 0.0
-    for ef in efs:
-        effort = Effort(probes, ef, max(ef, held.k))
-        reached = reaches(effort)
-        if reached >= precision:
-            break
-    for limit in (each for each in LIMITS if held.k <= each < effort.limit):
-        fewer = reaches(effort._replace(limit=limit))
-        if fewer >= precision:
-            return effort._replace(limit=limit), fewer
-    return effort, reached
+    effort, reached = _first((Effort(probes, ef, max(ef, held.k)) for ef in efs), reach, precision)
+    fewer = (Effort(probes, effort.ef, limit) for limit in LIMITS if held.k <= limit < effort.limit)
+    found = ((each, reach(each)) for each in fewer)
+    return next(((each, reached) for each, reached in found if reached >= precision), (effort, reached))
 
 
-def calibrate_far(layer: OutputLayer, engine: Engine, held: HeldOut, settings: Settings, seed: int) -> Settings:
-    """Return settings with a walk for contexts that are far from all seen, where it is as precise and costs less.
+def calibrate_far(engine: DramEngine, held: HeldOut, settings: Settings, seed: int) -> Settings:
+    """Return settings with a walk for contexts far from all seen ones, if it is as precise as the preview and cheaper.
 
-    Far contexts are made: what sets four contexts apart from the mean, added up, has four times the variance and the
-    directions of real ones. On contexts of a domain that was not learned from walks were found to err no more than on
-    these, or to reach the declared precision where they did. Where the walk does not pay, the preview answers.
+    Far contexts are made up: the sum of four contexts' differences from the mean has four times the variance and the
+    directions of real contexts. In measurements, walks erred no more on contexts of an unlearned domain than on these,
+    or reached the declared precision. If the walk does not pay, the preview answers.
     """
     order = np.random.default_rng(seed).permutation(len(held.hidden))
     mean = held.hidden.mean(0)
     away = sum((held.hidden[np.roll(order, turn)] - mean for turn in range(_FAR_SUM)), np.zeros_like(mean))
-    far = HeldOut.of(layer, (mean + away)[:_FAR_HELD], held.k)
-    efs = tuple(ef for ef in _EFS if ef >= settings.graph_ef)
+    far = HeldOut.of(engine.layer, (mean + away)[:_FAR_HELD], held.k)
+    efs = tuple(ef for ef in EFS if ef >= settings.graph_ef)
     effort, reached = _shortest_walk(engine, far, FAR_PROBES, efs, settings.asked)
     settings = settings.with_(reached=settings.reached | {"far": reached})
     looked, apart = np.empty(len(far.hidden), np.int64), np.empty(len(far.hidden), np.float32)
-    engine.walk(far.hidden, held.k, effort, looked=looked, away=apart)
-    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > _scan_cost(engine, settings):
+    engine.walk(far.hidden, held.k, Walk(effort), looked=looked, away=apart)
+    if reached < settings.asked or float(looked.mean()) * _LOOKED_AT > scan_cost(engine, settings):
         return settings
     far_radius = float(np.quantile(apart, INSIDE))
     return settings.with_(far_ef=effort.ef, far_limit=effort.limit, far_radius=far_radius)
 
 
-def _scan_cost(engine: Engine, settings: Settings) -> float:
-    """Return bytes that a preview reads, or what takes as long."""
+def scan_cost(engine: DramEngine, settings: Settings) -> float:
+    """Return the cost of a preview in bytes that are read in the same time."""
     words, width = len(engine.codes.norms), engine.codes.blocks.width
     if settings.coarse_width:
         return _coarse_cost(words, settings.coarse_width, settings.survivors // 2)
     return float(words * (width + _NUMBERS))
 
 
-def calibrate_screen(engine: Engine, held: HeldOut, settings: Settings, precision: float) -> Settings:
+def calibrate_screen(engine: DramEngine, held: HeldOut, settings: Settings, precision: float) -> Settings:
     """Return settings with the fewest groups and candidates whose seeds alone reach the precision."""
-    reached = 0.0
-    for probes, limit in ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128)):
-        effort = Effort(probes, 0, max(limit, held.k))
-        reached = held.precision(engine.walk(held.hidden, held.k, effort).values)
-        settings = settings.with_(screen_probes=probes, screen_limit=effort.limit)
-        if reached >= precision:
-            break
-    return settings.with_(reached=settings.reached | {"screen": reached})
+    pairs = ((1, 16), (2, 24), (4, 32), (8, 32), (8, 64), (16, 64), (16, 128))
+    effort, reached = _first(
+        (Effort(probes, 0, max(limit, held.k)) for probes, limit in pairs),
+        lambda effort: held.precision(engine.walk(held.hidden, held.k, Walk(effort)).values),
+        precision,
+    )
+    reached_by_way = settings.reached | {"screen": reached}
+    return settings.with_(screen_probes=effort.probes, screen_limit=effort.limit, reached=reached_by_way)
 
 
-def measure_choices(
-    ways: dict[str, Callable[[Floats], object]], hidden: Floats, seed: int
-) -> tuple[tuple[int, str], ...]:
-    """Return for sizes of batch in ascending order the fastest way: the median of interleaved rounds on real contexts.
+def measure_choices(ways: dict[Method, Callable[[Floats], object]], hidden: Floats, seed: int) -> Choices:
+    """Return the fastest way by batch size, in ascending order: the median of interleaved rounds on real contexts.
 
     Parameters
     ----------
     ways
-        By name, what answers a batch.
+        Functions that answer a batch, by name.
     hidden
         Contexts to draw batches from.
     """
     rng = np.random.default_rng(seed)
-    chosen: list[tuple[int, str]] = []
+    chosen: list[tuple[int, Method]] = []
     for batch in _BATCHES:
         best = _fastest(ways, [hidden[rng.integers(0, len(hidden), batch)] for _ in range(_ROUNDS)])
         if not chosen or chosen[-1][1] != best:
@@ -233,17 +221,17 @@ def measure_choices(
     return tuple(chosen)
 
 
-def _fastest(ways: dict[str, Callable[[Floats], object]], batches: list[Floats]) -> str:
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
+def _fastest(ways: dict[Method, Callable[[Floats], object]], batches: list[Floats]) -> Method:
+    seconds: dict[Method, list[float]] = {name: [] for name in ways}
     for turn, states in enumerate(batches):
         for name in seconds:
             started = time.perf_counter()
             ways[name](states)
-            if turn:  # the first round takes room
+            if turn:  # the first round allocates
                 seconds[name].append(time.perf_counter() - started)
         if turn >= _FIRST_ROUNDS:
-            # Nobody needs to know how slow the slow ones are.
+            # The exact time of a slow way does not matter.
             least = min(float(np.median(taken)) for taken in seconds.values())
             seconds = {name: taken for name, taken in seconds.items() if float(np.median(taken)) <= _HOPELESS * least}
-    # The full product is only left for what is clearly faster than it: two that are close change places by the run.
+    # Another way must be clearly faster than the full product: two close ones change places from run to run.
     return min(seconds, key=lambda name: float(np.median(seconds[name])) * (_CLEARLY if name == "full" else 1))

@@ -1,8 +1,8 @@
-"""Whether hidden states are like those that a decoder was built from: a look at some of them, and one warning.
+"""A check of some hidden states against the contexts of the build, and one warning if they are unlike.
 
-Norms tell: that of the distance from the mean context, and those within the leading coordinates, where contexts of the
-build are white. Made-up contexts have other norms than a model's own in at least one of them; another domain of the
-same model has nearly the same.
+It compares norms: of the difference from the mean context, and of the leading coordinates, in which contexts of the
+build are white. Made-up contexts differ from a model's own in at least one of these norms; contexts of another domain
+of the same model have nearly the same norms.
 """
 
 import warnings
@@ -14,20 +14,20 @@ import numpy.typing as npt
 from memhier.ann.decoder.coding.layer import Floats
 from memhier.ann.decoder.coding.projection import Projection
 
-__all__ = ["Familiar", "Ranges", "ranges_of"]
+__all__ = ["Familiarity", "Ranges", "ranges_of"]
 
 Ranges: TypeAlias = tuple[tuple[float, float], ...]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 _LEADING = (16, 64)  # coordinates
-_TAIL = 0.005  # of the contexts of the build lie on either side of a range before it is widened
-_WIDER = 0.25  # of a range, on either side
-_AT_ONCE = 16  # states of a call, at most
-_FIRST = 64  # states that are looked at, whatever the call
-_EVERY = 64  # calls, of which one is looked at from then on
-_ENOUGH = 16  # states before anything is said
-_MANY = 0.25  # of them
-_REMEMBERED = 256  # states; then what was seen counts half
+_TAIL = 0.005  # share of the build's contexts beyond either end of a range, before it is widened
+_WIDER = 0.25  # of a range, at either end
+_AT_ONCE = 16  # states of a call that are checked, at most
+_FIRST = 64  # states that are checked in any call
+_EVERY = 64  # from then on, one call of so many is checked
+_ENOUGH = 16  # states before a warning
+_MANY = 0.25  # share of unlike states that warns
+_REMEMBERED = 256  # recent states; beyond them all counts are halved
 
 
 def ranges_of(projection: Projection, contexts: Floats) -> Ranges:
@@ -38,32 +38,36 @@ def ranges_of(projection: Projection, contexts: Floats) -> Ranges:
     return tuple(zip((low - wider).tolist(), (high + wider).tolist(), strict=True))
 
 
-class Familiar:
-    """Looks at the first states that a decoder is asked with, and at those of one call in 64 from then on.
+class Familiarity:
+    """Checks the first states that a decoder answers, and states of one call in 64 from then on.
 
     Parameters
     ----------
     ranges
-        From :func:`ranges_of`; without any nothing is looked at.
+        From :func:`ranges_of`; without ranges it checks nothing.
 
     Attributes
     ----------
     checked, unlike
-        States that were looked at, and those among them unlike the build's.
+        States checked, and states among them unlike the build's.
     """
 
-    def __init__(self, ranges: Ranges) -> None:
+    def __init__(self, projection: Projection, ranges: Ranges) -> None:
+        self._projection = projection
         self._ranges = np.array(ranges, np.float64).reshape(-1, 2)
         self._calls = self._recent = self._recent_unlike = 0
         self._warned = False
         self.checked = self.unlike = 0
 
-    def look(self, projection: Projection, hidden: Floats, stacklevel: int) -> None:
-        """Look at states, float32 ``[n, D]``, if it is their turn; warn once where many are unlike the build's."""
+    def look(self, hidden: Floats) -> None:
+        """Check states, float32 ``[n, D]``, if it is their turn; warn once if many are unlike the build's.
+
+        The warning names the caller of the public method that calls this.
+        """
         self._calls += 1
         if not len(self._ranges) or not len(hidden) or (self.checked >= _FIRST and self._calls % _EVERY):
             return
-        norms = _norms(projection, hidden[:: max(1, len(hidden) // _AT_ONCE)][:_AT_ONCE])
+        norms = _norms(self._projection, hidden[:: max(1, len(hidden) // _AT_ONCE)][:_AT_ONCE])
         unlike = int(((norms < self._ranges[:, 0]) | (norms > self._ranges[:, 1])).any(1).sum())
         self.checked, self.unlike = self.checked + len(norms), self.unlike + unlike
         self._recent, self._recent_unlike = self._recent + len(norms), self._recent_unlike + unlike
@@ -73,7 +77,7 @@ class Familiar:
                 f"{self._recent_unlike} of {self._recent} hidden states are unlike the contexts that this decoder was "
                 "built from, so its answers may be slow and below the declared precision: build it again with "
                 "contexts= of the model and texts in use (accelerate: input_ids=)",
-                stacklevel=stacklevel + 1,
+                stacklevel=3,
             )
         if self._recent > _REMEMBERED:
             self._recent, self._recent_unlike = self._recent // 2, self._recent_unlike // 2
@@ -84,6 +88,6 @@ def _norms(projection: Projection, hidden: Floats) -> Doubles:
     away = hidden - projection.mean
     leading = away @ projection.turn[: _LEADING[-1]].T
     squares = [np.einsum("nd,nd->n", part, part) for part in (away, *(leading[:, :most] for most in _LEADING))]
-    # Where a norm is zero it stays finite.
+    # The small number keeps the logarithm of zero finite.
     logarithms: Doubles = np.log(np.stack(squares, 1, dtype=np.float64) + 1e-30)
     return logarithms

@@ -1,59 +1,19 @@
-"""What a build learned about a layer: how much effort each way takes, and which is fastest for each size of batch."""
+"""The measurements of a build: the effort of each way, and the fastest way for each size of batch."""
 
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Self, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Self, TypeAlias
 
-__all__ = [
-    "ALL_DIRECTIONS",
-    "CERTIFY_LIMIT",
-    "FAR_PROBES",
-    "HEAD",
-    "METHODS",
-    "NO_WALK",
-    "WAYS",
-    "Coarse",
-    "Effort",
-    "Method",
-    "Settings",
-]
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, CERTIFY_LIMIT, NO_WALK, Coarse, Effort, Walk
+
+__all__ = ["FAR_PROBES", "HEAD", "METHODS", "WAYS", "Choices", "Method", "Settings"]
 
 Method: TypeAlias = Literal["auto", "graph", "preview", "screen", "full"]
-METHODS = ("auto", "graph", "preview", "screen", "full")
+Choices: TypeAlias = tuple[tuple[int, Method], ...]
+METHODS: tuple[Method, ...] = ("auto", "graph", "preview", "screen", "full")
 WAYS = METHODS[1:]
-CERTIFY_LIMIT = 2048  # candidates of a proof
-HEAD = 256  # rows of a partition function that are exact
-_MARGIN = 4  # measured: a domain that calibration did not see has up to three times the errors
-
-
-class Coarse(NamedTuple):
-    """A scan of the leading `width` directions of all rows, whose `survivors` are estimated again by all."""
-
-    width: int
-    survivors: int
-
-
-ALL_DIRECTIONS = Coarse(0, 0)
-
-
-class Effort(NamedTuple):
-    """Of a walk: groups whose seeds it starts from, its list (0: the seeds alone), and candidates ranked exactly."""
-
-    probes: int
-    ef: int
-    limit: int
-
-
-NO_WALK = Effort(0, 0, 0)
-FAR_PROBES = 16  # none of the groups is near, so seeds of many are asked
-
-
-def way_for(choices: tuple[tuple[int, str], ...], batch: int) -> str:
-    """Return of ``(batch, way)`` in ascending order the way that a batch of this size takes."""
-    chosen = choices[0][1]
-    for least, way in choices:
-        if batch >= least:
-            chosen = way
-    return chosen
+HEAD = 256  # exact rows of a partition function
+_MARGIN = 4  # a domain that calibration did not see had up to three times the errors
+FAR_PROBES = 16  # no group is near, so many lend their seeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +23,30 @@ class Settings:
     Attributes
     ----------
     k
-        Largest logits that effort was measured for; more take proportionally more of it.
+        How many largest logits the effort was measured for; more take proportionally more effort.
     precision
-        Declared: the mean share of the k largest that an answer has, on contexts like those of the build.
+        Declared: the mean share of the k largest in an answer, on contexts like the build's.
     preview_limit
         Candidates that the preview ranks exactly.
     coarse_width, survivors
-        Leading directions that the preview scans of all rows, and rows of which it then looks at all directions. Zero
-        where it scans all directions of all rows.
+        Leading directions that the preview scans first, and rows of which it then scans all directions. Zero if it
+        scans all directions of all rows at once.
     graph_ef, graph_limit, probes
-        The list of the walk, candidates that it ranks exactly, and groups of contexts whose seeds it starts from.
+        List length of the walk, candidates that it ranks exactly, and groups that lend their seeds.
     screen_probes, screen_limit
-        Of screening: groups, and candidates ranked exactly.
+        The same of screening: groups, and candidates ranked exactly.
     radius
-        Squared distance from the nearest group's centre beyond which a context counts as far: neither seeds nor the
-        effort measured on others are trusted.
+        Squared distance from the nearest group's centre beyond which a context is far: neither the seeds nor the
+        effort of near contexts are trusted.
     far_ef, far_limit, far_radius
-        Of the walk that answers far contexts, up to the squared distance that it was measured at; the preview answers
-        what is further. Zero where it answers all far contexts.
+        Effort of the walk for far contexts, up to the squared distance of its measurement; the preview answers contexts
+        further away. Zero if the preview answers all far contexts.
     reached
-        By way, the precision on contexts that were held out.
+        Precision on held-out contexts, by way.
     choices
         ``(batch, way)`` in ascending order: the fastest way for batches of at least that size.
     ranges
-        Of norms of the contexts of the build, to tell whether those in use are like them; none where there were none.
+        Ranges of norms of the build's contexts, to compare with the contexts in use; empty without contexts.
     """
 
     k: int = 10
@@ -104,54 +64,47 @@ class Settings:
     far_limit: int = 0
     far_radius: float = 0
     reached: dict[str, float] = field(default_factory=dict)
-    choices: tuple[tuple[int, str], ...] = ((1, "preview"),)
+    choices: Choices = ((1, "preview"),)
     ranges: tuple[tuple[float, float], ...] = ()
 
     @property
     def asked(self) -> float:
-        """The precision asked of contexts that were held out: a quarter of the errors, since others come less near."""
+        """Precision asked of held-out contexts: a quarter of the declared errors, as other contexts come less near."""
         return 1 - (1 - self.precision) / _MARGIN
 
-    def way(self, batch: int) -> str:
-        """Return the way measured fastest for a batch of this size."""
-        return way_for(self.choices, batch)
-
     def scaled(self, limit: int, k: int) -> int:
-        """Return the candidates for `k` largest, where `limit` are right for the k of the build."""
+        """Return the candidates for `k` largest, if `limit` are right for the build's k."""
         return max(k, -(-limit * k // self.k), limit)
+
+    def limit(self, k: int, words: int, least: int = 0) -> int:
+        """Return the candidates of a preview for the `k` largest of so many words, at least `least` if there are."""
+        return min(words, max(least, self.scaled(self.preview_limit, k)))
 
     @property
     def candidates_most(self) -> int:
-        """Candidates that any answer of at most the build's k takes."""
+        """The most candidates of an answer with at most the build's k."""
         return max(CERTIFY_LIMIT, HEAD, self.preview_limit, self.survivors, self.graph_limit, self.far_limit)
 
     def with_(self, **changes: Any) -> Self:
         """Return settings with some numbers changed."""
         return replace(self, **changes)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
     def coarse(self, k: int) -> Coarse:
         """Return the first pass of the preview for `k` largest."""
         return Coarse(self.coarse_width, self.scaled(self.survivors, k)) if self.coarse_width else ALL_DIRECTIONS
 
-    def near(self, way: str) -> Effort:
-        """Return what the way ``"graph"`` or ``"screen"`` takes for a context within the radius."""
+    def walk(self, way: str) -> Walk:
+        """Return the effort of the way ``"graph"`` or ``"screen"``."""
+        near = Effort(self.probes, self.graph_ef, self.graph_limit)
         if way == "screen":
-            return Effort(self.screen_probes, 0, self.screen_limit)
-        return Effort(self.probes, self.graph_ef, self.graph_limit)
-
-    @property
-    def far(self) -> Effort:
-        """The walk for a context beyond the radius, if there is one."""
-        return Effort(FAR_PROBES, self.far_ef, self.far_limit) if self.far_ef else NO_WALK
+            near = Effort(self.screen_probes, 0, self.screen_limit)
+        far = Effort(FAR_PROBES, self.far_ef, self.far_limit) if self.far_ef else NO_WALK
+        return Walk(near, self.radius, far, self.far_radius)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return what :meth:`to_json` gave."""
-        values["choices"] = tuple((int(least), str(way)) for least, way in values["choices"])
-        # Decoders of before had none.
+        """Return the settings of plain values, as a dictionary of JSON holds them."""
+        values["choices"] = tuple((int(least), way) for least, way in values["choices"])
+        # Older decoders have none.
         values["ranges"] = tuple((float(low), float(high)) for low, high in values.get("ranges", ()))
         return cls(**values)

@@ -1,1 +1,1 @@
-"""The layer's codes, projection and graph."""
+"""The output layer, and its projection, codes and graph."""

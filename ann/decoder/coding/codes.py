@@ -12,9 +12,9 @@ from memhier.ann.decoder.coding.projection import Coordinates, Projection, row_c
 __all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode", "encode_rows", "hash_rows", "pack_blocks"]
 
 CHUNK_ROWS = 256
-_PADDING = -1e30  # the offset of what pads: below every logit, and finite, so that bounds stay numbers
-_SOME = 8192  # rows that are coded or hashed at a time
-_UP = 1 + 1e-6  # keeps norms above once they are single precision
+_PADDING = -1e30  # the offset of padding: below every logit, and finite, so that bounds stay numbers
+_SOME = 8192  # rows coded or hashed at a time
+_UP = 1 + 1e-6  # keeps norms upper bounds in single precision
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Hashes: TypeAlias = npt.NDArray[np.uint64]
@@ -29,8 +29,8 @@ class BlockCodes:
     codes
         uint8 ``[padded / 256, width / 4, 256, 4]``: signed bytes with 128 added.
     numbers
-        float32 ``[5, padded]``: the logit at the mean context; what a byte is worth; and upper bounds of the norms of a
-        row's coordinates beyond the width, of what rounding took from them, and of them as coded.
+        float32 ``[5, padded]``: the logit at the mean context; the value of one step of a byte; and upper bounds of
+        three norms: of a row's coordinates beyond the width, of the rounding loss, and of the coordinates as coded.
     """
 
     codes: Bytes
@@ -41,26 +41,17 @@ class BlockCodes:
         """Directions coded."""
         return int(self.codes.shape[1]) * 4
 
-    def by_row(self) -> Bytes:
-        """Return a copy of the codes ``[padded, width]``."""
-        return self.codes.transpose(0, 2, 1, 3).reshape(-1, self.width)
-
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.codes.nbytes + self.numbers.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class RowCodes:
-    """Codes for looking at rows one by one.
+    """Codes for a walk from row to row.
 
     Attributes
     ----------
     codes
         uint8 ``[V, width]``.
     numbers
-        float32 ``[2, V]``: offsets and what a byte is worth.
+        float32 ``[2, V]``: offsets, and the values of one step of a byte.
     """
 
     codes: Bytes
@@ -69,21 +60,12 @@ class RowCodes:
     @classmethod
     def of(cls, blocks: BlockCodes, words: int) -> "RowCodes":
         """Return the same codes by row."""
-        return cls(blocks.by_row()[:words], np.ascontiguousarray(blocks.numbers[:2, :words]))
-
-    @property
-    def width(self) -> int:
-        """Directions coded."""
-        return int(self.codes.shape[1])
-
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.codes.nbytes + self.numbers.nbytes
+        codes = blocks.codes.transpose(0, 2, 1, 3).reshape(-1, blocks.width)
+        return cls(codes[:words], np.ascontiguousarray(blocks.numbers[:2, :words]))
 
 
 def encode(layer: OutputLayer, projection: Projection, width: int) -> BlockCodes:
-    """Return the codes of all rows of a layer, made in one pass over its weights.
+    """Return the codes of all rows of a layer, from one pass over its weights.
 
     Parameters
     ----------
@@ -106,7 +88,7 @@ def encode(layer: OutputLayer, projection: Projection, width: int) -> BlockCodes
 def encode_rows(
     layer: OutputLayer, projection: Projection, blocks: BlockCodes, numbers: npt.NDArray[np.int64]
 ) -> BlockCodes:
-    """Return codes in which some rows are those of a layer, and all others as they were."""
+    """Return codes in which the rows with these numbers are coded again from a layer."""
     packed, five = blocks.codes.copy(), blocks.numbers.copy()
     words, width, inverse = layer.shape[0], blocks.width, projection.inverse()
     for start in range(0, len(numbers), _SOME):
@@ -119,10 +101,10 @@ def encode_rows(
 
 
 def hash_rows(layer: OutputLayer) -> Hashes:
-    """Return for every row a hash of its weights and bias, uint64 ``[V]``, to tell which have changed.
+    """Return a hash of the weights and bias of every row, uint64 ``[V]``; it tells which rows have changed.
 
-    Multilinear with odd multipliers: a row in which one number changed never keeps its hash, others do one time in
-    about 2**32.
+    The hash is multilinear with odd multipliers: a row in which one number changes never keeps its hash, another
+    changed row keeps it one time in about 2**32.
     """
     words, dimension = layer.shape
     hashes = np.empty(words, np.uint64)

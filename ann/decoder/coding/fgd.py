@@ -1,24 +1,22 @@
-"""FGD as it was published (arXiv 1806.04189): a small-world graph over transformed embeddings, and a softmax over K.
+"""FGD as published (arXiv 1806.04189): a small-world graph over transformed embeddings, and a softmax over K.
 
-Kept as the reference that the decoder is held against, and for layers of which no context is known.
+It is the reference for the decoder, and serves layers without known contexts.
 """
 
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import as_floats, check_hidden, check_layer
+from memhier.ann.decoder.answers import best_of
+from memhier.ann.decoder.coding.layer import Floats, as_floats, check_hidden, check_layer
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
-from memhier.ann.decoder.engine import best_of
 from memhier.ann.threads import one_thread
 from memhier.arguments import check_int
 
 __all__ = ["FGD", "FGDAnswer"]
-
-Floats: TypeAlias = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +30,8 @@ class FGDAnswer:
     probabilities
         float64 ``[n, k]``: softmax over the k.
     bound
-        float64 ``[n]``: no probability is wrong by more than this share of it, provided that the k found are the k
-        largest: what was left out then weighs at most ``(V - k) exp(smallest logit found)``.
+        float64 ``[n]``: the largest error of a probability, as a share of it, provided that the words found are the k
+        largest: all other words then weigh at most ``(V - k) exp(smallest logit found)``.
     """
 
     values: Floats
@@ -50,7 +48,7 @@ class FGD:
     weight, bias, dtype
         As for :meth:`LogitIndex.build`.
     m, ef_construction
-        Links of a row on each level, and the list kept while they are searched for.
+        Links of a row on each level, and the list length of the search for them.
 
     Examples
     --------
@@ -76,7 +74,7 @@ class FGD:
         rows = transform_rows(as_floats(self._layer.weight, self._layer.dtype), self._layer.bias)
         self._index = faiss.IndexHNSWFlat(rows.shape[1], m)
         self._index.hnsw.efConstruction = ef_construction
-        with one_thread():  # several would link in whatever order they come
+        with one_thread():  # several would link rows in a random order
             self._index.add(rows)
 
     def topk(self, hidden: npt.ArrayLike, k: int, *, ef_search: int = 100) -> FGDAnswer:
@@ -87,7 +85,7 @@ class FGD:
         hidden
             ``[n, D]``, or ``[D]`` for one.
         ef_search
-            The list kept while walking.
+            List length of the walk.
         """
         states = check_hidden("hidden", hidden, self._layer.shape[1])
         if not np.isfinite(states).all():
@@ -97,8 +95,7 @@ class FGD:
         parameters = faiss.SearchParametersHNSW(efSearch=max(k, check_int("ef_search", ef_search, 1, 2**20)))
         with one_thread():
             _, rows = self._index.search(transform_contexts(states), k, params=parameters)
-        weight = as_floats(self._layer.weight[rows.reshape(-1)], self._layer.dtype).reshape(len(states), k, -1)
-        logits = np.einsum("nkd,nd->nk", weight, states) + self._layer.bias[rows]
+        logits = self._layer.logits_of(states, rows)
         best = best_of(np.where(rows >= 0, logits, -np.inf).astype(np.float32), rows.astype(np.int64), k)
         away = np.exp(best.values.astype(np.float64) - best.values[:, :1])
         found = away.sum(1)

@@ -1,8 +1,8 @@
 """The graph over the rows' codes, and the seeds that a walk starts from.
 
-Links join rows that are near each other after FGD's transform, taken in the coordinates of the codes: distances there
-weigh directions by how much contexts use them. Which rows are seeds is learned: those that were among the largest of
-the contexts of a group.
+Links join rows that are near each other after FGD's transform in the coordinates of the codes: distances there weigh
+directions by their use in contexts. The build learns the seeds of each group of contexts: the rows that are among the
+largest for some context of the group.
 """
 
 from dataclasses import dataclass
@@ -14,60 +14,43 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann.decoder.coding.codes import CHUNK_ROWS, BlockCodes, RowCodes, pack_blocks
+from memhier.ann.decoder.coding.layer import Floats, Ints
 from memhier.ann.decoder.core.core import new_core, prune_links
 from memhier.ann.threads import one_thread
 
-__all__ = ["NO_ROW", "Graph", "Seeds", "build_links", "giants", "learn_seeds", "relink"]
+__all__ = ["NO_ROW", "Graph", "build_links", "giants", "learn_seeds", "relink"]
 
 NO_ROW = 0xFFFFFFFF
 DEGREE = 16
 _NEAR = 64  # candidates for the links of a row
-_REVERSE = 32  # rows that link to it, likewise
-_SCAN_ROWS = 100_000  # up to which all rows are compared with all
-_LEADING = 64  # directions that lists of like rows are made by
+_REVERSE = 32  # candidates among the rows that link to it
+_SCAN_ROWS = 100_000  # up to so many, all rows are compared with all
+_LEADING = 64  # directions that decide on lists of like rows
 _BLOCK = 1024
-_MANY = 1 << 16  # rows that are transformed at a time
-_GIANT = 4.0  # times the norm that all but a few rows have at most
-_FEW = 0.99
+_MANY = 1 << 16  # rows transformed at a time
+_GIANT = 4.0  # a giant's norm is more than so many times the usual norm
+_FEW = 0.99  # share of the rows with at most the usual norm
 _GIANTS_MOST = 16
 _CONTEXTS_PER_GROUP = 50
 _GROUPS_MOST = 128
 
 Words: TypeAlias = npt.NDArray[np.uint32]
-Floats: TypeAlias = npt.NDArray[np.float32]
-Ints: TypeAlias = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Seeds:
-    """Where a walk starts.
-
-    Attributes
-    ----------
-    centres
-        float32 ``[groups, width]``: of the groups of contexts, in the coordinates of the codes.
-    halves
-        float32 ``[groups]``: half the squared norms of the centres.
-    starts, rows
-        int64 ``[groups + 1]`` and uint32: which rows were among the largest of the contexts of each group.
-    """
-
-    centres: Floats
-    halves: Floats
-    starts: Ints
-    rows: Words
 
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Links and seeds.
+    """Links, and the seeds that a walk starts from.
 
     Attributes
     ----------
     links
         uint32 ``[V, degree]``, :data:`NO_ROW` where a row has fewer.
-    centres, halves, starts, seeds
-        As in :class:`Seeds`.
+    centres
+        float32 ``[groups, width]``: centres of the groups of contexts, in the coordinates of the codes.
+    halves
+        float32 ``[groups]``: half the squared norms of the centres.
+    starts, seeds
+        int64 ``[groups + 1]`` and uint32: the rows among the largest of the contexts of each group.
     """
 
     links: Words
@@ -76,23 +59,18 @@ class Graph:
     starts: Ints
     seeds: Words
 
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return sum(part.nbytes for part in (self.links, self.centres, self.halves, self.starts, self.seeds))
 
-
-def learn_seeds(coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Seeds:
-    """Group contexts, and return for each group the rows that were among its contexts' largest.
+def learn_seeds(links: Words, coordinates: Floats, largest: Ints, always: Ints, seed: int) -> Graph:
+    """Group contexts; return a graph with these links whose seeds are the largest rows of each group's contexts.
 
     Parameters
     ----------
     coordinates
         Contexts in the coordinates of the codes, float32 ``[n, width]``.
     largest
-        int64 ``[n, c]``: the rows of their largest logits.
+        int64 ``[n, c]``: the rows of the contexts' largest logits.
     always
-        int64: rows that become seeds of every group.
+        int64: seeds of every group.
     """
     count, width = coordinates.shape
     groups = max(1, min(_GROUPS_MOST, count // _CONTEXTS_PER_GROUP))
@@ -101,12 +79,12 @@ def learn_seeds(coordinates: Floats, largest: Ints, always: Ints, seed: int) -> 
         kmeans.train(np.ascontiguousarray(coordinates))
         _, nearest = kmeans.index.search(np.ascontiguousarray(coordinates), 1)
     rows = [np.unique(largest[nearest[:, 0] == group]).astype(np.uint32) for group in range(groups)]
-    # A group that is empty after the last step would let a walk start nowhere.
+    # A walk would have no start in a group that is empty after the last step.
     rows = [own if len(own) else np.unique(largest).astype(np.uint32) for own in rows]
     rows = [np.union1d(own, always).astype(np.uint32) for own in rows]
     starts = np.cumsum([0, *map(len, rows)], dtype=np.int64)
     centres = np.ascontiguousarray(kmeans.centroids, np.float32)
-    return Seeds(centres, (np.square(centres).sum(1) / 2).astype(np.float32), starts, np.concatenate(rows))
+    return Graph(links, centres, (np.square(centres).sum(1) / 2).astype(np.float32), starts, np.concatenate(rows))
 
 
 def build_links(codes: RowCodes, progress: bool = False) -> Words:
@@ -122,7 +100,7 @@ def build_links(codes: RowCodes, progress: bool = False) -> Words:
 
 
 def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
-    """Return links in which rows that changed are linked anew, and reached from the rows that they link to."""
+    """Return links in which the changed rows have new links, and links back from the rows that they link to."""
     rows = _transformed(codes)
     again = links.copy()
     near = _Near(rows)
@@ -136,7 +114,7 @@ def relink(links: Words, codes: RowCodes, changed: Ints) -> Words:
 
 
 def _with_reverse(links: Words, rows: Floats, numbers: Ints) -> Words:
-    """Return links of rows, pruned again together with the rows that link to them."""
+    """Return the links of rows, chosen again among their links and the rows that link to them."""
     back = _reverse(links)
     again = np.empty((len(numbers), DEGREE), np.uint32)
     for start in range(0, len(numbers), _BLOCK):
@@ -147,12 +125,12 @@ def _with_reverse(links: Words, rows: Floats, numbers: Ints) -> Words:
 
 
 def links_as_rows(links: Words) -> Ints:
-    """Return links as int64 with -1 for none."""
+    """Return links as int64, -1 for none."""
     return np.where(links == NO_ROW, -1, links.astype(np.int64))
 
 
 class _Near:
-    """Near rows of rows: by a scan of all where they are few, from lists of like rows where they are many."""
+    """Finds the near rows of a row: by a scan if rows are few, in lists of like rows if they are many."""
 
     def __init__(self, rows: Floats) -> None:
         self._rows = rows
@@ -162,10 +140,10 @@ class _Near:
             return
         self._scan = None
         lists = int(4 * len(rows) ** 0.5)
-        # The leading directions, and what the transform added.
+        # The leading directions, and the two of the transform.
         self._parts = np.r_[0 : min(_LEADING, rows.shape[1] - 2), -2, -1]
         self._index = faiss.index_factory(len(self._parts), f"IVF{lists},Flat", faiss.METRIC_INNER_PRODUCT)
-        self._index.cp.niter = 8  # lists of like rows need not be the best there are
+        self._index.cp.niter = 8  # lists of like rows need not be good
         with one_thread():
             self._index.train(rows[:: max(1, len(rows) // (40 * lists)), self._parts])
             for start in range(0, len(rows), _MANY):
@@ -173,7 +151,7 @@ class _Near:
         self._index.nprobe = 8
 
     def of(self, numbers: Ints) -> Ints:
-        """Return int64 ``[n, 65]``, the rows themselves among them."""
+        """Return near rows of some rows, int64 ``[n, 65]``, the rows themselves among them."""
         if self._scan is None:
             with one_thread():
                 return np.asarray(self._index.search(self._rows[numbers][:, self._parts], self._count)[1])
@@ -200,7 +178,7 @@ class _Near:
 
 
 def giants(blocks: BlockCodes, words: int) -> Ints:
-    """Return the rows of by far the largest norm, at most 16, for walks to start from them, too."""
+    """Return the rows of by far the largest norm, at most 16; walks start from them, too."""
     offsets, coded = blocks.numbers[[0, 4], :words].astype(np.float64)
     squares = np.square(coded) + np.square(offsets - offsets.mean())
     beyond = np.flatnonzero(squares > _usual(squares))
@@ -208,20 +186,20 @@ def giants(blocks: BlockCodes, words: int) -> Ints:
 
 
 def _usual(squares: npt.NDArray[np.float64]) -> float:
-    """Return the squared norm that all but a few rows, by far larger than the others, have at most."""
+    """Return the largest squared norm of a row that is not a giant."""
     return float(_GIANT**2 * np.quantile(squares, _FEW))
 
 
 def _transformed(codes: RowCodes) -> Floats:
-    """Return what the codes stand for after FGD's transform, float32 ``[V, width + 2]``; made in blocks.
+    """Return the coded rows after FGD's transform, float32 ``[V, width + 2]``; it works in blocks.
 
-    Were all rows given the norm of one that is a thousand times larger than any other, nothing else would tell them
-    apart. Such a row takes part with its direction alone.
+    The transform gives all rows one norm. The norm of a row a thousand times larger than the others would leave nothing
+    else to tell these apart, so such a giant is scaled down and keeps only its direction.
     """
     words, width = codes.codes.shape
     rows = np.empty((words, width + 2), np.float32)
     squares = np.empty(words)
-    # A constant in all biases changes no order; taken out, it does not crowd out the directions.
+    # A constant in all biases changes no order, but would hide the directions.
     rows[:, width] = codes.numbers[0] - codes.numbers[0].mean()
     for start in range(0, words, _MANY):
         block = rows[start : start + _MANY]
@@ -236,7 +214,7 @@ def _transformed(codes: RowCodes) -> Floats:
 
 
 def _reverse(links: Words) -> npt.NDArray[np.int32]:
-    """Return int32 ``[V, 32]``: rows that link to each, -1 where there are fewer."""
+    """Return the rows that link to each row, int32 ``[V, 32]``, -1 for none."""
     words, degree = links.shape
     targets = links.reshape(-1)
     sources = np.repeat(np.arange(words, dtype=np.int32), degree)[targets != NO_ROW]

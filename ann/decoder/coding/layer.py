@@ -1,4 +1,4 @@
-"""An output layer: one row of weights and one bias a word, as the model has them."""
+"""An output layer: a row of weights and a bias for each word, as in the model."""
 
 import hashlib
 from collections.abc import Iterator
@@ -11,24 +11,30 @@ import numpy.typing as npt
 from memhier.io.kernels import distances
 from memhier.shield import check_interrupt
 
-__all__ = ["DTYPES", "LARGEST", "ROUNDING", "OutputLayer", "as_floats", "check_finite", "check_hidden", "check_layer"]
+__all__ = [
+    "BIAS_ROUNDING", "DTYPES", "LARGEST", "LOGITS_MOST", "ROUNDING", "OutputLayer", "as_floats", "check_finite",
+    "check_hidden", "check_layer", "logit_error", "norm_rounding",
+]  # fmt: skip
 
 DTYPES = ("float32", "float16", "bfloat16")  # in the order of the core's row types
-# Half of the last place, relative: what rounding a logit to the layer's dtype may change.
+# The largest change of a logit when it is rounded to the layer's dtype, relative: half of the last place.
 ROUNDING = {"float32": 0.0, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+BIAS_ROUNDING = 2.0**-23  # of the logit: the loss of adding the bias in single precision
+LOGITS_MOST = 1 << 23  # held at a time by a full product
 
-# Of weights, biases and hidden states, in size: norms and their products stay far within single precision.
+# The largest weight, bias or number of a hidden state: norms and their products stay within single precision.
 LARGEST = 1e15
 
 _BLOCK_BYTES = 32 << 20
 _ROWS_MOST = 2**31 - 1
 
 Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLayer:
-    """Weights in DRAM, shared with whoever gave them or held here alone.
+    """Weights in DRAM, shared with the caller or owned.
 
     Attributes
     ----------
@@ -39,7 +45,7 @@ class OutputLayer:
     bias
         float32 ``[V]``.
     owned
-        Whether nobody else holds the weights, because they had to be copied or come from a file.
+        True for weights that are a copy or come from a file, so that only the layer holds them.
     """
 
     weight: npt.NDArray[Any]
@@ -53,16 +59,12 @@ class OutputLayer:
         words, dimension = self.weight.shape
         return words, dimension
 
-    def floats(self, start: int, stop: int) -> Floats:
-        """Return rows as float32 ``[stop - start, D]``."""
-        return as_floats(self.weight[start:stop], self.dtype)
-
     def blocks(self) -> Iterator[tuple[int, Floats]]:
         """Yield all rows as float32, in blocks, each with the number of its first row."""
         step = max(1, _BLOCK_BYTES // (4 * self.shape[1]))
         for start in range(0, self.shape[0], step):
             check_interrupt()
-            yield start, self.floats(start, start + step)
+            yield start, as_floats(self.weight[start : start + step], self.dtype)
 
     def logits(self, hidden: Floats) -> Floats:
         """Return all logits, float32 ``[n, V]``: the full product."""
@@ -78,8 +80,13 @@ class OutputLayer:
         out += self.bias
         return out
 
+    def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
+        """Return the logits of given rows ``[n, c]``."""
+        logits: Floats = np.einsum("ncd,nd->nc", as_floats(self.weight[rows], self.dtype), hidden) + self.bias[rows]
+        return logits
+
     def digest(self) -> str:
-        """Return a hash of weights and bias, to tell whether a layer is the one that was indexed."""
+        """Return a hash of weights and bias, which tells a layer from another."""
         hasher = hashlib.blake2b(digest_size=16)
         hasher.update(f"{self.dtype} {self.shape}".encode())
         hasher.update(np.ascontiguousarray(self.weight).view(np.uint8).data)
@@ -94,17 +101,39 @@ def as_floats(rows: npt.NDArray[Any], dtype: str) -> Floats:
     return rows.astype(np.float32, copy=False)
 
 
+def norm_rounding(dimension: int) -> float:
+    """Return the loss of a product in single precision, as a share of the product of both norms."""
+    return (dimension + 2) * 2.0**-24
+
+
+def logit_error(
+    hidden: Floats, rows: Ints, logits: Floats, norms: Floats, per_logit: float = BIAS_ROUNDING
+) -> npt.NDArray[np.float64]:
+    """Return bounds of the rounding errors of exact logits of ``rows [n, c]``, zero for row -1.
+
+    Parameters
+    ----------
+    norms
+        float32 ``[V]``: upper bounds of the norms of the layer's rows.
+    per_logit
+        Rounding as a share of the logit.
+    """
+    products = np.linalg.norm(hidden.astype(np.float64), axis=1)[:, None] * norms[rows]
+    error = norm_rounding(hidden.shape[1]) * products + per_logit * np.abs(np.where(rows >= 0, logits, 0))
+    return np.where(rows >= 0, error, 0)
+
+
 def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
-    """Return weights and bias as a layer, or say what is wrong with them.
+    """Return weights and bias as a layer.
 
     Raises
     ------
     TypeError, ValueError
-        For another shape or dtype, or a number that is not finite, naming its row.
+        For another shape or dtype, or a number that is not finite; the message names its row.
     """
     rows = np.asarray(weight)
     if dtype is None and rows.dtype == np.float64:
-        with np.errstate(over="ignore"):  # infinity is refused below
+        with np.errstate(over="ignore"):  # the check of numbers below refuses infinity
             rows = rows.astype(np.float32)
     name = dtype if dtype is not None else str(rows.dtype)
     carrier = np.uint16 if name == "bfloat16" else np.dtype(name) if name in DTYPES else None
@@ -138,7 +167,7 @@ def check_layer(weight: Any, bias: Any, dtype: str | None) -> OutputLayer:
 
 
 def check_finite(hidden: Floats) -> None:
-    """Refuse hidden states of which one holds NaN, infinity or a number beyond LARGEST, naming its place."""
+    """Refuse hidden states with NaN, infinity or a number beyond LARGEST; the message names its place."""
     bad = np.flatnonzero(~(np.abs(hidden) <= LARGEST).all(1))
     if len(bad):
         at = int(np.flatnonzero(~(np.abs(hidden[bad[0]]) <= LARGEST))[0])
@@ -154,7 +183,7 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
     Raises
     ------
     TypeError, ValueError
-        For another dtype or dimension. Whether the numbers are finite is left to the core, which looks at them anyway.
+        For another dtype or dimension. The core refuses numbers that are not finite, as it reads all of them.
     """
     states = np.asarray(hidden)
     if states.dtype.kind != "f":
@@ -163,7 +192,7 @@ def check_hidden(name: str, hidden: Any, dimension: int) -> Floats:
         states = states[None]
     if states.ndim != 2 or states.shape[1] != dimension:
         raise ValueError(f"{name}: expected shape [n, {dimension}] as the layer's rows have, got {list(states.shape)}")
-    if states.dtype == np.float32:  # asked word by word, the rest would show
+    if states.dtype == np.float32:  # the rest would take a share of a call for one word
         return np.ascontiguousarray(states)
-    with np.errstate(over="ignore"):  # infinity is refused later
+    with np.errstate(over="ignore"):  # the core refuses infinity
         return np.ascontiguousarray(states, np.float32)

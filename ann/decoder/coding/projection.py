@@ -4,8 +4,9 @@ With contexts of mean m and covariance C, and rows W less their mean row w, the 
 
     b_i + <W_i, m> + <w, h - m> + <(W_i - w) C^(1/2), C^(-1/2) (h - m)>
 
-The last term is turned to the leading directions of (W - w) C^(1/2): contexts are white there, so what a direction
-carries on average is the norm of its column. Plain SVD of W does not know which directions contexts use.
+The projection turns the last term to the leading directions of (W - w) C^(1/2). Contexts are white there, so the share
+of a direction in an average logit is the norm of its column. Plain SVD of W does not know the use of directions by
+contexts.
 """
 
 from dataclasses import dataclass
@@ -18,17 +19,17 @@ from memhier.ann.decoder.coding.layer import Floats, OutputLayer
 
 __all__ = ["Coordinates", "Projection", "fit_projection", "row_coordinates"]
 
-# Shrinks the covariance of contexts towards a multiple of one, so that directions that no context used keep an inverse.
+# Shrinks the covariance of contexts towards a multiple of one; directions that no context uses keep an inverse.
 _SHRINK = 1e-3
-_GRAM_ROWS = 100_000  # of the rows, about as many tell the leading directions
-_DOUBLE_WORK = 5e10  # products up to which rows are turned in double precision
+_GRAM_ROWS = 100_000  # about so many rows tell the leading directions
+_DOUBLE_WORK = 5e10  # up to so many products, rows are turned in double precision
 
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """From hidden states to coordinates, and from rows to theirs.
+    """The map from hidden states and rows to coordinates.
 
     Attributes
     ----------
@@ -54,15 +55,10 @@ class Projection:
         away = np.ascontiguousarray(hidden - self.mean, np.float32)
         return np.asarray(away @ self.turn.T, np.float32)
 
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held, in bytes."""
-        return self.mean.nbytes + self.turn.nbytes + self.common.nbytes
-
 
 @dataclass(frozen=True, slots=True)
 class Coordinates:
-    """What a block of rows is in the coordinates.
+    """A block of rows in the coordinates.
 
     Attributes
     ----------
@@ -71,7 +67,7 @@ class Coordinates:
     offsets
         float64 ``[n]``: the logits at the mean context.
     slack
-        float64 ``[n]``: what the rows' computation may be wrong by, as a norm.
+        float64 ``[n]``: bounds of the norms of the rows' errors.
     """
 
     rows: Doubles
@@ -80,7 +76,7 @@ class Coordinates:
 
 
 def fit_projection(layer: OutputLayer, contexts: Floats | None) -> Projection:
-    """Return the projection for contexts like these; without any, one that prefers no context to another.
+    """Return the projection for contexts like these; without contexts, one that treats all contexts alike.
 
     Parameters
     ----------
@@ -94,7 +90,7 @@ def fit_projection(layer: OutputLayer, contexts: Floats | None) -> Projection:
         mean, root, inverse = _whitening(contexts)
     common = sum((block.sum(0, dtype=np.float64) for _, block in layer.blocks()), np.zeros(dimension)) / words
     gram = np.zeros((dimension, dimension))
-    # Which directions lead can be told from some of many rows.
+    # Some of many rows tell the leading directions.
     rng, share = np.random.default_rng(0), _GRAM_ROWS / words
     for _, block in layer.blocks():
         centred = (block[rng.random(len(block)) < share] if share < 1 else block) - common.astype(np.float32)
@@ -123,9 +119,9 @@ def row_coordinates(projection: Projection, inverse: Doubles, rows: Floats, bias
     Parameters
     ----------
     inverse
-        What :meth:`Projection.inverse` gave.
+        The result of :meth:`Projection.inverse`.
     words
-        Of the whole layer: large ones are turned in single precision, and `slack` says what that loses.
+        Size of the whole layer: a large one is turned in single precision, and `slack` bounds the loss.
     """
     centred = rows.astype(np.float64) - projection.common
     offsets = bias + rows.astype(np.float64) @ projection.mean

@@ -1,29 +1,47 @@
-"""log Z when the exact rows come from SSD: sums over all codes, with what was computed exactly in its place."""
+"""log Z if the exact rows come from SSD: sums over all codes, in which exact logits replace their estimates."""
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.answers import Partition
-from memhier.ann.decoder.coding.codes import BlockCodes
-from memhier.ann.decoder.coding.layer import Floats
-from memhier.ann.decoder.coding.projection import Projection
+from memhier.ann.decoder.coding.layer import Floats, Ints
+from memhier.ann.decoder.coding.view import Codes
 
-__all__ = ["close_sums", "margins"]
+__all__ = ["ExactLogits", "close_sums", "margins"]
 
-_ROUNDING = 1e-6  # of the terms of an estimate, what single precision loses, 16 times over
-_SLACK = 1e-5  # of a sum of exp, a hundred times what is lost in adding up
+_ROUNDING = 1e-6  # of the terms of an estimate: 16 times the loss of single precision
+_SLACK = 1e-5  # of a sum of exp: a hundred times the loss of addition
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 
 
-def margins(projection: Projection, blocks: BlockCodes, hidden: Floats, rows: Ints) -> tuple[Doubles, Doubles]:
-    """Return for rows ``[n, c]`` the margins between estimates and bounds, and the norms that lie outside the codes.
+@dataclass(frozen=True, slots=True)
+class ExactLogits:
+    """Rows whose logits were computed exactly, ``[n, c]`` each.
 
-    The second is the product of the row's norm beyond the width with that of the hidden state.
+    Attributes
+    ----------
+    rows
+        -1 for none.
+    error
+        Bounds of the rounding errors of the logits.
     """
+
+    rows: Ints
+    estimates: Floats
+    logits: Floats
+    error: Doubles
+
+
+def margins(codes: Codes, hidden: Floats, rows: Ints) -> tuple[Doubles, Doubles]:
+    """Return the margins between estimates and bounds of rows ``[n, c]``, and the norms outside the codes.
+
+    The second is the product of two norms beyond the width: the row's and the hidden state's.
+    """
+    projection, blocks = codes.projection, codes.blocks
     away = hidden.astype(np.float64) - projection.mean
     z = away @ projection.turn.T.astype(np.float64)
     inner = z[:, : blocks.width].astype(np.float32)
@@ -34,37 +52,27 @@ def margins(projection: Projection, blocks: BlockCodes, hidden: Floats, rows: In
     outside = np.linalg.norm(z[:, blocks.width :], axis=1, keepdims=True)
     offsets, _, beyond, lost, coded = blocks.numbers[:, rows].astype(np.float64)
     terms = np.abs(offsets) + np.abs(away @ projection.common)[:, None] + (coded + lost) * inside
-    # The query's own norms are rounded up, as the core's are.
+    # The hidden state's own norms are rounded up, as in the core.
     around = (beyond * outside + lost * inside + coded * rounded) * (1 + 2e-6) + _ROUNDING * terms
     return around, beyond * outside
 
 
-def close_sums(
-    projection: Projection,
-    blocks: BlockCodes,
-    hidden: Floats,
-    rows: Ints,
-    estimates: Floats,
-    logits: Floats,
-    error: Doubles,
-    sums: Doubles,
-    inverse: float,
-    variance: float,
-) -> Partition:
+def close_sums(codes: Codes, hidden: Floats, exact: ExactLogits, sums: Doubles, inverse: float) -> Partition:
     """Return log Z from sums over all rows and the exact logits of some.
 
     Parameters
     ----------
-    rows, estimates, logits, error
-        ``[n, c]``: the rows that are exact, -1 for none; their estimates, logits, and what those may be wrong by.
     sums
-        float64 ``[n, 4]``: of exp over all rows of estimates with half their variance, of lower and of upper bounds;
-        and what they are relative to.
+        float64 ``[n, 4]``: sums over all rows of exp of estimates plus half their variance, of lower bounds and of
+        upper bounds, each relative to the fourth number.
+    inverse
+        Multiplies logits in Z.
     """
-    around, outside = margins(projection, blocks, hidden, rows)
+    rows, estimates, logits, error = exact.rows, exact.estimates, exact.logits, exact.error
+    around, outside = margins(codes, hidden, rows)
     reference = sums[:, 3:]
     here = rows >= 0
-    middle = np.minimum(inverse * estimates + variance / 2 * np.square(inverse * outside), reference + 80)
+    middle = np.minimum(inverse * estimates + codes.variance / 2 * np.square(inverse * outside), reference + 80)
     found = []
     for column, before, after, slack in (
         (0, middle, logits, 0.0),
@@ -75,7 +83,7 @@ def close_sums(
             replaced = np.where(here, np.exp(before - reference), 0).sum(1)
             tail = sums[:, column] * (1 + slack) - replaced * (1 - slack)
         tail = np.where(np.isfinite(tail), np.maximum(tail, 0), np.inf if column == 2 else 0)
-        whole = here.sum(1) == blocks.numbers.shape[1] - (blocks.numbers[0] <= -1e30).sum()
+        whole = here.sum(1) == codes.blocks.numbers.shape[1] - (codes.blocks.numbers[0] <= -1e30).sum()
         tail = np.where(whole, 0, tail)
         head = np.logaddexp.reduce(np.where(here, inverse * after.astype(np.float64), -np.inf), axis=1)
         with np.errstate(divide="ignore"):

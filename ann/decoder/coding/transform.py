@@ -1,4 +1,4 @@
-"""FGD's transform (arXiv 1806.04189): nearest by distance is largest by logit.
+"""FGD's transform (arXiv 1806.04189): the nearest row by distance has the largest logit.
 
 With rows x and biases b, and U at least the largest norm of (x, b), a row becomes (x, b, sqrt(U^2 - |x|^2 - b^2)) and a
 context h becomes (h, 1, 0). All rows then have norm U, and

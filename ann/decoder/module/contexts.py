@@ -1,4 +1,4 @@
-"""The hidden states that reach a model's output layer, and what it makes of the logits: by reading, or by writing."""
+"""The hidden states that reach a model's output layer while it reads or writes, and its change to the logits."""
 
 from typing import Any
 
@@ -11,22 +11,22 @@ __all__ = ["ContextSample", "read_contexts"]
 
 _SEQUENCES, _LENGTH, _PROMPT = 32, 96, 4
 _CONTEXTS_MOST = 8192
-_CONTEXTS_GOOD = 2048  # that a model with an encoder writes, if its text allows
+_CONTEXTS_GOOD = 2048  # written by a model with an encoder, if its text allows
 
 
 @torch.no_grad()
 def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: int) -> tuple[Tensor, Outcome]:
-    """Return hidden states float32 ``[n, D]`` while the model reads a text or writes one, and what logits become.
+    """Return the hidden states of a model that reads or writes a text, float32 ``[n, D]``, and its change to logits.
 
     Raises
     ------
     TypeError
-        When the model does not ask the layer, or reads something else than words.
+        If the model does not call the layer, or does not read words.
     """
-    seen, answers = ContextSample(_CONTEXTS_MOST, seed), _Last()
+    seen, last = ContextSample(_CONTEXTS_MOST, seed), dict[str, Tensor]()
     hooks = (
         head.register_forward_pre_hook(lambda _, inputs: seen.add(inputs[0].reshape(-1, inputs[0].shape[-1]))),
-        head.register_forward_hook(answers),
+        head.register_forward_hook(lambda _, __, logits: last.update(logits=logits)),
     )
     training = [module.training for module in model.modules()]
     model.eval()
@@ -37,7 +37,7 @@ def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: i
         else:
             for row in input_ids:
                 model(row[None])
-        outcome = _outcome(model, texts[:1], answers)
+        outcome = _outcome(model, texts[:1], last)
     finally:
         for hook in hooks:
             hook.remove()
@@ -47,12 +47,12 @@ def read_contexts(model: Any, head: nn.Linear, input_ids: Tensor | None, seed: i
     return seen.states().float(), outcome
 
 
-def _outcome(model: Any, text: Tensor, answers: "_Last") -> Outcome:
-    answers.logits = None
+def _outcome(model: Any, text: Tensor, last: dict[str, Tensor]) -> Outcome:
+    last.clear()
     output = model(input_ids=text, decoder_input_ids=text[:, :_PROMPT]) if _has_encoder(model) else model(text)
-    if answers.logits is None:
+    if not last:
         raise TypeError(f"model: {type(model).__name__} does not call its output layer; it cannot be replaced")
-    return outcome_of(answers.logits, output)
+    return outcome_of(last["logits"], output)
 
 
 def _has_encoder(model: Any) -> bool:
@@ -64,11 +64,11 @@ def _prompts(words: int, seed: int) -> Tensor:
 
 
 def _write(model: Any, texts: Tensor, seed: int, *, written: bool) -> None:
-    """Let the model write, from random prompts or from texts that its encoder reads."""
+    """Let the model write from random prompts, or from texts that its encoder reads."""
     longest = getattr(model.config, "max_position_embeddings", None) or _LENGTH
     length = min(_LENGTH, longest)
     if written:
-        # As many words of each text as make contexts enough, of as many texts as that takes.
+        # Of each text enough words that all together make enough contexts, and at least 16.
         length = min(length, max(16, -(-_CONTEXTS_GOOD // len(texts))))
     rows = texts[: max(1, -(-_CONTEXTS_MOST // length))]
     with torch.random.fork_rng(devices=[]):
@@ -80,19 +80,8 @@ def _write(model: Any, texts: Tensor, seed: int, *, written: bool) -> None:
             )  # fmt: skip
 
 
-class _Last:
-    """What the layer answered last."""
-
-    def __init__(self) -> None:
-        self.logits: Tensor | None = None
-
-    def __call__(self, _: nn.Module, __: Any, output: Tensor) -> None:
-        """Keep it."""
-        self.logits = output
-
-
 class ContextSample:
-    """A sample of rows that come in blocks: those of the smallest random keys, in the order in which they came."""
+    """A sample of rows that come in blocks: the rows with the smallest random keys, in their order of arrival."""
 
     def __init__(self, most: int, seed: int) -> None:
         self._most, self._generator = most, torch.Generator().manual_seed(seed)
@@ -100,7 +89,7 @@ class ContextSample:
         self._keys = torch.empty(0, dtype=torch.float64)
 
     def add(self, rows: Tensor) -> None:
-        """Take a block of rows in."""
+        """Add a block of rows."""
         keys = torch.rand(len(rows), dtype=torch.float64, generator=self._generator)
         self._keys = torch.cat([self._keys, keys])
         self._rows.append(rows)

@@ -1,4 +1,4 @@
-"""TopKSoftmax: the decoder as a module of PyTorch, in the place of an output layer."""
+"""TopKSoftmax: the decoder as a PyTorch module that takes the place of an output layer."""
 
 from os import PathLike
 from typing import Any, NamedTuple, Self
@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from memhier.ann.decoder.answers import LogProb, Partition
 from memhier.ann.decoder.calibration.settings import Method
 from memhier.ann.decoder.coding.layer import check_finite, check_hidden
 from memhier.ann.decoder.index import LogitIndex
@@ -81,24 +82,24 @@ class TopKSoftmax(nn.Module):
 
         Parameters
         ----------
-        dram, path
-            Given both, rows of the layer that do not fit lie in the new directory `path`, and this module keeps no
-            reference to the layer.
         lm_head
-            On the CPU, float32, float16 or bfloat16, with or without bias. Its weights are shared, tied embeddings too;
-            after they change, :meth:`refresh`.
+            A layer on the CPU, float32, float16 or bfloat16, with or without bias. The module shares its weights, tied
+            embeddings too; call :meth:`refresh` after they change.
+        dram, path
+            With both, the rows of the layer lie in the new directory `path` and in DRAM if they fit, and this module
+            keeps no reference to the layer.
         contexts
             Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
             the other parameters.
         output
-            What :meth:`forward` returns: ``"dense"`` logits, minus infinity but for the k largest; ``"sparse"``; or
-            ``"filled"``: dense, where all other words share what is left of Z evenly, so that a softmax over them gives
-            the k largest the probabilities that they have among all words.
+            The result of :meth:`forward`: ``"dense"`` logits, minus infinity but for the k largest; ``"sparse"``; or
+            ``"filled"``: dense logits in which all other words share the rest of Z evenly, so that a softmax gives the
+            k largest their probabilities among all words.
 
         Raises
         ------
         TypeError, ValueError
-            When the layer or a parameter does not fit; the message names it.
+            If the layer or a parameter does not fit; the message names it.
         """
         _check_output(output)
         weight, bias = _check_linear(lm_head)
@@ -116,7 +117,7 @@ class TopKSoftmax(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """Say what the decoder is of, for ``print(model)``."""
+        """Return sizes, precision, way and output, for ``print(model)``."""
         words, dimension = self.index.shape
         k, precision = self.index.settings.k, self.index.settings.precision
         return (
@@ -126,7 +127,7 @@ class TopKSoftmax(nn.Module):
     def stats(self) -> dict[str, Any]:
         """Return the plain numbers of :meth:`LogitIndex.stats`, and `rows_with_gradients`.
 
-        These are hidden states for which :meth:`forward` computed the full layer since gradients were recorded.
+        These are hidden states for which :meth:`forward` computed the full layer because torch recorded gradients.
         """
         return self.index.stats() | {"rows_with_gradients": self.rows_with_gradients}
 
@@ -138,26 +139,30 @@ class TopKSoftmax(nn.Module):
         hidden
             ``[..., D]`` on the CPU, of any floating dtype.
         k
-            1 to V; that of the build when not given.
+            1 to V; the build's k if None.
 
         Returns
         -------
         tuple of torch.Tensor
             float32 and int64 ``[..., k]``, largest first.
         """
-        states, wanted = _states(hidden), self.index.settings.k if k is None else k
-        shape = (*hidden.shape[:-1], wanted)
-        if self._weight is not None and self.index.way(len(states)) == "full" and 0 < wanted <= self.index.shape[0]:
-            check_finite(check_hidden("hidden", states, self.index.shape[1]))
+        states, index = _states(hidden), self.index
+        way = index.way(len(states))
+        if self._weight is not None and way == "full" and (k is None or 0 < k <= index.shape[0]):
+            check_finite(check_hidden("hidden", states, index.shape[1]))
+            wanted = index.settings.k if k is None else k
             values, indices = self._full(hidden.reshape(-1, hidden.shape[-1]), wanted)
-            return values.float().reshape(shape), indices.reshape(shape)
-        found = self.index.topk(states, wanted)
-        return torch.from_numpy(found.values).reshape(shape), torch.from_numpy(found.indices).reshape(shape)
+            values = values.float()
+        else:
+            found = index.topk(states, k, method=way if k is None else None)
+            values, indices = torch.from_numpy(found.values), torch.from_numpy(found.indices)
+        shape = (*hidden.shape[:-1], values.shape[-1])
+        return values.reshape(shape), indices.reshape(shape)
 
     def certified_topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
-        """Return as :meth:`topk`, and bool ``[...]``: whether the answer is proven.
+        """Return the result of :meth:`topk`, and bool ``[...]``: True for proven answers.
 
-        Answers that are not come from the full product.
+        Answers without a proof come from the full product.
         """
         found = self.index.topk(_states(hidden), k, certify=True, complete=self._weight is None)
         assert found.proven is not None
@@ -175,34 +180,26 @@ class TopKSoftmax(nn.Module):
         Parameters
         ----------
         targets
-            int64 ``[...]``, of the leading shape of `hidden`.
+            int64 ``[...]``, in the leading shape of `hidden`.
         """
         return self.bounded_log_prob(hidden, targets)[0]
 
     def bounded_log_prob(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return as :meth:`log_prob`, and proven bounds of it: estimate, low, high."""
+        """Return the result of :meth:`log_prob` with proven bounds: estimate, low, high."""
         states = _states(hidden)
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
-        found = self.index.log_prob(states, targets.reshape(-1).numpy())
-        estimate, low, high = (
-            torch.from_numpy(each).reshape(targets.shape) for each in (found.estimate, found.low, found.high)
-        )
-        return estimate, low, high
+        return _bounded(self.index.log_prob(states, targets.reshape(-1).numpy()), targets.shape)
 
     def log_partition(self, hidden: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return log Z, float64 ``[...]``, and proven bounds of it: estimate, low, high.
+        """Return log Z, float64 ``[...]``, with proven bounds: estimate, low, high.
 
         Parameters
         ----------
         temperature
             Divides logits.
         """
-        found = self.index.partition(_states(hidden), temperature=temperature)
-        estimate, low, high = (
-            torch.from_numpy(each).reshape(hidden.shape[:-1]) for each in (found.estimate, found.low, found.high)
-        )
-        return estimate, low, high
+        return _bounded(self.index.partition(_states(hidden), temperature=temperature), hidden.shape[:-1])
 
     def sample(
         self,
@@ -214,21 +211,21 @@ class TopKSoftmax(nn.Module):
     ) -> Tensor:
         """Draw a word for each hidden state.
 
-        With `top_k` shares are exact among the words found. With `top_p` alone they are of all words: by the estimate
-        of log Z, right up to a factor of ``exp(high - low)`` of :meth:`log_partition`, where a scan clearly costs less
-        than the full product and its words make a whole nucleus; by the full product otherwise. With neither, all
-        logits are computed.
+        With `top_k` the probabilities are exact among the words found. With `top_p` alone they are among all words: if
+        a scan clearly costs less than the full product and its words make a whole nucleus, by the estimate of log Z,
+        right up to a factor of ``exp(high - low)`` of :meth:`log_partition`; otherwise by the full product. Without
+        `top_k` and `top_p` the full product computes all logits.
 
         Parameters
         ----------
         top_k
-            Draw among as many words.
+            Draw among so many of the likeliest words.
         top_p
-            Draw among the likeliest words that together have this probability, of all words or of those of `top_k`.
+            Draw among the likeliest words that together have this probability, of all words or of the `top_k`.
         temperature
             Divides logits.
         generator
-            Of the draws; torch's own when not given.
+            The source of randomness; torch's own if None.
 
         Returns
         -------
@@ -257,14 +254,14 @@ class TopKSoftmax(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor | SparseLogits:
         """Return the k largest logits in the dtype of `hidden`, laid out as `output` says.
 
-        Where gradients are recorded, of `hidden` or of the layer, the full layer is computed and gradients flow through
-        the logits that are returned: with ``"filled"`` these are all. Call it under ``torch.no_grad()`` otherwise.
+        If torch records gradients of `hidden` or of the layer, this computes the full layer, and gradients flow through
+        the returned logits, with ``"filled"`` through all. Call it under ``torch.no_grad()`` otherwise.
 
         Raises
         ------
         RuntimeError
-            When gradients are recorded and the layer that was given is not at hand: its rows lie on SSD, or its weight
-            is computed from other parameters.
+            If torch records gradients and the given layer is not at hand: its rows lie on SSD, or its weight is
+            computed from other parameters.
         """
         if torch.is_grad_enabled() and (hidden.requires_grad or self._trainable):
             return self._differentiable(hidden)
@@ -274,7 +271,7 @@ class TopKSoftmax(nn.Module):
         return self._laid_out(values.to(hidden.dtype), indices)
 
     def _differentiable(self, hidden: Tensor) -> Tensor | SparseLogits:
-        """The full layer, and of it the k largest, through which gradients flow."""
+        """Compute the full layer and return its k largest logits, through which gradients flow."""
         if self._weight is None or self._computed:
             where = "its rows lie on SSD" if self._weight is None else "its weight is computed from other parameters"
             raise RuntimeError(
@@ -301,19 +298,19 @@ class TopKSoftmax(nn.Module):
         left = -np.expm1(np.logaddexp.reduce(found.values, axis=1, dtype=np.float64) - z.estimate)
         with np.errstate(divide="ignore"):
             level = z.estimate + np.log(np.maximum(left, 1e-12)) - np.log(max(1, words - k))
-        # Words left out are below those found.
+        # All other words are below the words found.
         level = np.minimum(level, np.nextafter(found.values[:, -1], -np.inf, dtype=np.float32))
         logits = torch.from_numpy(level.astype(np.float32))[:, None].repeat(1, words)
         logits.scatter_(1, torch.from_numpy(found.indices), torch.from_numpy(found.values))
         return logits.to(hidden.dtype).reshape(*hidden.shape[:-1], words)
 
     def is_stale(self, lm_head: nn.Linear) -> bool:
-        """Say whether the layer's weights differ from those that were indexed, by their hash."""
+        """Say if the hash of the layer's weights differs from the indexed weights'."""
         return self.index.is_stale(*_arrays(*_check_linear(lm_head)), dtype=_name(lm_head.weight))
 
     @shielded
     def refresh(self, lm_head: nn.Linear) -> int:
-        """Take over a layer that was trained on; return how many of its rows had changed."""
+        """Take over a layer after training; return how many of its rows have changed."""
         weight, bias = _check_linear(lm_head)
         changed = self.index.refresh(*_arrays(weight, bias), dtype=_name(weight))
         self._share(lm_head.weight, getattr(lm_head, "bias", None))
@@ -325,13 +322,13 @@ class TopKSoftmax(nn.Module):
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
-        """Open what :meth:`save` wrote; see :meth:`LogitIndex.open`."""
+        """Open a decoder that :meth:`save` wrote; see :meth:`LogitIndex.open`."""
         _check_output(output)
         return cls._around(LogitIndex.open(path, dram=dram), output)
 
     @classmethod
     def _around(cls, index: LogitIndex, output: str) -> Self:
-        """Return a module over an index that was opened, whose rows, if they lie in DRAM, are its own."""
+        """Return a module over an opened index, which owns its rows if they lie in DRAM."""
         layer = index.layer
         weight = bias = None
         if layer is not None:
@@ -341,10 +338,10 @@ class TopKSoftmax(nn.Module):
         return cls(index, weight, bias, output)
 
     def _share(self, weight: Tensor | None, bias: Tensor | None) -> None:
-        """Keep a layer's numbers; as the layer's own, not as parameters of this module."""
+        """Keep a layer's numbers, but not as parameters of this module."""
         parts = [part for part in (weight, bias) if part is not None]
         trainable = any(part.requires_grad for part in parts)
-        computed = any(not part.is_leaf for part in parts)  # such numbers would keep what they come from
+        computed = any(not part.is_leaf for part in parts)  # such numbers would keep their sources
         weight, bias = (part.detach() if computed and part is not None else part for part in (weight, bias))
         self.__dict__.update(_weight=weight, _bias=bias, _computed=computed and trainable)
 
@@ -353,7 +350,7 @@ class TopKSoftmax(nn.Module):
         return self._computed or any(part is not None and part.requires_grad for part in (self._weight, self._bias))
 
     def _all(self, states: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """All logits, as the layer itself would compute them where it is at hand."""
+        """Return all logits as the layer itself computes them, if it is at hand."""
         if self._weight is None:
             return self.index.logits(states)
         check_finite(states)
@@ -369,9 +366,15 @@ class TopKSoftmax(nn.Module):
 
 @torch.no_grad()
 def _full(hidden: Tensor, weight: Tensor, bias: Tensor | None, k: int) -> tuple[Tensor, Tensor]:
-    """The full product, as the layer itself would compute it, and the k largest of it."""
+    """Return the k largest logits of the full product as the layer itself computes it."""
     values, indices = torch.topk(nn.functional.linear(hidden.to(weight.dtype), weight, bias), k)
     return values, indices
+
+
+def _bounded(found: LogProb | Partition, shape: torch.Size) -> tuple[Tensor, Tensor, Tensor]:
+    """Return estimate, low and high as tensors of a shape."""
+    estimate, low, high = map(torch.from_numpy, (found.estimate, found.low, found.high))
+    return estimate.reshape(shape), low.reshape(shape), high.reshape(shape)
 
 
 def _check_output(output: str) -> None:
@@ -404,7 +407,7 @@ def _arrays(weight: Tensor, bias: Tensor | None) -> tuple[npt.NDArray[Any], npt.
 
 
 def _states(hidden: Tensor, name: str = "hidden") -> npt.NDArray[np.float32]:
-    """Return hidden states as rows of float32, without a copy where they are that."""
+    """Return hidden states as rows of float32; float32 itself without a copy."""
     if not isinstance(hidden, Tensor) or not hidden.is_floating_point():
         raise TypeError(f"{name}: expected a tensor of floats, got {_kind(hidden)}")
     if not hidden.ndim:

@@ -1,22 +1,23 @@
-"""What a call of ``generate`` needs of the output layer, decided by a list of what is known to be safe.
+"""The needs of a call of ``generate``, decided by a list of options that are known to be safe.
 
-Greedy decoding takes the largest logit, sampling among `top_k` words takes these, beams take the largest and log Z. All
-that is not known to need no more than this, of whatever package, takes the full layer: the reason says why.
+Greedy decoding takes the largest logit, sampling among `top_k` words takes the `top_k` largest, beams take the largest
+and log Z. An option that is not known to need no more takes the full layer, and its name is the reason.
 """
 
 import inspect
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Need", "Way", "need_of", "needed_of", "writing"]
+__all__ = ["Logits", "Need", "need_of", "needed_of", "writing"]
 
-Way: TypeAlias = Literal["largest", "proven", "filled", "full"]
+Logits: TypeAlias = Literal["largest", "proven", "filled", "full"]
 
-# Options that do not change which word follows from the scores, or that are looked at by name below.
+# Options that do not change the choice of a word by its scores, or that the code below looks at by name.
 _KNOWN = frozenset((
     "bad_words_ids", "begin_suppress_tokens", "bos_token_id", "cache_config", "compile_config",
     "decoder_start_token_id", "disable_compile", "do_sample", "early_stopping", "eos_token_id", "epsilon_cutoff",
@@ -26,7 +27,7 @@ _KNOWN = frozenset((
     "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict_in_generate", "stop_strings",
     "suppress_tokens", "temperature", "top_k", "top_p", "transformers_version", "typical_p", "use_cache",
 ))  # fmt: skip
-# What other options are when they do nothing, besides None, False and what a fresh configuration says.
+# Values of other options that do nothing, besides None, False and the values of a fresh configuration.
 _IDLE: dict[str, tuple[object, ...]] = {
     "assistant_confidence_threshold": (0.4,), "assistant_lookbehind": (10,), "diversity_penalty": (0.0,),
     "encoder_no_repeat_ngram_size": (0,), "encoder_repetition_penalty": (1.0,), "guidance_scale": (1,),
@@ -39,29 +40,32 @@ _STREAMERS = frozenset(("TextStreamer", "TextIteratorStreamer", "AsyncTextIterat
 _OF_GENERATION = ("generate", "_sample", "_beam_search", "_get_logits_processor", "_prepare_generation_config")
 
 
+@dataclass(slots=True)
 class Need:
-    """What one call of ``generate`` needs of an output layer, step after step.
+    """The needs of one call of ``generate``, step after step.
 
     Parameters
     ----------
-    way
-        ``"largest"``: the largest logits; ``"proven"``: these, each state's proven; ``"filled"``: these and log Z;
-        ``"full"``: all logits.
+    logits
+        ``"largest"``: the largest logits; ``"proven"``: the largest, proven for each state; ``"filled"``: the largest
+        and log Z; ``"full"``: all.
     reason
-        Of the full layer: the option that asks for it.
+        The option that asks for the full layer.
     words
-        Of the largest logits, that the first step needs.
+        How many of the largest logits the first step needs.
     grows
-        Whether each step needs one more, since its text may rule out one more.
+        Whether each step needs one more, since its text may rule out one more word.
     """
 
-    def __init__(self, way: Way, reason: str = "", words: int = 1, grows: bool = False) -> None:
-        self.way, self.reason, self.words, self._grows = way, reason, words, grows
+    logits: Logits
+    reason: str = ""
+    words: int = 1
+    grows: bool = False
 
     def step(self) -> int:
         """Return how many of the largest logits this step needs."""
         words = self.words
-        self.words += self._grows
+        self.words += self.grows
         return words
 
 
@@ -69,14 +73,14 @@ _NEEDED: ContextVar[tuple[object, Need] | None] = ContextVar("memhier_needed_of"
 
 
 def needed_of(head: object) -> Need | None:
-    """Return what the call of ``generate`` under way in this thread needs of this output layer; None without one."""
+    """Return the needs of the call of ``generate`` on this output layer that is under way in this thread, or None."""
     needed = _NEEDED.get()
     return needed[1] if needed is not None and needed[0] is head else None
 
 
 @contextmanager
 def writing(head: object, need: Need) -> "Iterator[None]":
-    """Let a call of ``generate`` be under way within, in this thread."""
+    """Set the needs of a call of ``generate`` on this output layer, in this thread and within the block."""
     token = _NEEDED.set((head, need))
     try:
         yield
@@ -85,12 +89,12 @@ def writing(head: object, need: Need) -> "Iterator[None]":
 
 
 def need_of(model: Any, arguments: tuple[Any, ...], options: dict[str, Any]) -> Need:
-    """Return what ``model.generate(*arguments, **options)`` needs of the output layer."""
+    """Return the needs of ``model.generate(*arguments, **options)``."""
     if not _writes_as_usual(model):
         return Need("full", "generate of the model's own")
     try:
         call = dict(inspect.signature(type(model).generate).bind(model, *arguments, **options).arguments)
-    except TypeError:  # generate says it better
+    except TypeError:  # generate has the better message
         return Need("full", "unknown arguments")
     more = call.pop("kwargs", {})
     unknown = _unknown_argument(call)
@@ -116,7 +120,7 @@ def _writes_as_usual(model: Any) -> bool:
 
 
 def _unknown_argument(call: dict[str, Any]) -> str | None:
-    """Return the name of the first argument of ``generate`` itself that may look at scores, if there is one."""
+    """Return the name of the first argument of ``generate`` that may look at scores, or None."""
     for name, value in call.items():
         if value is None or value is False or name in ("self", "inputs", "generation_config"):
             continue
@@ -135,7 +139,7 @@ def _is_usual(value: object, names: frozenset[str]) -> bool:
 
 
 def _unknown_input(model: Any, settings: "_Settings", more: dict[str, Any]) -> str | None:
-    """Return the name of the first keyword that is neither an option nor an input of the model, if there is one."""
+    """Return the name of the first keyword that is neither an option nor an input of the model, or None."""
     known = (*_INPUTS, *inspect.signature(model.forward).parameters)
     return next(
         (name for name in more if name not in known and not settings.has(name) and more[name] is not None), None
@@ -143,7 +147,7 @@ def _unknown_input(model: Any, settings: "_Settings", more: dict[str, Any]) -> s
 
 
 class _Settings:
-    """The options of a call: those given come first, then those of its configuration, then those of the model's."""
+    """The options of a call: its own come first, then its configuration's, then the model's."""
 
     def __init__(self, model: Any, config: Any, more: dict[str, Any]) -> None:
         self._more, self._configs = more, [each for each in (config, model.generation_config) if each is not None]
@@ -156,9 +160,9 @@ class _Settings:
         return name in self._names
 
     def __call__(self, name: str, default: Any = None) -> Any:
-        """Return the value of an option, or the default where nothing sets it."""
+        """Return the value of an option, or the default if nothing sets it."""
         if name in self._more:
-            return self._more[name]  # None, too: it turns off what a configuration sets
+            return self._more[name]  # None, too: it turns off an option of a configuration
         values = (getattr(each, name, None) for each in self._configs)
         return next((value for value in values if value is not None), default)
 
@@ -193,7 +197,7 @@ def _decided(model: Any, option: _Settings, given: dict[str, Any]) -> Need:
 
 
 def _lowered(option: _Settings) -> tuple[int, int]:
-    """Return how many words the options may rule out at any step, whatever the text, and how many words end it."""
+    """Return how many words the options may rule out at a step, for any text, and how many words end a text."""
     ends = _count(option("eos_token_id"))
     lowered = sum(_count(option(name)) for name in ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens"))
     if option("min_length") or option("min_new_tokens"):
@@ -209,7 +213,7 @@ def _count(words: Any) -> int:
 
 
 def _length(given: dict[str, Any]) -> int:
-    """Return the most words that the texts to go on with may have, and one to begin with."""
+    """Return the most words of the given texts, and one for the word that begins a text."""
     names = ("inputs", "input_ids", "decoder_input_ids")
     shapes: list[tuple[int, ...]] = [getattr(given.get(name), "shape", ()) for name in names]
     return 1 + sum(int(shape[-1]) for shape in shapes if len(shape))

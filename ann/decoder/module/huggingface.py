@@ -1,9 +1,9 @@
 """The decoder in a model of transformers: ``generate`` goes on as before, without the full product.
 
-The output layer is replaced by one that knows what the call of ``generate`` under way needs. Where that is the largest
-logits, these are looked for, the fastest way; where it is these beyond doubt, they are proven; beams see the largest
-logits and, for all other words, an equal share of what is left of the partition function. All else takes the full
-layer. :func:`undo` puts the layer back.
+:func:`accelerate` replaces the output layer by one that knows the needs of the call of ``generate`` under way. A call
+that needs the largest logits gets them the fastest way; a call that needs them beyond doubt gets them proven; beams get
+the largest logits and, for all other words, equal shares of the rest of the partition function. All other calls take
+the full layer. :func:`undo` puts the layer back.
 """
 
 import copy
@@ -11,7 +11,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -19,17 +19,16 @@ from torch import Tensor, nn
 
 from memhier.ann.decoder.calibration.build import CONTEXTS_LEAST
 from memhier.ann.decoder.calibration.calibrate import measure_choices
-from memhier.ann.decoder.calibration.settings import Method, way_for
+from memhier.ann.decoder.calibration.settings import Choices, Method
+from memhier.ann.decoder.index import way_for
 from memhier.ann.decoder.module.contexts import read_contexts
 from memhier.ann.decoder.module.decoder import TopKSoftmax
-from memhier.ann.decoder.module.generation import need_of, needed_of, writing
+from memhier.ann.decoder.module.generation import Logits, Need, need_of, needed_of, writing
 from memhier.ann.decoder.module.outcome import Outcome, outcome_allows
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-Choices: TypeAlias = tuple[tuple[int, str], ...]
 
 
 class AcceleratedHead(nn.Module):
@@ -38,19 +37,18 @@ class AcceleratedHead(nn.Module):
     Parameters
     ----------
     head
-        The layer; it goes on to compute whatever needs gradients.
+        The layer; it still computes all logits that need gradients.
     decoder
-        Of the layer, with ``output="filled"``.
+        A decoder of the layer, with ``output="filled"``.
     certify
-        Whether the likeliest word is proven, and computed by the layer itself where it is not.
+        Whether to prove the likeliest word, and to let the layer itself compute a word that cannot be proven.
     choices, proofs
-        ``(batch, way)`` in ascending order: whether log Z comes faster from a scan, or ``"full"``; and whether a proof
-        does.
+        ``(batch, way)`` in ascending order: the faster way to log Z, and to a proof; ``"full"`` is the layer.
     outcome
-        What the model makes of the layer's logits.
+        How the model changes the layer's logits.
     generates
-        Whether ``generate`` says what is needed, and other calls get the full layer. Without it all calls get the
-        largest logits, and an equal share of what is left of Z for all other words.
+        True: ``generate`` states its needs, and other calls get the full layer. False: all calls get the largest logits
+        and, for all other words, equal shares of the rest of Z.
     """
 
     head: nn.Linear
@@ -68,8 +66,8 @@ class AcceleratedHead(nn.Module):
     ) -> None:
         super().__init__()
         self.__dict__["head"] = head
-        # The layer's own parameters under their own names: a state dict stays what it was, and what it puts in the
-        # place of one is in its place in the layer, too.
+        # Both modules share one dictionary of parameters, which torch has no public way to do: a state dict keeps its
+        # names, and a parameter that a state dict or a conversion replaces is replaced in the layer, too.
         self._parameters = head._parameters
         self.decoder, self.certify, self.choices, self.proofs = decoder, certify, choices, proofs
         self.outcome, self.generates = outcome, generates
@@ -78,29 +76,29 @@ class AcceleratedHead(nn.Module):
         self.calls = self.rows = self.completed = 0
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: those of the decoder, calls and rows, and which rows took the full layer.
+        """Return plain numbers: those of the decoder, and counts of calls, rows and rows that took the full layer.
 
         Returns
         -------
         dict
-            Besides :meth:`TopKSoftmax.stats`: `calls` and `rows` (hidden states) while nothing was trained; `completed`
-            rows that could not be proven; `full_layer`, by reason: rows that took the full layer, such as
-            ``{"top_p": 20}`` by an option of ``generate``, or ``"faster"`` where it was measured to be.
+            Besides :meth:`TopKSoftmax.stats`: `calls` and `rows` (hidden states) outside training; `completed` rows,
+            which could not be proven; and `full_layer`, the rows that took the full layer by reason, such as
+            ``{"top_p": 20}`` for an option of ``generate``, or ``"faster"`` if it was measured to be.
         """
         own = {"calls": self.calls, "rows": self.rows, "completed": self.completed, "full_layer": dict(self._full)}
         return self.decoder.stats() | own
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., V]``; while the largest are enough, the least number for all others."""
+        """Return logits ``[..., V]``; words outside the largest logits get the least number if nothing needs them."""
         if self.training or (torch.is_grad_enabled() and (hidden.requires_grad or self.head.weight.requires_grad)):
             full: Tensor = self.head(hidden)
             return full
         self.calls += 1
         rows = hidden.numel() // hidden.shape[-1]
         self.rows += rows
-        way, words, reason = self._way(rows)
-        if way == "full":
+        kind, words, reason = self._needed(rows)
+        if kind == "full":
             self._full[reason] += rows
             full = self.head(hidden)
             return full
@@ -108,64 +106,62 @@ class AcceleratedHead(nn.Module):
         if self._seen != state:  # trained on, loaded anew, or moved
             self.decoder.refresh(self.head)
             self._seen = state
-        if way == "proven":
+        if kind == "proven":
             return self._proven(hidden, words)
-        if way == "largest":
+        if kind == "largest":
             return self._laid_out(hidden, *self.decoder.topk(hidden))
         logits = self.decoder(hidden)
-        return self._certified(hidden, logits) if self.certify else logits
+        return self._proven(hidden, 1, logits) if self.certify else logits
 
-    def _way(self, rows: int) -> tuple[str, int, str]:
-        """Return the way that a batch of rows takes, how many of the largest logits it needs, and why if all."""
+    def _needed(self, rows: int) -> tuple[Logits, int, str]:
+        """Return the kind of logits for a batch of rows, how many of the largest it needs, and the reason if all."""
         need = needed_of(self)
-        if need is None and self.generates:
-            return "full", 0, "a call that is not of generate"
-        way, words, reason = ("filled", 1, "") if need is None else (need.way, need.step(), need.reason)
-        if way == "full":
-            return way, 0, reason
-        if way == "largest" and self.certify:
-            way = "proven"
-        if not outcome_allows(self.outcome, way):
+        if need is None:
+            if self.generates:
+                return "full", 0, "a call that is not of generate"
+            need = Need("filled")
+        kind, words = need.logits, need.step()
+        if kind == "full":
+            return "full", 0, need.reason
+        if kind == "largest" and self.certify:
+            kind = "proven"
+        if not outcome_allows(self.outcome, kind):
             return "full", 0, "logits changed after the layer"
         if words > self.decoder.index.settings.k:
             return "full", 0, "more words than k"
-        if way == "largest":
+        if kind == "largest":
             fastest = self.decoder.index.way(rows)
         else:
-            fastest = way_for(self.proofs if way == "proven" else self.choices, rows)
+            fastest = way_for(self.proofs if kind == "proven" else self.choices, rows)
         if fastest == "full":
             return "full", 0, "faster"
-        return way, words, ""
+        return kind, words, ""
 
     def _laid_out(self, hidden: Tensor, values: Tensor, indices: Tensor) -> Tensor:
         least = torch.finfo(hidden.dtype).min
         logits = torch.full((*hidden.shape[:-1], self.head.weight.shape[0]), least, dtype=hidden.dtype)
         return logits.scatter_(-1, indices, values.to(hidden.dtype))
 
-    def _proven(self, hidden: Tensor, words: int) -> Tensor:
-        """The largest logits, where they are proven to be that; all of the layer's own where they are not."""
+    def _proven(self, hidden: Tensor, words: int, logits: Tensor | None = None) -> Tensor:
+        """Return the largest logits of states whose answer is proven, and all logits of the layer for the others.
+
+        Given `logits` stay, if their largest is the proven one.
+        """
         states = hidden.detach().reshape(-1, hidden.shape[-1])
         found = self.decoder.index.topk(states.float().numpy(), words, certify=True)
         assert found.proven is not None
-        flat = self._laid_out(states, torch.from_numpy(found.values), torch.from_numpy(found.indices))
-        doubtful = torch.from_numpy(np.flatnonzero(~found.proven))
+        if logits is None:
+            flat = self._laid_out(states, torch.from_numpy(found.values), torch.from_numpy(found.indices))
+            right = found.proven
+        else:
+            flat = logits.reshape(-1, logits.shape[-1])
+            # A proven word may be missing among the largest estimates that `logits` were made from.
+            right = found.proven & (flat.argmax(-1).numpy() == found.indices[:, 0])
+        doubtful = torch.from_numpy(np.flatnonzero(~right))
         if len(doubtful):
             self.completed += len(doubtful)
             flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
         return flat.reshape(*hidden.shape[:-1], flat.shape[-1])
-
-    def _certified(self, hidden: Tensor, logits: Tensor) -> Tensor:
-        states = hidden.detach().reshape(-1, hidden.shape[-1])
-        found = self.decoder.index.topk(states.float().numpy(), 1, certify=True)
-        assert found.proven is not None
-        flat = logits.reshape(-1, logits.shape[-1])
-        # What is proven may be missing among the largest estimates that `logits` were made from.
-        likeliest = flat.argmax(-1).numpy()
-        doubtful = torch.from_numpy(np.flatnonzero(~found.proven | (likeliest != found.indices[:, 0])))
-        if len(doubtful):
-            self.completed += len(doubtful)
-            flat[doubtful] = self.head(states[doubtful]).to(flat.dtype)
-        return flat.reshape(logits.shape)
 
 
 def accelerate(
@@ -181,53 +177,53 @@ def accelerate(
 ) -> Model:
     """Replace the output layer of a language model on the CPU, in place.
 
-    ``generate`` goes on as before: greedy decoding and sampling among at most `k` words find the largest logits, beams
-    these and log Z. What may look at others takes the full layer, as do calls of the model that are not of ``generate``
-    (a loss, a loop of one's own): ``model.get_output_embeddings().stats()`` counts it by reason. Known not to look at
-    others: `temperature`, and `top_p`, `min_p`, `typical_p`, `epsilon_cutoff` and `eta_cutoff` behind a `top_k`;
-    `repetition_penalty`, `no_repeat_ngram_size`, words that are ruled out and least lengths, while all the words that
-    they may rule out leave enough of the `k`; forced first and last words.
+    ``generate`` works as before: greedy decoding and sampling among at most `k` words find the largest logits, beams
+    find these and log Z. Options that may look at other logits take the full layer, as do calls of the model outside
+    ``generate`` (a loss, a loop of one's own); ``model.get_output_embeddings().stats()`` counts their rows by reason.
+    These options look at no other logits: `temperature`; `top_p`, `min_p`, `typical_p`, `epsilon_cutoff` and
+    `eta_cutoff` behind a `top_k`; forced first and last words; and `repetition_penalty`, `no_repeat_ngram_size`, ruled
+    out words and least lengths, as long as all the words that they may rule out leave enough of the `k`.
 
     Parameters
     ----------
     model
-        Of transformers, or anything else with ``get_output_embeddings`` and ``set_output_embeddings``.
+        A model of transformers, or any with ``get_output_embeddings`` and ``set_output_embeddings``.
     k
-        Largest logits that are looked for; at least what a sampler draws from (`top_k`), and more where logits
-        processors rule words out: a penalty of repetition may do so with every word of the text.
+        How many of the largest logits to find: at least the `top_k` of a sampler, and more if logits processors rule
+        words out; a penalty of repetition may rule out every word of the text.
     input_ids
-        int64 ``[n, t]``: text whose hidden states teach the decoder, such as a few thousand words of what will be
-        written; of a model with an encoder, texts to be read, from which it writes. When not given, the model writes
-        some itself, from random prompts.
+        int64 ``[n, t]``: text whose hidden states teach the decoder, such as a few thousand words like those to be
+        written. A model with an encoder reads it and writes from it. If None, the model writes text itself, from
+        random prompts.
     precision, method
-        As for :meth:`LogitIndex.build`. They hold for greedy decoding. Sampling takes a proof, beams a scan of all
-        codes, or the full product where that is faster.
+        As for :meth:`LogitIndex.build`. They hold for greedy decoding. Sampling takes a proof, and beams a scan of all
+        codes, or both the full product if that is faster.
     certify
-        Prove the words that greedy decoding chooses among, too, and compute steps that cannot be proven in full: it
-        then equals the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat
-        a word; :func:`rescore` gives those of the texts that were found to the last digits.
+        Prove the words of greedy decoding, too, and compute steps that cannot be proven in full: the text then equals
+        the model's own. Scores of beams carry the error of the estimate of log Z, some thousandths of a nat a word;
+        :func:`rescore` scores the texts to the last digits.
     seed
-        Of prompts and of what the model writes.
+        Decides on the prompts and on the words that the model writes.
 
     Returns
     -------
     Model
-        The same object. Weights are shared; after training or a state dict changed them, the next step codes again the
-        rows that did. What is written through ``weight.data`` PyTorch does not tell, nor in inference mode: then,
-        and after much training, as what was measured stays, :func:`undo` and accelerate again.
+        The same object. It shares its weights; after training or a state dict changes rows, the next step codes these
+        again. PyTorch does not report writes through ``weight.data`` or in inference mode. After these, and after much
+        training, as the measurements of the build stay, :func:`undo` and accelerate again.
 
     Raises
     ------
     TypeError, ValueError
-        When the model has no output layer of its own, is accelerated already, reads no words, or lies on another
-        device; when `input_ids` are not words that it can read.
+        If the model has no output layer of its own, is accelerated already, reads no words, or lies on another device;
+        if `input_ids` are not words that it can read.
 
     Warns
     -----
     UserWarning
-        When the model makes something else of the layer's logits than to scale them, so that nothing can be gained.
-        Where it scales or caps them (Cohere, Gemma 2), greedy decoding is accelerated, and by a scale in float32
-        sampling, too; all else takes the full layer.
+        If the model changes the layer's logits in another way than to scale or cap them, so that nothing is gained. A
+        model that scales or caps them (Cohere, Gemma 2) gets accelerated greedy decoding, and after a scale in float32
+        accelerated sampling; all other calls take the full layer.
     """
     head = _output_layer(model)
     if isinstance(head, AcceleratedHead):
@@ -259,7 +255,7 @@ def accelerate(
 
 
 def generate(model: Any, *arguments: Any, **options: Any) -> Any:
-    """Generate as the model's own class does, in the place of its method; tell its output layer what is needed."""
+    """Generate as the model's own class does, in the place of its method; tell its output layer the call's needs."""
     head = model.get_output_embeddings()
     if not isinstance(head, AcceleratedHead):
         return type(model).generate(model, *arguments, **options)
@@ -269,10 +265,10 @@ def generate(model: Any, *arguments: Any, **options: Any) -> Any:
 
 @torch.no_grad()
 def _measured(head: nn.Linear, decoder: TopKSoftmax, contexts: Tensor, seed: int) -> tuple[Choices, Choices]:
-    """Return for sizes of batch whether scan and proof are faster than the layer."""
-    index = copy.copy(decoder.index)  # it does not look at these contexts as at those in use
+    """Return the faster way by batch size, of scan and layer and of proof and layer."""
+    index = copy.copy(decoder.index)  # the copy counts these contexts, not the index in use
     trial, k = TopKSoftmax(index, head.weight, head.bias, "filled"), index.settings.k
-    ways: dict[str, Callable[[Any], object]] = {
+    ways: dict[Method, Callable[[Any], object]] = {
         "preview": lambda states: trial(torch.from_numpy(states)),
         "full": lambda states: head(torch.from_numpy(states).to(head.weight.dtype)),
     }
@@ -287,7 +283,7 @@ def undo(model: Model) -> Model:
     Raises
     ------
     ValueError
-        When the model is not accelerated.
+        If the model is not accelerated.
     """
     head = _output_layer(model)
     if not isinstance(head, AcceleratedHead):
@@ -302,19 +298,19 @@ def undo(model: Model) -> Model:
 def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: int | None = None) -> Tensor:
     """Return log-probabilities of texts that a model wrote, by its output layer itself, in one pass over them.
 
-    Beam search by an accelerated model ranks texts by log Z estimated; these are the scores that the model itself
-    gives them. Divided by ``length ** length_penalty`` they are the `sequences_scores` of transformers.
+    Beam search by an accelerated model ranks texts by an estimate of log Z; this function returns the model's own
+    scores. Divided by ``length ** length_penalty`` they are the `sequences_scores` of transformers.
 
     Parameters
     ----------
     model
         Accelerated or not.
     sequences
-        int64 ``[n, t]``, as ``generate`` returned them, without padding on the left.
+        int64 ``[n, t]``, as ``generate`` returns them, without padding on the left.
     start
-        Words of the prompt, at least 1; they do not count.
+        Length of the prompt, at least 1; its words do not count.
     eos_token_id
-        Words after the first of these do not count either.
+        The word that ends a text; words after it do not count.
 
     Returns
     -------
@@ -341,7 +337,10 @@ def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: in
 
 
 def _state_of(head: nn.Linear) -> list[tuple[int, int]]:
-    """Return what changes when the layer's numbers are replaced or written to."""
+    """Return addresses and versions of the layer's numbers, which change when code replaces or writes them.
+
+    torch has no public name for the version of a tensor.
+    """
     parts = [head.weight] if head.bias is None else [head.weight, head.bias]
     return [(part.data_ptr(), -1 if part.is_inference() else part._version) for part in parts]
 

@@ -1,7 +1,7 @@
-"""What a model makes of the logits of its output layer, found by comparing the two.
+"""The change that a model makes to the logits of its output layer, found by comparing both.
 
-Some models scale or cap them, add a bias or rule words out after the layer. The largest of the layer's logits are the
-model's own only where that keeps their order, and their probabilities only where it does nothing.
+Some models scale or cap logits, add a bias or rule words out after the layer. The layer's largest logits are the
+model's own only if the change keeps their order, and so are probabilities only if there is no change.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -16,31 +16,31 @@ Outcome: TypeAlias = Literal["same", "scaled", "rising", "other"]
 _ALLOWED: dict[Outcome, tuple[str, ...]] = {
     "same": ("largest", "proven", "filled"),
     "scaled": ("largest", "proven"),
-    "rising": ("largest",),  # a cap may make equal what was not
+    "rising": ("largest",),  # a cap may make logits equal
     "other": (),
 }
 
 
-def outcome_allows(outcome: Outcome, way: str) -> bool:
-    """Say whether an answer of this way is the model's own after what it does to the logits."""
-    return way in _ALLOWED[outcome]
+def outcome_allows(outcome: Outcome, logits: str) -> bool:
+    """Say if logits of this kind are still the model's own after a change of this outcome."""
+    return logits in _ALLOWED[outcome]
 
 
 def outcome_of(raw: Tensor, output: Any) -> Outcome:
-    """Return what a call of the model made of the layer's logits.
+    """Return how a call of the model changed the layer's logits.
 
     Parameters
     ----------
     raw
-        What the layer returned, ``[..., V]``.
+        The layer's result, ``[..., V]``.
     output
-        What the model returned: logits, something with them as `logits`, or a tuple that holds them.
+        The model's result: logits, an object with them as `logits`, or a tuple that holds them.
 
     Returns
     -------
     str
-        ``"same"``; ``"scaled"`` by one number above zero, in float32; ``"rising"``: by one function that keeps their
-        order; ``"other"``.
+        ``"same"``; ``"scaled"`` by one number above zero, in float32; ``"rising"``: changed by one function that keeps
+        their order; ``"other"``.
     """
     logits = _logits(output, raw)
     if logits is None:

@@ -1,31 +1,27 @@
-"""Which words to draw from, and with what weights: top-k and top-p without sorting the vocabulary."""
+"""Draws of words among the likeliest, by top-k and top-p, without a sort of the vocabulary."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats
-
-if TYPE_CHECKING:
-    from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.coding.layer import LOGITS_MOST, Floats, Ints
+from memhier.ann.decoder.index import LogitIndex
 
 __all__ = ["draw", "nucleus", "top_words"]
 
-_FIRST = 256  # words that a scan looks for
-_SORTED = (256, 4096)  # words, before all of them
-_SORTED_AT_ONCE = 2048  # words of which a part is not worth looking for
-_MOST = 16  # times as many as these are in the vocabulary, or the full product takes over
-_DOUBT = 4  # a scan is tried where the full product costs as many times as much: it may find too few words
-_LOGITS_MOST = 1 << 23  # that a full product holds at a time
+_FIRST = 256  # words that the first scan looks for
+_SORTED = (256, 4096)  # words to sort before all are sorted
+_SORTED_AT_ONCE = 2048  # words; a vocabulary of no more is sorted whole
+_MOST = 16  # a scan looks for at most one word of so many in the vocabulary; the full product finds more
+_DOUBT = 4  # a scan must cost so many times less than the full product, since it may find too few words
 
-Ints: TypeAlias = npt.NDArray[np.int64]
 Doubles: TypeAlias = npt.NDArray[np.float64]
 Full: TypeAlias = Callable[[Floats], Floats]
 
 
-def top_words(index: "LogitIndex", states: Floats, top_k: int, temperature: float) -> tuple[Ints, Doubles]:
+def top_words(index: LogitIndex, states: Floats, top_k: int, temperature: float) -> tuple[Ints, Doubles]:
     """Return the `top_k` words of each state, likeliest first, and their shares among these, float64 ``[n, k]``."""
     found = index.topk(states, top_k)
     logits = found.values.astype(np.float64) / temperature
@@ -34,7 +30,7 @@ def top_words(index: "LogitIndex", states: Floats, top_k: int, temperature: floa
 
 
 def draw(words: Ints, shares: Doubles, top_p: float | None, uniform: Doubles) -> Ints:
-    """Return a word for each state: of those that together have `top_p`, the one that a uniform number falls on.
+    """Return a word for each state: the one that a uniform number falls on, of the words that together have `top_p`.
 
     Parameters
     ----------
@@ -57,34 +53,32 @@ def draw(words: Ints, shares: Doubles, top_p: float | None, uniform: Doubles) ->
     return drawn
 
 
-def nucleus(
-    index: "LogitIndex", states: Floats, top_p: float, temperature: float, uniform: Doubles, full: Full
-) -> Ints:
+def nucleus(index: LogitIndex, states: Floats, top_p: float, temperature: float, uniform: Doubles, full: Full) -> Ints:
     """Return words drawn among the likeliest that together have the probability `top_p`, int64 ``[n]``.
 
-    A scan finds the likeliest words and log Z where it clearly costs less than the full product; states whose nucleus
-    has more words than it found, and all states where it does not pay, take the full product. The numbers drawn decide
-    on the word, whatever the way.
+    A scan finds the likeliest words and log Z if it clearly costs less than the full product. The full product answers
+    all other states, and states whose nucleus has more words than a scan finds. In both ways the uniform numbers decide
+    on the words.
 
     Parameters
     ----------
     full
-        All logits ``[n, V]`` of states.
+        Returns all logits ``[n, V]`` of states.
     """
     words = index.shape[0]
     drawn = np.empty(len(states), np.int64)
     open_, count = np.arange(len(states)), min(words, _FIRST)
     while len(open_) and count < words and index.scan_pays(len(open_), count, _DOUBT):
         found, z = index.distribution(states[open_], count, temperature=temperature)
-        # A low temperature makes the estimate useless; then nothing is whole, or all is the likeliest word.
+        # A low temperature makes the estimate useless; then no nucleus is whole, or it is the likeliest word.
         shares = np.exp(np.minimum(found.values.astype(np.float64) / temperature - z.estimate[:, None], 0))
         whole = shares.sum(1) >= top_p
         rows = open_[whole]
         drawn[rows] = draw(found.indices[whole], shares[whole], top_p, uniform[rows])
         open_ = open_[~whole]
-        # Rows on SSD are dear to read all; those in DRAM stream.
+        # A full product is dear if it reads rows from SSD, and cheap if they stream from DRAM.
         count = 4 * count if index.layer is None and 4 * count * _MOST <= words else words
-    step = max(1, _LOGITS_MOST // words)
+    step = max(1, LOGITS_MOST // words)
     for start in range(0, len(open_), step):
         rows = open_[start : start + step]
         drawn[rows] = _draw_of_all(full(states[rows]), top_p, temperature, uniform[rows])
@@ -92,7 +86,7 @@ def nucleus(
 
 
 def _draw_of_all(logits: Floats, top_p: float, temperature: float, uniform: Doubles) -> Ints:
-    """Draw from all logits; sort those of a state only where the nucleus is larger than a few words."""
+    """Draw from all logits; sort all logits of a state only if its nucleus has many words."""
     largest = logits.max(1, keepdims=True)
     sums = np.exp((logits - largest) / np.float32(temperature)).sum(1, keepdims=True, dtype=np.float64)
     drawn, words = np.empty(len(logits), np.int64), logits.shape[1]

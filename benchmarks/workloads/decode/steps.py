@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.ann.decoder import LogitIndex
-from memhier.ann.decoder.calibration.settings import Effort
-from memhier.ann.decoder.engine import Engine
+from memhier.ann.decoder.engine.dram_engine import DramEngine
+from memhier.ann.decoder.engine.engine import Effort, Walk
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.datasets import data_folder
 from memhier.benchmarks.decode.layers import load_domains
@@ -62,8 +62,8 @@ class SeededWalks:
             centres=self._graph.centres[:1].copy(), halves=self._graph.halves[:1].copy(),
         )  # fmt: skip
         looked = np.empty(1, np.int64)
-        engine = Engine(replace(self._codes, graph=graph), self._layer)
-        found = engine.walk(state[None], K, Effort(1, ef, max(ef, K)), looked=looked)
+        engine = DramEngine(replace(self._codes, graph=graph), self._layer)
+        found = engine.walk(state[None], K, Walk(Effort(1, ef, max(ef, K))), looked=looked)
         return found.values[0], found.indices[0], int(looked[0])
 
 

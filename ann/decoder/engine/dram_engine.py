@@ -1,0 +1,137 @@
+"""The engine of a layer in DRAM: one call of the core for each batch."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier import backend
+from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
+from memhier.ann.decoder.coding.layer import (
+    BIAS_ROUNDING,
+    DTYPES,
+    LOGITS_MOST,
+    ROUNDING,
+    Floats,
+    Ints,
+    OutputLayer,
+    check_finite,
+    norm_rounding,
+)
+from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+
+__all__ = ["DramEngine"]
+
+_CALLS_KEPT = 16  # calls at a time that find their workspaces made
+
+
+class DramEngine:
+    """Answers from a layer in DRAM; see :class:`memhier.ann.decoder.engine.Engine` for its methods."""
+
+    def __init__(self, codes: Codes, layer: OutputLayer) -> None:
+        self.codes, self.layer = codes, layer
+        halves = layer.dtype == "float16" and backend.core is not None
+        weight = layer.weight.view(np.uint16) if halves else layer.weight
+        self._core = codes.core((weight, DTYPES.index(layer.dtype), layer.bias, codes.norms))
+        self._per_norm, self._variance = norm_rounding(layer.shape[1]), codes.variance
+        self._per_logit = ROUNDING[layer.dtype] + BIAS_ROUNDING
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: nothing in it changes."""
+        return self
+
+    def __reduce__(self) -> tuple[type[Self], tuple[Codes, OutputLayer]]:
+        """Pickle codes and layer; the core is made again from them."""
+        return type(self), (self.codes, replace(self.layer, owned=True))
+
+    @property
+    def memory_bytes(self) -> int:
+        layer = self.layer
+        own = layer.weight.nbytes + layer.bias.nbytes if layer.owned else 0
+        return self.codes.memory_bytes + int(self._core.workspace_bytes) + own
+
+    def keep(self, candidates: int) -> int:
+        """Keep the workspaces of 16 calls at a time, of so many candidates each; return the bytes of all."""
+        return int(self._core.keep(_CALLS_KEPT, candidates))
+
+    def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
+        values, indices = _room(len(hidden), k)
+        bad = self._core.preview(
+            hidden, k, limit, *coarse, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None
+        )
+        _check(bad, hidden)
+        return TopK(values, indices)
+
+    def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
+        """Rank exactly, in descending order of upper bounds, until no row left can be among the k largest."""
+        values, indices = _room(len(hidden), k)
+        proven = np.empty(len(hidden), np.uint8)
+        bad = self._core.preview(
+            hidden, k, limit, *ALL_DIRECTIONS, True, self._per_norm, self._per_logit, 1.0, 0.0, values, indices,
+            proven, None, False, None,
+        )  # fmt: skip
+        _check(bad, hidden)
+        return TopK(values, indices, proven.view(np.bool_))
+
+    def partition(
+        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
+    ) -> tuple[TopK, Partition]:
+        found = np.empty((len(hidden), 3))
+        values, indices = _room(len(hidden), k)
+        bad = self._core.preview(
+            hidden, k, limit, *ALL_DIRECTIONS, False, self._per_norm, BIAS_ROUNDING, inverse, self._variance,
+            values, indices, None, found, interval, None,
+        )  # fmt: skip
+        _check(bad, hidden)
+        return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
+
+    def walk(
+        self, hidden: Floats, k: int, walk: Walk, *, away: Floats | None = None, looked: Ints | None = None
+    ) -> TopK:
+        """Walk the graph from the seeds of the nearest groups.
+
+        Parameters
+        ----------
+        away, looked
+            Arrays to fill: the squared distance of each state, float32 ``[n]``, and the rows that its walk estimated,
+            int64 ``[n]``.
+        """
+        values, indices = _room(len(hidden), k)
+        near, radius, far, far_radius = walk
+        _check(self._core.walk(hidden, near, radius, far, far_radius, k, values, indices, away, looked), hidden)
+        return TopK(values, indices)
+
+    def full(self, hidden: Floats, k: int) -> TopK:
+        """Compute the full product of so many states at a time that their logits stay few."""
+        step = max(1, LOGITS_MOST // self.layer.shape[0])
+        return joined([largest_of(self.all_logits(part), k) for part in split(hidden, step)])
+
+    def all_logits(self, hidden: Floats) -> Floats:
+        check_finite(hidden)
+        return self.layer.logits(hidden)
+
+    def logit_blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
+        check_finite(hidden)
+        for start, rows in self.layer.blocks():
+            yield start, hidden @ rows.T + self.layer.bias[start : start + len(rows)]
+
+    def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
+        return self.layer.logits_of(hidden, rows)
+
+    def stats(self) -> dict[str, Any]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+def _check(bad: int, hidden: Floats) -> None:
+    if bad >= 0:
+        check_finite(hidden[: bad + 1])
+
+
+def _room(count: int, k: int) -> tuple[Floats, npt.NDArray[np.int64]]:
+    return np.empty((count, k), np.float32), np.empty((count, k), np.int64)

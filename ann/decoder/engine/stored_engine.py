@@ -1,0 +1,158 @@
+"""The engine of a layer whose rows lie on SSD: the core scans codes, and one submission reads the candidates' rows."""
+
+from collections.abc import Iterator
+from typing import Any, Never, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of, split
+from memhier.ann.decoder.coding.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
+from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
+from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+from memhier.ann.decoder.engine.stored_rows import StoredRows
+
+__all__ = ["StoredEngine"]
+
+_PASS_STATES = 256  # answered in one pass over all rows
+
+
+class StoredEngine:
+    """Answers from rows on SSD; see :class:`memhier.ann.decoder.engine.Engine` for its methods.
+
+    It cuts a batch in parts if the batch's candidates take more DRAM than the rows' scratch.
+    """
+
+    def __init__(self, codes: Codes, rows: StoredRows) -> None:
+        self.codes, self.rows = codes, rows
+        self._core = codes.core(None)
+        self._per_logit = ROUNDING[rows.dtype] + BIAS_ROUNDING
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return itself: nothing in it changes."""
+        return self
+
+    def __reduce__(self) -> Never:
+        """Refuse: files cannot be pickled."""
+        raise TypeError("an index whose rows lie on SSD cannot be pickled: open its directory where it is needed")
+
+    @property
+    def layer(self) -> None:
+        return None
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.codes.memory_bytes + int(self._core.workspace_bytes) + self.rows.memory_bytes
+
+    def keep(self, candidates: int) -> int:
+        """Keep the workspace of one call at a time, of so many candidates; return its bytes."""
+        return int(self._core.keep(1, candidates))
+
+    def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
+        return joined([self._previewed(part, k, limit, coarse) for part in self._parts(hidden, limit)])
+
+    def certify(self, hidden: Floats, k: int, limit: int) -> TopK:
+        """Rank the `limit` highest bounds exactly; proven is an answer that no other row can reach."""
+        return joined([self._certified(part, k, limit) for part in self._parts(hidden, limit)])
+
+    def partition(
+        self, hidden: Floats, k: int, limit: int, *, inverse: float = 1.0, interval: bool = True
+    ) -> tuple[TopK, Partition]:
+        found = [self._partitioned(part, k, limit, inverse) for part in self._parts(hidden, limit)]
+        return joined([top for top, _ in found]), joined([z for _, z in found])
+
+    def walk(self, hidden: Floats, k: int, walk: Walk) -> TopK:
+        """Walk the graph over the codes and rank the rows that it found exactly."""
+        wanted = max(walk.near.limit, walk.far.limit)
+        return joined([self._walked(part, k, wanted, walk) for part in self._parts(hidden, wanted)])
+
+    def full(self, hidden: Floats, k: int) -> TopK:
+        """Compute the full product, in one pass over the rows for 256 states."""
+        return joined([self._largest(part, k) for part in split(hidden, _PASS_STATES)])
+
+    def all_logits(self, hidden: Floats) -> Floats:
+        out = np.empty((len(hidden), len(self.codes.norms)), np.float32)
+        for start, logits in self.logit_blocks(hidden):
+            out[:, start : start + logits.shape[1]] = logits
+        return out
+
+    def logit_blocks(self, hidden: Floats) -> Iterator[tuple[int, Floats]]:
+        check_finite(hidden)
+        return self.rows.blocks(hidden)
+
+    def logits_of(self, hidden: Floats, rows: Ints) -> Floats:
+        return self.rows.logits(hidden, rows)
+
+    def stats(self) -> dict[str, Any]:
+        return self.rows.stats()
+
+    def close(self) -> None:
+        self.rows.close()
+
+    def _previewed(self, hidden: Floats, k: int, limit: int, coarse: Coarse) -> TopK:
+        rows, _, _ = self._candidates(hidden, limit, coarse)
+        return best_of(self.rows.logits(hidden, rows), rows, k)
+
+    def _certified(self, hidden: Floats, k: int, limit: int) -> TopK:
+        rows, _, left = self._candidates(hidden, limit, bounds=True)
+        logits = self.rows.logits(hidden, rows)
+        order = np.lexsort((rows, -logits), axis=1)
+        rows, logits = np.take_along_axis(rows, order, 1), np.take_along_axis(logits, order, 1)
+        error = logit_error(hidden, rows, logits, self.codes.norms, self._per_logit)
+        least = logits[:, k - 1] - error[:, k - 1]
+        proven = (left < least) & (logits[:, k:] + error[:, k:] < least[:, None]).all(1)
+        return TopK(logits[:, :k].copy(), rows[:, :k].copy(), proven)
+
+    def _partitioned(self, hidden: Floats, k: int, limit: int, inverse: float) -> tuple[TopK, Partition]:
+        sums = np.empty((len(hidden), 4))
+        rows, keys, _ = self._candidates(hidden, limit, sums=sums, inverse=inverse)
+        logits = self.rows.logits(hidden, rows)
+        error = logit_error(hidden, rows, logits, self.codes.norms)
+        exact = ExactLogits(rows, keys[:, :, 1], logits, error)
+        return best_of(logits, rows, k), close_sums(self.codes, hidden, exact, sums, inverse)
+
+    def _walked(self, hidden: Floats, k: int, wanted: int, walk: Walk) -> TopK:
+        near, radius, far, far_radius = walk
+        values, indices = np.empty((len(hidden), wanted), np.float32), np.empty((len(hidden), wanted), np.int64)
+        bad = self._core.walk(hidden, near, radius, far, far_radius, wanted, values, indices, None, None)
+        if bad >= 0:
+            check_finite(hidden[: bad + 1])
+        return best_of(self.rows.logits(hidden, indices), indices, k)
+
+    def _largest(self, hidden: Floats, k: int) -> TopK:
+        """Select the largest of one block of rows after the other, or of all rows at once if they are many of these."""
+        if 4 * k > len(self.codes.norms):
+            return largest_of(self.all_logits(hidden), k)
+        best = TopK(np.empty((len(hidden), 0), np.float32), np.empty((len(hidden), 0), np.int64))
+        for start, logits in self.logit_blocks(hidden):
+            block = largest_of(logits, min(k, logits.shape[1]))
+            values, indices = np.hstack([best.values, block.values]), np.hstack([best.indices, block.indices + start])
+            best = best_of(values, indices, k)
+        return best
+
+    def _candidates(
+        self, hidden: Floats, limit: int, coarse: Coarse = ALL_DIRECTIONS, *,
+        bounds: bool = False, sums: npt.NDArray[np.float64] | None = None, inverse: float = 1.0,
+    ) -> tuple[Ints, Floats, Floats]:  # fmt: skip
+        """Return the rows of the `limit` largest keys, their keys and estimates, and the largest key left out.
+
+        Parameters
+        ----------
+        bounds
+            Whether keys are upper bounds; estimates otherwise.
+        sums, inverse
+            float64 ``[n, 4]`` to fill, as in :func:`close_sums`, of logits times `inverse`.
+        """
+        count = len(hidden)
+        rows, keys = np.empty((count, limit), np.int64), np.empty((count, limit, 2), np.float32)
+        left = np.empty(count, np.float32)
+        bad = self._core.candidates(
+            hidden, False, limit, *coarse, bounds, rows, keys, left, sums, inverse, self.codes.variance
+        )
+        if bad >= 0:
+            check_finite(hidden[: bad + 1])
+        return rows, keys, left
+
+    def _parts(self, hidden: Floats, candidates: int) -> list[Floats]:
+        return split(hidden, self.rows.states_at_once(candidates))
