@@ -8,11 +8,13 @@ from torch import Tensor
 
 from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.bags import MODES, Bags
-from memhier.recsys.embedding.initial import Initial, Normal
-from memhier.recsys.embedding.module import TableModule, Update, not_compiled
+from memhier.recsys.embedding.initial import Initial, Normal, TableSpec
+from memhier.recsys.embedding.look_ups import LookUps
+from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
+from memhier.recsys.embedding.pooling import MODES, Bags
+from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update
+from memhier.recsys.embedding.torch_internals import not_compiled
 
 __all__ = ["EmbeddingBag", "Mode", "as_bags"]
 
@@ -108,13 +110,11 @@ class EmbeddingBag(TableModule):
         if padding_idx is not None:
             padding_idx = check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1) % num_embeddings
         spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
-        super().__init__(
-            Tables(
-                [spec], optimizer, dram=dram, path=path, seed=seed, resume=resume,
-                policy=policy, codec=codec, touched=touched, step_rows=step_rows,
-            ),
-            update,
+        options = TableOptions(
+            optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
+        super().__init__(LookUps(Tables([spec], options), _ids_of))
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.mode = mode
@@ -137,15 +137,7 @@ class EmbeddingBag(TableModule):
             raise ValueError(f"offsets: expected {len(flat)} as the last one, where include_last_offset is set")
         padding = -1 if self.padding_idx is None else self.padding_idx
         bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
-        return self._pooled([flat.numpy()], [bags])
-
-    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
-        """See :class:`TableModule`."""
-        offsets = arguments[1] if len(arguments) > 1 else None
-        if offsets is None and isinstance(arguments[0], Tensor) and arguments[0].dim() == 1:
-            offsets = torch.zeros(1, dtype=torch.int64)  # where bags begin does not matter to what they need
-        # A copy: whoever changes the batch in place looks up other ids than these.
-        return [as_bags(arguments[0], offsets, None, self.mode)[0].numpy().copy()]
+        return self._pooled([bags])
 
     def _weight_names(self) -> list[str]:
         return ["weight"]
@@ -153,6 +145,13 @@ class EmbeddingBag(TableModule):
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, path={self.tables.path!r}"
+
+
+def _ids_of(input: Any, offsets: Any = None, *others: Any) -> list[Ints]:
+    if offsets is None and isinstance(input, Tensor) and input.dim() == 1:
+        offsets = torch.zeros(1, dtype=torch.int64)  # the ids of a batch do not depend on where its bags begin
+    # A copy: a batch that is changed in place afterwards has other ids than these.
+    return [as_bags(input, offsets, None, "sum")[0].numpy().copy()]
 
 
 def as_bags(

@@ -12,11 +12,13 @@ from torch import Tensor
 from memhier.arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bag import as_bags
-from memhier.recsys.embedding.bags import MODES, Bags
-from memhier.recsys.embedding.initial import Initial, Uniform
-from memhier.recsys.embedding.module import TableModule, Update, not_compiled
+from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
+from memhier.recsys.embedding.look_ups import LookUps
+from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.tables import Ints, Tables, TableSpec, check_ids
+from memhier.recsys.embedding.pooling import MODES, Bags
+from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update, check_ids
+from memhier.recsys.embedding.torch_internals import not_compiled
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
@@ -120,15 +122,12 @@ class EmbeddingBagCollection(TableModule):
         step_rows: int | None = None,
     ) -> None:
         parser = FeatureParser(tables)
-        super().__init__(
-            Tables(
-                parser.specs, optimizer, dram=dram, path=path, seed=seed, resume=resume,
-                policy=policy, codec=codec, touched=touched, step_rows=step_rows,
-            ),
-            update,
+        options = TableOptions(
+            optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
+        super().__init__(LookUps(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
         self._parser = parser
-        self.tables.asked = ASKED
 
     @not_compiled
     def forward(self, features: Any) -> Pooled:
@@ -148,8 +147,7 @@ class EmbeddingBagCollection(TableModule):
             When the distinct rows of this step do not fit; the message says what would be enough.
         """
         bags = self._parser.bags_of(features)
-        output = self._pooled([bag.indices.numpy() for bag in bags], bags)
-        return Pooled(self._parser.features, self._parser.widths, output)
+        return Pooled(self._parser.features, self._parser.widths, self._pooled(bags))
 
     def _weight_names(self) -> list[str]:
         # As TorchRec's.
@@ -158,10 +156,6 @@ class EmbeddingBagCollection(TableModule):
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
         return f"{len(self._parser.configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
-
-    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
-        # Copies: whoever changes the batch in place looks up other ids than these.
-        return [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
 
 
 class FeatureParser:
@@ -201,6 +195,10 @@ class FeatureParser:
     def check_ids(self, table: int, ids: Ints) -> None:
         """Raise IndexError for a row that a table does not have."""
         check_ids(self.specs[table], ids, ASKED.format(self.specs[table].name))
+
+    def ids_of(self, features: Any) -> list[Ints]:
+        """Return copies of the ids of each table, which stay when the batch is changed in place."""
+        return [bag.indices.numpy().copy() for bag in self.bags_of(features)]
 
     def bags_of(self, features: Any) -> list[Bags]:
         """Return the bags of each table, their ids in place of indices."""

@@ -6,12 +6,15 @@ write, and a table is created at once whatever its size. Integer arithmetic and 
 the values the same on every machine.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Initial", "Normal", "Uniform", "initial_weights"]
+from memhier.recsys.embedding.optimizers import SparseOptimizer
+
+__all__ = ["FirstRows", "Initial", "Normal", "TableSpec", "Uniform", "initial_weights"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
@@ -78,6 +81,64 @@ class Normal:
 
 
 Initial = Uniform | Normal
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table.
+
+    Attributes
+    ----------
+    name
+        Unique among the tables of a collection.
+    rows, dim
+        Number of rows, and of weights in each.
+    initial
+        Weights of rows before they are first trained.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    initial: Initial = field(default_factory=Normal)
+
+
+class FirstRows:
+    """Makes the untrained rows of tables by key, with the first state of their optimizer.
+
+    Parameters
+    ----------
+    specs
+        The tables, whole.
+    optimizer, seed
+        As the tables were given.
+    rank, ranks
+        A store that holds every `ranks`-th key from `rank` on numbers them 0, 1, 2 ...
+    """
+
+    def __init__(
+        self, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self._specs = specs
+        self._bases = np.cumsum([0, *(spec.rows for spec in specs)])
+        self._widths = [spec.dim + optimizer.state_width(spec.dim) for spec in specs]
+        self._first_state = optimizer.first_state()
+        self._seed = seed
+        self._rank, self._ranks = rank, ranks
+
+    def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return rows, float32 [n, width of the widest]."""
+        keys = numbers * self._ranks + self._rank
+        tables = np.searchsorted(self._bases, keys, side="right") - 1
+        rows = np.zeros((len(keys), max(self._widths)), np.float32)
+        for table in np.unique(tables).tolist():
+            spec, mine = self._specs[table], tables == table
+            ids = keys[mine] - self._bases[table]
+            made = np.full((len(ids), rows.shape[1]), self._first_state, np.float32)
+            made[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.rows)
+            made[:, self._widths[table] :] = 0
+            rows[mine] = made
+        return rows
 
 
 def _below(bound: float) -> np.float32:

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from memhier.recsys.embedding.torch_internals import indices_of, sparse_rows, values_of
+
 __all__ = [
     "SGD",
     "Adagrad",
@@ -22,6 +24,7 @@ __all__ = [
     "SparseOptimizer",
     "adds_in_turn",
     "check_group",
+    "compiled_rules",
 ]
 
 Group = dict[str, Any]
@@ -135,12 +138,11 @@ class Adagrad:
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
-        gradient = gradient.coalesce()
-        indices, values = gradient._indices(), gradient._values()
+        rows, values = _coalesced(gradient)
         rate = group["lr"] / (1 + (step - 1) * group["lr_decay"])
-        state.add_(_sparse(indices, values.pow(2), state))
-        root = state[indices[0]].sqrt_().add_(group["eps"])
-        weights.add_(_sparse(indices, values / root, weights), alpha=-rate)
+        state.add_(sparse_rows(rows, values.pow(2), state.shape))
+        root = state[rows].sqrt_().add_(group["eps"])
+        weights.add_(sparse_rows(rows, values / root, weights.shape), alpha=-rate)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -269,6 +271,20 @@ def check_group(optimizer: SparseOptimizer, group: Group) -> None:
         )
 
 
+def compiled_rules(optimizer: SparseOptimizer, group: Group, counts: list[int]) -> list[Kernel] | None:
+    """Return the compiled rule of each table, updated `counts` times so far; None if the core has none.
+
+    Raises
+    ------
+    ValueError
+        For hyperparameters that the optimizer does not take; see :func:`check_group`.
+    """
+    check_group(optimizer, group)
+    rules = [optimizer.kernel(group, count + 1) for count in counts]
+    known = [rule for rule in rules if rule is not None]
+    return known if len(known) == len(rules) else None
+
+
 def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:
     beta1, beta2 = group["betas"]
     size = group["lr"] * math.sqrt(1 - beta2**step) / (1 - beta1**step)
@@ -277,7 +293,7 @@ def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:
 
 def _coalesced(gradient: Tensor) -> tuple[Tensor, Tensor]:
     gradient = gradient.coalesce()
-    return gradient._indices()[0], gradient._values()
+    return indices_of(gradient)[0], values_of(gradient)
 
 
 def _mean_square(values: Tensor) -> Tensor:
@@ -286,7 +302,3 @@ def _mean_square(values: Tensor) -> Tensor:
     for column in values.pow(2).unbind(1):
         total += column
     return total.div_(max(1, values.shape[1])).unsqueeze(1)
-
-
-def _sparse(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)

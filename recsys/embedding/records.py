@@ -4,15 +4,13 @@ import errno
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, integer, mapping, record, sequence
+from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.store.store import Store
-
-if TYPE_CHECKING:
-    from memhier.recsys.embedding.tables import TableSpec
 
 __all__ = [
     "EXTRA", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "nothing_there",
@@ -51,7 +49,7 @@ class TableRecord:
 
     @classmethod
     def read(
-        cls, store: Store, specs: Sequence["TableSpec"], optimizer: SparseOptimizer, seed: int, resume: bool
+        cls, store: Store, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, resume: bool
     ) -> "TableRecord":
         """Return what a store's last checkpoint says; a new record where there is none.
 

@@ -33,6 +33,8 @@ from memhier.recsys import (
     lookahead,
     to_embedding_bag,
 )
+from memhier.store.store import Store
+from memhier.table.tiered import KIND
 
 torch.set_num_threads(1)
 torch.sparse.check_sparse_tensor_invariants.disable()
@@ -411,10 +413,11 @@ def test_what_is_no_quantised_table_is_said_to_be_none(tmp_path: Path, content: 
 def test_memory_counts_the_store_and_goes_with_the_tables(tmp_path: Path) -> None:
     bag = EmbeddingBag(4000, 256, dram="32MiB", path=tmp_path)
     bag(torch.arange(4000).reshape(8, -1)).sum().backward()
+    before = bag.memory_bytes
     bag.checkpoint()
-    store = bag.tables._store
-    assert store.memory_bytes > 4 * 1000  # checksums of the pages of rows
-    assert bag.memory_bytes >= bag.tables._tier.memory_bytes + sum(i.memory_bytes for i in store.segments().values())
+    with Store.open(tmp_path, KIND) as store:
+        assert store.memory_bytes > 4 * 1000  # checksums of the pages of rows
+        assert bag.memory_bytes >= before + sum(info.memory_bytes for info in store.segments().values())
     bag.close()
     assert bag.memory_bytes == 0
 

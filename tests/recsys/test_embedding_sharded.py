@@ -25,6 +25,8 @@ from memhier.recsys import (
     reshard,
     to_embedding_bag,
 )
+from memhier.recsys.embedding.sharding import shard_look_ups
+from memhier.recsys.embedding.sharding.exchange import ask
 
 SCRIPT = Path(__file__).with_name("train_in_ranks.py")
 
@@ -207,20 +209,20 @@ def test_an_epoch_that_was_left_is_forgotten(tmp_path: Path, monkeypatch: pytest
     batches = [torch.from_numpy(np.random.default_rng(seed).integers(0, 41, (9, 2))) for seed in range(8)]
     groups = []
     with ShardedEmbeddingBagCollection(CONFIGS, dram="64MiB", path=tmp_path / "t") as tables:
-        ask = tables._ask
 
-        def noted(ids: Any, ranks: Any) -> Any:
+        def noted(ids: Any, bases: Any, ranks: Any) -> Any:
             groups.append(ranks)
-            return ask(ids, ranks)
+            return ask(ids, bases, ranks)
 
-        monkeypatch.setattr(tables, "_ask", noted)
+        monkeypatch.setattr(shard_look_ups, "ask", noted)
         for some in (batches, batches[::-1]):
             for number, batch in enumerate(lookahead(some, tables, ids=lambda batch: batch, window=2)):
                 tables(batch).values().sum().backward()
                 if some is batches and number == 2:
                     break
+        ahead = tables.look_ups.ahead
     # Training itself exchanges no ids: all were exchanged ahead, in a group of the thread's own.
-    assert set(groups) == {tables._ahead}
+    assert set(groups) == {ahead}
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -8,9 +8,8 @@ import numpy as np
 
 from memhier.planning.simulation import Simulation, simulate
 from memhier.recsys.embedding.collection import FeatureParser
-from memhier.recsys.embedding.kernels import distinct_rows
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.tables import Ints
+from memhier.recsys.embedding.tables import Ints, distinct_rows
 
 __all__ = ["forecast", "save_trace"]
 
@@ -72,4 +71,4 @@ def _keys(loader: Iterable[Any], ids: Callable[[Any], Any], parser: FeatureParse
         some = [bag.indices.numpy() for bag in bags]
         for table, wanted in enumerate(some):
             parser.check_ids(table, wanted)
-        yield distinct_rows(np.concatenate(some), np.cumsum([len(wanted) for wanted in some]), bases, in_order=False)[0]
+        yield distinct_rows(some, bases, in_order=False).keys

@@ -100,6 +100,7 @@ class Lookahead:
         window: int | Literal["auto"] | None,
         prefetch: int,
     ) -> None:
+        module.tables.check_open()
         if module.tables.planner is None:
             raise ValueError("model: its tables have a policy that cannot be told what comes; use policy='belady'")
         self._loader = loader

@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, as_json
 from memhier.recsys.embedding.sharding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.sharding.shard import Shard
+from memhier.recsys.embedding.tables import TableOptions
 
 __all__ = ["reshard"]
 
@@ -84,11 +86,12 @@ def reshard(
     unfinished.mkdir(parents=True)
     copied = 0
     for rank in range(ranks):
-        new = Shard(specs, rank, ranks, rule, dram=dram, path=unfinished / f"shard-{rank}", **options)
+        made = TableOptions(optimizer=rule, dram=dram, path=unfinished / f"shard-{rank}", **options)
+        new = Shard(specs, rank, ranks, made)
         extras = []
         try:
             for number, place in enumerate(shards):
-                old = Shard(specs, number, before, rule, dram=dram, path=place, resume=True, **options)
+                old = Shard(specs, number, before, replace(made, path=place, resume=True))
                 try:
                     copied += _copy(old, new)
                     extras.append(old.extra())
