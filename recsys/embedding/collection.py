@@ -24,25 +24,25 @@ __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Poo
 
 _ROWS_MAX = 2**62
 ASKED = "features of table {!r}"
-"""What has the ids of a table, for messages."""
+"""The argument that holds the ids of a table, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagConfig:
-    """One table, as TorchRec describes it.
+    """One table, with the fields of TorchRec's configuration.
 
     Attributes
     ----------
     name
-        Of the table, unique.
+        The name of the table, unique.
     num_embeddings, embedding_dim
-        Its rows and the weights in each.
+        The number of rows, and of weights in each.
     feature_names
-        Of the features that look it up; by default one with the table's name.
+        The features that look the table up; by default one with the table's name.
     pooling
         ``"sum"`` or ``"mean"``.
     initial
-        Weights before a row is first trained; by default TorchRec's.
+        The weights of untrained rows; by default TorchRec's.
     """
 
     name: str
@@ -54,7 +54,7 @@ class EmbeddingBagConfig:
 
 
 class Pooled(Mapping[str, Tensor]):
-    """Pooled rows by feature, as TorchRec's KeyedTensor."""
+    """Pooled rows by feature, like TorchRec's KeyedTensor."""
 
     def __init__(self, names: Sequence[str], widths: Sequence[int], values: Tensor) -> None:
         ends = np.cumsum([0, *widths]).tolist()
@@ -144,7 +144,7 @@ class EmbeddingBagCollection(TableModule):
         IndexError
             For a row that a table does not have.
         BudgetError
-            When the distinct rows of this step do not fit; the message says what would be enough.
+            When the distinct rows of this step do not fit; the message says how much would be enough.
         """
         bags = self._parser.bags_of(features)
         return Pooled(self._parser.features, self._parser.widths, self._pooled(bags))
@@ -159,7 +159,7 @@ class EmbeddingBagCollection(TableModule):
 
 
 class FeatureParser:
-    """Tables, and from features to the bags of each.
+    """Turns features into the bags of each table.
 
     Attributes
     ----------
@@ -171,7 +171,7 @@ class FeatureParser:
     Raises
     ------
     ValueError
-        For two tables or two features of one name, and for more rows than keys can tell apart.
+        For two tables or two features of one name, and for more rows than there are keys.
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
@@ -179,10 +179,10 @@ class FeatureParser:
             raise ValueError("tables: expected at least one")
         self.configs = [_as_config(table) for table in tables]
         self.features = [name for config in self.configs for name in config.feature_names]
-        for what, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
+        for kind, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
-                raise ValueError(f"tables: more than one {what} is named {twice[0]!r}")
+                raise ValueError(f"tables: more than one {kind} is named {twice[0]!r}")
         self.specs = [
             TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
             for config in self.configs
@@ -201,7 +201,7 @@ class FeatureParser:
         return [bag.indices.numpy().copy() for bag in self.bags_of(features)]
 
     def bags_of(self, features: Any) -> list[Bags]:
-        """Return the bags of each table, their ids in place of indices."""
+        """Return the bags of each table, with ids in place of indices."""
         parts = _parts(features, self.features)
         found, at = [], 0
         for number, config in enumerate(self.configs):
@@ -215,7 +215,7 @@ class FeatureParser:
 
 
 Part = tuple[Tensor, Tensor, Tensor | None]
-"""Ids int64 [n], where bags begin, weights."""
+"""Ids int64 [n], the beginnings of bags, and weights."""
 
 
 def _parts(features: Any, names: Sequence[str]) -> list[Part]:
@@ -267,7 +267,7 @@ def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    """Return the bags of several features of one table, one after the other."""
+    """Return the bags of several features of one table, feature after feature."""
     ends = np.cumsum([0, *(len(ids) for ids, _, _ in parts)]).tolist()
     offsets = torch.cat([begins + end for (_, begins, _), end in zip(parts, ends, strict=False)])
     weights = None

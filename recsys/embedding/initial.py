@@ -1,9 +1,9 @@
-"""First values of rows, made when a row is first touched: numbers that depend on seed, table and row alone.
+"""First values of rows, made when a row is first touched; they depend on seed, table and row alone.
 
-A counter-based generator (SplitMix64's finalizer over a counter, as in Steele, Lea and Flood, OOPSLA 2014; the idea of
-counters is Salmon et al., SC 2011): no row's values need another row's, so nothing is written or read before the first
-write, and a table is created at once whatever its size. Integer arithmetic and exactly rounded products and sums make
-the values the same on every machine.
+A counter-based generator makes them (SplitMix64's finalizer over a counter, as in Steele, Lea and Flood, OOPSLA 2014;
+the idea of counters is Salmon et al., SC 2011). No row's values need those of another row, so a row needs no read or
+write before it is trained, and a table of any size is created at once. Integer arithmetic and exactly rounded products
+and sums make the values the same on every machine.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,8 @@ __all__ = ["FirstRows", "Initial", "Normal", "TableSpec", "Uniform", "initial_we
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
-# The sum of so many 16-bit numbers is as good as normal for weights, and needs no logarithm that machines round unlike.
+# The sum of so many 16-bit numbers is close enough to normal for weights, and needs no logarithm, which machines round
+# in different ways.
 _HALVES = 8
 _HALF_MEAN = _HALVES * 65535 / 2
 _HALF_STD = (_HALVES * (65536**2 - 1) / 12) ** 0.5
@@ -26,12 +27,12 @@ _HALF_STD = (_HALVES * (65536**2 - 1) / 12) ** 0.5
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Evenly between two bounds, the upper one excluded.
+    """Values spread evenly between two bounds, without the upper one.
 
     Attributes
     ----------
     low, high
-        None stands for 1 / sqrt(num_embeddings) either side of zero, as TorchRec and DLRM have it.
+        None stands for 1 / sqrt(num_embeddings) on each side of zero, as in TorchRec and DLRM.
     """
 
     low: float | None = None
@@ -63,7 +64,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normally distributed, as `torch.nn.EmbeddingBag` has it; no value is farther out than 4.9 deviations."""
+    """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -150,14 +151,14 @@ def _below(bound: float) -> np.float32:
 def initial_weights(
     initial: Initial, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int
 ) -> NDArray[np.float32]:
-    """Return what rows hold before they are first trained: for making the same table in memory.
+    """Return the first values of rows: for making the same table in memory.
 
     Parameters
     ----------
     initial, seed
         As the table was given.
     table
-        Its number in the collection; 0 where it is alone.
+        Its number in the collection; 0 for a table alone.
     rows
         int64 [n].
     dim, count

@@ -28,14 +28,15 @@ _BLOCK = 4096
 
 
 class TableModule(nn.Module):
-    """A module whose tables lie in DRAM and on SSD, and which updates them itself.
+    """A module that keeps its tables in DRAM and on SSD, and updates them itself.
 
-    Its rows are no parameters, so no optimizer and no DDP sees them; an empty parameter stands for them, and
-    ``requires_grad_(False)`` on the module or its model freezes the rows. By default a backward pass applies its
-    gradients at its end, once: however many look-ups it goes through. A look-up that still waits for a backward pass of
-    its own holds that off, until it has had it, its output is forgotten, or the tables are used again. With
-    ``update="step"`` gradients wait for ``module.optimizer.step()``, so that several backward passes add up, as with
-    micro-batches, and gradients can be scaled; the rows concerned stay in DRAM until then.
+    The rows are no parameters, so other optimizers and DDP do not see them. An empty parameter stands for them:
+    ``requires_grad_(False)`` on the module or its model freezes the rows.
+
+    By default a backward pass applies its gradients once, at its end, however many look-ups it goes through. It waits
+    for a look-up that still has no backward pass of its own, until that look-up has one, its output is forgotten, or
+    the tables are used again. With ``update="step"`` gradients wait for ``module.optimizer.step()``: several backward
+    passes, such as micro-batches, add up, and gradients can be scaled. Their rows stay in DRAM until then.
     """
 
     def __init__(self, look_ups: LookUps) -> None:
@@ -78,15 +79,14 @@ class TableModule(nn.Module):
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: see :meth:`memhier.table.tiered.Tiered.stats`.
 
-        ``rows_per_page`` besides: how many of the rows that were needed came with each page of 4 KiB that was read, on
-        average; 0 before the first read.
+        ``rows_per_page`` is the mean number of needed rows in a page of 4 KiB that was read; 0 before the first read.
         """
         found = self.tables.stats()
         pages = found["read_bytes"] / PAGE_BYTES
         return found | {"rows_per_page": found["refetches"] / pages if pages else 0.0}
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
-        """Return what rows hold before they are first trained, float32 [n, dim]: to make the same table in memory."""
+        """Return the first values of rows, float32 [n, dim]: to make the same table in memory."""
         spec = self.tables.specs[table]
         ids = as_ints("rows", rows)
         self.tables.check_ids(table, ids)
@@ -106,7 +106,7 @@ class TableModule(nn.Module):
 
     @shielded
     def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients that wait for a step; with ``update="step"``, RuntimeError otherwise."""
+        """Multiply the gradients that wait for a step; RuntimeError without ``update="step"``."""
         self.look_ups.scale(factor)
 
     def gradient_norm(self) -> Tensor:
@@ -120,7 +120,7 @@ class TableModule(nn.Module):
         Parameters
         ----------
         extra
-            Anything that JSON can hold, to be found in :attr:`extra` after a resume: where the loader is.
+            Any values that JSON can hold, such as the position of the loader; :attr:`extra` has them after a resume.
 
         Returns
         -------
@@ -132,12 +132,12 @@ class TableModule(nn.Module):
         RuntimeError
             When gradients wait for a step.
         ValueError
-            When the optimizer's hyperparameters are none that a step could take.
+            When a step could not take the optimizer's hyperparameters.
         OSError
-            With ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk is full: make room and call again, nothing is lost. So
-            it is with steps, whose rows push others out; one whose backward pass raised this has changed nothing.
+            With ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk is full: make room and call again, nothing is lost. A
+            step whose rows push others out may raise it as well; if its backward pass did, it has changed nothing.
         OSError, ClosedError
-            When it could not be written otherwise; the last checkpoint is still there.
+            When another failure keeps it from being written; the last checkpoint is still there.
         """
         generation = self.tables.checkpoint(self._checkpoint_values(extra))
         self._saved_steps = list(self.tables.record.steps)
@@ -148,7 +148,7 @@ class TableModule(nn.Module):
         """Take a checkpoint of this moment, and make it durable on a thread while the training goes on.
 
         The call itself writes nothing; a row that is trained before the thread has written it is copied first.
-        Arguments and errors as in :meth:`checkpoint`, those of the thread from the result.
+        Arguments and errors are those of :meth:`checkpoint`; the result raises the errors of the thread.
         """
         values = self._checkpoint_values(extra)
         steps = list(self.tables.record.steps)
@@ -171,11 +171,11 @@ class TableModule(nn.Module):
 
     @property
     def extra(self) -> dict[str, Any]:
-        """What the last checkpoint was given."""
+        """The `extra` of the last checkpoint."""
         return dict(self.tables.extra().get("extra", {}))
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
-        """Put a small tensor in place of each table's weights: bytes that say which checkpoint has them."""
+        """Put a small tensor in place of each table's weights: bytes that name the checkpoint that has them."""
         for name in self._weight_names():
             pointer = {"path": self.tables.path, "steps": self._saved_steps}
             destination[prefix + name] = torch.tensor([*json.dumps(pointer).encode()], dtype=torch.uint8)
@@ -183,7 +183,7 @@ class TableModule(nn.Module):
     def _load_from_state_dict(
         self, state: Any, prefix: str, metadata: Any, strict: bool, missing: Any, unexpected: Any, errors: Any
     ) -> None:
-        """Check that a pointer names the checkpoint that was resumed; take weights in where there are any."""
+        """Check that a pointer names the checkpoint that was resumed; copy weights into the tables."""
         for table, name in enumerate(self._weight_names()):
             value = state.get(prefix + name)
             spec = self.tables.specs[table]
@@ -208,7 +208,7 @@ class TableModule(nn.Module):
         raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Refuse what would make other numbers of the rows, or move them; `to`, `half`, `cuda` and others call it."""
+        """Refuse to convert or move the rows; `to`, `half`, `cuda` and others call this."""
         found = fn(torch.zeros(1))
         name = type(self).__name__
         if found.dtype != torch.float32:
@@ -219,13 +219,13 @@ class TableModule(nn.Module):
         if found.device.type != "cpu":
             raise ValueError(
                 f"{name}: its rows stay in DRAM and on SSD, {found.device} was asked for: move the dense part alone, "
-                f"and what the tables return, such as tables(ids).to({str(found.device)!r})"
+                f"and the output of the tables, such as tables(ids).to({str(found.device)!r})"
             )
         return self
 
     @shielded
     def close(self) -> None:
-        """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
+        """End the threads, and free memory and files; updates since the last checkpoint are lost."""
         self.look_ups.close()
         self.tables.close()
 
@@ -263,16 +263,16 @@ class TableModule(nn.Module):
         return torch.is_grad_enabled() and self.training and self._anchor.requires_grad
 
     def _place(self, rows: Rows, bag: Bags) -> int:
-        """Return which of the step's rows the padding is; where it is not among them, one that torch takes as well."""
+        """Return the place of the padding among the table's rows of a step, or one that torch accepts if it is missing."""
         mine, key = rows.keys[rows.of_table(bag.table)], bag.padding + self.tables.bases[bag.table]
         place = int(np.searchsorted(mine, key))
         if place < len(mine) and mine[place] == key:
             return place
-        # Where samples have weights, torch adds with other roundings once there is a padding, in the batch or not.
+        # With weights of samples, torch rounds sums in another way once there is a padding, in the batch or not.
         return -1 if bag.weights is None else len(mine)
 
     def _restore_hyperparameters(self) -> dict[str, Any]:
-        """Go on with the checkpoint's hyperparameters, if there is one; return those that the training began with."""
+        """Set the hyperparameters of the checkpoint, if there is one; return those that the training began with."""
         optimizer, path = self.tables.optimizer, self.tables.path
         given: dict[str, Any] = restored_hyperparameters(json.loads(as_json(vars(optimizer))), vars(optimizer), path)
         values = self.tables.extra()
@@ -290,7 +290,7 @@ class TableModule(nn.Module):
             raise ValueError(
                 f"optimizer: {name}={given[name]!r} beside resume=True, but the training began with {name}="
                 f"{begun[name]!r} and is at {saved[name]!r}: pass {begun[name]!r}; then set "
-                f"module.optimizer.param_groups[0][{name!r}] where it is to be another from here on"
+                f"module.optimizer.param_groups[0][{name!r}] if it is to change from here on"
             )
         self.optimizer.param_groups[0].update(saved)
         return begun

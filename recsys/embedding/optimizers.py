@@ -1,9 +1,8 @@
-"""Sparse optimizers whose state lies beside the row that it belongs to.
+"""Sparse optimizers that keep their state beside each row.
 
-Each states its update in torch's own operations on the rows of one step, in the order in which `torch.optim` applies
-them: for SGD, Adagrad and Adam the outcome has the bits of `torch.optim.SGD`, `Adagrad` and `SparseAdam` on a table in
-memory. What torch has no sparse form of (momentum, weight decay, the row-wise ones) is applied to the rows that a step
-touches, when it touches them.
+An update uses torch's own operations on the rows of one step, in the order of `torch.optim`: SGD, Adagrad and Adam give
+the bits of `torch.optim.SGD`, `Adagrad` and `SparseAdam` on a table in memory. torch has no sparse form of momentum,
+weight decay and the row-wise optimizers; a step applies these to the rows that it touches.
 """
 
 import math
@@ -29,24 +28,24 @@ __all__ = [
 
 Group = dict[str, Any]
 Kernel = tuple[int, tuple[float, float, float, float]]
-"""Number of a rule in `embedding.cpp`; rate, eps, and what each beta leaves to 1."""
+"""The number of a rule in `embedding.cpp`; rate, eps, and 1 - beta for each beta."""
 
 
 class SparseOptimizer(Protocol):
-    """How rows change: hyperparameters, and the update of one table's rows."""
+    """Hyperparameters, and the update of one table's rows."""
 
     @property
     def lr(self) -> float:
         """The learning rate to begin with."""
 
     def state_width(self, dim: int) -> int:
-        """Return how many float32 of state a row of `dim` weights has."""
+        """Return the number of float32 of state of a row of `dim` weights."""
 
     def first_state(self) -> float:
-        """Return the value of all state of a row that was never updated."""
+        """Return the value of all state of an untrained row."""
 
     def kernel(self, group: Group, step: int) -> Kernel | None:
-        """Return which rule of the compiled core does the same, and its numbers; None where there is none."""
+        """Return the rule of the compiled core that does the same, and its numbers; None if it has none."""
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place.
@@ -60,18 +59,18 @@ class SparseOptimizer(Protocol):
         group
             The hyperparameters as they are now.
         step
-            Updates of this table so far, this one included.
+            The number of updates of this table, this one included.
         """
 
 
-def _check(what: str, value: float, low: float = 0.0, high: float = math.inf) -> None:
+def _check(name: str, value: float, low: float = 0.0, high: float = math.inf) -> None:
     if not low <= value < high:
-        raise ValueError(f"{what}={value!r}: expected at least {low:g}" + (f", below {high:g}" if high < 1e9 else ""))
+        raise ValueError(f"{name}={value!r}: expected at least {low:g}" + (f", below {high:g}" if high < 1e9 else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Stochastic gradient descent; without momentum and weight decay just as `torch.optim.SGD` on sparse gradients."""
+    """Stochastic gradient descent; without momentum and weight decay equal to `torch.optim.SGD` on sparse gradients."""
 
     lr: float = 0.01
     momentum: float = 0.0
@@ -112,7 +111,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad:
-    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), just as `torch.optim.Adagrad` on sparse gradients."""
+    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), equal to `torch.optim.Adagrad` on sparse gradients."""
 
     lr: float = 0.01
     lr_decay: float = 0.0
@@ -120,15 +119,15 @@ class Adagrad:
     initial_accumulator_value: float = 0.0
 
     def __post_init__(self) -> None:
-        for what in ("lr", "lr_decay", "eps", "initial_accumulator_value"):
-            _check(what, getattr(self, what))
+        for name in ("lr", "lr_decay", "eps", "initial_accumulator_value"):
+            _check(name, getattr(self, name))
 
     def state_width(self, dim: int) -> int:
         """Return the floats of state of a row: sums of squares, one for each weight."""
         return dim
 
     def first_state(self) -> float:
-        """Return what the sums of squares begin with."""
+        """Return the first sum of squares."""
         return self.initial_accumulator_value
 
     def kernel(self, group: Group, step: int) -> Kernel | None:
@@ -147,7 +146,7 @@ class Adagrad:
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad:
-    """Adagrad with one sum for each row, of the mean square of its gradient: as FBGEMM and TorchRec have it."""
+    """Adagrad with one sum for each row, of the mean square of its gradient, as in FBGEMM and TorchRec."""
 
     lr: float = 0.01
     eps: float = 1e-8
@@ -178,7 +177,7 @@ class RowWiseAdagrad:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, just as `torch.optim.SparseAdam`."""
+    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, equal to `torch.optim.SparseAdam`."""
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -245,17 +244,17 @@ class RowWiseAdam(Adam):
 
 
 def adds_in_turn(optimizer: SparseOptimizer) -> bool:
-    """Whether gradients of a row are applied one after the other, as they come: then none are added up first."""
+    """Whether gradients of a row are applied one after the other, in their order, and not added up first."""
     return isinstance(optimizer, SGD) and not optimizer.momentum and not optimizer.weight_decay
 
 
-# What torch's optimizers have in their groups besides: set to anything but this, it would change an update.
+# Hyperparameters of torch's optimizers that change no update at these values.
 _ABSENT = {"momentum": 0, "dampening": 0, "weight_decay": 0, "lr_decay": 0, "nesterov": False, "amsgrad": False,
            "maximize": False}  # fmt: skip
 
 
 def check_group(optimizer: SparseOptimizer, group: Group) -> None:
-    """Raise ValueError for hyperparameters, as they are now, that an optimizer does not have, or not any more."""
+    """Raise ValueError for present hyperparameters that an optimizer does not have or cannot take."""
     known, name = vars(optimizer), type(optimizer).__name__
     for key, absent in _ABSENT.items():
         if key not in known and group.get(key, absent) != absent:
@@ -267,7 +266,7 @@ def check_group(optimizer: SparseOptimizer, group: Group) -> None:
         raise ValueError(
             f"param_groups[0]['momentum']={group['momentum']!r}: the tables were opened with SGD(momentum="
             f"{optimizer.momentum!r}), which says whether rows have the room for it; open them with SGD(momentum="
-            f"{group['momentum']!r}) where it is to be so, or cycle_momentum=False in the schedule"
+            f"{group['momentum']!r}) if you want it, or cycle_momentum=False in the schedule"
         )
 
 
@@ -297,7 +296,7 @@ def _coalesced(gradient: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _mean_square(values: Tensor) -> Tensor:
-    """Return the mean square of each row, [n, 1]: a sum from the first column on, so that all kernels have its bits."""
+    """Return the mean square of each row, [n, 1]; sums begin with the first column, as in all kernels."""
     total = torch.zeros(len(values), dtype=values.dtype)
     for column in values.pow(2).unbind(1):
         total += column

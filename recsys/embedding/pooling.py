@@ -1,4 +1,4 @@
-"""Bags of ids: looked up, pooled, and on the way back their gradients applied to the rows in DRAM.
+"""Bags of ids: they are looked up and pooled, and their gradients are applied to the rows in DRAM.
 
 There are two ways, with the same bits: the compiled steps, for all tables at once, and torch's own operators on copies
 of the step's rows, for everything else. Other rows of a table change no bit, as long as the rows keep their order.
@@ -44,17 +44,17 @@ class Bags:
     table
         Its number.
     indices
-        int64 [n]: the ids; once rows are known, for every id which of the table's rows in this step it is.
+        int64 [n]: the ids; once rows are known, the number of every id among the table's rows in this step.
     offsets
-        int64: where bags begin, and where the last one ends if `last`.
+        int64: the beginnings of bags, and the end of the last one if `last`.
     mode
         One of the values of :data:`MODES`.
     weights
         float32 [n], or None.
     padding
-        Of `indices` those that are left out; -1 for none.
+        The index that is left out; -1 for none.
     features
-        How many features share the table: the first bags are the first feature's.
+        The number of features that share the table; the first bags are the first feature's.
     single
         Whether every bag is known to have one id.
     """
@@ -138,7 +138,7 @@ class StepGradient:
     Attributes
     ----------
     layout
-        The places of the bags, for the compiled steps; None where torch's operators pooled them.
+        The places of the bags, for the compiled steps; None if torch's operators pooled them.
     dense
         The gradient of the output, once there.
     """
@@ -196,8 +196,8 @@ Done = Callable[[StepGradient], None]
 
 EVALUATED = (
     "backward pass through a look-up that was made in eval(), which trains no row: call train() on the tables first; "
-    "requires_grad_(False) on them where they are to stay as they are; or torch.autograd.grad(loss, output) for the "
-    "gradient of what they returned"
+    "requires_grad_(False) on them to keep them as they are; or torch.autograd.grad(loss, output) for the gradient of "
+    "their output"
 )
 """The message of a backward pass through such a look-up."""
 
@@ -301,12 +301,12 @@ def check_first_pass(step: Any, gradient: Tensor) -> None:
     if gradient.requires_grad:
         raise RuntimeError(
             "backward(create_graph=True) through a look-up: there are no gradients of gradients of rows; take "
-            "torch.autograd.grad(..., create_graph=True) with respect to what the tables returned"
+            "torch.autograd.grad(..., create_graph=True) with respect to the output of the tables"
         )
 
 
 def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
-    """Update the rows of a step where they lie, by the compiled steps if they know the optimizer."""
+    """Update the rows of a step in place, by the compiled steps if they know the optimizer."""
     layout, rows, counts = step.layout, step.rows, tables.record.steps
     rules = compiled_rules(tables.optimizer, group, counts)
     if layout is None or rules is None:
@@ -348,7 +348,7 @@ def _in_place(gradient: Tensor) -> tuple[Floats, int]:
 
 
 def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group, late: list[int] | None = None) -> None:
-    """Update the rows of a step where they lie, by torch's operators.
+    """Update the rows of a step in place, by torch's operators.
 
     Gradients that belong to a step counted before come with its numbers of updates by table, `late`.
     """

@@ -1,7 +1,7 @@
 """Tables larger than DRAM, behind one tier: a row is its weights with the optimizer's state beside them.
 
 All tables of a collection share a slab, a log and a plan, under the key (first key of the table) + (row): a step looks
-up, reads, updates and evicts once, whatever the number of its tables.
+up, reads, updates and evicts once, with any number of tables.
 """
 
 import functools
@@ -44,14 +44,14 @@ _NAME = "embedding"
 # The tier leaves this share of the budget: half for the batches that lookahead knows, half for a step's working memory.
 _ASIDE = 1 / 8
 _NOWHERE = np.empty(0, np.int32)
-# torch sorts longer vectors with several threads where it may, and then orders equal ids in another way.
+# torch may sort longer vectors with several threads, and then orders equal ids in another way.
 _TORCH_SORTS_ALONE = 32768
 _IDS_MAX = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """The options that all modules of tables share; see :class:`memhier.recsys.EmbeddingBag`."""
+    """The options of all modules of tables; see :class:`memhier.recsys.EmbeddingBag`."""
 
     optimizer: SparseOptimizer | None = None
     dram: int | str
@@ -78,8 +78,8 @@ class TableOptions:
             )
         if self.codec == "int8":
             raise ValueError(
-                'codec="int8": it would lose what a step adds to a row that leaves, and cannot hold a row with a NaN; '
-                'use "int8ef", which keeps the errors, or "fp16"'
+                'codec="int8": it would lose the change of a step in a row that leaves, and cannot hold a row with a '
+                'NaN; use "int8ef", which keeps the errors, or "fp16"'
             )
 
     @property
@@ -89,7 +89,7 @@ class TableOptions:
 
 
 def check_ids(spec: TableSpec, ids: Ints, name: str = "input") -> None:
-    """Raise IndexError for a row that a table does not have; `name` is the argument that has it."""
+    """Raise IndexError for a row that a table does not have; `name` is the argument with the rows."""
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= spec.rows):
         flat = ids.reshape(-1)
         at = int(np.flatnonzero((flat < 0) | (flat >= spec.rows))[0])
@@ -286,7 +286,7 @@ class Tables:
         return self.planner is not None and self.planner.pending > 0
 
     def check_ids(self, table: int, ids: Ints, name: str = "rows") -> None:
-        """Raise IndexError for a row that a table does not have; `name` is the argument that has it."""
+        """Raise IndexError for a row that a table does not have; `name` is the argument with the rows."""
         check_ids(self.specs[table], ids, name)
 
     def check_open(self) -> None:
@@ -310,7 +310,7 @@ class Tables:
 
     @contextmanager
     def _in_own_words(self) -> Iterator[None]:
-        """Say what a tier lacks in words of the tables' arguments."""
+        """Word a shortage of the tier by the tables' arguments."""
         self.check_open()
         try:
             yield
@@ -393,7 +393,7 @@ class Tables:
             return self._tier.prefetch(rows.keys)
 
     def weights(self, rows: Rows) -> list[Floats]:
-        """Return the weights of a step's rows, of each table float32 [u, dim]; without a loan they are only read."""
+        """Return the weights of a step's rows, of each table float32 [u, dim]; rows without a loan are only read."""
         found = self.whole(rows)
         return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
 
@@ -409,7 +409,7 @@ class Tables:
         return self._gathered(ids + self.bases[table])[..., : self.widths[table]]
 
     def _gathered(self, keys: Ints) -> Floats:
-        """Return rows with their state, float32 [..., width of the widest], as many at a time as a call takes."""
+        """Return rows with their state, float32 [..., width of the widest], by calls of the tier that have room."""
         with self._in_own_words():
             if keys.size <= self.call_rows:
                 return self._tier.gather(keys, keep=False)
@@ -457,7 +457,7 @@ class Tables:
         return self._store.get(key)
 
     def extra(self) -> dict[str, Any]:
-        """Return hyperparameters and values of the caller's that the last checkpoint has."""
+        """Return hyperparameters and the caller's values of the last checkpoint."""
         return decoded_extra(self._store, self._store.get(EXTRA))
 
     def stats(self) -> dict[str, Any]:
@@ -466,7 +466,7 @@ class Tables:
         return self._tier.stats()
 
     def close(self) -> None:
-        """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
+        """End the threads, and free memory and files; updates since the last checkpoint are lost."""
         self._open, self.planner = False, None
         self._tier.close()
         self._store.close()
@@ -474,7 +474,7 @@ class Tables:
 
 
 def _rows_in(store: Store) -> int:
-    """Return how many rows a store holds."""
+    """Return the number of rows that a store holds."""
     value = store.get(f"log/{_NAME}")
     record = None if value is None else LogRecord.decode(value)
     return 0 if record is None else record.live

@@ -1,4 +1,4 @@
-"""What ranks exchange goes to the device of the group's backend, and comes back. nccl itself was not run."""
+"""Exchanged values go to the device of the group's backend, and come back. nccl itself was not run."""
 
 import itertools
 import weakref

@@ -41,7 +41,7 @@ def start(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
 
 
 def run_all(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
-    """Run a script once for each rank; return what each prints. One rank alone needs no process of its own."""
+    """Run a script once for each rank; return their outputs. One rank alone needs no process of its own."""
     folder.mkdir(exist_ok=True)
     if ranks == 1:
         told = io.StringIO()
@@ -103,7 +103,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None
     faults = ["range", "shape", "large", "range", "shape", "large", "raises", "ends"]
     assert [line.split(": ")[0] for line in told] == [f"{fault} after 4" for fault in faults]
     for fault, line in zip(faults, told, strict=True):
-        # Too large is what all ask of one rank, whoever asks.
+        # All ranks together ask too much of one rank.
         large = "BudgetError: a step needs 4[0-9] distinct rows at once, .*step_rows=4[0-9], which would be enough"
         assert re.search(large if fault == "large" else r"RuntimeError: ranks \[1\] have no batch for this step", line)
     reasons = {
@@ -115,7 +115,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None
     }
     for fault, line in zip(faults, own, strict=True):
         assert re.fullmatch(f"{fault} after 4{reasons[fault]}", line)
-    # What was trained before, and what is trained after, is the same on all.
+    # Training before and after is the same on all ranks.
     assert first == second
     assert first.startswith("40 ")
 

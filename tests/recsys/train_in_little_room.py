@@ -1,6 +1,6 @@
 """Trains on two ranks with room for little more than one batch, and takes checkpoints that fail on one of them.
 
-Where that is as its disk is full, they make room and go on; whenever they end, they open what both have.
+If its disk is full, they make room and go on; whenever they end, they open the checkpoint that both have.
 
 ``python train_in_little_room.py FOLDER 2 RANK``; the first rank prints how many bytes it sent while training went on.
 """

@@ -35,18 +35,18 @@ _PLANNED_BYTES = 12 + 80
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far ahead.
+    """The limits of an epoch that is read ahead.
 
     Attributes
     ----------
     window
         Most batches known beyond the one being fetched.
     window_bytes
-        Most bytes of all that wait, as far as the batch that is next allows; None for no limit.
+        Most bytes of all batches that wait, except that the next one may be larger; None for no limit.
     prefetch
-        Batches fetched ahead of the one that is being trained on.
+        Batches fetched ahead of the one in training.
     grows
-        Whether to announce no more than is of use.
+        Whether to announce only as many batches as are of use.
     """
 
     window: int
@@ -163,7 +163,7 @@ class Ahead:
 
     @property
     def position(self) -> int:
-        """Batches of the epoch that were handed out, those left out at a resume included."""
+        """The number of batches handed out, those skipped at a resume included."""
         return self._skipped + self._handed_out
 
     @shielded
@@ -215,7 +215,7 @@ class Ahead:
 
     @shielded
     def close(self) -> None:
-        """End the thread, and take back what was announced."""
+        """End the thread, and withdraw the announced batches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -261,7 +261,7 @@ class Ahead:
         return StopIteration() if error is None else error
 
     def _is_settled(self) -> bool:
-        """Whether what may be fetched has been, as far as there is room."""
+        """Whether all batches that may be fetched are fetched, as far as there is room."""
         if self._closed or self._failed or self._blocked:
             return True
         fetched = self._handed_out + self._fetched
@@ -290,10 +290,10 @@ class Ahead:
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Do what is due; False once there is nothing left to do."""
+        """Take the next action of the epoch; False once none is left."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._is_over() or self._may_fetch() or self._may_read())
-            # Other ranks may be at a read by now, which ends only when all have made it.
+            # Other ranks may be in a read by now, which ends only once all ranks have made it.
             closes = self._closed and not (self._in_step and self._may_read())
             if closes or self._is_over():
                 return False
@@ -425,7 +425,7 @@ class Ahead:
 
 
 def _bytes_of(batch: Any) -> int:
-    """Return about how many bytes a batch takes, where it is made of tensors and arrays."""
+    """Return about how many bytes the tensors and arrays of a batch take."""
     total, waiting, seen = 0, [batch], set[int]()
     while waiting:
         part = waiting.pop()

@@ -107,7 +107,7 @@ def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     if without := _refusing(received):
         raise RuntimeError(
             f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
-            "or failed, or gave what the tables refuse; no rank takes the step"
+            "or failed, or gave a batch that the tables refuse; no rank takes the step"
         )
     asked: Any = ranks.exchange(torch.from_numpy(rows.keys[order]), sent.tolist(), received).numpy()
     return Exchange(ids, rows, order, sent.tolist(), received, asked // ranks.ranks)

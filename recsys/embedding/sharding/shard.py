@@ -13,7 +13,7 @@ __all__ = ["Shard"]
 
 
 class Shard(Tables):
-    """Part of every table, under the numbers that rows have here: key // ranks."""
+    """Part of every table; here a row has the number key // ranks."""
 
     def __init__(self, whole: Sequence[TableSpec], rank: int, ranks: int, options: TableOptions) -> None:
         self._rank, self._ranks = rank, ranks
@@ -34,16 +34,16 @@ class Shard(Tables):
         self._tier.keep_way_back(further)
 
     def everywhere(self, numbers: Ints) -> Ints:
-        """Return the keys that rows have in the whole."""
+        """Return the keys of rows in the whole tables."""
         return numbers * self._ranks + self._rank
 
     def has(self, keys: Ints) -> NDArray[np.bool_]:
-        """Return which keys of the whole are this rank's."""
+        """Return whether each key of the whole tables is this rank's."""
         mine: NDArray[np.bool_] = keys % self._ranks == self._rank
         return mine
 
     def numbers(self, keys: Ints) -> Ints:
-        """Return the numbers that keys of the whole have here."""
+        """Return the numbers here of keys of the whole tables."""
         return keys // self._ranks
 
     def tables_of(self, numbers: Ints) -> Ints:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,8 @@ __all__ = ["ShardedEmbeddingBagCollection"]
 class ShardedEmbeddingBagCollection(TableModule):
     """:class:`EmbeddingBagCollection` over the ranks of `torch.distributed`, each with its own folder and budget.
 
-    The dense part goes under DDP as ever; this module stays outside. All ranks must make the same calls in the same
-    order, and leave an epoch of `lookahead` at the same batch.
+    Wrap the dense part in DDP as usual, without this module. All ranks must make the same calls in the same order, and
+    leave an epoch of `lookahead` at the same batch.
 
     Parameters
     ----------
@@ -52,11 +53,11 @@ class ShardedEmbeddingBagCollection(TableModule):
     path
         A folder; each rank keeps its rows in ``shard-<rank>`` of it.
     average
-        Divide gradients by the number of ranks, as DDP does with those of the dense part.
+        Divide gradients by the number of ranks, as DDP does in the dense part.
     group
-        Ranks among which the tables are divided; by default all.
+        The ranks that share the tables; by default all.
     update
-        As in :class:`EmbeddingBag`. Where a step adds up several backward passes, the sums' last bits depend on the
+        As in :class:`EmbeddingBag`. If a step adds up several backward passes, the last bits of sums depend on the
         number of ranks.
     optimizer, dram, seed, resume, policy, codec, touched, step_rows
         As in :class:`EmbeddingBag`, for each rank.
@@ -64,7 +65,7 @@ class ShardedEmbeddingBagCollection(TableModule):
     Raises
     ------
     FormatError
-        When the shards are of another number of ranks, see :func:`reshard`, or not of one training.
+        When the shards were made for another number of ranks, see :func:`reshard`, or by different trainings.
     """
 
     look_ups: ShardLookUps
@@ -111,14 +112,15 @@ class ShardedEmbeddingBagCollection(TableModule):
         exchange, is_planned = look_ups.exchange_of([bag.indices.numpy() for bag in bags])
         rows = (look_ups.rows_of if is_planned else look_ups.rows_now)(exchange, trains)
         samples = [bag.weights for bag in bags]
-        output: Tensor = _Look.apply(self._anchor, look_ups, rows, exchange, bags, look_up, trains, *samples)  # type: ignore[no-untyped-call]
+        step = _Step(rows, exchange, bags, look_up, trains)
+        output: Tensor = _Look.apply(self._anchor, look_ups, step, *samples)  # type: ignore[no-untyped-call]
         if not trains:
             rows.release()
         return Pooled(self._parser.features, self._parser.widths, output)
 
     @property
     def specs(self) -> tuple[TableSpec, ...]:
-        """The tables, as they are in the whole."""
+        """The whole tables."""
         return tuple(self._parser.specs)
 
     def weights(self, rows: Any, table: int = 0) -> Tensor:
@@ -141,7 +143,7 @@ class ShardedEmbeddingBagCollection(TableModule):
         return self.look_ups.now.total(found)
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
-        """Return what rows hold before they are first trained, float32 [n, dim]."""
+        """Return the first values of rows, float32 [n, dim]."""
         spec, ids = self._parser.specs[table], as_ints("rows", rows)
         self._parser.check_ids(table, ids)
         return torch.from_numpy(spec.initial.weights(self.tables.seed, table, ids, spec.dim, spec.rows))
@@ -150,23 +152,23 @@ class ShardedEmbeddingBagCollection(TableModule):
     def checkpoint(self, extra: Any = None) -> int:
         """Make every rank's rows durable; returns when all are. See :meth:`TableModule.checkpoint`.
 
-        Whenever ranks end, even amid a checkpoint, they go on from the newest that all of them have.
+        Ranks that end at any moment, even amid a checkpoint, go on from the newest that all of them have.
 
         Raises
         ------
         OSError
-            On all ranks, with ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk of some is full, which the message
-            names: make room there, and let all ranks call again; nothing is lost.
+            On all ranks, with ``errno`` ENOSPC, EDQUOT or EFBIG, when the disk of some is full; the message names
+            them. Make room there, and let all ranks call again; nothing is lost.
         RuntimeError
-            When some ranks could not write this checkpoint, or the one before, otherwise. Open the tables again, which
-            finds the last one that all could.
+            When another failure kept some ranks from writing this checkpoint, or the one before. Open the tables again
+            to go on from the last one that all ranks have.
         """
         self._await_all()
         done: Saving[int] = Saving()
         try:
             done.set_result(super().checkpoint(extra))
         except Exception as error:
-            done.set_exception(error)  # the other ranks are told first: they wait
+            done.set_exception(error)  # tell the other ranks first, which wait
         self._saving = done
         full = self._await_all()
         if full and done.exception() is None:
@@ -182,7 +184,7 @@ class ShardedEmbeddingBagCollection(TableModule):
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
         """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`.
 
-        Where the disk of a rank is full, its result says so; the next checkpoint of all ranks makes up for this one.
+        If the disk of a rank is full, its result raises; the next checkpoint of all ranks makes up for this one.
         """
         self._await_all()
         try:
@@ -194,9 +196,9 @@ class ShardedEmbeddingBagCollection(TableModule):
         return self._saving
 
     def _await_all(self) -> dict[int, int]:
-        """Return once every rank's last checkpoint has ended: those that all have are never more than one apart.
+        """Wait until the last checkpoint of every rank has ended, so that ranks are never more than one apart.
 
-        Returned is ``errno`` of the ranks whose disk was too full for it.
+        Return ``errno`` of the ranks whose disk was too full for it.
         """
         failed = None if self._saving is None else self._saving.exception()
         full = failed.errno or 0 if isinstance(failed, FullError) else 0
@@ -212,7 +214,7 @@ class ShardedEmbeddingBagCollection(TableModule):
                 self.look_ups.shard.keep_way_back(further=True)
         elif not ranks and self._saving is not None:
             self.look_ups.shard.keep_way_back(further=False)
-        # Whoever could not count is where the others are.
+        # A rank that could not count takes the number of the others.
         self.tables.record.checkpoint = max(number for _, _, number in told)
         self._saving = None
         return {rank: told[rank][1] for rank in ranks}
@@ -224,7 +226,7 @@ class ShardedEmbeddingBagCollection(TableModule):
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: see :meth:`TableModule.stats`.
 
-        Besides, bytes sent to other ranks: ``critical_bytes`` while the training waited, ``deferred_bytes`` while it
+        Bytes sent to other ranks come on top: ``critical_bytes`` while the training waited, ``deferred_bytes`` while it
         went on, and ``ahead_bytes`` by the thread that looks ahead.
         """
         look_ups = self.look_ups
@@ -235,48 +237,47 @@ class ShardedEmbeddingBagCollection(TableModule):
         return [f"shard-{self.look_ups.now.rank}.weight"]
 
 
+@dataclass(slots=True)
+class _Step:
+    rows: Rows  # that all ranks ask of this one
+    exchange: Exchange
+    bags: list[Bags]
+    look_up: LookUp | None
+    trains: bool
+
+
 class _Look(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        anchor: Tensor,
-        look_ups: ShardLookUps,
-        rows: Rows,
-        exchange: Exchange,
-        bags: list[Bags],
-        look_up: LookUp | None,
-        trains: bool,
-        *samples: Tensor | None,
-    ) -> Tensor:
-        weights = look_ups.weights(rows, exchange)
-        output, ctx.gradient = pool_weights(weights, exchange.rows, bags)
+    def forward(ctx: Any, anchor: Tensor, look_ups: ShardLookUps, step: _Step, *samples: Tensor | None) -> Tensor:
+        weights = look_ups.weights(step.rows, step.exchange)
+        output, ctx.gradient = pool_weights(weights, step.exchange.rows, step.bags)
         # Gradients of per-sample weights need the rows that were looked up.
-        ctx.looked_up = weights if any(ctx.needs_input_grad[7:]) else None
-        ctx.of, ctx.look_up, ctx.trains = (look_ups, rows, exchange, bags), look_up, trains
+        ctx.looked_up = weights if any(ctx.needs_input_grad[3:]) else None
+        ctx.look_ups, ctx.step, ctx.trains = look_ups, step, step.trains
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
         if not ctx.trains and ctx.needs_input_grad[0]:
             raise RuntimeError(EVALUATED)
-        step, ctx.gradient = ctx.gradient, None
-        look_up, ctx.look_up = ctx.look_up, None
-        check_first_pass(step, gradient)
-        look_ups, rows, exchange, bags = ctx.of
-        step.dense = gradient
+        of_rows, ctx.gradient = ctx.gradient, None
+        step, ctx.step = ctx.step, None
+        check_first_pass(of_rows, gradient)
+        of_rows.dense = gradient
         of_samples = [
-            step.of_samples(number, ctx.looked_up[number]) if needed else None
-            for number, needed in enumerate(ctx.needs_input_grad[7:])
+            of_rows.of_samples(number, ctx.looked_up[number]) if needed else None
+            for number, needed in enumerate(ctx.needs_input_grad[3:])
         ]
-        if ctx.trains and not look_ups.anchor.requires_grad:
-            rows.release()  # frozen since the forward pass
-        elif ctx.trains:
+        if step.trains and not ctx.look_ups.anchor.requires_grad:
+            step.rows.release()  # frozen since the forward pass
+        elif step.trains:
             places, turns, values = [], [], []
-            gradients = step.sparse()
+            gradients = of_rows.sparse()
             widest = max(sparse.shape[1] for _, sparse in gradients)
-            for bag, (table, sparse) in zip(bags, gradients, strict=True):
-                places.append(indices_of(sparse)[0].numpy() + exchange.rows.starts[table])
+            for bag, (table, sparse) in zip(step.bags, gradients, strict=True):
+                places.append(indices_of(sparse)[0].numpy() + step.exchange.rows.starts[table])
                 turns.append(np.repeat(np.arange(bag.features), bag.lengths.numpy().reshape(bag.features, -1).sum(1)))
                 values.append(nn.functional.pad(values_of(sparse), (0, widest - sparse.shape[1])))
-            look_ups.send(look_up, rows, exchange, np.concatenate(places), np.concatenate(turns), torch.cat(values))
-        return None, None, None, None, None, None, None, *of_samples
+            sent = np.concatenate(places), np.concatenate(turns), torch.cat(values)
+            ctx.look_ups.send(step.look_up, step.rows, step.exchange, *sent)
+        return None, None, None, *of_samples
