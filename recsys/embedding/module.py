@@ -263,7 +263,7 @@ class TableModule(nn.Module):
         return torch.is_grad_enabled() and self.training and self._anchor.requires_grad
 
     def _place(self, rows: Rows, bag: Bags) -> int:
-        """Return the place of the padding among the table's rows of a step, or one that torch accepts if it is missing."""
+        """Return the place of the padding among the table's rows of a step, or one that torch accepts in its stead."""
         mine, key = rows.keys[rows.of_table(bag.table)], bag.padding + self.tables.bases[bag.table]
         place = int(np.searchsorted(mine, key))
         if place < len(mine) and mine[place] == key:

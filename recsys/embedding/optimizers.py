@@ -208,13 +208,15 @@ class Adam:
             return
         dim, (beta1, beta2) = weights.shape[1], group["betas"]
         first, second = state[rows, :dim], state[rows, dim:]
-        change = values.sub(first).mul_(1 - beta1)
-        square_change = values.pow(2).sub_(second).mul_(1 - beta2)
-        first = first.add_(change)
-        second = second.add_(square_change)
+        first = first.add_(values.sub(first).mul_(1 - beta1))
+        second = second.add_(self._squares(values).sub_(second).mul_(1 - beta2))
         state[rows, :dim], state[rows, dim:] = first, second
         rate = _adam_numbers(group, step)[0]
         weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
+
+    def _squares(self, values: Tensor) -> Tensor:
+        """Return the squares that the second moment follows."""
+        return values.pow(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -229,18 +231,8 @@ class RowWiseAdam(Adam):
         """Return the compiled rule; see :class:`SparseOptimizer`."""
         return 4, _adam_numbers(group, step)
 
-    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
-        """Change rows in place; see :class:`SparseOptimizer`."""
-        rows, values = _coalesced(gradient)
-        if not len(rows):
-            return
-        dim, (beta1, beta2) = weights.shape[1], group["betas"]
-        first, second = state[rows, :dim], state[rows, dim:]
-        first = first.add_(values.sub(first).mul_(1 - beta1))
-        second = second.add_(_mean_square(values).sub_(second).mul_(1 - beta2))
-        state[rows, :dim], state[rows, dim:] = first, second
-        rate = _adam_numbers(group, step)[0]
-        weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
+    def _squares(self, values: Tensor) -> Tensor:
+        return _mean_square(values)
 
 
 def adds_in_turn(optimizer: SparseOptimizer) -> bool:

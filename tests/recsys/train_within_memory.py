@@ -1,5 +1,5 @@
-"""Trains with a checkpoint after every step, and prints the most private memory that this took beside the memory before,
-and the most that `memory_bytes` said; in bytes.
+"""Trains with a checkpoint after every step; prints the most private memory that this added, and the largest
+`memory_bytes`, in bytes.
 
 ``python train_within_memory.py FOLDER DRAM STEPS KIND``; KIND says which call takes the checkpoints.
 """
