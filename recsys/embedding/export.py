@@ -1,7 +1,7 @@
 """Whole tables written to files, block by block, so that DRAM stays bounded at any size.
 
-Untrained rows are written with their first values. A file appears under its name once it is whole. Of tables divided
-among trainers every rank writes all rows, to a path of its own.
+Untrained rows are written with their first values. A file appears under its name once it is whole. If tables
+are divided among trainers, every rank writes all rows, to a path of its own.
 """
 
 import json

@@ -452,10 +452,6 @@ class Tables:
         self.check_open()
         return self._tier.start_checkpoint({**self.record.values(), **values})
 
-    def value(self, key: str) -> bytes | None:
-        """Return a value of the last checkpoint."""
-        return self._store.get(key)
-
     def extra(self) -> dict[str, Any]:
         """Return hyperparameters and the caller's values of the last checkpoint."""
         return decoded_extra(self._store, self._store.get(EXTRA))

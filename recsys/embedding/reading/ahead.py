@@ -238,7 +238,7 @@ class Ahead:
         with self._changed:
             if self._closed:
                 raise self._end()
-            wait_for(self._changed, self._is_settled)
+            wait_for(self._changed, self._is_settled_locked)
         self._let_go()
         if self._blocked or not self._fetched:
             # The next batch is fetched while no other rows have to stay.
@@ -248,7 +248,7 @@ class Ahead:
                 self._granted = max(self._granted, self._handed_out + 1)
                 self._blocked, self._full = False, None
                 self._changed.notify_all()
-                wait_for(self._changed, self._is_settled)
+                wait_for(self._changed, self._is_settled_locked)
         if self._full is not None and not self._fetched:
             raise self._full
         if self._failed or self._closed or not self._fetched:
@@ -260,7 +260,7 @@ class Ahead:
         error, self._error = self._error, None
         return StopIteration() if error is None else error
 
-    def _is_settled(self) -> bool:
+    def _is_settled_locked(self) -> bool:
         """Whether all batches that may be fetched are fetched, as far as there is room."""
         if self._closed or self._failed or self._blocked:
             return True
@@ -292,25 +292,28 @@ class Ahead:
     def _step(self) -> bool:
         """Take the next action of the epoch; False once none is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._is_over() or self._may_fetch() or self._may_read())
+            self._changed.wait_for(self._is_due_locked)
             # Other ranks may be in a read by now, which ends only once all ranks have made it.
-            closes = self._closed and not (self._in_step and self._may_read())
-            if closes or self._is_over():
+            closes = self._closed and not (self._in_step and self._may_read_locked())
+            if closes or self._is_over_locked():
                 return False
-            fetches = self._may_fetch() and not self._closed
+            fetches = self._may_fetch_locked() and not self._closed
         if not fetches or self._lacks_batches():
             self._read()
         else:
             self._fetch()
         return True
 
-    def _is_over(self) -> bool:
+    def _is_due_locked(self) -> bool:
+        return self._closed or self._is_over_locked() or self._may_fetch_locked() or self._may_read_locked()
+
+    def _is_over_locked(self) -> bool:
         return self._over and self._fetched == len(self._window)
 
-    def _may_fetch(self) -> bool:
+    def _may_fetch_locked(self) -> bool:
         return not self._blocked and self._handed_out + self._fetched < self._granted
 
-    def _may_read(self) -> bool:
+    def _may_read_locked(self) -> bool:
         if self._over:
             return False
         if self._in_step:

@@ -63,7 +63,7 @@ class Late:
     Attributes
     ----------
     here
-        Contributions to rows that can wait, from ranks that did not know so and sent them at once.
+        Contributions to rows that can wait, sent at once by ranks that did not know so.
     counts
         int64 [ranks, turns]: contributions from each rank, of the first feature of a table, the second ...
     group, steps

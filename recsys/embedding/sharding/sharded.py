@@ -1,10 +1,9 @@
 """Tables divided among trainers: each rank keeps the rows that are its own, and lends them to the others.
 
 Row r of a table belongs to the rank (first key of the table + r) modulo the number of ranks. A step exchanges ids, rows
-and gradients by all-to-all. Gradients come back one for each id and are added feature after feature, in the order of
-ranks and, within a rank, of ids: so training on W ranks gives tables with the bits of training on one rank whose batch
-is theirs one after the other. `lookahead` exchanges the ids of a batch, and reads the rows that they ask for, before
-its step comes; see :mod:`memhier.recsys.embedding.sharding.shard_look_ups`.
+and gradients by all-to-all. Each id has a gradient of its own. Gradients are added feature after feature, in the order
+of ranks and, within a rank, of ids: W ranks give tables the bits of one rank that trains on all their batches, one
+after the other. `lookahead` exchanges the ids of a batch, and reads the rows that they ask for, before its step comes.
 """
 
 import os
