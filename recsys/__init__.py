@@ -1,7 +1,8 @@
 """Training systems on the tiers: embedding tables larger than DRAM, and the replay buffer."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from memhier.lazy import lazy
 
 if TYPE_CHECKING:
     from memhier.recsys.embedding import (
@@ -74,11 +75,9 @@ __all__ = [
     "to_embedding_bag",
 ]
 
-# Loaded when first asked for: the embedding tables need torch, the replay buffer does not.
-_REPLAY = ("CarouselBuffer",)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'memhier.recsys' has no attribute {name!r}")
-    return getattr(import_module(f"memhier.recsys.{'replay' if name in _REPLAY else 'embedding'}"), name)
+# Names load on use: the embedding tables need torch, the replay buffer does not.
+__getattr__, __dir__ = lazy(
+    __name__,
+    {name: f"memhier.recsys.{'replay' if name == 'CarouselBuffer' else 'embedding'}" for name in __all__},
+    [*globals()],
+)

@@ -55,6 +55,8 @@ class Step:
 class Lookahead:
     """Plans batches one after another, knowing those that are announced.
 
+    :class:`memhier.recsys.Lookahead` is another class: it reads a loader ahead of the training.
+
     Parameters
     ----------
     capacity

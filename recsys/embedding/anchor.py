@@ -1,8 +1,8 @@
-"""What stands for the rows of tables among a model's parameters, so that torch's habits reach them or fail aloud.
+"""The anchor: an empty parameter that stands for the rows of tables in a model.
 
-Rows are no parameters: no optimizer but their own has them. In their place a module has one empty parameter. Whether
-that takes gradients says whether the rows do; and where rows have got gradients it has one that cannot be clipped or
-unscaled, as whoever does that means the rows' as well.
+Rows are no parameters, so only their own optimizer knows them. The anchor brings torch's habits to them, or makes these
+fail aloud. The rows take gradients if it does. While rows have gradients, it has one that refuses to be clipped or
+unscaled, because the caller means those of the rows as well.
 """
 
 import functools
@@ -32,7 +32,7 @@ class Anchor(nn.Parameter):
     stepping
         Called before an optimizer that has this parameter takes a step; None does nothing.
     is_applied_at_once
-        Whether a backward pass applies the gradients of the rows, so that nobody can unscale them before.
+        Whether a backward pass applies the gradients of the rows, so that no call can unscale them before.
     """
 
     stepping: Callable[[], None] | None = None
@@ -43,18 +43,18 @@ class Anchor(nn.Parameter):
         return super().__new__(cls, torch.empty(0), requires_grad=True)
 
     def mark(self, refusal: str) -> None:
-        """Say that rows have got gradients: whoever looks at this parameter's reads `refusal`."""
+        """Note that rows have gradients; a call that reads this parameter's gradient raises `refusal`."""
         if not isinstance(self.grad, _Mark) or self.grad.is_zero:
             self.grad = _Mark.of(refusal)
 
     @property
     def is_marked(self) -> bool:
-        """Whether it was said, and gradients were not set to None or zero since."""
+        """Whether rows have gradients, which were not set to None or zero since."""
         return self.grad is not None and not (isinstance(self.grad, _Mark) and self.grad.is_zero)
 
 
 class _Mark(torch.Tensor):
-    """An empty gradient: optimizers find nothing in it, and whoever would read or change its values is refused."""
+    """An empty gradient: optimizers find no value in it, and calls that read or change its values raise."""
 
     refusal: str
     is_zero: bool
@@ -72,13 +72,13 @@ class _Mark(torch.Tensor):
         name = getattr(func, "__name__", "")
         marks = [one for part in args for one in (part if isinstance(part, list | tuple) else [part])]
         marks = [one for one in marks if isinstance(one, _Mark)]
-        # `copy_` and the like only where the mark itself is changed.
+        # `copy_` and the like are refused only if they change the mark itself.
         if name in _REFUSED and marks and (marks[0] is args[0] or isinstance(args[0], list | tuple)):
             raise RuntimeError(marks[0].refusal)
         if name in ("zero_", "_foreach_zero_"):
             for mark in marks:
                 mark.is_zero = True
-        # What comes of it is a plain tensor, but for another name of the same.
+        # The result is a plain tensor, unless it is another name of the mark.
         with torch._C.DisableTorchFunctionSubclass():
             found = func(*args, **(kwargs or {}))
         if name == "detach" or func == torch.Tensor.data.__get__:  # type: ignore[attr-defined]
@@ -93,7 +93,7 @@ def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> No
             continue
         if all(isinstance(one, Anchor) for one in parameters):
             raise RuntimeError(
-                f"{type(optimizer).__name__} has nothing but what stands for the rows of tables, which are updated by "
+                f"{type(optimizer).__name__} has only the parameter that stands for the rows of tables, updated by "
                 "their module's own optimizer: give the tables optimizer= instead; it is module.optimizer then"
             )
         anchor.stepping()
@@ -104,9 +104,9 @@ register_optimizer_step_pre_hook(_before_step)
 
 @functools.cache
 def refuse_scaled_losses() -> None:
-    """Have every GradScaler refuse losses whose backward pass would apply scaled gradients to rows.
+    """Let every GradScaler refuse losses whose backward pass would apply scaled gradients to rows.
 
-    Neither a gradient nor the optimizers that are stepped later tell that a loss was scaled, so `scale` itself looks.
+    Gradients and later steps of optimizers do not show that a loss was scaled, so `scale` itself checks.
     """
     scale = GradScaler.scale
 
@@ -122,7 +122,7 @@ def refuse_scaled_losses() -> None:
 
 
 def _check_unscaled(nodes: list[Any]) -> None:
-    """Raise RuntimeError where autograd's graph leads to rows whose gradients are applied at once."""
+    """Raise RuntimeError if autograd's graph leads to rows whose gradients are applied at once."""
     seen = set(nodes)
     while nodes:
         node = nodes.pop()

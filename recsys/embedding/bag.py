@@ -8,11 +8,13 @@ from torch import Tensor
 
 from memhier.arguments import check_int
 from memhier.policies import Policy
-from memhier.recsys.embedding.bags import MODES, Bags
-from memhier.recsys.embedding.initial import Initial, Normal
-from memhier.recsys.embedding.module import TableModule, Update, not_compiled
+from memhier.recsys.embedding.initial import Initial, Normal, TableSpec
+from memhier.recsys.embedding.look_ups import LookUps
+from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.tables import Ints, Tables, TableSpec
+from memhier.recsys.embedding.pooling import MODES, Bags
+from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update
+from memhier.recsys.embedding.torch_internals import not_compiled
 
 __all__ = ["EmbeddingBag", "Mode", "as_bags"]
 
@@ -24,8 +26,8 @@ class EmbeddingBag(TableModule):
     """`torch.nn.EmbeddingBag` on a table as large as the SSD, trained through a DRAM budget.
 
     Outputs, gradients and trained rows have the bits of ``torch.nn.EmbeddingBag(..., sparse=True)`` with torch's
-    optimizer of the same name, whatever the budget (Bagpipe, arXiv 2202.12429, promises the same of synchronous
-    training). The table never exists as a parameter: rows take room once they were touched.
+    optimizer of the same name, at any budget (Bagpipe, arXiv 2202.12429, promises the same of synchronous
+    training). The table never exists as a parameter: a row takes room once it was touched.
 
     Parameters
     ----------
@@ -38,37 +40,37 @@ class EmbeddingBag(TableModule):
     path
         A folder on SSD for this module alone.
     seed, initial
-        Of first values, which depend on these and the row alone; :meth:`initial_weights` returns them.
+        The first values depend on these and the row alone; :meth:`initial_weights` returns them.
     resume
-        Go on from the checkpoint in `path`, with its hyperparameters; FileNotFoundError where none is.
+        Go on from the checkpoint in `path`, with its hyperparameters; FileNotFoundError if there is none.
     update
-        When gradients are applied: by the ``"backward"`` pass, or by ``module.optimizer.step()``. Scaled losses, as of
-        `torch.amp.GradScaler`, need ``"step"``: see Notes.
+        ``"backward"``: the backward pass applies gradients. ``"step"``: ``module.optimizer.step()`` does. Scaled
+        losses, as of `torch.amp.GradScaler`, need ``"step"``: see Notes.
     policy, codec
-        Who stays in DRAM, and how rows are kept on SSD; see :class:`memhier.table.tiered.Tiered`. A codec that rounds
-        is for optimizers without state, as beside large weights small state would become nothing: SGD without momentum.
-        Of these ``"int8ef"`` keeps the errors of its integers, so that what one step adds to a row is not lost when it
-        leaves (down to the largest weight / 64000), and rows with a NaN or infinity as they are; ``"int8"`` is refused.
+        The rule that keeps rows in DRAM, and the encoding of rows on SSD; see :class:`memhier.table.tiered.Tiered`. A
+        codec that rounds needs an optimizer without state, SGD without momentum: beside large weights small state would
+        become zero. ``"int8ef"`` keeps the errors of its integers as well, so a row that leaves keeps the change of one
+        step (down to the largest weight / 64000), and rows with a NaN or infinity unchanged. ``"int8"`` is refused.
     touched
-        Most distinct rows that will ever be trained; by default all. Where that is far less than `num_embeddings`, the
-        index of rows on SSD takes far less DRAM.
+        Most distinct rows that will ever be trained; by default all. With far fewer than `num_embeddings`, the index of
+        rows on SSD takes far less DRAM.
     step_rows
-        Most distinct rows of one step, for which working memory is set aside; by default what the budget suggests.
+        Most distinct rows of one step, for which working memory is set aside; by default the budget decides.
 
     Raises
     ------
     BudgetError
-        When `dram` is too small; the message says what would be enough.
+        When `dram` is too small; the message says how much would be enough.
     FileExistsError
         When `path` holds a checkpoint and `resume` is False.
     FormatError
-        When the checkpoint is of another table.
+        When the checkpoint belongs to another table.
 
     Notes
     -----
     With ``update="backward"`` the rows have been trained when the backward pass ends, so `torch.amp.GradScaler.scale`
-    refuses a loss that comes from them. Scalers of other kinds, losses scaled by hand, and look-ups inside of
-    ``torch.utils.checkpoint`` with ``use_reentrant=True`` are not noticed. With ``update="step"`` call
+    refuses a loss that comes from them. It does not notice other scalers, losses scaled by hand, and look-ups inside of
+    ``torch.utils.checkpoint`` with ``use_reentrant=True``. With ``update="step"`` call
     ``scale_gradients(1 / scaler.get_scale())`` before ``module.optimizer.step()``.
 
     Examples
@@ -108,13 +110,11 @@ class EmbeddingBag(TableModule):
         if padding_idx is not None:
             padding_idx = check_int("padding_idx", padding_idx, -num_embeddings, num_embeddings - 1) % num_embeddings
         spec = TableSpec("weight", num_embeddings, embedding_dim, Normal() if initial is None else initial)
-        super().__init__(
-            Tables(
-                [spec], optimizer, dram=dram, path=path, seed=seed, resume=resume,
-                policy=policy, codec=codec, touched=touched, step_rows=step_rows,
-            ),
-            update,
+        options = TableOptions(
+            optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
+        super().__init__(LookUps(Tables([spec], options), _ids_of))
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.mode = mode
@@ -130,22 +130,14 @@ class EmbeddingBag(TableModule):
         IndexError
             For a row that the table does not have.
         BudgetError
-            When the distinct rows of this step do not fit; the message says what would be enough.
+            When the distinct rows of this step do not fit; the message says how much would be enough.
         """
         flat, offsets, weights = as_bags(input, offsets, per_sample_weights, self.mode)
         if self.include_last_offset and (not len(offsets) or int(offsets[-1]) != len(flat)):
-            raise ValueError(f"offsets: expected {len(flat)} as the last one, where include_last_offset is set")
+            raise ValueError(f"offsets: expected {len(flat)} as the last one, as include_last_offset is set")
         padding = -1 if self.padding_idx is None else self.padding_idx
         bags = Bags(0, flat, offsets, MODES[self.mode], weights, padding, self.include_last_offset)
-        return self._pooled([flat.numpy()], [bags])
-
-    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
-        """See :class:`TableModule`."""
-        offsets = arguments[1] if len(arguments) > 1 else None
-        if offsets is None and isinstance(arguments[0], Tensor) and arguments[0].dim() == 1:
-            offsets = torch.zeros(1, dtype=torch.int64)  # where bags begin does not matter to what they need
-        # A copy: whoever changes the batch in place looks up other ids than these.
-        return [as_bags(arguments[0], offsets, None, self.mode)[0].numpy().copy()]
+        return self._pooled([bags])
 
     def _weight_names(self) -> list[str]:
         return ["weight"]
@@ -153,6 +145,13 @@ class EmbeddingBag(TableModule):
     def extra_repr(self) -> str:
         """Return the arguments that matter most."""
         return f"{self.num_embeddings}, {self.embedding_dim}, mode={self.mode!r}, path={self.tables.path!r}"
+
+
+def _ids_of(input: Any, offsets: Any = None, *others: Any) -> list[Ints]:
+    if offsets is None and isinstance(input, Tensor) and input.dim() == 1:
+        offsets = torch.zeros(1, dtype=torch.int64)  # the ids of a batch do not depend on its bags
+    # A copy: a batch that is changed in place afterwards has other ids than these.
+    return [as_bags(input, offsets, None, "sum")[0].numpy().copy()]
 
 
 def as_bags(
@@ -163,11 +162,11 @@ def as_bags(
     Raises
     ------
     TypeError, ValueError
-        For arguments that torch would not take either.
+        For arguments that torch refuses as well.
     """
     if not isinstance(input, Tensor) or input.dtype not in (torch.int32, torch.int64):
-        what = input.dtype if isinstance(input, Tensor) else type(input)
-        raise TypeError(f"input: expected a tensor of int32 or int64, got {what}")
+        found = input.dtype if isinstance(input, Tensor) else type(input)
+        raise TypeError(f"input: expected a tensor of int32 or int64, got {found}")
     if input.device.type != "cpu":
         raise ValueError(f"input: expected a tensor on the CPU, got one on {input.device}")
     if per_sample_weights is not None:
@@ -182,13 +181,13 @@ def as_bags(
         per_sample_weights = per_sample_weights.reshape(-1).contiguous()
     if input.dim() == 2:
         if offsets is not None:
-            raise ValueError("offsets: expected None where input is 2-D, each of whose rows is a bag")
+            raise ValueError("offsets: expected None with a 2-D input, each of whose rows is a bag")
         width = input.shape[1]
         offsets = torch.arange(0, input.numel(), width) if width else torch.zeros(input.shape[0], dtype=torch.int64)
     elif input.dim() != 1:
         raise ValueError(f"input: expected 1 or 2 dimensions, got {input.dim()}")
     elif offsets is None:
-        raise ValueError("offsets: expected a tensor where input is 1-D")
+        raise ValueError("offsets: expected a tensor with a 1-D input")
     elif offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"offsets: expected int64 [bags], got {offsets.dtype} {list(offsets.shape)}")
     else:
@@ -200,9 +199,9 @@ def as_bags(
 def _check_offsets(offsets: Tensor, count: int) -> None:
     if not len(offsets):
         if count:
-            raise ValueError(f"offsets: expected where bags begin, got none for the {count} ids of input")
+            raise ValueError(f"offsets: expected the beginnings of bags, got none for the {count} ids of input")
         return
     if int(offsets[0]) != 0:
-        raise ValueError(f"offsets[0]={int(offsets[0])}: expected 0, where the first bag begins")
+        raise ValueError(f"offsets[0]={int(offsets[0])}: expected 0, the beginning of the first bag")
     if bool((offsets[1:] < offsets[:-1]).any()) or int(offsets[-1]) > count:
         raise ValueError(f"offsets: expected rising numbers up to the {count} ids of input")

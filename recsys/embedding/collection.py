@@ -12,35 +12,37 @@ from torch import Tensor
 from memhier.arguments import check_int
 from memhier.policies import Policy
 from memhier.recsys.embedding.bag import as_bags
-from memhier.recsys.embedding.bags import MODES, Bags
-from memhier.recsys.embedding.initial import Initial, Uniform
-from memhier.recsys.embedding.module import TableModule, Update, not_compiled
+from memhier.recsys.embedding.initial import Initial, TableSpec, Uniform
+from memhier.recsys.embedding.look_ups import LookUps
+from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.optimizers import SparseOptimizer
-from memhier.recsys.embedding.tables import Ints, Tables, TableSpec, check_ids
+from memhier.recsys.embedding.pooling import MODES, Bags
+from memhier.recsys.embedding.tables import Ints, TableOptions, Tables, Update, check_ids
+from memhier.recsys.embedding.torch_internals import not_compiled
 
 __all__ = ["EmbeddingBagCollection", "EmbeddingBagConfig", "FeatureParser", "Pooled"]
 
 _ROWS_MAX = 2**62
 ASKED = "features of table {!r}"
-"""What has the ids of a table, for messages."""
+"""The argument that holds the ids of a table, for messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingBagConfig:
-    """One table, as TorchRec describes it.
+    """One table, with the fields of TorchRec's configuration.
 
     Attributes
     ----------
     name
-        Of the table, unique.
+        The name of the table, unique.
     num_embeddings, embedding_dim
-        Its rows and the weights in each.
+        The number of rows, and of weights in each.
     feature_names
-        Of the features that look it up; by default one with the table's name.
+        The features that look the table up; by default one with the table's name.
     pooling
         ``"sum"`` or ``"mean"``.
     initial
-        Weights before a row is first trained; by default TorchRec's.
+        The weights of untrained rows; by default TorchRec's.
     """
 
     name: str
@@ -52,7 +54,7 @@ class EmbeddingBagConfig:
 
 
 class Pooled(Mapping[str, Tensor]):
-    """Pooled rows by feature, as TorchRec's KeyedTensor."""
+    """Pooled rows by feature, like TorchRec's KeyedTensor."""
 
     def __init__(self, names: Sequence[str], widths: Sequence[int], values: Tensor) -> None:
         ends = np.cumsum([0, *widths]).tolist()
@@ -120,15 +122,12 @@ class EmbeddingBagCollection(TableModule):
         step_rows: int | None = None,
     ) -> None:
         parser = FeatureParser(tables)
-        super().__init__(
-            Tables(
-                parser.specs, optimizer, dram=dram, path=path, seed=seed, resume=resume,
-                policy=policy, codec=codec, touched=touched, step_rows=step_rows,
-            ),
-            update,
+        options = TableOptions(
+            optimizer=optimizer, dram=dram, path=path, seed=seed, resume=resume, update=update,
+            policy=policy, codec=codec, touched=touched, step_rows=step_rows,
         )  # fmt: skip
+        super().__init__(LookUps(Tables(parser.specs, options, asked=ASKED), parser.ids_of))
         self._parser = parser
-        self.tables.asked = ASKED
 
     @not_compiled
     def forward(self, features: Any) -> Pooled:
@@ -145,11 +144,10 @@ class EmbeddingBagCollection(TableModule):
         IndexError
             For a row that a table does not have.
         BudgetError
-            When the distinct rows of this step do not fit; the message says what would be enough.
+            When the distinct rows of this step do not fit; the message says how much would be enough.
         """
         bags = self._parser.bags_of(features)
-        output = self._pooled([bag.indices.numpy() for bag in bags], bags)
-        return Pooled(self._parser.features, self._parser.widths, output)
+        return Pooled(self._parser.features, self._parser.widths, self._pooled(bags))
 
     def _weight_names(self) -> list[str]:
         # As TorchRec's.
@@ -159,13 +157,9 @@ class EmbeddingBagCollection(TableModule):
         """Return the arguments that matter most."""
         return f"{len(self._parser.configs)} tables, {self.tables.bases[-1]} rows, path={self.tables.path!r}"
 
-    def _ids_of(self, *arguments: Any) -> list[Ints | None]:
-        # Copies: whoever changes the batch in place looks up other ids than these.
-        return [bag.indices.numpy().copy() for bag in self._parser.bags_of(*arguments)]
-
 
 class FeatureParser:
-    """Tables, and from features to the bags of each.
+    """Turns features into the bags of each table.
 
     Attributes
     ----------
@@ -177,7 +171,7 @@ class FeatureParser:
     Raises
     ------
     ValueError
-        For two tables or two features of one name, and for more rows than keys can tell apart.
+        For two tables or two features of one name, and for more rows than there are keys.
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
@@ -185,10 +179,10 @@ class FeatureParser:
             raise ValueError("tables: expected at least one")
         self.configs = [_as_config(table) for table in tables]
         self.features = [name for config in self.configs for name in config.feature_names]
-        for what, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
+        for kind, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
-                raise ValueError(f"tables: more than one {what} is named {twice[0]!r}")
+                raise ValueError(f"tables: more than one {kind} is named {twice[0]!r}")
         self.specs = [
             TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
             for config in self.configs
@@ -202,8 +196,12 @@ class FeatureParser:
         """Raise IndexError for a row that a table does not have."""
         check_ids(self.specs[table], ids, ASKED.format(self.specs[table].name))
 
+    def ids_of(self, features: Any) -> list[Ints]:
+        """Return copies of the ids of each table, which stay when the batch is changed in place."""
+        return [bag.indices.numpy().copy() for bag in self.bags_of(features)]
+
     def bags_of(self, features: Any) -> list[Bags]:
-        """Return the bags of each table, their ids in place of indices."""
+        """Return the bags of each table, with ids in place of indices."""
         parts = _parts(features, self.features)
         found, at = [], 0
         for number, config in enumerate(self.configs):
@@ -217,7 +215,7 @@ class FeatureParser:
 
 
 Part = tuple[Tensor, Tensor, Tensor | None]
-"""Ids int64 [n], where bags begin, weights."""
+"""Ids int64 [n], the beginnings of bags, and weights."""
 
 
 def _parts(features: Any, names: Sequence[str]) -> list[Part]:
@@ -269,7 +267,7 @@ def _of_jagged(features: Any, names: Sequence[str]) -> list[Part]:
 
 
 def _joined(parts: Sequence[Part]) -> Part:
-    """Return the bags of several features of one table, one after the other."""
+    """Return the bags of several features of one table, feature after feature."""
     ends = np.cumsum([0, *(len(ids) for ids, _, _ in parts)]).tolist()
     offsets = torch.cat([begins + end for (_, begins, _), end in zip(parts, ends, strict=False)])
     weights = None

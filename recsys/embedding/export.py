@@ -1,7 +1,7 @@
-"""Tables written out as a whole, block by block: DRAM stays bounded however large they are.
+"""Whole tables written to files, block by block, so that DRAM stays bounded at any size.
 
-Rows that were never trained are written with their first values. A file appears under its name once it is whole.
-Tables that are divided among trainers are written by every rank, each to a path of its own.
+Untrained rows are written with their first values. A file appears under its name once it is whole. If tables
+are divided among trainers, every rank writes all rows, to a path of its own.
 """
 
 import json
@@ -48,7 +48,7 @@ _HEADER_CHECK = record(
 
 
 def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> nn.EmbeddingBag:
-    """Return a table as torch's module, in memory: for tables that are small enough after all."""
+    """Return a table as torch's module, in memory: for small tables."""
     spec = module.specs[table]
     weight = torch.empty(spec.rows, spec.dim)
     for start, rows in _blocks(module, table):
@@ -82,7 +82,7 @@ def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
     Raises
     ------
     ImportError
-        Where pyarrow is not installed.
+        If pyarrow is not installed.
     """
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -145,7 +145,7 @@ class QuantisedTable:
     Raises
     ------
     FormatError
-        When it is no such file.
+        For any other file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,7 +157,7 @@ class QuantisedTable:
         try:
             header = decode_json(raw, os.fspath(path), _HEADER_CHECK)
         except CorruptionError as error:
-            raise FormatError(f"{os.fspath(path)}: no table that export_quantised wrote: {error}") from error
+            raise FormatError(f"{os.fspath(path)}: not a table that export_quantised wrote: {error}") from error
         types: dict[str, np.dtype[Any]] = {"U8": np.dtype("u1"), "F16": np.dtype("<f2"), "F32": np.dtype("<f4")}
         start = _HEADER.size + length
         tensors = {name: header[name] for name in ("weight", "scale", "least") if name in header}
@@ -214,7 +214,7 @@ def _blocks(module: TableModule, table: int) -> Iterator[tuple[int, Floats]]:
 def _write_header(
     file: IO[bytes], shapes: Mapping[str, tuple[str, tuple[int, ...], int]], about: dict[str, str]
 ) -> int:
-    """Write the head of a .safetensors file; return where the tensors begin."""
+    """Write the head of a .safetensors file; return the offset of the tensors."""
     header: dict[str, Any] = {"__metadata__": about} if about else {}
     end = 0
     for name, (dtype, shape, size) in shapes.items():
@@ -228,7 +228,7 @@ def _write_header(
 
 @contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file to be written, which takes its name when the block ends well, and goes when it does not."""
+    """Give a file to be written; it takes its name if the block ends well, and is deleted otherwise."""
     final = os.fspath(path)
     part = f"{final}.part"
     try:

@@ -1,21 +1,25 @@
-"""First values of rows, made when a row is first touched: numbers that depend on seed, table and row alone.
+"""First values of rows, made when a row is first touched; they depend on seed, table and row alone.
 
-A counter-based generator (SplitMix64's finalizer over a counter, as in Steele, Lea and Flood, OOPSLA 2014; the idea of
-counters is Salmon et al., SC 2011): no row's values need another row's, so nothing is written or read before the first
-write, and a table is created at once whatever its size. Integer arithmetic and exactly rounded products and sums make
-the values the same on every machine.
+A counter-based generator makes them (SplitMix64's finalizer over a counter, as in Steele, Lea and Flood, OOPSLA 2014;
+the idea of counters is Salmon et al., SC 2011). No row's values need those of another row, so a row needs no read or
+write before it is trained, and a table of any size is created at once. Integer arithmetic and exactly rounded products
+and sums make the values the same on every machine.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Initial", "Normal", "Uniform", "initial_weights"]
+from memhier.recsys.embedding.optimizers import SparseOptimizer
+
+__all__ = ["FirstRows", "Initial", "Normal", "TableSpec", "Uniform", "initial_weights"]
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK = 2**64 - 1
-# The sum of so many 16-bit numbers is as good as normal for weights, and needs no logarithm that machines round unlike.
+# The sum of so many 16-bit numbers is close enough to normal for weights, and needs no logarithm, which machines round
+# in different ways.
 _HALVES = 8
 _HALF_MEAN = _HALVES * 65535 / 2
 _HALF_STD = (_HALVES * (65536**2 - 1) / 12) ** 0.5
@@ -23,12 +27,12 @@ _HALF_STD = (_HALVES * (65536**2 - 1) / 12) ** 0.5
 
 @dataclass(frozen=True, slots=True)
 class Uniform:
-    """Evenly between two bounds, the upper one excluded.
+    """Values spread evenly between two bounds, without the upper one.
 
     Attributes
     ----------
     low, high
-        None stands for 1 / sqrt(num_embeddings) either side of zero, as TorchRec and DLRM have it.
+        None stands for 1 / sqrt(num_embeddings) on each side of zero, as in TorchRec and DLRM.
     """
 
     low: float | None = None
@@ -60,7 +64,7 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normally distributed, as `torch.nn.EmbeddingBag` has it; no value is farther out than 4.9 deviations."""
+    """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -80,6 +84,64 @@ class Normal:
 Initial = Uniform | Normal
 
 
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table.
+
+    Attributes
+    ----------
+    name
+        Unique among the tables of a collection.
+    rows, dim
+        Number of rows, and of weights in each.
+    initial
+        Weights of rows before they are first trained.
+    """
+
+    name: str
+    rows: int
+    dim: int
+    initial: Initial = field(default_factory=Normal)
+
+
+class FirstRows:
+    """Makes the untrained rows of tables by key, with the first state of their optimizer.
+
+    Parameters
+    ----------
+    specs
+        The tables, whole.
+    optimizer, seed
+        As the tables were given.
+    rank, ranks
+        A store that holds every `ranks`-th key from `rank` on numbers them 0, 1, 2 ...
+    """
+
+    def __init__(
+        self, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, rank: int = 0, ranks: int = 1
+    ) -> None:
+        self._specs = specs
+        self._bases = np.cumsum([0, *(spec.rows for spec in specs)])
+        self._widths = [spec.dim + optimizer.state_width(spec.dim) for spec in specs]
+        self._first_state = optimizer.first_state()
+        self._seed = seed
+        self._rank, self._ranks = rank, ranks
+
+    def __call__(self, numbers: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return rows, float32 [n, width of the widest]."""
+        keys = numbers * self._ranks + self._rank
+        tables = np.searchsorted(self._bases, keys, side="right") - 1
+        rows = np.zeros((len(keys), max(self._widths)), np.float32)
+        for table in np.unique(tables).tolist():
+            spec, mine = self._specs[table], tables == table
+            ids = keys[mine] - self._bases[table]
+            made = np.full((len(ids), rows.shape[1]), self._first_state, np.float32)
+            made[:, : spec.dim] = spec.initial.weights(self._seed, table, ids, spec.dim, spec.rows)
+            made[:, self._widths[table] :] = 0
+            rows[mine] = made
+        return rows
+
+
 def _below(bound: float) -> np.float32:
     """Return the largest float32 that is less."""
     nearest = np.float32(bound)
@@ -89,14 +151,14 @@ def _below(bound: float) -> np.float32:
 def initial_weights(
     initial: Initial, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int
 ) -> NDArray[np.float32]:
-    """Return what rows hold before they are first trained: for making the same table in memory.
+    """Return the first values of rows: for making the same table in memory.
 
     Parameters
     ----------
     initial, seed
         As the table was given.
     table
-        Its number in the collection; 0 where it is alone.
+        Its number in the collection; 0 for a table alone.
     rows
         int64 [n].
     dim, count

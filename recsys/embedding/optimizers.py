@@ -1,9 +1,8 @@
-"""Sparse optimizers whose state lies beside the row that it belongs to.
+"""Sparse optimizers that keep their state beside each row.
 
-Each states its update in torch's own operations on the rows of one step, in the order in which `torch.optim` applies
-them: for SGD, Adagrad and Adam the outcome has the bits of `torch.optim.SGD`, `Adagrad` and `SparseAdam` on a table in
-memory. What torch has no sparse form of (momentum, weight decay, the row-wise ones) is applied to the rows that a step
-touches, when it touches them.
+An update uses torch's own operations on the rows of one step, in the order of `torch.optim`: SGD, Adagrad and Adam give
+the bits of `torch.optim.SGD`, `Adagrad` and `SparseAdam` on a table in memory. torch has no sparse form of momentum,
+weight decay and the row-wise optimizers; a step applies these to the rows that it touches.
 """
 
 import math
@@ -12,6 +11,8 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+from memhier.recsys.embedding.torch_internals import indices_of, sparse_rows, values_of
 
 __all__ = [
     "SGD",
@@ -22,28 +23,29 @@ __all__ = [
     "SparseOptimizer",
     "adds_in_turn",
     "check_group",
+    "compiled_rules",
 ]
 
 Group = dict[str, Any]
 Kernel = tuple[int, tuple[float, float, float, float]]
-"""Number of a rule in `embedding.cpp`; rate, eps, and what each beta leaves to 1."""
+"""The number of a rule in `embedding.cpp`; rate, eps, and 1 - beta for each beta."""
 
 
 class SparseOptimizer(Protocol):
-    """How rows change: hyperparameters, and the update of one table's rows."""
+    """Hyperparameters, and the update of one table's rows."""
 
     @property
     def lr(self) -> float:
         """The learning rate to begin with."""
 
     def state_width(self, dim: int) -> int:
-        """Return how many float32 of state a row of `dim` weights has."""
+        """Return the number of float32 of state of a row of `dim` weights."""
 
     def first_state(self) -> float:
-        """Return the value of all state of a row that was never updated."""
+        """Return the value of all state of an untrained row."""
 
     def kernel(self, group: Group, step: int) -> Kernel | None:
-        """Return which rule of the compiled core does the same, and its numbers; None where there is none."""
+        """Return the rule of the compiled core that does the same, and its numbers; None if it has none."""
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place.
@@ -57,18 +59,18 @@ class SparseOptimizer(Protocol):
         group
             The hyperparameters as they are now.
         step
-            Updates of this table so far, this one included.
+            The number of updates of this table, this one included.
         """
 
 
-def _check(what: str, value: float, low: float = 0.0, high: float = math.inf) -> None:
+def _check(name: str, value: float, low: float = 0.0, high: float = math.inf) -> None:
     if not low <= value < high:
-        raise ValueError(f"{what}={value!r}: expected at least {low:g}" + (f", below {high:g}" if high < 1e9 else ""))
+        raise ValueError(f"{name}={value!r}: expected at least {low:g}" + (f", below {high:g}" if high < 1e9 else ""))
 
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Stochastic gradient descent; without momentum and weight decay just as `torch.optim.SGD` on sparse gradients."""
+    """Stochastic gradient descent; without momentum and weight decay equal to `torch.optim.SGD` on sparse gradients."""
 
     lr: float = 0.01
     momentum: float = 0.0
@@ -109,7 +111,7 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad:
-    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), just as `torch.optim.Adagrad` on sparse gradients."""
+    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), equal to `torch.optim.Adagrad` on sparse gradients."""
 
     lr: float = 0.01
     lr_decay: float = 0.0
@@ -117,15 +119,15 @@ class Adagrad:
     initial_accumulator_value: float = 0.0
 
     def __post_init__(self) -> None:
-        for what in ("lr", "lr_decay", "eps", "initial_accumulator_value"):
-            _check(what, getattr(self, what))
+        for name in ("lr", "lr_decay", "eps", "initial_accumulator_value"):
+            _check(name, getattr(self, name))
 
     def state_width(self, dim: int) -> int:
         """Return the floats of state of a row: sums of squares, one for each weight."""
         return dim
 
     def first_state(self) -> float:
-        """Return what the sums of squares begin with."""
+        """Return the first sum of squares."""
         return self.initial_accumulator_value
 
     def kernel(self, group: Group, step: int) -> Kernel | None:
@@ -135,17 +137,16 @@ class Adagrad:
 
     def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
         """Change rows in place; see :class:`SparseOptimizer`."""
-        gradient = gradient.coalesce()
-        indices, values = gradient._indices(), gradient._values()
+        rows, values = _coalesced(gradient)
         rate = group["lr"] / (1 + (step - 1) * group["lr_decay"])
-        state.add_(_sparse(indices, values.pow(2), state))
-        root = state[indices[0]].sqrt_().add_(group["eps"])
-        weights.add_(_sparse(indices, values / root, weights), alpha=-rate)
+        state.add_(sparse_rows(rows, values.pow(2), state.shape))
+        root = state[rows].sqrt_().add_(group["eps"])
+        weights.add_(sparse_rows(rows, values / root, weights.shape), alpha=-rate)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad:
-    """Adagrad with one sum for each row, of the mean square of its gradient: as FBGEMM and TorchRec have it."""
+    """Adagrad with one sum for each row, of the mean square of its gradient, as in FBGEMM and TorchRec."""
 
     lr: float = 0.01
     eps: float = 1e-8
@@ -176,7 +177,7 @@ class RowWiseAdagrad:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, just as `torch.optim.SparseAdam`."""
+    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, equal to `torch.optim.SparseAdam`."""
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -207,13 +208,15 @@ class Adam:
             return
         dim, (beta1, beta2) = weights.shape[1], group["betas"]
         first, second = state[rows, :dim], state[rows, dim:]
-        change = values.sub(first).mul_(1 - beta1)
-        square_change = values.pow(2).sub_(second).mul_(1 - beta2)
-        first = first.add_(change)
-        second = second.add_(square_change)
+        first = first.add_(values.sub(first).mul_(1 - beta1))
+        second = second.add_(self._squares(values).sub_(second).mul_(1 - beta2))
         state[rows, :dim], state[rows, dim:] = first, second
         rate = _adam_numbers(group, step)[0]
         weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
+
+    def _squares(self, values: Tensor) -> Tensor:
+        """Return the squares that the second moment follows."""
+        return values.pow(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,32 +231,22 @@ class RowWiseAdam(Adam):
         """Return the compiled rule; see :class:`SparseOptimizer`."""
         return 4, _adam_numbers(group, step)
 
-    def update(self, weights: Tensor, state: Tensor, gradient: Tensor, group: Group, step: int) -> None:
-        """Change rows in place; see :class:`SparseOptimizer`."""
-        rows, values = _coalesced(gradient)
-        if not len(rows):
-            return
-        dim, (beta1, beta2) = weights.shape[1], group["betas"]
-        first, second = state[rows, :dim], state[rows, dim:]
-        first = first.add_(values.sub(first).mul_(1 - beta1))
-        second = second.add_(_mean_square(values).sub_(second).mul_(1 - beta2))
-        state[rows, :dim], state[rows, dim:] = first, second
-        rate = _adam_numbers(group, step)[0]
-        weights[rows] = weights[rows].add_(rate * first.div(second.sqrt().add_(group["eps"])))
+    def _squares(self, values: Tensor) -> Tensor:
+        return _mean_square(values)
 
 
 def adds_in_turn(optimizer: SparseOptimizer) -> bool:
-    """Whether gradients of a row are applied one after the other, as they come: then none are added up first."""
+    """Whether gradients of a row are applied one after the other, in their order, and not added up first."""
     return isinstance(optimizer, SGD) and not optimizer.momentum and not optimizer.weight_decay
 
 
-# What torch's optimizers have in their groups besides: set to anything but this, it would change an update.
+# Hyperparameters of torch's optimizers that change no update at these values.
 _ABSENT = {"momentum": 0, "dampening": 0, "weight_decay": 0, "lr_decay": 0, "nesterov": False, "amsgrad": False,
            "maximize": False}  # fmt: skip
 
 
 def check_group(optimizer: SparseOptimizer, group: Group) -> None:
-    """Raise ValueError for hyperparameters, as they are now, that an optimizer does not have, or not any more."""
+    """Raise ValueError for present hyperparameters that an optimizer does not have or cannot take."""
     known, name = vars(optimizer), type(optimizer).__name__
     for key, absent in _ABSENT.items():
         if key not in known and group.get(key, absent) != absent:
@@ -265,8 +258,22 @@ def check_group(optimizer: SparseOptimizer, group: Group) -> None:
         raise ValueError(
             f"param_groups[0]['momentum']={group['momentum']!r}: the tables were opened with SGD(momentum="
             f"{optimizer.momentum!r}), which says whether rows have the room for it; open them with SGD(momentum="
-            f"{group['momentum']!r}) where it is to be so, or cycle_momentum=False in the schedule"
+            f"{group['momentum']!r}) if you want it, or cycle_momentum=False in the schedule"
         )
+
+
+def compiled_rules(optimizer: SparseOptimizer, group: Group, counts: list[int]) -> list[Kernel] | None:
+    """Return the compiled rule of each table, updated `counts` times so far; None if the core has none.
+
+    Raises
+    ------
+    ValueError
+        For hyperparameters that the optimizer does not take; see :func:`check_group`.
+    """
+    check_group(optimizer, group)
+    rules = [optimizer.kernel(group, count + 1) for count in counts]
+    known = [rule for rule in rules if rule is not None]
+    return known if len(known) == len(rules) else None
 
 
 def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:
@@ -277,16 +284,12 @@ def _adam_numbers(group: Group, step: int) -> tuple[float, float, float, float]:
 
 def _coalesced(gradient: Tensor) -> tuple[Tensor, Tensor]:
     gradient = gradient.coalesce()
-    return gradient._indices()[0], gradient._values()
+    return indices_of(gradient)[0], values_of(gradient)
 
 
 def _mean_square(values: Tensor) -> Tensor:
-    """Return the mean square of each row, [n, 1]: a sum from the first column on, so that all kernels have its bits."""
+    """Return the mean square of each row, [n, 1]; sums begin with the first column, as in all kernels."""
     total = torch.zeros(len(values), dtype=values.dtype)
     for column in values.pow(2).unbind(1):
         total += column
     return total.div_(max(1, values.shape[1])).unsqueeze(1)
-
-
-def _sparse(indices: Tensor, values: Tensor, like: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(indices, values, like.shape, check_invariants=False)

@@ -1,18 +1,16 @@
-"""What a checkpoint says about its tables besides their rows: what they are, and how far the training has come."""
+"""The record of its tables in a checkpoint: their description, the progress of the training, and hyperparameters."""
 
 import errno
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from memhier.errors import CorruptionError, FormatError
 from memhier.fields import decode_json, integer, mapping, record, sequence
+from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.optimizers import SparseOptimizer
 from memhier.store.store import Store
-
-if TYPE_CHECKING:
-    from memhier.recsys.embedding.tables import TableSpec
 
 __all__ = [
     "EXTRA", "KEY", "TableRecord", "as_json", "checkpoint_of", "decoded_extra", "nothing_there",
@@ -20,13 +18,13 @@ __all__ = [
 ]  # fmt: skip
 
 KEY = "recsys/tables"
-"""Where a checkpoint has the record of its tables."""
+"""The key of the record of the tables in a checkpoint."""
 EXTRA = "recsys/extra"
-"""Where it has hyperparameters and values of the caller's."""
+"""The key of hyperparameters and values of the caller."""
 
 
 def _anything(value: Any) -> None:
-    """Compared with what is expected, or the caller's own."""
+    """Accept any value: other code compares it, or it belongs to the caller."""
 
 
 _CHECK = record({"made": mapping(_anything), "steps": sequence(integer(0, 2**53))}, {"checkpoint": integer(1)})
@@ -51,9 +49,9 @@ class TableRecord:
 
     @classmethod
     def read(
-        cls, store: Store, specs: Sequence["TableSpec"], optimizer: SparseOptimizer, seed: int, resume: bool
+        cls, store: Store, specs: Sequence[TableSpec], optimizer: SparseOptimizer, seed: int, resume: bool
     ) -> "TableRecord":
-        """Return what a store's last checkpoint says; a new record where there is none.
+        """Return the record of a store's last checkpoint, or a new one if there is none.
 
         Raises
         ------
@@ -62,7 +60,7 @@ class TableRecord:
         FileNotFoundError
             When there is none and `resume` is True.
         FormatError
-            When it is of other tables.
+            When it belongs to other tables.
         """
         state = [optimizer.state_width(spec.dim) for spec in specs]
         tables = [
@@ -93,32 +91,32 @@ class TableRecord:
         return cls(made, there["steps"], there.get("checkpoint", 1))
 
     def values(self) -> dict[str, bytes]:
-        """Return what the next checkpoint has to say."""
+        """Return the values of the next checkpoint."""
         self.checkpoint += 1
         return {KEY: as_json({"made": self._made, "steps": self.steps, "checkpoint": self.checkpoint})}
 
 
 def nothing_there(path: Any) -> FileNotFoundError:
-    """Return the error of a resume where no checkpoint was ever taken."""
+    """Return the error of a resume without a checkpoint."""
     return FileNotFoundError(
         errno.ENOENT, "resume=True, but no checkpoint is there to go on from; resume=False begins anew", str(path)
     )
 
 
 def checkpoint_of(store: Store, record: bytes | None) -> int:
-    """Return the number of the checkpoint that has this record, 0 where there is none."""
-    # Records of before there were numbers have none.
+    """Return the number of the checkpoint with this record; 0 if there is no record."""
+    # The first version wrote records without a number.
     return 0 if record is None else int(_decoded(store, record).get("checkpoint", 1))
 
 
 def decoded_extra(store: Store, found: bytes | None) -> dict[str, Any]:
-    """Return what a checkpoint keeps of the caller's; nothing where there is no checkpoint."""
+    """Return hyperparameters and the caller's values of a checkpoint; nothing if there is no checkpoint."""
     where = f"{store.path}: value {EXTRA!r}"
     return {} if found is None else decode_json(found, where, _EXTRA_CHECK)
 
 
 def restored_hyperparameters(stored: dict[str, Any], known: dict[str, Any], path: object) -> dict[str, Any]:
-    """Return stored hyperparameters as an optimizer takes them: those `known`, of these kinds, and others beside."""
+    """Return stored hyperparameters as an optimizer takes them; those in `known` must have the same types."""
     restored = {name: tuple(value) if isinstance(value, list) else value for name, value in stored.items()}
     for name, kind in known.items():
         value = restored.get(name)
@@ -146,7 +144,7 @@ def as_json(value: Any) -> bytes:
 
 def _number(value: Any) -> Any:
     if not hasattr(value, "item"):
-        raise TypeError(f"{value!r}: expected what JSON can hold")
+        raise TypeError(f"{value!r}: expected a value that JSON can hold")
     return value.item()
 
 

@@ -1,28 +1,28 @@
 """Tables larger than DRAM, behind one tier: a row is its weights with the optimizer's state beside them.
 
-All tables of a collection share a slab, a log and a plan, by the key (where the table begins) + (row): a step looks up,
-reads, updates and evicts once, however many tables it needs.
+All tables of a collection share a slab, a log and a plan, under the key (first key of the table) + (row): a step looks
+up, reads, updates and evicts once, with any number of tables.
 """
 
+import functools
 import os
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from memhier import backend
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.log.parts import LogRecord
 from memhier.policies import Belady, Policy
-from memhier.recsys.embedding.initial import Initial, Normal
-from memhier.recsys.embedding.kernels import Places, distinct_rows
+from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
 from memhier.shield import shielded_init
@@ -33,175 +33,221 @@ from memhier.table.shortage import Shortage
 from memhier.table.tickets import Ticket
 from memhier.table.tiered import KIND, Tiered
 
-__all__ = ["Rows", "TableSpec", "Tables", "check_ids"]
+__all__ = ["Rows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
 
 Ints = NDArray[np.int64]
+Places = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Update = Literal["backward", "step"]
 
 _NAME = "embedding"
-# This share of the budget is not the tier's: half of it is for the batches that lookahead knows, and half for what a
-# step works with.
+# The tier leaves this share of the budget: half for the batches that lookahead knows, half for a step's working memory.
 _ASIDE = 1 / 8
-_NONE = np.empty(0, np.int64)
+_NOWHERE = np.empty(0, np.int32)
+# torch may sort longer vectors with several threads, and then orders equal ids in another way.
+_TORCH_SORTS_ALONE = 32768
+_IDS_MAX = 2**31
 
 
-@dataclass(frozen=True, slots=True)
-class TableSpec:
-    """One table.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableOptions:
+    """The options of all modules of tables; see :class:`memhier.recsys.EmbeddingBag`."""
 
-    Attributes
-    ----------
-    name
-        Unique among the tables of a collection.
-    rows, dim
-        Number of rows, and of weights in each.
-    initial
-        Weights of rows before they are first trained.
-    """
+    optimizer: SparseOptimizer | None = None
+    dram: int | str
+    path: str | os.PathLike[str]
+    seed: int = 0
+    resume: bool = False
+    update: Update = "backward"
+    policy: str | Policy = "belady"
+    codec: str = "none"
+    touched: int | None = None
+    step_rows: int | None = None
 
-    name: str
-    rows: int
-    dim: int
-    initial: Initial = field(default_factory=Normal)
+    def __post_init__(self) -> None:
+        check_int("seed", self.seed, -(2**63), 2**64 - 1)
+        for name, value in (("touched", self.touched), ("step_rows", self.step_rows)):
+            if value is not None:
+                check_int(name, value, 1, 2**31 - 1, "rows")
+        if self.update not in get_args(Update):
+            raise ValueError(f"update={self.update!r}: expected 'backward' or 'step'")
+        if self.codec != "none" and self.rule.state_width(1):
+            raise ValueError(
+                f"codec={self.codec!r}: it would round the state of {type(self.rule).__name__} as well, where a little "
+                'made nothing moves a weight far; use codec="none", or SGD without momentum, which has no state'
+            )
+        if self.codec == "int8":
+            raise ValueError(
+                'codec="int8": it would lose the change of a step in a row that leaves, and cannot hold a row with a '
+                'NaN; use "int8ef", which keeps the errors, or "fp16"'
+            )
+
+    @property
+    def rule(self) -> SparseOptimizer:
+        """The optimizer, plain descent by default."""
+        return SGD() if self.optimizer is None else self.optimizer
 
 
 def check_ids(spec: TableSpec, ids: Ints, name: str = "input") -> None:
-    """Raise IndexError for a row that a table does not have; `name` is the argument that has it."""
+    """Raise IndexError for a row that a table does not have; `name` is the argument with the rows."""
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= spec.rows):
         flat = ids.reshape(-1)
         at = int(np.flatnonzero((flat < 0) | (flat >= spec.rows))[0])
         raise IndexError(f"{name}[{at}]={flat[at]}: expected a row of table {spec.name!r}, 0 to {spec.rows - 1}")
 
 
-@dataclass(slots=True)
 class Rows:
     """The distinct rows of one step, table by table.
 
     Attributes
     ----------
     keys
-        int64 [u]: all of them, rising. Cannot be changed, so that a ticket for them knows them again at once.
+        int64 [u], rising. Not writeable, so that a ticket of these keys recognises them at once.
     starts
-        int64 [tables + 1]: where the rows of each table begin in `keys`, and where the last ones end.
+        int64 [tables + 1]: the place in `keys` where the rows of each table begin, and the end of the last ones.
     ends
-        int64 [tables]: where the ids of each table end.
+        int64 [tables]: the place where the ids of each table end.
     inverse
-        int32 [n]: for every id, which of `keys` it is.
+        int32 [n]: the place in `keys` of every id.
     order
-        int32 [n]: the places of each table's ids, sorted as torch sorts them; empty where nobody asks for that.
+        int32 [n]: the places of each table's ids, sorted as torch sorts them; empty where no sum needs that order.
     loan
-        Where they lie; None once they have gone back, or where they were only read.
+        The rows in DRAM; None after they were given back, and for rows that are only read.
     """
 
-    keys: Ints
-    starts: Ints
-    ends: Ints
-    inverse: Places
-    order: Places
-    loan: Loan | None = None
+    __slots__ = ("ends", "inverse", "keys", "loan", "order", "starts")
 
-    def __post_init__(self) -> None:
-        self.keys.flags.writeable = False
+    def __init__(
+        self,
+        keys: Ints,
+        starts: Ints,
+        ends: Ints | None = None,
+        inverse: Places = _NOWHERE,
+        order: Places = _NOWHERE,
+        loan: Loan | None = None,
+    ) -> None:
+        keys.flags.writeable = False
+        self.keys, self.starts, self.inverse, self.order, self.loan = keys, starts, inverse, order, loan
+        self.ends = np.zeros(len(starts) - 1, np.int64) if ends is None else ends
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the ids and of the arrays, in bytes."""
+        ids = 8 * len(self.inverse)
+        return ids + self.keys.nbytes + self.inverse.nbytes + self.order.nbytes
 
     def of_table(self, table: int) -> slice:
-        """Return which of `keys` are a table's."""
+        """Return the part of `keys` that a table has."""
         return slice(int(self.starts[table]), int(self.starts[table + 1]))
 
     def places(self, table: int) -> Ints:
-        """Return, for every id of a table, which of the table's rows it is."""
+        """Return the number among the table's rows of every id of a table."""
         begin = int(self.ends[table - 1]) if table else 0
         places: Ints = self.inverse[begin : int(self.ends[table])].astype(np.int64)
         places -= self.starts[table]
         return places
 
     def share(self) -> "Rows":
-        """Return the same rows, held by themselves."""
-        return replace(self, loan=None if self.loan is None else self.loan.share())
+        """Return the same rows with a loan of their own."""
+        loan = None if self.loan is None else self.loan.share()
+        return Rows(self.keys, self.starts, self.ends, self.inverse, self.order, loan)
 
     def release(self) -> None:
-        """Let the rows go."""
-        # Where a forward pass's outputs are dropped before the backward pass, the loan goes with them.
-        loan = self.loan
+        """Give the rows back. The loan of an output that is forgotten before its backward pass ends by itself."""
+        loan, self.loan = self.loan, None
         if loan is not None:
             loan.release()
-        self.loan = None
+
+
+def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) -> Rows:
+    """Return the distinct rows of a step.
+
+    Parameters
+    ----------
+    ids
+        int64 [n] of each table.
+    bases
+        int64 [tables or more]: the first key of each table.
+    in_order
+        Whether gradients of a row are added up, in torch's order. Otherwise `order` stays empty.
+    """
+    flat = np.concatenate(ids, dtype=np.int64)
+    ends = np.cumsum([len(some) for some in ids])
+    if len(flat) >= _IDS_MAX:
+        raise ValueError(f"ids: {len(flat)} in one step, expected fewer than {_IDS_MAX}")
+    longest = int(np.diff(ends, prepend=0).max(initial=0))
+    inverse, order = np.empty(len(flat), np.int32), np.empty(len(flat) if in_order else 0, np.int32)
+    starts = np.zeros(len(ends) + 1, np.int64)
+    if backend.core is not None and (not in_order or (longest < _TORCH_SORTS_ALONE and _sorts_like_torch())):
+        keys = np.empty(len(flat), np.int64)
+        count = backend.core.embedding_distinct(flat, ends, bases, in_order, keys, starts, inverse, order)
+        return Rows(keys[:count].copy(), starts, ends, inverse, order)
+    found, begin = [], 0
+    for table, end in enumerate(ends.tolist()):
+        mine = flat[begin:end]
+        distinct, places = np.unique(mine, return_inverse=True)
+        found.append(distinct + bases[table])
+        inverse[begin:end] = places.reshape(-1) + starts[table]
+        if in_order:
+            order[begin:end] = torch.sort(torch.from_numpy(mine))[1].numpy() + begin
+        starts[table + 1] = starts[table] + len(distinct)
+        begin = end
+    return Rows(np.concatenate(found), starts, ends, inverse, order)
+
+
+@functools.cache
+def _sorts_like_torch() -> bool:
+    """Whether the core leaves equal ids in the order that this version of torch gives them."""
+    rng = np.random.default_rng(0)
+    for count, distinct in ((17, 3), (100, 7), (5000, 50), (5000, 4000)):
+        ids, ends, bases = rng.integers(0, distinct, count), np.array([count]), np.zeros(1, np.int64)
+        keys, inverse, order = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int32)
+        backend.core.embedding_distinct(ids, ends, bases, True, keys, np.empty(2, np.int64), inverse, order)  # type: ignore[union-attr]
+        if not np.array_equal(order, torch.sort(torch.from_numpy(ids))[1].numpy()):
+            return False
+    return True
 
 
 class Tables:
     """Rows of several tables by (table, row), trained through a DRAM budget.
 
-    Attributes
-    ----------
-    asked
-        The argument that has the ids of a table, whose name goes in for ``{!r}``: for messages.
-
     Parameters
     ----------
     specs
         The tables. A row takes the room of the widest one.
-    optimizer
-        Of all tables; None for descent, or as the checkpoint has it.
-    dram
-        Bytes for everything that is held here.
-    path
-        A folder on SSD.
-    seed
-        Of first values.
-    resume
-        Whether to go on from the checkpoint in `path`, which must be there; without, there must be none.
-    policy, codec, touched
-        As `policy`, `codec` and `rows` in :class:`memhier.table.tiered.Tiered`.
-    step_rows
-        Most distinct rows of one step.
+    options
+        The options of the module.
+    first_rows
+        Makes untrained rows by key; by default those of `specs`.
+    asked
+        The argument that holds the ids of a table, for messages; the table's name goes in for ``{!r}``.
     """
-
-    asked = "input"
 
     @shielded_init
     def __init__(
         self,
         specs: Sequence[TableSpec],
-        optimizer: SparseOptimizer | None,
-        *,
-        dram: int | str,
-        path: str | os.PathLike[str],
-        seed: int = 0,
-        resume: bool = False,
-        policy: str | Policy = "belady",
-        codec: str = "none",
-        touched: int | None = None,
-        step_rows: int | None = None,
+        options: TableOptions,
+        first_rows: FirstRows | None = None,
+        asked: str = "input",
     ) -> None:
         self.specs = tuple(specs)
-        self.is_chosen = optimizer is not None  # whether the caller has said how rows are updated
-        optimizer = SGD() if optimizer is None else optimizer
-        self.optimizer = optimizer
-        self.seed = check_int("seed", seed, -(2**63), 2**64 - 1)
+        self.options = options
+        self.optimizer = optimizer = options.rule
+        self.seed = int(options.seed)
         self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
-        if codec != "none" and any(width > spec.dim for width, spec in zip(self.widths, self.specs, strict=True)):
-            raise ValueError(
-                f"codec={codec!r}: it would round the state of {type(optimizer).__name__} as well, where a little "
-                'made nothing moves a weight far; use codec="none", or SGD without momentum, which has no state'
-            )
-        if codec == "int8":
-            raise ValueError(
-                'codec="int8": it would lose what a step adds to a row that leaves, and cannot hold a row with a NaN; '
-                'use "int8ef", which keeps the errors, or "fp16"'
-            )
-        # Plain descent applies gradients one after the other, as they come: the order of sums is of no account to it.
+        # Plain descent applies gradients one by one, in the order of ids.
         self._adds_up = not isinstance(optimizer, SGD)
         self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
-        self.path = os.fspath(path)
-        if touched is not None:
-            touched = check_int("touched", touched, 1, 2**31 - 1, "rows")
-        if step_rows is not None:
-            step_rows = check_int("step_rows", step_rows, 1, 2**31 - 1, "rows")
-        self.touched = min(total, 2**31 - 1) if touched is None else touched
+        self.path = os.fspath(options.path)
+        self.touched = min(total, 2**31 - 1) if options.touched is None else int(options.touched)
+        self._asked = asked
+        self._first_rows = first_rows or FirstRows(self.specs, optimizer, self.seed)
         self._pid = os.getpid()
-        store = _open(self.path, resume)
+        store = _open(self.path, options.resume)
         try:
-            self.record = TableRecord.read(store, self.specs, optimizer, self.seed, resume)
+            self.record = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
             self._check_touched(_rows_in(store))
             self._tier = Tiered(
                 store,
@@ -209,31 +255,25 @@ class Tables:
                 np.float32,
                 max(self.widths),
                 rows=self.touched,
-                dram=dram,
-                policy=policy,
-                initial=partial(_first_rows, weakref.WeakMethod(self._first_rows)),  # the tier's threads have it
-                codec=codec,
+                dram=options.dram,
+                policy=options.policy,
+                initial=self._first_rows,
+                codec=options.codec,
                 key_space=total,
-                batch=step_rows,
+                batch=None if options.step_rows is None else int(options.step_rows),
                 aside=_ASIDE,
             )
         except BaseException:
             store.close()
             raise
-        self.window_bytes = int(_ASIDE / 2 * parse_bytes(dram))  # what batches known ahead may take
+        self.window_bytes = int(_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
+        policy = self._tier.policy
+        self.planner = policy if isinstance(policy, Belady) else None  # None once closed
+        self.capacity = self._tier.capacity  # rows in DRAM at most
+        self.call_rows = self._tier.batch  # rows of one call at most
         self._store = store
         self._open = True
         self._scratch = np.empty(0, np.float32)
-
-    @property
-    def capacity(self) -> int:
-        """Rows that may be in DRAM at once."""
-        return self._tier.capacity
-
-    @property
-    def call_rows(self) -> int:
-        """Most rows of one call."""
-        return self._tier.batch
 
     @property
     def memory_bytes(self) -> int:
@@ -241,25 +281,12 @@ class Tables:
         return self._tier.memory_bytes + self._scratch.nbytes + (store_bytes(self._store) if self._open else 0)
 
     @property
-    def planner(self) -> Belady | None:
-        """The policy, where it can be told what comes."""
-        policy = self._tier.policy
-        return policy if isinstance(policy, Belady) else None
-
-    @property
-    def planner_if_open(self) -> Belady | None:
-        """The same; None once closed."""
-        # At the end of the interpreter the tier closes by itself.
-        return self.planner if self._open and not self._tier.closed else None
-
-    @property
     def is_planned(self) -> bool:
-        """Whether batches have been announced, which must come next."""
-        planner = self.planner
-        return planner is not None and planner.pending > 0
+        """Whether announced batches wait to be fetched, so that a call for other rows has to fail."""
+        return self.planner is not None and self.planner.pending > 0
 
     def check_ids(self, table: int, ids: Ints, name: str = "rows") -> None:
-        """Raise IndexError for a row that a table does not have; `name` is the argument that has it."""
+        """Raise IndexError for a row that a table does not have; `name` is the argument with the rows."""
         check_ids(self.specs[table], ids, name)
 
     def check_open(self) -> None:
@@ -283,7 +310,7 @@ class Tables:
 
     @contextmanager
     def _in_own_words(self) -> Iterator[None]:
-        """Say what a tier lacks in words of the tables' arguments."""
+        """Word a shortage of the tier by the tables' arguments."""
         self.check_open()
         try:
             yield
@@ -307,13 +334,8 @@ class Tables:
             f"dram={error.enough} would be enough, or smaller batches"
         )
 
-    def distinct(self, ids: Sequence[Ints | None]) -> Rows:
-        """Return the distinct rows of a step.
-
-        Parameters
-        ----------
-        ids
-            Of each table, int64 [n]; None or empty where it is not needed.
+    def distinct(self, ids: Sequence[Ints]) -> Rows:
+        """Return the distinct rows of a step, of the int64 [n] ids of each table.
 
         Raises
         ------
@@ -321,27 +343,12 @@ class Tables:
             For a row that a table does not have.
         """
         self.check_open()
-        some = [_NONE if wanted is None else wanted for wanted in ids]
-        for table, wanted in enumerate(some):
-            self.check_ids(table, wanted, self.asked.format(self.specs[table].name))
-        flat = np.concatenate(some, dtype=np.int64)
-        ends = np.cumsum([len(wanted) for wanted in some])
-        return Rows(*distinct_rows(flat, ends, self.bases, in_order=self._adds_up))
-
-    def lend_again(self, rows: Rows) -> None:
-        """Keep rows resident that other steps hold already."""
-        with self._in_own_words():
-            rows.loan = self._tier.lend(rows.keys, again=True)
-
-    @contextmanager
-    def changing(self, rows: Rows) -> Iterator[Floats]:
-        """Give all rows in DRAM, writable: those of a step may be changed inside the block."""
-        assert rows.loan is not None
-        with self._in_own_words(), rows.loan.changing() as slab:
-            yield slab
+        for spec, wanted in zip(self.specs, ids, strict=True):
+            check_ids(spec, wanted, self._asked.format(spec.name))
+        return distinct_rows(ids, self.bases, in_order=self._adds_up)
 
     def lend(self, rows: Rows, ticket: Ticket | None = None) -> None:
-        """Make the rows of a step resident, and keep them so until they are released; `ticket` fetched them ahead."""
+        """Load the rows of a step and keep them in DRAM until they are released; `ticket` fetched them ahead."""
         needed = len(rows.keys)
         if needed > self.call_rows:
             raise BudgetError(
@@ -352,17 +359,33 @@ class Tables:
         with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, ticket=ticket)
 
+    def lend_again(self, rows: Rows) -> None:
+        """Keep rows in DRAM that other steps hold already."""
+        with self._in_own_words():
+            rows.loan = self._tier.lend(rows.keys, again=True)
+
+    @contextmanager
+    def changing(self, rows: Rows, floats: int = 0) -> Iterator[tuple[Floats, Floats]]:
+        """Give all rows in DRAM, writable, and so many floats of working memory.
+
+        The block may change the rows of the step; other calls wait until it ends.
+        """
+        assert rows.loan is not None
+        with self._in_own_words(), rows.loan.changing() as slab:
+            if len(self._scratch) < floats:
+                self._scratch = np.empty(floats + floats // 8, np.float32)
+            yield slab, self._scratch[:floats]
+
     def check_fits(self, rows: Rows) -> None:
         """Raise BudgetError for a step that will never fit."""
         if len(rows.keys) > min(self.capacity, self.call_rows):
-            # Says what would be enough.
-            self.lend(rows)
+            self.lend(rows)  # fails, and says how much would be enough
 
     def announce(self, rows: Rows) -> None:
         """Tell the planner of the step after those already announced."""
-        planner = self.planner
-        assert planner is not None
-        planner.announce(rows.keys)
+        self.check_open()
+        assert self.planner is not None
+        self.planner.announce(rows.keys)
 
     def prefetch(self, rows: Rows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
@@ -370,7 +393,7 @@ class Tables:
             return self._tier.prefetch(rows.keys)
 
     def weights(self, rows: Rows) -> list[Floats]:
-        """Return the weights of a step's rows, of each table float32 [u, dim]; without a loan they are only read."""
+        """Return the weights of a step's rows, of each table float32 [u, dim]; rows without a loan are only read."""
         found = self.whole(rows)
         return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
 
@@ -386,7 +409,7 @@ class Tables:
         return self._gathered(ids + self.bases[table])[..., : self.widths[table]]
 
     def _gathered(self, keys: Ints) -> Floats:
-        """Return rows with their state, float32 [..., width of the widest], as many at a time as a call takes."""
+        """Return rows with their state, float32 [..., width of the widest], by calls of the tier that have room."""
         with self._in_own_words():
             if keys.size <= self.call_rows:
                 return self._tier.gather(keys, keep=False)
@@ -419,12 +442,6 @@ class Tables:
         """Yield the keys whose rows are on SSD, in blocks; nothing may be written meanwhile."""
         yield from self._tier.stored_keys()
 
-    def scratch(self, count: int) -> Floats:
-        """Return so many floats to work with inside of a change of rows, until the next call."""
-        if len(self._scratch) < count:
-            self._scratch = np.empty(count + count // 8, np.float32)
-        return self._scratch[:count]
-
     def checkpoint(self, values: dict[str, bytes] | None = None) -> int:
         """Make everything durable; return the store's generation."""
         self.check_open()
@@ -435,12 +452,8 @@ class Tables:
         self.check_open()
         return self._tier.start_checkpoint({**self.record.values(), **values})
 
-    def value(self, key: str) -> bytes | None:
-        """Return a value of the last checkpoint."""
-        return self._store.get(key)
-
     def extra(self) -> dict[str, Any]:
-        """Return hyperparameters and values of the caller's that the last checkpoint has."""
+        """Return hyperparameters and the caller's values of the last checkpoint."""
         return decoded_extra(self._store, self._store.get(EXTRA))
 
     def stats(self) -> dict[str, Any]:
@@ -449,36 +462,15 @@ class Tables:
         return self._tier.stats()
 
     def close(self) -> None:
-        """Let go of threads, memory and files; what was trained since the last checkpoint is lost."""
-        self._open = False
+        """End the threads, and free memory and files; updates since the last checkpoint are lost."""
+        self._open, self.planner = False, None
         self._tier.close()
         self._store.close()
         self._scratch = np.empty(0, np.float32)
 
-    def _first_rows(self, keys: Ints) -> Floats:
-        tables = np.searchsorted(self.bases, keys, side="right") - 1
-        return self._made(len(keys), tables, keys - self.bases[tables], self.specs)
-
-    def _made(self, count: int, tables: Ints, ids: Ints, specs: Sequence[TableSpec]) -> Floats:
-        """Return rows as they are before they are trained; `specs` say how many there are of each table in all."""
-        rows = np.zeros((count, max(self.widths)), np.float32)
-        for table in np.unique(tables).tolist():
-            spec, mine = specs[table], tables == table
-            made = np.full((np.count_nonzero(mine), rows.shape[1]), self.optimizer.first_state(), np.float32)
-            made[:, : spec.dim] = spec.initial.weights(self.seed, table, ids[mine], spec.dim, spec.rows)
-            made[:, self.widths[table] :] = 0
-            rows[mine] = made
-        return rows
-
-
-def _first_rows(made: weakref.WeakMethod[Callable[[Ints], Floats]], keys: Ints) -> Floats:
-    first_rows = made()
-    assert first_rows is not None, "the tier is used by its tables alone"
-    return first_rows(keys)
-
 
 def _rows_in(store: Store) -> int:
-    """Return how many rows a store holds."""
+    """Return the number of rows that a store holds."""
     value = store.get(f"log/{_NAME}")
     record = None if value is None else LogRecord.decode(value)
     return 0 if record is None else record.live

@@ -1,4 +1,4 @@
-"""What the tests of several trainers share."""
+"""Fixtures that the tests of several trainers share."""
 
 import importlib
 import importlib.util

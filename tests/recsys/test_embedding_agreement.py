@@ -29,7 +29,7 @@ def train(folder: Path, ranks: int, how: str, run: str, victim: int = -1, when: 
         ended = []
         for process in processes:
             try:
-                # Ranks that wait for the dead one are told by gloo, sooner or later; what they do then is theirs.
+                # gloo tells ranks that wait for the dead one, sooner or later; their reaction is not tested.
                 output = process.communicate(timeout=3 if victim >= 0 else 800)[0]
             except subprocess.TimeoutExpired:
                 process.kill()

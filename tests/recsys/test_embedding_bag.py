@@ -17,7 +17,7 @@ from memhier.policies import LRU, Belady
 from memhier.recsys.embedding import SGD, Adagrad, Adam, EmbeddingBag, RowWiseAdagrad, RowWiseAdam
 
 torch.set_num_threads(1)
-# Says once that nothing checks what torch's own optimizers make; warnings are errors here.
+# torch warns once that nothing checks the tensors of its own optimizers; warnings are errors here.
 torch.sparse.check_sparse_tensor_invariants.disable()
 
 RULES: dict[str, tuple[Any, Any]] = {
@@ -241,7 +241,7 @@ def test_unfit_arguments_are_named(tmp_path: Path) -> None:
 
 
 def test_rows_that_leave_together_are_read_together(tmp_path: Path) -> None:
-    """Sixteen rows of 256 bytes to a page: what left in one go comes back by the page."""
+    """Sixteen rows of 256 bytes to a page: rows that left together come back by the page."""
     with EmbeddingBag(512, 64, mode="sum", dram="32MiB", path=tmp_path, policy=LRU(128)) as bag:
         assert bag.stats()["rows_per_page"] == 0
         for start in (0, 128, 256, 0, 128):

@@ -1,4 +1,4 @@
-"""Checkpoints: killed anywhere and resumed, the end is that of an undisturbed run; faults; what else is written."""
+"""Checkpoints: a training killed anywhere and resumed ends as an undisturbed one; faults; exports."""
 
 import errno
 import json
@@ -33,6 +33,8 @@ from memhier.recsys import (
     lookahead,
     to_embedding_bag,
 )
+from memhier.store.store import Store
+from memhier.table.tiered import KIND
 
 torch.set_num_threads(1)
 torch.sparse.check_sparse_tensor_invariants.disable()
@@ -231,7 +233,7 @@ def test_a_disk_that_fails_leaves_the_last_checkpoint(
 
 @pytest.mark.parametrize("rule", ["sgd", "adagrad"])
 def test_a_full_disk_loses_nothing(tmp_path: Path, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever makes room takes the same step, or the same checkpoint, again; the end is that of another run."""
+    """With room made, the same step or checkpoint succeeds, and the training ends as another run."""
     rows, write = 30_000, os.pwrite
     found = []
 
@@ -411,21 +413,22 @@ def test_what_is_no_quantised_table_is_said_to_be_none(tmp_path: Path, content: 
 def test_memory_counts_the_store_and_goes_with_the_tables(tmp_path: Path) -> None:
     bag = EmbeddingBag(4000, 256, dram="32MiB", path=tmp_path)
     bag(torch.arange(4000).reshape(8, -1)).sum().backward()
+    before = bag.memory_bytes
     bag.checkpoint()
-    store = bag.tables._store
-    assert store.memory_bytes > 4 * 1000  # checksums of the pages of rows
-    assert bag.memory_bytes >= bag.tables._tier.memory_bytes + sum(i.memory_bytes for i in store.segments().values())
+    with Store.open(tmp_path, KIND) as store:
+        assert store.memory_bytes > 4 * 1000  # checksums of the pages of rows
+        assert bag.memory_bytes >= before + sum(info.memory_bytes for info in store.segments().values())
     bag.close()
     assert bag.memory_bytes == 0
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not say what memory is private")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the kernel does not count private memory")
 @pytest.mark.parametrize("kind", ["start_checkpoint", pytest.param("checkpoint", marks=pytest.mark.slow)])
 def test_private_memory_stays_within_the_budget_with_a_checkpoint_a_step(tmp_path: Path, kind: str) -> None:
     script = SCRIPT.with_name("train_within_memory.py")
     command = [sys.executable, str(script), str(tmp_path), "64MiB", "140", kind]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=800, check=True)
     most, held = map(int, ended.stdout.split())
-    # The last eighth is for what a step works with.
+    # The last eighth is for the working memory of a step.
     assert 32 * 2**20 < held < 56 * 2**20
     assert most < 60 * 2**20

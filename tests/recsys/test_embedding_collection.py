@@ -26,7 +26,7 @@ FEATURES = [("user", 0), ("seen", 1), ("bought", 1), ("shop", 2)]
 
 
 class Jagged:
-    """What a KeyedJaggedTensor has."""
+    """The methods of a KeyedJaggedTensor that tables use."""
 
     def __init__(self, parts: dict[str, tuple[Tensor, Tensor]]) -> None:
         self._parts = parts

@@ -1,4 +1,4 @@
-"""What ranks exchange goes to the device of the group's backend, and comes back. nccl itself was not run."""
+"""Exchanged values go to the device of the group's backend, and come back. nccl itself was not run."""
 
 import itertools
 import weakref
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import distributed as dist
 
 from memhier.recsys.embedding.sharding.collectives import Collectives, device_of
-from memhier.recsys.embedding.sharding.exchange import Layout, ask, say_what_can_wait
+from memhier.recsys.embedding.sharding.exchange import Packing, ask, say_what_can_wait
 
 
 def test_each_backend_has_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +70,7 @@ def test_a_step_does_not_keep_those_after_it() -> None:
 
 @given(widths=st.lists(st.sampled_from([1, 3, 4]), max_size=20), spare=st.integers(0, 2))
 def test_rows_of_any_widths_go_through_a_vector(widths: list[int], spare: int) -> None:
-    layout, widest = Layout(np.array(widths, np.int64)), max(widths, default=1) + spare
+    layout, widest = Packing(np.array(widths, np.int64)), max(widths, default=1) + spare
     rows = torch.arange(float(len(widths) * widest)).view(-1, widest)
     vector = layout.joined(rows)
     assert vector.tolist() == [

@@ -47,7 +47,7 @@ def test_gradients_add_up_in_a_table_of_more_numbers_than_fit_64_bits(tmp_path: 
 def test_ids_without_a_bag_are_refused(tmp_path: Path) -> None:
     none = torch.tensor([], dtype=torch.int64)
     with EmbeddingBag(10, 3, mode="sum", dram="64MiB", path=tmp_path) as bag:
-        with pytest.raises(ValueError, match="offsets: expected where bags begin, got none for the 2 ids"):
+        with pytest.raises(ValueError, match="offsets: expected the beginnings of bags, got none for the 2 ids"):
             bag(torch.tensor([1, 2]), none)
         assert bag(none, none).shape == (0, 3)
 

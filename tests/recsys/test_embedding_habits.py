@@ -1,4 +1,4 @@
-"""Habits of those who train with torch: each works on tables as it does there, or says what to do instead."""
+"""Habits of training with torch: each works on tables as it does there, or the error names an alternative."""
 
 import os
 from pathlib import Path

@@ -73,7 +73,7 @@ def trained(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Trained]
 
 def test_an_interrupted_step_changes_all_of_its_rows_or_none(trained: Trained, interrupts: Any) -> None:
     batch = trained.batch()
-    for _ in range(2):  # what a step makes of these tables
+    for _ in range(2):  # the result of a step on these tables
         before = trained.rows()
         trained.step(batch)
         after = trained.rows()

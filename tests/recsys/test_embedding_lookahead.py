@@ -235,7 +235,7 @@ def test_a_worker_that_dies_is_an_error_in_its_turn(tmp_path: Path) -> None:
             return super().__getitem__(at)
 
     with make(tmp_path) as bag:
-        # torch's own word of it, or what became of a batch that the worker had still to hand over.
+        # torch's own error, or one from a batch that the worker had still to hand over.
         with pytest.raises((RuntimeError, OSError, EOFError)):
             train(bag, lookahead(DataLoader(Deadly(), 8, num_workers=1), bag, ids=lambda batch: batch))
         assert len(train(bag, batches(2))) == 2

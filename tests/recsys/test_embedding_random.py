@@ -26,7 +26,7 @@ STEPS = 6
 
 @dataclass(frozen=True)
 class Training:
-    """What a training is like; `parts` are the micro-batches of a step, `look_ups` those of a part."""
+    """The shape of a training; `parts` are the micro-batches of a step, `look_ups` those of a part."""
 
     rule: str
     mode: str

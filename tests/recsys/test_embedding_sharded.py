@@ -25,6 +25,8 @@ from memhier.recsys import (
     reshard,
     to_embedding_bag,
 )
+from memhier.recsys.embedding.sharding import shard_look_ups
+from memhier.recsys.embedding.sharding.exchange import ask
 
 SCRIPT = Path(__file__).with_name("train_in_ranks.py")
 
@@ -39,7 +41,7 @@ def start(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
 
 
 def run_all(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
-    """Run a script once for each rank; return what each prints. One rank alone needs no process of its own."""
+    """Run a script once for each rank; return their outputs. One rank alone needs no process of its own."""
     folder.mkdir(exist_ok=True)
     if ranks == 1:
         told = io.StringIO()
@@ -101,7 +103,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None
     faults = ["range", "shape", "large", "range", "shape", "large", "raises", "ends"]
     assert [line.split(": ")[0] for line in told] == [f"{fault} after 4" for fault in faults]
     for fault, line in zip(faults, told, strict=True):
-        # Too large is what all ask of one rank, whoever asks.
+        # All ranks together ask too much of one rank.
         large = "BudgetError: a step needs 4[0-9] distinct rows at once, .*step_rows=4[0-9], which would be enough"
         assert re.search(large if fault == "large" else r"RuntimeError: ranks \[1\] have no batch for this step", line)
     reasons = {
@@ -113,7 +115,7 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None
     }
     for fault, line in zip(faults, own, strict=True):
         assert re.fullmatch(f"{fault} after 4{reasons[fault]}", line)
-    # What was trained before, and what is trained after, is the same on all.
+    # Training before and after is the same on all ranks.
     assert first == second
     assert first.startswith("40 ")
 
@@ -207,20 +209,20 @@ def test_an_epoch_that_was_left_is_forgotten(tmp_path: Path, monkeypatch: pytest
     batches = [torch.from_numpy(np.random.default_rng(seed).integers(0, 41, (9, 2))) for seed in range(8)]
     groups = []
     with ShardedEmbeddingBagCollection(CONFIGS, dram="64MiB", path=tmp_path / "t") as tables:
-        ask = tables._ask
 
-        def noted(ids: Any, ranks: Any) -> Any:
+        def noted(ids: Any, bases: Any, ranks: Any) -> Any:
             groups.append(ranks)
-            return ask(ids, ranks)
+            return ask(ids, bases, ranks)
 
-        monkeypatch.setattr(tables, "_ask", noted)
+        monkeypatch.setattr(shard_look_ups, "ask", noted)
         for some in (batches, batches[::-1]):
             for number, batch in enumerate(lookahead(some, tables, ids=lambda batch: batch, window=2)):
                 tables(batch).values().sum().backward()
                 if some is batches and number == 2:
                     break
+        ahead = tables.look_ups.ahead
     # Training itself exchanges no ids: all were exchanged ahead, in a group of the thread's own.
-    assert set(groups) == {tables._ahead}
+    assert set(groups) == {ahead}
 
 
 @pytest.mark.usefixtures("one_rank")

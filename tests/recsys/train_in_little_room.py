@@ -1,6 +1,6 @@
 """Trains on two ranks with room for little more than one batch, and takes checkpoints that fail on one of them.
 
-Where that is as its disk is full, they make room and go on; whenever they end, they open what both have.
+If its disk is full, they make room and go on; whenever they end, they open the checkpoint that both have.
 
 ``python train_in_little_room.py FOLDER 2 RANK``; the first rank prints how many bytes it sent while training went on.
 """
@@ -67,7 +67,7 @@ def main(folder: Path, rank: int) -> None:
     meet, patience = f"file://{folder}/meet", timedelta(minutes=10)
     dist.init_process_group("gloo", init_method=meet, rank=rank, world_size=2, timeout=patience)
     config = EmbeddingBagConfig(name="a", num_embeddings=400, embedding_dim=4)
-    # What one batch needs no other does, and each rank asks the other for all of it.
+    # No two batches need the same row, and each rank asks the other for all of its rows.
     batches = [2 * torch.arange(20)[:, None] + 40 * number + 1 - rank for number in range(6)]
     with ShardedEmbeddingBagCollection(
         [config], optimizer=Descent(lr=0.1), dram="64MiB", path=folder / "tables", policy=Belady(24)
@@ -76,9 +76,9 @@ def main(folder: Path, rank: int) -> None:
             epoch = lookahead(batches, tables, ids=lambda batch: batch, window=0)
             for number, batch in enumerate(epoch, 1):
                 pooled = tables(batch).values()
-                asked: Any = tables._planned
-                while number < 6 and asked[0].exchange.later is None:
-                    time.sleep(0.001)  # the thread finds out meanwhile
+                planned = tables.look_ups.planned
+                while planned is not None and number < 6 and planned[0].later is None:
+                    time.sleep(0.001)  # until the thread has found out
                 pooled.sin().sum().backward()
                 if number == most:
                     break

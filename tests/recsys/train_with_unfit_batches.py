@@ -1,7 +1,7 @@
-"""Trains on the ranks of a gloo group, of which one has no batch now and then; prints what each such step raised.
+"""Trains on the ranks of a gloo group, of which one has no batch now and then; prints the error of each such step.
 
-``python train_with_unfit_batches.py FOLDER RANKS RANK``. The group is as patient as can be: a rank that nobody told
-waits for longer than any test.
+``python train_with_unfit_batches.py FOLDER RANKS RANK``. The group is as patient as can be: a rank that gets no
+message waits for longer than any test.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ def batch(seed: int) -> Tensor:
 
 
 def unfit(fault: str, rank: int) -> Iterator[Tensor]:
-    """Yield four batches that can be trained on, then what on the last rank is none."""
+    """Yield four batches to train on, then one that is unfit on the last rank."""
     yield from map(batch, range(4))
     if rank == 0:
         yield from map(batch, range(4, 12))

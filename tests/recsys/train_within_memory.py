@@ -1,5 +1,5 @@
-"""Trains with a checkpoint after every step, and prints the most private memory that took beside what was there before,
-and the most that `memory_bytes` said; in bytes.
+"""Trains with a checkpoint after every step; prints the most private memory that this added, and the largest
+`memory_bytes`, in bytes.
 
 ``python train_within_memory.py FOLDER DRAM STEPS KIND``; KIND says which call takes the checkpoints.
 """
@@ -23,7 +23,7 @@ def private_bytes() -> int:
 def main(folder: Path, dram: str, steps: int, kind: str) -> None:
     torch.set_num_threads(1)
     rng = np.random.default_rng(0)
-    # What is loaded on first use is no part of it.
+    # Modules loaded on first use do not count.
     with EmbeddingBag(100, DIM, mode="sum", optimizer=Adagrad(), dram="32MiB", path=folder / "first") as bag:
         bag(torch.arange(10)[None]).sum().backward()
         bag.start_checkpoint().result()

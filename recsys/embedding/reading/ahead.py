@@ -1,51 +1,52 @@
-"""One epoch read ahead: a thread that reads batches, announces their rows and fetches them, a bounded way ahead.
+"""One epoch read ahead: a thread reads batches, announces their rows and fetches them, a bounded number ahead.
 
-What is announced and what is held when a batch's rows are fetched depends on counts alone, never on time: so which rows
-are read and evicted is the same in every run. A batch's rows are fetched while the batch `prefetch` before it is being
-trained on; where there is no room for them, once that batch's rows have been let go.
+The batches that are announced and held when a batch's rows are fetched depend on counts alone, never on time: so every
+run reads and evicts the same rows. A batch's rows are fetched while the training works on the batch `prefetch` before
+it; if there is no room for them, once that batch's rows were released.
 """
 
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from memhier.errors import BudgetError
 from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.embedding.tables import Ints, Rows
+from memhier.recsys.embedding.tables import Rows
 from memhier.shield import at_end, shielded, wait_for
 from memhier.store.patient_segment import FullError
 from memhier.table.tickets import Ticket
 
-__all__ = ["Ahead", "Epoch", "Limits"]
+__all__ = ["Ahead", "Epoch", "Limits", "Planned"]
 
-# The window's growth at the start of an epoch, so that the first step need not wait until it is full.
+# The window grows from a start by a step for each batch, so that the first step need not wait until it is full.
 _RAMP_START, _RAMP_STEP = 8, 4
 # Batches read but not announced, for when the loader is slow now and then.
 _SLACK = 4
-# What the planner holds of a key that is announced: its use, and where it is not resident its entry.
+# The planner holds for an announced key its use, and an entry if it is not resident.
 _PLANNED_BYTES = 12 + 80
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How far ahead.
+    """The limits of an epoch that is read ahead.
 
     Attributes
     ----------
     window
         Most batches known beyond the one being fetched.
     window_bytes
-        Most bytes of all that wait, as far as the batch that is next allows; None for no limit.
+        Most bytes of all batches that wait, except that the next one may be larger; None for no limit.
     prefetch
-        Batches fetched ahead of the one that is being trained on.
+        Batches fetched ahead of the one in training.
     grows
-        Whether to announce no more than is of use.
+        Whether to announce only as many batches as are of use.
     """
 
     window: int
@@ -54,24 +55,49 @@ class Limits:
     grows: bool
 
 
+class Planned(Protocol):
+    """The look-ups of a module whose batches are known ahead; `Any` stands for its type of ids."""
+
+    def ids_of(self, *arguments: Any) -> Any:
+        """Return the ids of a batch to come, from the arguments that the module will get."""
+
+    def distinct(self, ids: Any) -> Rows:
+        """Return the distinct rows of a batch."""
+
+    def reading(self) -> AbstractContextManager[None]:
+        """Return a context to read a loader in; it tells other ranks, if any, of a failure."""
+
+    def agree(self, size: int) -> int | None:
+        """Return the largest of the sizes that all ranks say; None if no other rank reads in step."""
+
+    def settle(self) -> None:
+        """Let the rows of gradients go that need not wait."""
+
+    def plan(self, ids: Any, rows: Rows, ticket: Ticket | None) -> None:
+        """Load the rows of a batch that is handed out."""
+
+    def end_plan(self) -> None:
+        """Release the rows of the batch that was handed out last."""
+
+
 @dataclass(slots=True)
 class _Waiting:
     batch: Any
-    ids: list[Ints | None]
+    ids: Any
     rows: Rows
     bytes: int
     ticket: Ticket | None = None
 
 
 class Epoch(Iterator[Any]):
-    """What a loop holds: when the loop is left, and this forgotten, the epoch ends."""
+    """The iterator that a loop holds: the epoch ends when the loop is left and forgets it."""
 
     def __init__(self, ahead: "Ahead") -> None:
         self._ahead = ahead
 
     @classmethod
     def of(cls, ahead: "Ahead") -> "Epoch":
-        """Return what the loop of this thread is to hold."""
+        """Return the iterator for a loop of this thread."""
         epoch = cls(ahead)
         ahead.farewell = at_end(epoch, ahead.close)
         return epoch if ahead.farewell is not None else _EpochOfThread(ahead)
@@ -93,7 +119,7 @@ class Ahead:
     Attributes
     ----------
     farewell
-        Ends the epoch once its loop is left; to be kept.
+        Keeps the call alive that ends the epoch once its loop is left.
     """
 
     def __init__(
@@ -105,7 +131,8 @@ class Ahead:
         skipped: int,
     ) -> None:
         self._batches = batches
-        self._module = module
+        self._look_ups: Planned = module.look_ups
+        self._tables = module.tables
         self._ids = ids
         self._limits = limits
         self._skipped = skipped
@@ -116,27 +143,27 @@ class Ahead:
         self._waiting_bytes = 0  # of all that were not handed out
         self._handed_out = 0
         self._granted = 0  # so many batches of the epoch may be fetched
-        # Where other ranks have to read the same batch at the same time: how many wait here, which is all that decides
-        # whether one is read. What differs among ranks must not, or one would wait for a read that another never makes.
+        # If ranks read in step: the number of batches that wait, which alone decides whether one is read. Anything that
+        # differs among ranks must not decide, or one would wait for a read that another never makes.
         self._in_step = 0
         self._blocked = False  # there was no room for the next one
-        self._full: FullError | None = None  # not on disk, for rows that have to leave
-        self._current: Rows | None = None
+        self._full: FullError | None = None  # the disk had no room for rows that have to leave
+        self._holds = False  # the rows of the batch that was handed out last
         self._ended = False  # the loader has
-        self._error: BaseException | None = None  # what ended it, or the thread
+        self._error: BaseException | None = None  # ended the loader, or the thread
         self._closed = self._failed = False
         self.farewell: object = None
         self._changed = threading.Condition()
         self._known = 0
         self._wait_s = self._loader_s = 0.0
-        # Its thread has ended by then: among ranks, reads of two epochs would take each other's messages.
+        # The thread of the epoch before ends first: among ranks, reads of two epochs would take each other's messages.
         module.begin_epoch(self._give_way)
         self._thread = threading.Thread(target=self._run, name="memhier-lookahead", daemon=True)
         self._thread.start()
 
     @property
     def position(self) -> int:
-        """Batches of the epoch that were handed out, those left out at a resume included."""
+        """The number of batches handed out, those skipped at a resume included."""
         return self._skipped + self._handed_out
 
     @shielded
@@ -162,24 +189,23 @@ class Ahead:
         except BaseException:
             self.close()
             raise
-        # Rows whose read failed are read again here: the error is this batch's then, and it stays where it is.
-        self._module.tables.lend(waiting.rows, waiting.ticket)
+        # Rows whose read failed are read again here: an error is this batch's then, and the batch stays.
+        self._look_ups.plan(waiting.ids, waiting.rows, waiting.ticket)
         with self._changed:
+            self._holds = True
             self._window.popleft()
             self._waiting_bytes -= waiting.bytes
             self._fetched -= 1
             self._announced -= 1
             self._handed_out += 1
             self._granted = self._handed_out + (self._limits.prefetch if self._limits.window else 0)
-            self._current = waiting.rows
             self._changed.notify_all()
-        self._module._planned = (waiting.ids, waiting.rows)
         self._wait_s += time.perf_counter() - started
         return waiting.batch
 
     @shielded
     def _give_way(self) -> None:
-        """End, as another epoch begins; a loop that goes on hears of it."""
+        """End, as another epoch begins; a loop that goes on gets an error."""
         if not self._closed:
             self._error = RuntimeError(
                 "lookahead: another epoch of lookahead began over the same tables, and ended this one; leave this loop "
@@ -189,7 +215,7 @@ class Ahead:
 
     @shielded
     def close(self) -> None:
-        """End the thread, and take back what was announced."""
+        """End the thread, and withdraw the announced batches."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -203,59 +229,56 @@ class Ahead:
         self._window.clear()
         self._fetched = self._waiting_bytes = 0
         self._batches = iter(())  # the loader's workers and files go with its iterator
-        planner = self._module.tables.planner_if_open
-        if planner is not None and announced:
-            planner.withdraw()
+        if self._tables.planner is not None and announced:
+            self._tables.planner.withdraw()
 
-    # What the training's thread does.
+    # On the training's thread.
 
     def _await_next(self) -> _Waiting:
         with self._changed:
             if self._closed:
                 raise self._end()
-            wait_for(self._changed, self._is_settled)
+            wait_for(self._changed, self._is_settled_locked)
         self._let_go()
         if self._blocked or not self._fetched:
-            # The next batch is fetched while nothing else has to stay.
-            self._module._make_room()
-        with self._changed:
-            # Without lookahead a batch is fetched now; with it this is the time for one that found no room.
-            self._granted = max(self._granted, self._handed_out + 1)
-            self._blocked, self._full = False, None
-            self._changed.notify_all()
-            wait_for(self._changed, self._is_settled)
-            if self._full is not None and not self._fetched:
-                raise self._full
-            if self._failed or self._closed or not self._fetched:
-                raise self._end()
-            return self._window[0]
+            # The next batch is fetched while no other rows have to stay.
+            self._look_ups.settle()
+            with self._changed:
+                # Without lookahead a batch is fetched now; with it, this is the time for one that found no room.
+                self._granted = max(self._granted, self._handed_out + 1)
+                self._blocked, self._full = False, None
+                self._changed.notify_all()
+                wait_for(self._changed, self._is_settled_locked)
+        if self._full is not None and not self._fetched:
+            raise self._full
+        if self._failed or self._closed or not self._fetched:
+            raise self._end()
+        return self._window[0]
 
     def _end(self) -> BaseException:
         """Return the error that ended the epoch, once, and StopIteration otherwise."""
         error, self._error = self._error, None
         return StopIteration() if error is None else error
 
-    def _is_settled(self) -> bool:
-        """Whether what may be fetched has been, as far as there is room."""
+    def _is_settled_locked(self) -> bool:
+        """Whether all batches that may be fetched are fetched, as far as there is room."""
         if self._closed or self._failed or self._blocked:
             return True
         fetched = self._handed_out + self._fetched
         return fetched >= self._granted or (self._over and self._fetched == len(self._window))
 
     def _let_go(self) -> None:
-        """Let the rows of the batch go that was handed out last."""
-        rows, self._current = self._current, None
-        if rows is not None:
-            if self._module._planned is not None and self._module._planned[1] is rows:
-                self._module._planned = None
-            rows.release()
+        """Release the rows of the batch that was handed out last."""
+        if self._holds:
+            self._holds = False
+            self._look_ups.end_plan()
 
     @property
     def _over(self) -> bool:
         """Whether no more batches come."""
         return self._ended or self._error is not None
 
-    # What the thread does.
+    # On the epoch's own thread.
 
     def _run(self) -> None:
         try:
@@ -267,27 +290,30 @@ class Ahead:
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Do what is due; False once there is nothing left to do."""
+        """Take the next action of the epoch; False once none is left."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._is_over() or self._may_fetch() or self._may_read())
-            # Other ranks may be at a read by now, which ends only when all have made it.
-            closes = self._closed and not (self._in_step and self._may_read())
-            if closes or self._is_over():
+            self._changed.wait_for(self._is_due_locked)
+            # Other ranks may be in a read by now, which ends only once all ranks have made it.
+            closes = self._closed and not (self._in_step and self._may_read_locked())
+            if closes or self._is_over_locked():
                 return False
-            fetches = self._may_fetch() and not self._closed
+            fetches = self._may_fetch_locked() and not self._closed
         if not fetches or self._lacks_batches():
             self._read()
         else:
             self._fetch()
         return True
 
-    def _is_over(self) -> bool:
+    def _is_due_locked(self) -> bool:
+        return self._closed or self._is_over_locked() or self._may_fetch_locked() or self._may_read_locked()
+
+    def _is_over_locked(self) -> bool:
         return self._over and self._fetched == len(self._window)
 
-    def _may_fetch(self) -> bool:
+    def _may_fetch_locked(self) -> bool:
         return not self._blocked and self._handed_out + self._fetched < self._granted
 
-    def _may_read(self) -> bool:
+    def _may_read_locked(self) -> bool:
         if self._over:
             return False
         if self._in_step:
@@ -297,12 +323,12 @@ class Ahead:
         return ahead < _SLACK and (limit is None or self._waiting_bytes < limit or not self._window)
 
     def _lacks_batches(self) -> bool:
-        """Announce what the next batch should know of; return whether more has to be read for that."""
+        """Announce the batches that the next one should know of; return whether more have to be read for that."""
         while self._announced <= self._fetched or self._should_know_more():
             if self._announced == len(self._window):
                 return not self._over
             waiting = self._window[self._announced]
-            self._module.tables.announce(waiting.rows)
+            self._tables.announce(waiting.rows)
             with self._changed:
                 self._announced += 1
                 self._announced_bytes += waiting.bytes
@@ -314,7 +340,7 @@ class Ahead:
         if known >= min(limits.window, ramp):
             return False
         if limits.window_bytes is not None:
-            # Those that are fetched meanwhile, and the one that is trained on, take about as much each as the next.
+            # Batches that are fetched meanwhile, and the one that is trained on, take about as much each as the next.
             others = (limits.prefetch + 1) * self._window[self._fetched].bytes
             if self._announced_bytes + others >= limits.window_bytes:
                 return False
@@ -322,32 +348,31 @@ class Ahead:
 
     def _is_known(self) -> bool:
         """Whether every row in DRAM is known to be needed again, and there is no room for more."""
-        planner = self._module.tables.planner_if_open
-        return planner is None or (planner.idle == 0 and len(planner) == self._module.tables.capacity)
+        planner = self._tables.planner
+        return planner is None or (planner.idle == 0 and len(planner) == self._tables.capacity)
 
     def _read(self) -> None:
         started = time.perf_counter()
         try:
-            with self._module._reading():
+            with self._look_ups.reading():
                 batch = next(self._batches)
                 self._loader_s += time.perf_counter() - started
                 asked = self._asked_of(batch)
-            ids = self._module._ids_of(*asked)
-            rows = self._module._distinct(ids)
-            self._module.tables.check_fits(rows)
+            ids = self._look_ups.ids_of(*asked)
+            rows = self._look_ups.distinct(ids)
+            self._tables.check_fits(rows)
         except StopIteration:
             with self._changed:
                 self._ended = True
                 self._changed.notify_all()
             return
         except Exception as error:
-            # It comes when the batches before it have been handed out.
+            # It is raised once the batches before it were handed out.
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
             return
-        held = _bytes_of((batch, ids, rows.keys, rows.inverse, rows.order))
-        size = held + _PLANNED_BYTES * len(rows.keys)
+        size = _bytes_of(batch) + rows.nbytes + _PLANNED_BYTES * len(rows.keys)
         if not self._window and not self._handed_out:
             self._agree(size)
         with self._changed:
@@ -355,17 +380,17 @@ class Ahead:
             self._waiting_bytes += size
 
     def _asked_of(self, batch: Any) -> tuple[Any, ...]:
-        """Return what the module is to be called with for a batch."""
+        """Return the arguments that the module gets for a batch."""
         try:
             found = self._ids(batch)
         except StopIteration as error:
-            # Let through, it would end the epoch as if the loader had.
+            # Otherwise it would end the epoch as the end of the loader does.
             raise RuntimeError("ids: raised StopIteration") from error
         return found if isinstance(found, tuple) else (found,)
 
     def _agree(self, size: int) -> None:
         """Settle with the other ranks, if there are any that read in step, how many batches may wait."""
-        largest = self._module._largest(size)
+        largest = self._look_ups.agree(size)
         if largest is None:
             return
         limits = self._limits
@@ -382,9 +407,9 @@ class Ahead:
             return
         waiting = self._window[self._fetched]
         try:
-            waiting.ticket = self._module.tables.prefetch(waiting.rows)
+            waiting.ticket = self._tables.prefetch(waiting.rows)
         except BudgetError:
-            if self._current is None and not self._fetched:
+            if not self._holds and not self._fetched:
                 raise
             with self._changed:
                 self._blocked = True
@@ -403,7 +428,7 @@ class Ahead:
 
 
 def _bytes_of(batch: Any) -> int:
-    """Return about how many bytes a batch takes, where it is made of tensors and arrays."""
+    """Return about how many bytes the tensors and arrays of a batch take."""
     total, waiting, seen = 0, [batch], set[int]()
     while waiting:
         part = waiting.pop()

@@ -1,4 +1,4 @@
-"""How much DRAM a training needs, from its loader's ids, before anything is trained."""
+"""A forecast of the DRAM that a training needs, from its loader's ids, before it starts."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -8,13 +8,12 @@ import numpy as np
 
 from memhier.planning.simulation import Simulation, simulate
 from memhier.recsys.embedding.collection import FeatureParser
-from memhier.recsys.embedding.kernels import distinct_rows
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
-from memhier.recsys.embedding.tables import Ints
+from memhier.recsys.embedding.tables import Ints, distinct_rows
 
 __all__ = ["forecast", "save_trace"]
 
-# What a row takes in DRAM beside its floats: the maps of tier and policy, and flags.
+# DRAM of a row beside its floats: the maps of tier and policy, and flags.
 _BESIDE_BYTES = 150
 
 
@@ -36,7 +35,7 @@ def forecast(
     tables, optimizer
         As in :class:`memhier.recsys.EmbeddingBagCollection`.
     dram
-        Bytes for rows, with what is kept beside each.
+        Bytes for rows, with the maps and flags of each.
     options
         As in :func:`memhier.planning.simulation.simulate`: ``policy``, ``lookahead``, ``device``, ``compute_s``,
         ``ahead``.
@@ -57,7 +56,7 @@ def forecast(
 
 
 def save_trace(loader: Iterable[Any], ids: Callable[[Any], Any], tables: Sequence[Any], path: str | Path) -> int:
-    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return how many they are."""
+    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return their number."""
     keys = [*_keys(loader, ids, FeatureParser(tables))]
     trace = np.concatenate(keys) if keys else np.empty(0, np.int64)
     np.save(path, trace)
@@ -72,4 +71,4 @@ def _keys(loader: Iterable[Any], ids: Callable[[Any], Any], parser: FeatureParse
         some = [bag.indices.numpy() for bag in bags]
         for table, wanted in enumerate(some):
             parser.check_ids(table, wanted)
-        yield distinct_rows(np.concatenate(some), np.cumsum([len(wanted) for wanted in some]), bases, in_order=False)[0]
+        yield distinct_rows(some, bases, in_order=False).keys

@@ -1,7 +1,7 @@
-"""lookahead: a loader read ahead of the training, so that tables know what to fetch, keep and evict.
+"""lookahead: a loader read ahead of the training, so that tables know which rows to fetch, keep and evict.
 
-Bagpipe's idea (arXiv 2202.12429): the next batches are known, so no policy has to guess. Its rule keeps a row while its
-next use lies within a fixed number of batches; here the rule is Belady's at a fixed capacity, so DRAM is bounded.
+The idea is Bagpipe's (arXiv 2202.12429): the next batches are known, so no policy has to guess. Bagpipe keeps a row
+while its next use lies within a fixed number of batches; here Belady's rule at a fixed capacity bounds DRAM.
 """
 
 import base64
@@ -34,25 +34,24 @@ def lookahead(
 ) -> "Lookahead":
     """Read a loader ahead of the training, and its rows with it.
 
-    Training on what this yields gives the same bits as on the loader itself, and waits less. Batches come in the
-    loader's order, from a thread that reads them ahead; a loader that draws random numbers in this process from torch's
-    global generator while it fetches draws them earlier than it would.
+    Training on these batches gives the same bits as on the loader itself, and waits less. Batches come in the loader's
+    order, from a thread that reads them ahead. A loader that draws random numbers from torch's global generator in this
+    process while it fetches therefore draws them earlier.
 
     Parameters
     ----------
     loader
         Any iterable of batches; a DataLoader with workers and any sampler.
     model
-        The module of tables, or one that has it as its only one.
+        The module of tables, or a model with exactly one such module.
     ids
-        From a batch to what the module of tables is called with in the training step for that batch: one argument, or
-        a tuple of several.
+        Returns the argument, or a tuple of the arguments, that the training step for a batch gives to the module of
+        tables.
     window
-        Batches known beyond those being fetched. ``"auto"`` grows it until every row in DRAM is known to be needed
-        again, or what waits here takes the sixteenth of the tables' DRAM that is set aside for it. A number of batches,
-        or None for all to the loader's end, is kept to whatever they take, beyond the budget if need be. 0 knows
-        nothing and fetches nothing ahead. Ranks read equally far: ``"auto"`` is then so many batches as the largest of
-        all first ones says.
+        Batches known beyond those being fetched. ``"auto"`` grows the window until every row in DRAM is known to be
+        needed again, or until the waiting batches fill the sixteenth of the tables' DRAM that is set aside for them. A
+        number, or None for all batches to the loader's end, holds at any size, even beyond the budget. 0 knows and
+        fetches nothing ahead. Ranks read equally far: the largest of their first batches then sets ``"auto"``.
     prefetch
         Batches whose rows are fetched ahead, as far as DRAM has room.
 
@@ -89,7 +88,8 @@ def lookahead(
 class Lookahead:
     """Yields a loader's batches, epoch by epoch; see :func:`lookahead`.
 
-    One epoch at a time: beginning another ends the one before.
+    A new epoch ends the one before. :class:`memhier.Lookahead` is another class: it plans loads and evictions for
+    batches of keys, without a loader.
     """
 
     def __init__(
@@ -100,8 +100,9 @@ class Lookahead:
         window: int | Literal["auto"] | None,
         prefetch: int,
     ) -> None:
+        module.tables.check_open()
         if module.tables.planner is None:
-            raise ValueError("model: its tables have a policy that cannot be told what comes; use policy='belady'")
+            raise ValueError("model: its tables have a policy that takes no announcements; use policy='belady'")
         self._loader = loader
         self._module = module
         self._ids = ids
@@ -138,20 +139,20 @@ class Lookahead:
 
     @property
     def position(self) -> int:
-        """Batches of this epoch that were handed out."""
+        """The number of batches of this epoch handed out."""
         return self._skip if self._epoch is None else self._epoch.position
 
     def stats(self) -> dict[str, float]:
         """Return plain numbers of this epoch.
 
-        ``batches`` handed out; ``window``, the batches known ahead when a batch was fetched, on average; ``wait_s``,
+        ``batches`` handed out; ``window``, the mean number of batches known ahead when a batch was fetched; ``wait_s``,
         seconds that the training waited here, for the loader or for rows; ``loader_s``, seconds that the thread waited
         for the loader; ``bytes`` of batches and keys that wait here.
         """
         return {} if self._epoch is None else self._epoch.stats()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the training is in the loader, for JSON: for :meth:`TableModule.checkpoint`."""
+        """Return the position in the loader as JSON values, for :meth:`TableModule.checkpoint`."""
         state: dict[str, Any] = {"position": self.position}
         if self._random is not None:
             texts = [
@@ -161,9 +162,9 @@ class Lookahead:
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next epoch where `state` was: with the same order of batches, those handed out left out.
+        """Begin the next epoch at the position `state`, with the same order of batches.
 
-        The batches before are read and dropped.
+        The batches before that position are read and dropped.
         """
         self.close()
         self._epoch = None
@@ -174,7 +175,7 @@ class Lookahead:
             self._random = (parts[0], parts[1])
 
     def close(self) -> None:
-        """End the epoch that is under way: what was read ahead is dropped."""
+        """End the epoch that is under way, and drop the batches read ahead."""
         if self._epoch is not None:
             self._epoch.close()
 

@@ -1,7 +1,7 @@
-"""Data sets of recommendation read as a stream of batches: the files as they are published, in constant memory.
+"""Data sets of recommendation, read from the published files as a stream of batches, in constant memory.
 
-Ids of text are made by hashing (CRC-32 of the text, modulo the rows of a table), so no vocabulary is held. Row 0 stands
-for a value that is missing; hashed values get the others.
+Text becomes ids by hashing (CRC-32 of the text, modulo the rows of a table), so there is no vocabulary in memory. Row 0
+stands for a missing value; hashed values get the other rows.
 """
 
 import csv
@@ -50,7 +50,7 @@ class CTRBatch:
     labels
         float32 [n].
     dense
-        float32 [n, numbers]: log(x + 3) of each number, 0 where it is missing.
+        float32 [n, numbers]: log(x + 3) of each number, 0 if it is missing.
     ids
         int64 [n, tables].
     """
@@ -66,7 +66,7 @@ def read_criteo(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[
     Parameters
     ----------
     rows
-        Of each of the 26 tables.
+        The number of rows of each of the 26 tables.
     batch
         Samples at a time; the last batch may have fewer.
 
@@ -111,7 +111,7 @@ def read_criteo_npy(
     labels, dense, sparse
         int32 [n] or [n, 1], float32 [n, 13], int32 [n, 26]. Mapped, not loaded.
     rows
-        Of each table, by which ids are taken modulo.
+        The number of rows of each table; ids are taken modulo it.
 
     Raises
     ------
@@ -143,7 +143,7 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
     Raises
     ------
     ImportError
-        Where pyarrow is not installed.
+        If pyarrow is not installed.
     FormatError
         When a column is missing, or the file is damaged.
     """
@@ -240,7 +240,7 @@ def _click_batch(path: Path, start: int, cells: list[list[str]], rows: Sequence[
 
 
 def _parsed(path: Path, number: int, parse: Callable[[list[str]], T], cells: list[str]) -> T:
-    """Return what a line says; its number is part of what goes wrong."""
+    """Parse a line; an error names its number."""
     try:
         return parse(cells)
     except (ValueError, OverflowError) as error:
@@ -265,7 +265,7 @@ def _number(cell: Any) -> float:
 
 
 def _column(cells: Iterable[Any], rows: int) -> NDArray[np.int64]:
-    """Return the ids of a column: 0 for what is missing, 1 to rows - 1 for the others."""
+    """Return the ids of a column: 0 for a missing value, 1 to rows - 1 for the others."""
     others = max(1, rows - 1)
 
     def row(cell: Any) -> int:

@@ -1,7 +1,7 @@
-"""Shards that were left at different checkpoints, by a crash while one was taken, go back to the newest that all have.
+"""Agreement on a checkpoint: after a crash all shards go back to the newest one that all have.
 
 A shard takes a checkpoint only once all have the one before, or have tried it, and keeps the way back to the last that
-all have: so whatever of them ended when, all can go back to that.
+all have. So all can go back to that one, whenever ranks end.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,13 @@ __all__ = ["agree", "last_checkpoints"]
 
 
 def last_checkpoints(path: Path) -> tuple[int, int]:
-    """Return the numbers of a shard's checkpoint and of the one that it can go back to: 0 stands for none at all."""
+    """Return the numbers of a shard's checkpoint and of the one that it can go back to; 0 for none."""
     if not path.exists():
         return 0, 0
     try:
         store = Store.open(path, KIND, writable=True)
     except FormatError:
-        # Perhaps it was never finished: whoever makes a table of it knows.
+        # Perhaps it was never finished; opening it as a table will tell.
         return 0, 0
     with store:
         return checkpoint_of(store, store.get(KEY)), checkpoint_of(store, before_last(store, KEY))
@@ -35,14 +35,14 @@ def agree(path: Path, checkpoints: Sequence[tuple[int, int]]) -> None:
     Parameters
     ----------
     path
-        Of the shard.
+        The folder of the shard.
     checkpoints
-        What `last_checkpoints` says of every shard.
+        The result of `last_checkpoints` for every shard.
 
     Raises
     ------
     FormatError
-        When there is none.
+        When no checkpoint is common to all.
     """
     common = max(set[int].intersection(*map(set, checkpoints)), default=-1)
     if common < 0:

@@ -1,4 +1,4 @@
-"""What ranks exchange, by `torch.distributed`: on the device that the group's backend takes, counted in bytes."""
+"""Exchanges between ranks by `torch.distributed`, on the device of the group's backend, counted in bytes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,34 +11,34 @@ __all__ = ["Arriving", "Collectives", "device_of"]
 
 
 def device_of(backend: str) -> torch.device:
-    """Return where a backend wants its tensors: nccl on this process's GPU, others on the CPU."""
+    """Return the device that a backend takes: this process's GPU for nccl, the CPU for others."""
     return torch.device("cuda", torch.cuda.current_device()) if backend == "nccl" else torch.device("cpu")
 
 
 class Arriving:
-    """Values on their way; `wait` returns them, on the CPU."""
+    """Values on their way."""
 
     def __init__(self, values: Tensor, sent: Tensor, work: Any) -> None:
         self._values = values
-        self._sent = sent  # not to be freed before it has gone
+        self._sent = sent  # kept until it was sent
         self._work = work
 
     def wait(self) -> Tensor:
-        """Return them once they are there."""
+        """Return the values, on the CPU, once they are there."""
         if self._work is not None:
             self._work.wait()
         return self._values.cpu()
 
 
 class Collectives:
-    """Exchanges of one group of ranks, all of which make them in the same order. Tensors are given and got on the CPU.
+    """Exchanges of one group of ranks, which all make them in the same order. Tensors lie on the CPU on both sides.
 
     Attributes
     ----------
     rank, ranks
-        This one's number in the group, and how many there are.
+        The number of this rank in the group, and of all ranks.
     sent_bytes
-        To other ranks so far.
+        Bytes sent to other ranks so far.
     """
 
     def __init__(self, group: Any, device: torch.device | None = None) -> None:
@@ -48,23 +48,23 @@ class Collectives:
         self.sent_bytes = 0
 
     def like(self) -> "Collectives":
-        """Return another group of the same ranks, for another thread or what is under way meanwhile."""
+        """Return another group of the same ranks, for another thread or for exchanges under way at the same time."""
         if self._group is None:
             return Collectives(dist.new_group(), self._device)
         ranks, backend = dist.get_process_group_ranks(self._group), dist.get_backend(self._group)
         return Collectives(dist.new_group(ranks, backend=backend, use_local_synchronization=True), self._device)
 
     def of_each(self, numbers: Tensor) -> Tensor:
-        """Give row r of int64 [ranks, n] to rank r; return what each has for this one, [ranks, n]."""
+        """Give row r of int64 [ranks, n] to rank r; return the row that each rank has for this one, [ranks, n]."""
         width = [numbers.shape[1]] * self.ranks
         return self.exchange(numbers.reshape(-1), width, width).view(numbers.shape)
 
     def exchange(self, values: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
-        """Give each rank its part of a vector, rank after rank; return what all have for this one."""
+        """Give each rank its part of a vector, rank after rank; return the parts that all have for this one."""
         return self.start(values, sent, received, beside=False).wait()
 
     def start(self, values: Tensor, sent: Sequence[int], received: Sequence[int], *, beside: bool = True) -> Arriving:
-        """Begin an exchange; with `beside` it goes on while the caller does."""
+        """Begin an exchange; with `beside` the caller does not wait for it."""
         there = values.contiguous().to(self._device)
         found = torch.empty(sum(received), dtype=values.dtype, device=self._device)
         self.sent_bytes += (sum(sent) - sent[self.rank]) * values.element_size()

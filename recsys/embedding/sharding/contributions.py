@@ -1,4 +1,4 @@
-"""Gradients of ids that have come to the owner of their rows, and how they become gradients of rows."""
+"""Gradients of ids that ranks send to the owner of their rows, and the gradients of rows made of them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from memhier.recsys.embedding.optimizers import SparseOptimizer, adds_in_turn
 from memhier.recsys.embedding.sharding.collectives import Arriving
 from memhier.recsys.embedding.sharding.exchange import Exchange, Flags
 from memhier.recsys.embedding.tables import Ints, Rows
+from memhier.recsys.embedding.torch_internals import sparse_rows
 
 __all__ = ["Contributions", "Late", "in_order"]
 
@@ -23,7 +24,7 @@ class Contributions:
     Attributes
     ----------
     numbers
-        int64 [n]: of their rows.
+        int64 [n]: the numbers of their rows at the owner.
     values
         float32 [n, widest].
     turns
@@ -36,14 +37,14 @@ class Contributions:
 
     @classmethod
     def in_turn(cls, numbers: Ints, values: Tensor, turns: Ints) -> "Contributions":
-        """Return what came in any order."""
+        """Return contributions that came in any order."""
         if bool((turns[1:] >= turns[:-1]).all()):
             return cls(numbers, values, turns)
         order = np.argsort(turns, kind="stable")
         return cls(numbers[order], values[torch.from_numpy(order)], turns[order])
 
     def only(self, wanted: Flags) -> "Contributions":
-        """Return those that are wanted."""
+        """Return the contributions that are wanted."""
         return Contributions(self.numbers[wanted], self.values[torch.from_numpy(wanted)], self.turns[wanted])
 
     def then(self, others: "Contributions") -> "Contributions":
@@ -62,9 +63,9 @@ class Late:
     Attributes
     ----------
     here
-        Those for rows that can wait which came at once, from ranks that did not know.
+        Contributions to rows that can wait, sent at once by ranks that did not know so.
     counts
-        int64 [ranks, turns]: how many come from each rank, of the features that are first of their table, second ...
+        int64 [ranks, turns]: contributions from each rank, of the first feature of a table, the second ...
     group, steps
         Hyperparameters and numbers of updates as of the step; no numbers as long as its other gradients wait.
     graph_pass
@@ -86,8 +87,7 @@ def in_order(places: Tensor, values: Tensor, count: int, optimizer: SparseOptimi
     """Return a sparse gradient whose repeats add up in the order in which they came."""
     shape = (count, values.shape[1])
     if adds_in_turn(optimizer):
-        # Applied one after the other, as torch does.
-        return torch.sparse_coo_tensor(places.unsqueeze(0), values, shape, check_invariants=False)
+        return sparse_rows(places, values, shape)  # torch applies them one after the other
     distinct, inverse = torch.unique(places, return_inverse=True)
     sums = torch.zeros(len(distinct), values.shape[1]).index_add_(0, inverse, values)
-    return torch.sparse_coo_tensor(distinct.unsqueeze(0), sums, shape, is_coalesced=True, check_invariants=False)
+    return sparse_rows(distinct, sums, shape, is_coalesced=True)

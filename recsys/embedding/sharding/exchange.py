@@ -1,4 +1,4 @@
-"""What a step asks of whom, and rows of different widths as one vector, for the ranks of a sharded collection."""
+"""The keys that ranks ask of each other for a step, and rows of different widths as one vector."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,19 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memhier.recsys.embedding.kernels import Places, distinct_rows
 from memhier.recsys.embedding.sharding.collectives import Collectives
-from memhier.recsys.embedding.tables import Ints
+from memhier.recsys.embedding.tables import Ints, Rows, distinct_rows
 
-__all__ = ["Asked", "Exchange", "Layout", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
+__all__ = ["Exchange", "Packing", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
 
 Flags = NDArray[np.bool_]
 
 _NO_BATCH = -1  # in place of how many keys a rank asks for
 
 
-class Layout:
-    """Rows of given widths, one after the other in a vector of floats."""
+class Packing:
+    """Packs rows of given widths into a vector of floats, one after the other."""
 
     def __init__(self, widths: Ints) -> None:
         self.widths = widths
@@ -31,7 +30,7 @@ class Layout:
         self._of_width = [(width, np.flatnonzero(widths == width)) for width in np.unique(widths).tolist()]
 
     def floats(self, counts: list[int]) -> list[int]:
-        """Return how many floats so many rows at a time have, counts that add up to all of them."""
+        """Return the number of floats of each part, for parts of so many rows."""
         ends = np.concatenate(([0], self._ends))[np.cumsum([0, *counts])]
         found: list[int] = np.diff(ends).tolist()
         return found
@@ -46,7 +45,7 @@ class Layout:
         return vector
 
     def parted(self, vector: Tensor, widest: int) -> Tensor:
-        """Return rows, float32 [n, widest]; what is beyond a row's width is undefined."""
+        """Return rows, float32 [n, widest]; floats beyond a row's width are undefined."""
         if [width for width, _ in self._of_width] == [widest]:
             return vector.view(-1, widest)
         rows = torch.empty(len(self.widths), widest)
@@ -60,33 +59,29 @@ class Layout:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Exchange:
-    """What a step asks of whom.
+    """The keys that ranks ask of each other for a step.
 
     Attributes
     ----------
     ids
-        Of each table, what this rank's batch has.
-    keys, starts, inverse, ends
-        Of this rank's batch: distinct keys, where those of each table begin, for every id which of them it is, and
-        where each table's ids end.
+        The ids of each table in this rank's batch.
+    rows
+        The distinct rows of this rank's batch, wherever they lie.
     order
-        Places of `keys` by owner.
+        The places of their keys by owner.
     sent, received
-        How many keys this rank asks of each rank, and each rank of this one.
+        The number of keys that this rank asks of each rank, and each rank of this one.
     asked
         int64: the keys that others ask of this rank, by their numbers here, rank after rank.
     later, asked_later
-        Of `keys` and of `asked`: which rows no rank needs in the next step, so that what is to be added to them may
-        take its time. None as long as the next step is not known.
+        Whether no rank needs a row in the next step, so that its gradients may take their time: of the keys of `rows`,
+        and of `asked`. None as long as the next step is not known.
     following
-        The next step; who keeps one does not keep all that come after it.
+        The next step; it is not kept alive.
     """
 
     ids: list[Ints]
-    keys: Ints
-    starts: Ints
-    inverse: Places
-    ends: Ints
+    rows: Rows
     order: Ints
     sent: list[int]
     received: list[int]
@@ -96,40 +91,30 @@ class Exchange:
     following: "ReferenceType[Exchange] | None" = field(default=None)
 
 
-class Asked(list["Ints | None"]):
-    """What a batch to come asks of this rank, with the exchange that said so."""
-
-    def __init__(self, exchange: Exchange) -> None:
-        super().__init__([exchange.asked])
-        self.exchange = exchange
-
-
 def ask(ids: list[Ints], bases: Ints, ranks: Collectives) -> Exchange:
     """Tell the owners of rows which of them this rank's batch needs.
 
     Raises
     ------
     RuntimeError
-        When other ranks have none.
+        When other ranks have no batch.
     """
-    flat = np.concatenate(ids, dtype=np.int64)
-    ends = np.cumsum([len(some) for some in ids])
-    keys, starts, _, inverse, _ = distinct_rows(flat, ends, bases, in_order=False)
-    owners = keys % ranks.ranks
+    rows = distinct_rows(ids, bases, in_order=False)
+    owners = rows.keys % ranks.ranks
     order = np.argsort(owners, kind="stable")
     sent = np.bincount(owners, minlength=ranks.ranks)
     received: list[int] = ranks.of_each(torch.from_numpy(sent[:, None]))[:, 0].tolist()
     if without := _refusing(received):
         raise RuntimeError(
             f"ranks {without} have no batch for this step, as they say themselves: their loader ended before others', "
-            "or failed, or gave what the tables refuse; no rank takes the step"
+            "or failed, or gave a batch that the tables refuse; no rank takes the step"
         )
-    asked: Any = ranks.exchange(torch.from_numpy(keys[order]), sent.tolist(), received).numpy()
-    return Exchange(ids, keys, starts, inverse, ends, order, sent.tolist(), received, asked // ranks.ranks)
+    asked: Any = ranks.exchange(torch.from_numpy(rows.keys[order]), sent.tolist(), received).numpy()
+    return Exchange(ids, rows, order, sent.tolist(), received, asked // ranks.ranks)
 
 
 def check_all_hold(ranks: Collectives) -> None:
-    """Say that this rank holds the rows that a step asks of it, and hear the same of all.
+    """Say that this rank holds the rows that a step asks of it, and wait until all ranks have said so.
 
     Raises
     ------
@@ -149,7 +134,7 @@ def _refusing(said: list[int]) -> list[int]:
 
 @contextmanager
 def refused_together(ranks: Collectives) -> Iterator[None]:
-    """Where what happens inside the block fails, tell those who wait for this rank in `ask` or `check_all_hold`."""
+    """Tell ranks that wait for this one in `ask` or `check_all_hold` of a failure inside the block."""
     try:
         yield
     except Exception:
@@ -158,10 +143,10 @@ def refused_together(ranks: Collectives) -> Iterator[None]:
 
 
 def say_what_can_wait(step: Exchange, following: Exchange, ranks: Collectives) -> None:
-    """Tell those who asked for rows in a step which of these no rank asks for in the next."""
-    # Before it is told: what others hold back has to wait here as well.
+    """Tell ranks which of the rows that they asked for in a step no rank asks for in the next."""
+    # Set before others know: gradients that they hold back have to wait here as well.
     step.asked_later, step.following = ~np.isin(step.asked, following.asked), ref(following)
     flags = ranks.exchange(torch.from_numpy(step.asked_later.astype(np.uint8)), step.received, step.sent).numpy()
-    later = np.empty(len(step.keys), np.bool_)
+    later = np.empty(len(step.rows.keys), np.bool_)
     later[step.order] = flags != 0
     step.later = later

@@ -1,8 +1,9 @@
-"""reshard: the tables of a sharded collection, divided anew among another number of ranks."""
+"""reshard: the tables of a sharded collection, divided among another number of ranks."""
 
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, as_json
 from memhier.recsys.embedding.sharding.agreement import agree, last_checkpoints
 from memhier.recsys.embedding.sharding.shard import Shard
+from memhier.recsys.embedding.tables import TableOptions
 
 __all__ = ["reshard"]
 
@@ -28,22 +30,21 @@ def reshard(
 ) -> int:
     """Copy a checkpoint of :class:`ShardedEmbeddingBagCollection` for another number of ranks.
 
-    Rows go with their optimizer's state; those that were never trained are not copied, as no rank has them. No process
-    group is needed. Where the ranks ended amid a checkpoint, the shards that have it go back to the one before, which
-    all have, as they would when opened for training; else the first folder stays as it is. Reads every shard once for
-    each new one. Where ranks gave their checkpoints different `extra`, every new shard has ``{"shards": [...]}`` of all
-    of them, by their old ranks.
+    Trained rows are copied with their optimizer's state; untrained ones exist on no rank. No process group is needed.
+    The call reads every shard once for each new one, and leaves the first folder as it is. One exception: if the ranks
+    ended amid a checkpoint, the shards that have it go back to the one before, as they do when opened for training. If
+    ranks gave their checkpoints different `extra`, every new shard has ``{"shards": [...]}`` of all, by old rank.
 
     Parameters
     ----------
     path
-        Of the checkpoint: the folder of all shards.
+        The folder of all shards of the checkpoint.
     to
-        A folder that is made; it is there once all of it is.
+        A new folder, which appears once it is complete.
     tables, optimizer
         As the checkpoint was made with.
     ranks
-        Among how many to divide the tables.
+        The new number of ranks.
     dram
         Bytes for a shard; two are open at a time.
     options
@@ -52,16 +53,16 @@ def reshard(
     Returns
     -------
     int
-        How many rows were copied.
+        The number of rows copied.
 
     Raises
     ------
     FileNotFoundError
         When `path` has no shards.
     FileExistsError
-        When `to` is there.
+        When `to` exists.
     FormatError
-        When the checkpoint is of other tables, or its shards are not of one training.
+        When the checkpoint belongs to other tables, or its shards to different trainings.
 
     Examples
     --------
@@ -84,11 +85,12 @@ def reshard(
     unfinished.mkdir(parents=True)
     copied = 0
     for rank in range(ranks):
-        new = Shard(specs, rank, ranks, rule, dram=dram, path=unfinished / f"shard-{rank}", **options)
+        made = TableOptions(optimizer=rule, dram=dram, path=unfinished / f"shard-{rank}", **options)
+        new = Shard(specs, rank, ranks, made)
         extras = []
         try:
             for number, place in enumerate(shards):
-                old = Shard(specs, number, before, rule, dram=dram, path=place, resume=True, **options)
+                old = Shard(specs, number, before, replace(made, path=place, resume=True))
                 try:
                     copied += _copy(old, new)
                     extras.append(old.extra())
@@ -102,13 +104,13 @@ def reshard(
 
 
 def _joined(extras: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the hyperparameters and values of all shards: where these differ, as a list under ``shards``."""
+    """Return the hyperparameters and values of all shards; values that differ as a list under ``shards``."""
     values = [extra.get("extra", {}) for extra in extras]
     return extras[0] | {"extra": values[0] if all(value == values[0] for value in values) else {"shards": values}}
 
 
 def _copy(old: Shard, new: Shard) -> int:
-    """Copy the rows of one shard that another one has from now on."""
+    """Copy the rows of an old shard that a new one owns; return their number."""
     new.record.steps[:] = old.record.steps
     copied, step = 0, min(old.call_rows, new.call_rows, new.capacity)
     for block in old.stored():
