@@ -15,9 +15,13 @@ import numpy.typing as npt
 from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
 from memhier.io.outside import npy_header, reading
 
-__all__ = ["SEARCH_SETS", "SearchSet", "data_folder", "load_search_set", "use_data_folder"]
+__all__ = [
+    "SEARCH_SETS", "SearchSet", "criteo_dac", "data_folder", "data_set_folder", "gowalla", "load_search_set",
+    "use_data_folder",
+]  # fmt: skip
 
 Matrix: TypeAlias = npt.NDArray[Any]
+Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,20 @@ def use_data_folder(folder: Path) -> None:
     os.environ["MEMHIER_DATA"] = str(folder.resolve())
 
 
+def data_set_folder(name: str, folder: str = "") -> Path:
+    """Return the folder of a data set, `folder` below the data sets if that is not its name.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the folder is missing; the message says where it was looked for.
+    """
+    place = data_folder() / (folder or name)
+    if not place.is_dir():
+        raise FileNotFoundError(f"no data set {name!r} at {place}: put it there, or set MEMHIER_DATA")
+    return place
+
+
 def load_search_set(name: str) -> SearchSet:
     """Return one of :data:`SEARCH_SETS`, or of the :data:`~memhier.benchmarks.suites.sets.SUITE_SETS`.
 
@@ -53,10 +71,7 @@ def load_search_set(name: str) -> SearchSet:
         return SearchSet(name, *read_suite_set(name, data_folder()))
     if name not in SEARCH_SETS:
         raise ValueError(f"name={name!r}: expected one of {', '.join((*SEARCH_SETS, *SUITE_SETS))}")
-    folder = data_folder() / name
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no data set {name!r} at {folder}: put it there, or set MEMHIER_DATA")
-    return SEARCH_SETS[name](name, folder)
+    return SEARCH_SETS[name](name, data_set_folder(name))
 
 
 def _load_images(name: str, folder: Path) -> SearchSet:
@@ -90,6 +105,48 @@ def _read_npy(path: Path) -> Matrix:
     head = io.BytesIO(raw)
     shape, by_column, dtype = npy_header(head, path, len(raw))
     return np.frombuffer(raw, dtype, prod(shape), head.tell()).reshape(shape, order="F" if by_column else "C")
+
+
+def criteo_dac(tables: int = 39) -> tuple[Ints, npt.NDArray[np.float32], list[int]]:
+    """Return the 80,000 samples of Criteo in the order of the log: ids [n, tables], labels [n], sizes of tables.
+
+    A sample's column that is empty gets row 0 of its table.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the data set is missing.
+    """
+    path = data_set_folder("criteo-dac80k") / "criteo_dac80k_hashed.npz"
+    with reading(path), np.load(path) as files:
+        labels, offsets, hashed, field = (files[name] for name in ("label", "offset", "id20", "field"))
+    ids = np.zeros((len(labels), tables), np.int64)
+    sample = np.repeat(np.arange(len(labels)), np.diff(offsets))
+    sizes = []
+    for column in range(tables):
+        mine = field == column
+        values, numbers = np.unique(hashed[mine], return_inverse=True)
+        ids[sample[mine], column] = numbers + 1
+        sizes.append(len(values) + 1)
+    return ids, labels.astype(np.float32), sizes
+
+
+def gowalla() -> tuple[Ints, int, int]:
+    """Return Gowalla as LightGCN splits it: pairs [n, 2] of user and item, and the counts of users and items.
+
+    Raises
+    ------
+    FileNotFoundError
+        When the data set is missing.
+    """
+    folder = data_set_folder("gowalla")
+    users, items = 29858, 40981
+    path = folder / "s_adj_mat.npz"
+    with reading(path), np.load(path) as files:
+        begins, columns = files["indptr"], files["indices"]
+    row = np.repeat(np.arange(users), np.diff(begins[: users + 1]))
+    pairs = np.stack([row, columns[: begins[users]].astype(np.int64) - users], 1)
+    return pairs, users, items
 
 
 SEARCH_SETS: dict[str, Callable[[str, Path], SearchSet]] = {

@@ -33,12 +33,15 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
     about = {"workload": workload.name, "size": size}
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         out = Path(scratch) / "out.json"
-        options = ["--dir", scratch] if parameters.get("on_device") else []
+        options = ["--workload", workload.name] if "options" in parameters else []
+        place = ["--dir", scratch] if parameters.get("on_device") else []
         python, module = group_python(workload.group, environments), MODULES + parameters["module"]
         started = time.perf_counter()
         with Neighbours() as neighbours:
             # What a script starts itself, threads or processes, it starts knowingly.
-            ended = run_child(python, module, [*options, *arguments, "--json", str(out)], parameters["timeout_s"])
+            ended = run_child(
+                python, module, [*options, *place, *arguments, "--json", str(out)], parameters["timeout_s"]
+            )
         seconds = time.perf_counter() - started
         if ended.status is None:
             why = f"took longer than {parameters['timeout_s']:,.0f} s"
@@ -56,6 +59,6 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
         except ValueError as error:
             results.add(task, kind="failed", stage="figures", why=str(error), **about)
             return
-        command = shlex.join(["python", "-m", module, *arguments])
+        command = shlex.join(["python", "-m", module, *options, *arguments])
         outcome = {"figures": figures, "words": ended.said, "wall_s": seconds, "others": neighbours.cores}
         results.add(task, kind="script", settings=" ".join(arguments), command=command, **outcome, **about)

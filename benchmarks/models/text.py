@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.datasets import data_set_folder
 
 __all__ = ["read_words"]
 
@@ -36,7 +36,7 @@ def read_words(least: int = 50_000) -> tuple[Ints, int]:
 def _brown() -> list[str]:
     """Words of Brown as they are written; its files are ``word/tag``."""
     words: list[str] = []
-    with zipfile.ZipFile(_file("brown", "brown.zip")) as file:
+    with zipfile.ZipFile(data_set_folder("brown") / "brown.zip") as file:
         for name in sorted(file.namelist()):
             if re.fullmatch(r"brown/c[a-r]\d\d", name):
                 words += [token.rpartition("/")[0] for token in file.read(name).decode().split()]
@@ -44,12 +44,5 @@ def _brown() -> list[str]:
 
 
 def _treebank() -> list[str]:
-    with zipfile.ZipFile(_file("ptb", "ptb.zip")) as file:
+    with zipfile.ZipFile(data_set_folder("ptb") / "ptb.zip") as file:
         return file.read("ptb.train.txt").decode().replace("\n", "<eos>").split()
-
-
-def _file(name: str, file: str) -> str:
-    path = data_folder() / name / file
-    if not path.is_file():
-        raise FileNotFoundError(f"no data set {name!r} at {path.parent}: put it there, or set MEMHIER_DATA")
-    return str(path)

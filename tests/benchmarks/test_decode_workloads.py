@@ -1,4 +1,4 @@
-"""What the decoder's workloads rely on: the clock, precision, beams, the trained model's steps, training itself."""
+"""Parts of the decoder's workloads: the clock, precision, beams, the trained model's steps, training itself."""
 
 from itertools import groupby, product
 
@@ -13,7 +13,6 @@ from memhier.benchmarks.decode.clock import OtherWork, Way, measure, precision  
 from memhier.benchmarks.decode.kept import kept_index  # noqa: E402
 from memhier.benchmarks.decode.layers import TrainedLayer  # noqa: E402
 from memhier.benchmarks.decode.ptb import Lstm  # noqa: E402
-from memhier.benchmarks.models.code import read_sources  # noqa: E402
 from memhier.benchmarks.models.train import LstmModel, train  # noqa: E402
 
 
@@ -88,19 +87,6 @@ def test_training_learns_what_follows():
     model = LstmModel(50, 16)
     losses = train(model, tokens, 50, steps=60)
     assert np.mean(losses[-5:]) < 0.7 * losses[0]
-
-
-def test_sources_are_numbered_by_frequency(tmp_path):
-    for number in range(9):
-        (tmp_path / f"{number}.py").write_text(f"a = b{number}(a, 1)\nb{number} = c{number % 3}\n" * (number + 1))
-    tokens = read_sources(12, folders=(tmp_path,))
-    np.testing.assert_array_equal(tokens, read_sources(12, folders=(tmp_path,)))
-    counts = np.bincount(tokens)
-    assert len(counts) == 12
-    assert (np.diff(counts) <= 0).all()
-    assert not np.array_equal(tokens, read_sources(12, seed=1, folders=(tmp_path,)))
-    with pytest.raises(ValueError, match="9 files of Python sources have 18 words: expected at least 20"):
-        read_sources(20, folders=(tmp_path,))
 
 
 def test_an_index_is_built_once_for_a_layer(monkeypatch, tmp_path):

@@ -1,28 +1,27 @@
-"""Writing with and without the decoder: tokens a second of models trained on the spot, and where time goes.
+"""Writing with the decoder and without: tokens a second of models trained on the spot, and the share of the head.
 
 ``python -m memhier.benchmarks.workloads.decode.generate`` trains an LSTM and a GPT on Brown and Penn
 Treebank, a vocabulary of more than 50,000 words, and lets each write greedily with one thread, batch 1.
-Seconds are of processor time, so that neighbours do not count.
+Seconds are of processor time, which neighbours disturb little.
 """
 
 import copy
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, Self
 
 import click
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor
 
 from memhier.ann.decoder import TopKSoftmax
 from memhier.ann.decoder.module.huggingface import accelerate
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
+from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.models.text import read_words
 from memhier.benchmarks.models.train import LstmModel, gpt_model, train
-from memhier.benchmarks.workloads.options import json_option
+from memhier.benchmarks.workloads.harness import Outcome, Row, bars_of, by_turns, rows_table, workload
 
 __all__ = ["main"]
 
@@ -38,7 +37,7 @@ def states_of(model: LstmModel, tokens: Any, count: int) -> Tensor:
 
 
 def write_lstm(model: LstmModel, choose: Callable[[Tensor], Tensor], length: int) -> tuple[list[int], float, float]:
-    """Return what the model writes, and seconds: of all of it, and of choosing."""
+    """Return the words that the model writes, and seconds: of all, and of choosing."""
     word, state, text, chosen_s = torch.tensor([[7]]), None, [], 0.0
     started = time.thread_time()
     for _ in range(length):
@@ -67,13 +66,13 @@ def measure_lstm(tokens: Any, words: int, steps: int, length: int) -> dict[str, 
         "decoder": lambda hidden: decoder.topk(hidden, 1)[1],
         "certified": lambda hidden: decoder.certified_topk(hidden, 1)[1],
     }
-    runs: dict[str, list[Any]] = {name: [] for name in ways}
-    for _ in range(_ROUNDS):
-        for name, choose in ways.items():
-            runs[name].append(write_lstm(model, choose, length))
+    runs = by_turns({name: partial(write_lstm, model, choose, length) for name, choose in ways.items()}, _ROUNDS)
+    return {"model": "LSTM", "build_s": build_s, "precision": float(shared)} | _summary(runs, losses, length)
+
+
+def _summary(runs: dict[str, list[Any]], losses: list[float], length: int) -> Row:
     return {
-        "words": words, "loss_first": losses[0], "loss_last": float(np.mean(losses[-20:])),
-        "build_s": build_s, "precision": float(shared), "choices": decoder.index.settings.choices,
+        "loss_first": losses[0], "loss_last": float(np.mean(losses[-20:])),
         "identical": float(np.mean(np.array(runs["certified"][0][0]) == runs["full"][0][0])),
         "tokens_s": {name: [length / run[1] for run in found] for name, found in runs.items()},
         "share_of_head": {name: float(np.median([run[2] / run[1] for run in found])) for name, found in runs.items()},
@@ -101,19 +100,9 @@ def measure_gpt(tokens: Any, words: int, steps: int, length: int) -> dict[str, A
         started = time.thread_time()
         models[name] = accelerate(copy.deepcopy(model), k=64, input_ids=text, certify=certify)
         build_s[name] = time.thread_time() - started
-    runs: dict[str, list[Any]] = {name: [] for name in models}
-    for _ in range(_ROUNDS + 1):
-        for name, each in models.items():
-            runs[name].append(write(each))
-    same = {name: float(np.mean(np.array(runs[name][0][0]) == runs["full"][0][0])) for name in models}
-    return {
-        "words": words, "loss_first": losses[0], "loss_last": float(np.mean(losses[-20:])),
-        "build_s": build_s["decoder"],
-        "choices": models["decoder"].get_output_embeddings().decoder.index.settings.choices,
-        "identical": same["certified"], "identical_uncertified": same["decoder"],
-        "tokens_s": {name: [length / run[1] for run in found[1:]] for name, found in runs.items()},
-        "share_of_head": {name: float(np.median([run[2] / run[1] for run in found])) for name, found in runs.items()},
-    }  # fmt: skip
+    runs = by_turns({name: partial(write, each) for name, each in models.items()}, _ROUNDS + 1)
+    runs = {name: found[1:] for name, found in runs.items()}
+    return {"model": "GPT", "build_s": build_s["decoder"]} | _summary(runs, losses, length)
 
 
 class HeadClock:
@@ -137,32 +126,25 @@ class HeadClock:
         self.seconds += time.thread_time() - self._since
 
 
-@click.command()
+@workload
 @click.option("--steps", default=1500, show_default=True, help="Of training, for each model.")
 @click.option("--length", default=200, show_default=True, help="Words to write in a round.")
-@json_option
-def main(steps: int, length: int, out: Path | None) -> None:
+def main(steps: int, length: int) -> Outcome:
     """Measure tokens a second of models trained on the spot."""
-    torch.set_num_threads(1)
     tokens, words = read_words()
-    lstm = measure_lstm(tokens, words, steps, length)
-    gpt = measure_gpt(tokens, words, steps, min(length, 120))
-    console, figures, bars = Console(width=130), [], []
-    for model, row in (("LSTM", lstm), ("GPT", gpt)):
-        speed = row["tokens_s"]
-        console.print(
-            model, {**row, "tokens_s": {name: round(float(np.median(each)), 1) for name, each in speed.items()}}
-        )
+    rows = [measure_lstm(tokens, words, steps, length), measure_gpt(tokens, words, steps, min(length, 120))]
+    figures, bars = [], []
+    for row in rows:
+        model, speed = row["model"], row["tokens_s"]
         for name in ("decoder", "certified"):
             ratio = float(np.median(speed[name]) / np.median(speed["full"]))
             figures.append(Figure.of(f"writing of {model}, {name} over full", ratio, "times", "more", clock=True))
         figures.append(Figure.of(f"{model}, certified words that are its own", row["identical"], "share", "more"))
-        bars.append(
-            Bars(f"writing of {model}, batch 1", "tokens/s", [Bar.of(name, each) for name, each in speed.items()])
-        )
-    figures.append(Figure.of("P@10, LSTM trained on the spot", lstm["precision"], "share", "more"))
-    if out is not None:
-        Record(figures, bars=bars, scale=f"{words:,} words, one thread").write(out, lstm=lstm, gpt=gpt)
+        bars.append(bars_of(f"writing of {model}, batch 1", "tokens/s", speed))
+    figures.append(Figure.of("P@10, LSTM trained on the spot", rows[0]["precision"], "share", "more"))
+    heads = [{"model": row["model"]} | row["share_of_head"] for row in rows]
+    shown = [rows_table("share of the output layer in the time of writing", heads)]
+    return Outcome(Record(figures, bars=bars, scale=f"{words:,} words, one thread"), shown, {"models": rows})
 
 
 if __name__ == "__main__":

@@ -1,14 +1,12 @@
-"""How many rows a step reads from SSD, under each rule of what stays in DRAM, and how far that is from the least.
+"""Rows that a step reads from SSD under each policy, beside the least number possible.
 
 ``python -m memhier.benchmarks.workloads.embedding.reads --dir /path/on/the/device``: batches of ids of Criteo's log, of
-Gowalla and of the generator with Criteo's sizes, run through each policy at several shares of the rows in DRAM. First
-uses of a row cost no read, as first values are made on the spot; what counts are rows that come back. Bagpipe's rule
-(keep a row while its next use lies within so many batches) has no capacity: its points lie where its mean residency is.
-Then memhier itself trains on the same batches, with a window over all of them, and its reads are held against Belady's
-offline.
+Gowalla and of the generator with Criteo's sizes, run through each policy at several shares of the rows in DRAM. The
+first use of a row costs no read, as its first value is made on the spot; only rows that come back count. Bagpipe's rule
+(keep a row while its next use lies within so many batches) has no capacity; its points stand at its mean residency.
+Then memhier itself trains on the same batches with a window over all of them, beside Belady offline.
 """
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,16 +14,16 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from rich.console import Console
 
 from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
-from memhier.benchmarks.workloads.embedding.common import Ints, criteo_dac, gowalla, samples, table_sizes
-from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.benchmarks.datasets import criteo_dac, gowalla
+from memhier.benchmarks.workloads.embedding.common import Ints, samples, table_sizes
+from memhier.benchmarks.workloads.harness import Outcome, skip, workload
 from memhier.planning.plan import plan
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
 from memhier.recsys import SGD, EmbeddingBag, Uniform, lookahead
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1)
 WINDOWS = (5, 20, 50, 200)
@@ -38,11 +36,11 @@ def traces(limit: int | None, scale: float) -> Iterator[tuple[str, list[Ints], i
         ids, _, sizes = criteo_dac()
         keys = ids + np.cumsum([0, *sizes])[:-1]
         yield "Criteo's log", _cut(keys, 64)[:limit], sum(sizes)
-        pairs, _, users, items = gowalla()
+        pairs, users, items = gowalla()
         pairs = pairs[np.random.default_rng(0).permutation(len(pairs))] + np.array([0, users])
         yield "Gowalla", _cut(pairs, 128)[:limit], users + items
     except FileNotFoundError as error:
-        Console(stderr=True).print(str(error))
+        skip(error)
     sizes = table_sizes(scale)
     bases = np.cumsum([0, *sizes])[:-1]
     made = samples(sizes, 512, limit or 2000, 0)
@@ -112,9 +110,8 @@ def trained(folder: Path, batches: list[Ints], rows: int, slots: int) -> tuple[f
     return (stats["refetches"] + stats["queue_hits"] + stats["first_touches"]) / len(batches), least
 
 
-def measure(folder: Path | None, limit: int | None, scale: float) -> dict[str, Any]:
+def measure(folder: Path, limit: int | None, scale: float) -> dict[str, Any]:
     """Return reads by data set, policy and share, and memhier's own."""
-    torch.set_num_threads(1)
     found: dict[str, Any] = {}
     for name, batches, rows in traces(limit, scale):
         largest = max(map(len, batches))
@@ -125,10 +122,7 @@ def measure(folder: Path | None, limit: int | None, scale: float) -> dict[str, A
         }
         points = [bagpipe(batches, window) for window in WINDOWS]
         curves["Bagpipe's rule"] = sorted((size / rows, reads) for size, reads in points)
-        own = []
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            for number, share in enumerate(shares):
-                own.append((share, *trained(Path(scratch) / str(number), batches, rows, int(share * rows))))
+        own = [(share, *trained(folder / f"{name}-{share}", batches, rows, int(share * rows))) for share in shares]
         found[name] = {"rows": rows, "steps": len(batches), "curves": curves, "own": own}
     return found
 
@@ -153,24 +147,18 @@ def record(found: dict[str, Any]) -> Record:
     return Record(figures, curves, scale="80,000 samples of Criteo, Gowalla, and ids made up with Criteo's sizes")
 
 
-@click.command()
-@folder_option
+@workload
 @click.option("--limit", type=int, help="Batches of each data set.")
 @click.option("--scale", default=0.05, show_default=True, help="Of the generator's large tables.")
-@json_option
-def main(folder: Path | None, limit: int | None, scale: float, out: Path | None) -> None:
+def main(scratch: Path, limit: int | None, scale: float) -> Outcome:
     """Count the rows that each policy reads per step."""
-    found = measure(folder, limit, scale)
-    shown = record(found)
-    console = Console(width=120)
-    for name, each in found.items():
-        for policy, points in each["curves"].items():
-            cells = "  ".join(f"{share:.2%}: {reads:,.0f}" for share, reads in points)
-            console.print(f"{name:14} {policy:15} {cells}", highlight=False)
-    for figure in shown.figures:
-        console.print(f"{figure.name:70} {figure.value:.4g} {figure.unit}", highlight=False)
-    if out is not None:
-        shown.write(out, found=found)
+    found = measure(scratch, limit, scale)
+    lines = [
+        f"{name:14} {policy:15} {'  '.join(f'{share:.2%}: {reads:,.0f}' for share, reads in points)}"
+        for name, each in found.items()
+        for policy, points in each["curves"].items()
+    ]
+    return Outcome(record(found), lines, {"found": found})
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.datasets import data_set_folder
 from memhier.io.outside import reading
 
 __all__ = ["Images", "load_images"]
@@ -42,9 +42,7 @@ def load_images(name: str, samples: int | None = None) -> Images:
     FileNotFoundError
         When its folder is missing; the message says what was looked for where.
     """
-    folder = data_folder() / ("cifar10-jpeg" if name == "cifar10" else name)
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no data set {name!r} at {folder}: put it there, or set MEMHIER_DATA")
+    folder = data_set_folder(name, "cifar10-jpeg" if name == "cifar10" else name)
     read = _read_packed if name == "cifar10" else _read_idx
     images = Images(*read(folder, True), *read(folder, False))
     if samples is None:

@@ -1,25 +1,22 @@
-"""How fast batches come out of memory and samples out of storage, next to other ways to keep them.
+"""The rates of batches out of memory and of samples out of storage, next to other ways to keep them.
 
-``python -m memhier.benchmarks.workloads.replay.throughput --dir /path/on/the/device`` prints a table, ``--json`` writes
-it.
-
-Batches of 32 distinct samples, drawn at random, on one thread, into arrays that are used again where a way can. Ways
-take turns, round after round, so that what else the machine does hits all of them. "Cold" reads samples that are not in
-the page cache. "16 threads of pread" is what the device gives: a read for each sample, past the page cache, nothing
-checked and nothing copied; below the table stands what share of it memhier reaches. "JPEG" keeps images packed in
-storage and unpacks them on the way, as the thread of a buffer does; all other ways read them as they are, so what they
-show does not matter. TorchRL and cpprb take part where they are installed.
+``python -m memhier.benchmarks.workloads.replay.throughput --dir /path/on/the/device`` draws batches of 32 random
+samples on one thread, into arrays that are used again if a way can. Ways take turns, round after round, so neighbours
+on the machine disturb all of them. "Cold" reads samples that are not in the page cache. "16 threads of pread" is the
+rate of the device: a read for each sample past the page cache, with no check and no copy; the last figure is memhier's
+share of it. "JPEG" keeps images packed in storage and unpacks them on the way, as the thread of a buffer does; all
+other ways read them as they are, so the contents do not matter. TorchRL and cpprb take part if they are installed.
 """
 
 import importlib.util
 import mmap
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -29,14 +26,12 @@ import lmdb
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
-from memhier.benchmarks.workloads.options import folder_option, json_option
-from memhier.recsys.replay import CarouselBuffer, RandomSwap
+from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.workloads.harness import Outcome, bars_of, by_turns, workload
+from memhier.recsys.replay import CarouselBuffer, RandomSwap, StoredSamples
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 BATCH = 32
 COLD, DEVICE = "memhier, cold", "16 threads of pread, cold"
@@ -103,18 +98,16 @@ def _memory(folder: Path, images: NDArray[np.uint8], held: ExitStack) -> Way:
 
 
 def _storage(place: Path, blocks: Iterator[NDArray[np.uint8]], codec: dict[str, str], held: ExitStack) -> Way:
-    """What the thread of a buffer does for swaps: samples in storage, read past the page cache."""
+    """Samples in storage, read past the page cache, as the thread of a buffer reads for swaps."""
     first = next(blocks)
     schema = {"image": ("uint8", first.shape[1:])}
-    buffer = CarouselBuffer(place, memory=1, schema=schema, swap=RandomSwap(1.0), codec=codec)
-    held.callback(buffer.close)
-    buffer.add({"image": first})
-    for block in blocks:
-        buffer.add({"image": block})
-    buffer.checkpoint()
-    storage, count, random = buffer._parts.storage, buffer.stats()["storage_samples"], np.random.default_rng(1)
-    room = {"image": buffer.empty(BATCH)["image"]}
-    return lambda: storage.read(random.integers(0, count, BATCH), room)
+    with CarouselBuffer(place, memory=1, schema=schema, swap=RandomSwap(1.0), codec=codec) as buffer:
+        buffer.add({"image": first})
+        for block in blocks:
+            buffer.add({"image": block})
+        buffer.checkpoint()
+    stored, random = held.enter_context(StoredSamples(place)), np.random.default_rng(1)
+    return lambda: stored.read(random.integers(0, len(stored), BATCH))
 
 
 def _mammoth(images: NDArray[np.uint8], random: np.random.Generator) -> Way:
@@ -186,7 +179,7 @@ def _files(
 
 
 def _threads(folder: Path, images: NDArray[np.uint8], random: np.random.Generator, held: ExitStack) -> Way:
-    """What the device gives: the pages of a sample each, past the page cache, nothing checked and nothing copied."""
+    """The rate of the device: the pages of each sample, past the page cache, with no check and no copy."""
     file = folder / "plain"
     images.tofile(file)
     page, size = mmap.PAGESIZE, images[0].size
@@ -233,22 +226,6 @@ def _torchrl(folder: Path, images: NDArray[np.uint8]) -> dict[str, Way]:
     return {"TorchRL LazyMemmap, warm": buffer.sample}
 
 
-def measure(folder: Path | None, sizes: list[tuple[int, int]], rounds: int, seconds: float) -> dict[int, Any]:
-    """Return, for each image size and way, the rates of every round: by the median batch, and by all of them."""
-    torch.set_num_threads(1)
-    found: dict[int, Any] = {}
-    for side, count in sizes:
-        with tempfile.TemporaryDirectory(dir=folder) as scratch, ExitStack() as held:
-            ways = make_ways(Path(scratch), count, side, held)
-            found[side] = {name: {"typical": [], "mean": []} for name in ways}
-            for _ in range(rounds):
-                for name, way in ways.items():
-                    typical, mean = rates(way, seconds)
-                    found[side][name]["typical"].append(typical)
-                    found[side][name]["mean"].append(mean)
-    return found
-
-
 def rates(way: Way, seconds: float) -> tuple[float, float]:
     """Return samples a second: batch over the median time of one, and all over the time of all."""
     way()
@@ -260,58 +237,31 @@ def rates(way: Way, seconds: float) -> tuple[float, float]:
     return BATCH / float(np.median(times)), BATCH * len(times) / sum(times)
 
 
-def show(found: dict[int, Any]) -> Table:
-    """Lay out medians over the rounds."""
-    table = Table(title=f"samples a second in batches of {BATCH}, one thread; medians over rounds")
-    for column in ("image", "way", "typical", "mean", "best round"):
-        table.add_column(column, justify="left" if column in ("image", "way") else "right")
-    for side, ways in found.items():
-        for name, values in sorted(ways.items(), key=lambda item: -float(np.median(item[1]["typical"]))):
-            typical, mean = (float(np.median(values[kind])) for kind in ("typical", "mean"))
-            table.add_row(f"{side} px", name, f"{typical:,.0f}", f"{mean:,.0f}", f"{max(values['typical']):,.0f}")
-    return table
-
-
-def shares(ways: dict[str, Any]) -> list[float]:
-    """Return what share of the device's rate cold reads reach, in % for every round."""
-    pairs = zip(ways[COLD]["mean"], ways[DEVICE]["mean"], strict=True)
-    return [100 * memhier / device for memhier, device in pairs]
-
-
-def record(found: dict[int, Any]) -> Record:
-    """Return rates as figures and bars."""
-    figures, bars = [], []
-    for side, ways in found.items():
-        for name, values in ways.items():
-            figures.append(Figure.of(f"{side} px, {name}", values["typical"], "samples/s", "more", clock=True))
-        title = f"{side} px, cold: share of what the device gives to 16 threads"
-        figures.append(Figure.of(title, shares(ways), "%", "more", clock=True))
-        every = [Bar.of(name, values["typical"]) for name, values in ways.items()]
-        bars.append(Bars(f"Batches of {BATCH} images of {side} x {side}", "samples/s", every))
-    return Record(figures, bars=bars)
-
-
-@click.command()
-@folder_option
+@workload
 @click.option("--small", default=50_000, show_default=True, help="Samples of 32 x 32.")
 @click.option("--large", default=8000, show_default=True, help="Samples of 224 x 224.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--seconds", default=1.0, show_default=True, help="For each way in a round.")
-@json_option
-def main(folder: Path | None, small: int, large: int, rounds: int, seconds: float, out: Path | None) -> None:
-    """Measure how fast samples come out of both tiers."""
-    sizes = [(side, count) for side, count in ((32, small), (224, large)) if count]
-    found = measure(folder, sizes, rounds, seconds)
-    console = Console(width=100)
-    console.print(show(found))
-    for side, ways in found.items():
-        rate = float(np.median(ways[DEVICE]["mean"])) * side * side * 3 / 1e9
-        share = float(np.median(shares(ways)))
-        console.print(
-            f"{side} px: the device gives {rate:.2f} GB/s to single samples; memhier reaches {share:.0f} % of it"
-        )
-    if out is not None:
-        record(found).write(out, batch=BATCH, rates={str(side): ways for side, ways in found.items()})
+def main(scratch: Path, small: int, large: int, rounds: int, seconds: float) -> Outcome:
+    """Measure the rates of both tiers."""
+    figures, bars, found = [], [], {}
+    for side, count in ((32, small), (224, large)):
+        if not count:
+            continue
+        place = scratch / f"{side}"
+        place.mkdir()
+        with ExitStack() as held:
+            ways = make_ways(place, count, side, held)
+            taken = by_turns({name: partial(rates, way, seconds) for name, way in ways.items()}, rounds)
+        typical, mean = ({name: [each[part] for each in some] for name, some in taken.items()} for part in (0, 1))
+        for name, values in typical.items():
+            figures.append(Figure.of(f"{side} px, {name}", values, "samples/s", "more", clock=True))
+        shares = [100 * memhier / device for memhier, device in zip(mean[COLD], mean[DEVICE], strict=True)]
+        title = f"{side} px, cold: share of what the device gives to 16 threads"
+        figures.append(Figure.of(title, shares, "%", "more", clock=True))
+        bars.append(bars_of(f"Batches of {BATCH} images of {side} x {side}", "samples/s", typical))
+        found[str(side)] = {name: {"typical": typical[name], "mean": mean[name]} for name in typical}
+    return Outcome(Record(figures, bars=bars), details={"batch": BATCH, "rates": found})
 
 
 if __name__ == "__main__":
