@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import sys
 from pathlib import Path
 
 import click
@@ -16,6 +14,8 @@ from memhier.benchmarks.cli.demo.report import print_answers, print_next_steps, 
 from memhier.benchmarks.cli.demo.run import Asked, answer, build, measure, up_to_date
 from memhier.benchmarks.cli.demo.stages import Stages
 from memhier.benchmarks.cli.demo.text import weigh_query
+from memhier.benchmarks.cli.plain_errors import words_of
+from memhier.benchmarks.cli.shell import terminable
 from memhier.budget import parse_bytes
 from memhier.errors import MemhierError
 
@@ -47,21 +47,18 @@ def demo(
     index, the others then search for their own functions. Takes a minute or two; nothing is downloaded and nothing
     that is read is run.
     """
-    # A terminated build would leave its half-written files until the next one; leaving by an exception removes them.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         if json_path is not None:
             _check_writable(json_path)
         asked = Asked(seed, limit, None if dram is None else parse_bytes(dram, "--dram"))
         place = Place(folder or default_folder())
-        if query is None:
-            _run(place, asked, json_path)
-        else:
-            _ask(place, asked, query, json_path)
+        with terminable():
+            if query is None:
+                _run(place, asked, json_path)
+            else:
+                _ask(place, asked, query, json_path)
     except (MemhierError, OSError, ValueError) as error:
-        raise click.ClickException(_plain(error)) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise click.ClickException(words_of(error)) from error
 
 
 def _run(place: Place, asked: Asked, json_path: Path | None) -> None:
@@ -105,9 +102,3 @@ def _check_writable(path: Path) -> None:
     parent = path.absolute().parent
     if not parent.is_dir() or not os.access(path if path.exists() else parent, os.W_OK):
         raise ValueError(f"--json {path}: cannot be written; name a file in a directory that exists and is writable")
-
-
-def _plain(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)

@@ -9,20 +9,18 @@ from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import open_vectors
-from memhier.benchmarks.cli.index.plain_errors import PlainCommand, plain_errors
-from memhier.benchmarks.cli.index.shell import (
+from memhier.benchmarks.cli.index.inputs import (
     attributes_option,
     column_option,
     given_ids,
     id_column_option,
     ids_option,
     index_path,
-    json_option,
     key_option,
-    notes,
     read_table,
-    report,
 )
+from memhier.benchmarks.cli.plain_errors import PlainCommand, plain_errors
+from memhier.benchmarks.cli.shell import json_option, notes, report
 
 __all__ = ["add", "compact", "remove"]
 

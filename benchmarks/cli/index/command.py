@@ -17,21 +17,18 @@ from memhier.ann import ZoomIndex
 from memhier.ann.files import VectorReader, open_vectors, read_ground_truth, write_vectors
 from memhier.ann.zoom.preview.space import METRICS
 from memhier.benchmarks.cli.index.changes import add, compact, remove
-from memhier.benchmarks.cli.index.plain_errors import PlainGroup, plain_errors
-from memhier.benchmarks.cli.index.shell import (
+from memhier.benchmarks.cli.index.inputs import (
     attributes_option,
     column_option,
     given_ids,
     id_column_option,
     ids_option,
     index_path,
-    json_option,
     key_option,
-    notes,
     read_table,
-    report,
-    terminable,
 )
+from memhier.benchmarks.cli.plain_errors import PlainGroup, plain_errors
+from memhier.benchmarks.cli.shell import json_option, notes, report, terminable
 
 __all__ = ["index"]
 

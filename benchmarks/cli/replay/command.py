@@ -9,9 +9,9 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from memhier.benchmarks.cli.index.plain_errors import PlainGroup, plain_errors
-from memhier.benchmarks.cli.index.shell import json_option, report
+from memhier.benchmarks.cli.plain_errors import PlainGroup, plain_errors
 from memhier.benchmarks.cli.replay.doctor import examine
+from memhier.benchmarks.cli.shell import json_option, report
 from memhier.recsys.replay.storage.stored import StoredSamples
 
 __all__ = ["replay"]
