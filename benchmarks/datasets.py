@@ -16,12 +16,13 @@ from memhier.benchmarks.suites.sets import SUITE_SETS, read_suite_set
 from memhier.io.outside import npy_header, reading
 
 __all__ = [
-    "SEARCH_SETS", "SearchSet", "criteo_dac", "data_folder", "data_set_folder", "gowalla", "load_search_set",
-    "use_data_folder",
+    "SEARCH_SETS", "Images", "SearchSet", "criteo_dac", "data_folder", "data_set_folder", "gowalla", "load_images",
+    "load_search_set", "use_data_folder",
 ]  # fmt: skip
 
 Matrix: TypeAlias = npt.NDArray[Any]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,16 @@ class SearchSet:
     base: Matrix
     queries: Matrix
     truth: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Images, uint8 [n, 28, 28] or [n, 32, 32, 3], with their labels, int64 [n]: to learn from, and held out."""
+
+    train: Pixels
+    train_labels: Ints
+    test: Pixels
+    test_labels: Ints
 
 
 def data_folder() -> Path:
@@ -74,9 +85,9 @@ def load_search_set(name: str) -> SearchSet:
     return SEARCH_SETS[name](name, data_set_folder(name))
 
 
-def _load_images(name: str, folder: Path) -> SearchSet:
-    base = _read_idx_images(folder / "train-images-idx3-ubyte.xz")
-    queries = _read_idx_images(folder / "t10k-images-idx3-ubyte.xz")
+def _load_search_images(name: str, folder: Path) -> SearchSet:
+    images = load_images(name)
+    base, queries = images.train.reshape(len(images.train), -1), images.test.reshape(len(images.test), -1)
     # Some copies are sorted by class: shuffled, so that a build that sees the start of the file sees all of it.
     random = np.random.default_rng(0)
     return SearchSet(name, base[random.permutation(len(base))], queries[random.permutation(len(queries))[:1000]])
@@ -86,13 +97,60 @@ def _load_sift(name: str, folder: Path) -> SearchSet:
     return SearchSet(name, _read_npy(folder / "base_u8.npy.xz"), _read_npy(folder / "query_u8.npy.xz"))
 
 
-def _read_idx_images(path: Path) -> Matrix:
-    raw = _decompress(path)
+def load_images(name: str, samples: int | None = None) -> Images:
+    """Return a data set of labelled images.
+
+    Parameters
+    ----------
+    name
+        ``"mnist"``, ``"fashion-mnist"`` or ``"cifar10"``.
+    samples
+        Of the training images, in equal parts of all classes and drawn with a fixed seed; all when None.
+
+    Raises
+    ------
+    FileNotFoundError
+        When its folder is missing; the message says what was looked for where.
+    """
+    folder = data_set_folder(name, "cifar10-jpeg" if name == "cifar10" else name)
+    read = _read_packed if name == "cifar10" else _read_idx
+    images = Images(*read(folder, True), *read(folder, False))
+    if samples is None:
+        return images
+    random, classes = np.random.default_rng(0), np.unique(images.train_labels)
+    some = np.concatenate([
+        random.permutation(np.flatnonzero(images.train_labels == label))[: samples // len(classes)] for label in classes
+    ])  # fmt: skip
+    return Images(images.train[some], images.train_labels[some], images.test, images.test_labels)
+
+
+def _read_idx(folder: Path, train: bool) -> tuple[Pixels, Ints]:
+    prefix = "train" if train else "t10k"
+    path = folder / f"{prefix}-images-idx3-ubyte.xz"
+    raw, labels = _decompress(path), _decompress(folder / f"{prefix}-labels-idx1-ubyte.xz")
     with reading(path, "no IDX file of images"):
         magic, count, rows, columns = np.frombuffer(raw, ">u4", 4).tolist()
         if magic != 0x803:
             raise ValueError(f"magic {magic:#x} is not that of an IDX image file")
-        return np.frombuffer(raw, np.uint8, offset=16).reshape(count, rows * columns)
+        images = np.frombuffer(raw, np.uint8, offset=16).reshape(count, rows, columns)
+        return images, np.frombuffer(labels, np.uint8, count, 8).astype(np.int64)
+
+
+def _read_packed(folder: Path, train: bool) -> tuple[Pixels, Ints]:
+    """Read JPEG files packed into one: labels, offsets, then the files end to end."""
+    from PIL import Image
+
+    path = folder / f"{'train' if train else 'test'}.pack.xz"
+    raw = _decompress(path)
+    stream = io.BytesIO(raw)
+    with reading(path, "labels and offsets"):
+        labels, offsets = (np.load(stream, allow_pickle=False) for _ in range(2))
+    start = stream.tell()
+    images = np.empty((len(labels), 32, 32, 3), np.uint8)
+    for index, (begin, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        with reading(path, f"image {index}"), Image.open(io.BytesIO(raw[start + begin : start + end])) as image:
+            images[index] = np.asarray(image.convert("RGB"))
+    return images, labels.astype(np.int64)
 
 
 def _decompress(path: Path) -> bytes:
@@ -150,7 +208,7 @@ def gowalla() -> tuple[Ints, int, int]:
 
 
 SEARCH_SETS: dict[str, Callable[[str, Path], SearchSet]] = {
-    "fashion-mnist": _load_images,
-    "mnist": _load_images,
+    "fashion-mnist": _load_search_images,
+    "mnist": _load_search_images,
     "sift-imagenet200k": _load_sift,
 }

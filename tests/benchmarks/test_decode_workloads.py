@@ -1,4 +1,4 @@
-"""Parts of the decoder's workloads: the clock, precision, beams, the trained model's steps, training itself."""
+"""Parts of the decoder's workloads: the clock, precision, beams, the trained model's steps."""
 
 from itertools import groupby, product
 
@@ -8,12 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from memhier.benchmarks.decode.beams import beam_search  # noqa: E402
-from memhier.benchmarks.decode.clock import OtherWork, Way, measure, precision  # noqa: E402
-from memhier.benchmarks.decode.kept import kept_index  # noqa: E402
-from memhier.benchmarks.decode.layers import TrainedLayer  # noqa: E402
-from memhier.benchmarks.decode.ptb import Lstm  # noqa: E402
-from memhier.benchmarks.models.train import LstmModel, train  # noqa: E402
+from memhier.benchmarks.workloads.decode.beams import beam_search  # noqa: E402
+from memhier.benchmarks.workloads.decode.clock import OtherWork, Way, measure, precision  # noqa: E402
+from memhier.benchmarks.workloads.decode.kept import kept_index  # noqa: E402
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer  # noqa: E402
+from memhier.benchmarks.workloads.decode.ptb import Lstm  # noqa: E402
 
 
 def make_lstm(words=7, dimension=3):
@@ -79,14 +78,6 @@ def test_wide_beams_find_the_likeliest_text():
         states, _ = model.read(np.array([2, *candidate]))
         every.append((float(log_probs(model, states)[np.arange(3), candidate].sum()), list(candidate)))
     assert (score, text) == (pytest.approx(max(every)[0], abs=1e-5), max(every)[1])
-
-
-def test_training_learns_what_follows():
-    torch.set_num_threads(1)
-    tokens = np.tile(np.arange(50), 40)
-    model = LstmModel(50, 16)
-    losses = train(model, tokens, 50, steps=60)
-    assert np.mean(losses[-5:]) < 0.7 * losses[0]
 
 
 def test_an_index_is_built_once_for_a_layer(monkeypatch, tmp_path):

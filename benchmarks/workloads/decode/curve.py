@@ -16,9 +16,9 @@ import torch
 
 from memhier.ann.decoder import LogitIndex, TopKSoftmax
 from memhier.benchmarks.bench.figures import Curves, Record, Series
-from memhier.benchmarks.decode.clock import Ints, Way, measure, precision
-from memhier.benchmarks.decode.layers import TrainedLayer, load_domains
-from memhier.benchmarks.decode.peers import approximations, full_products, graphs_of_faiss
+from memhier.benchmarks.workloads.decode.clock import Ints, Way, measure, precision
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer, load_domains
+from memhier.benchmarks.workloads.decode.rivals import approximations, full_products, graphs_of_faiss
 from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, figures_of, rows_table, workload
 
 __all__ = ["main"]

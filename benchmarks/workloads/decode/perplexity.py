@@ -15,8 +15,8 @@ import numpy as np
 
 from memhier.ann.decoder import LogitIndex
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.decode.beams import beam_search
-from memhier.benchmarks.decode.ptb import Floats, Ints, Lstm, read_tokens
+from memhier.benchmarks.workloads.decode.beams import beam_search
+from memhier.benchmarks.workloads.decode.ptb import Floats, Ints, Lstm, read_tokens
 from memhier.benchmarks.workloads.harness import Measure, Outcome, figures_of, rows_table, workload
 
 __all__ = ["main"]

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.datasets import Images, load_images
 from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, bars_of, figures_of, grouped, workload
-from memhier.benchmarks.workloads.replay.data import Images, load_images
 from memhier.recsys.replay import CarouselBuffer, GateSwap, RandomSwap, SwapPolicy
 from memhier.recsys.replay.methods import METHODS, TinyER
 from memhier.recsys.replay.methods.learner import blocks
@@ -154,7 +154,7 @@ def measure(
     for seed, method, way in itertools.product(range(seeds), methods, ways):
         if way == "all in DRAM" and method != "ER":
             continue
-        row = done.get((method, way, seed))
+        row: Row | None = done.get((method, way, seed))
         if row is None:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 found = run_one(method, way, images, setting.memory, seed, setting.epochs, Path(scratch))

@@ -18,9 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.preview.space import Metric
-from memhier.benchmarks.datasets import data_set_folder, gowalla, load_search_set
+from memhier.benchmarks.datasets import data_set_folder, gowalla, load_images, load_search_set
 from memhier.benchmarks.generators import mixed
-from memhier.benchmarks.workloads.replay.data import load_images
 
 __all__ = [
     "FAMILIES", "LOGS", "Factors", "SearchCase", "log_factors", "made_factors", "make_labelled", "make_set",

@@ -9,8 +9,8 @@ from typing import Any
 
 import faiss
 
-from memhier.benchmarks.decode.layers import TrainedLayer
 from memhier.benchmarks.peers.process import default_environments
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer
 
 __all__ = ["kept_index"]
 
