@@ -46,7 +46,7 @@ class Images:
 
 
 def data_folder() -> Path:
-    """Return where data sets are looked for; it need not exist."""
+    """Return the folder of data sets; it need not exist."""
     named = os.environ.get("MEMHIER_DATA")
     return Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -76,7 +76,7 @@ def load_search_set(name: str) -> SearchSet:
     Raises
     ------
     FileNotFoundError
-        When its folder or a file is missing; the message says what was looked for where.
+        When its folder or a file is missing; the message says where it was looked for.
     """
     if name in SUITE_SETS:
         return SearchSet(name, *read_suite_set(name, data_folder()))
@@ -110,7 +110,7 @@ def load_images(name: str, samples: int | None = None) -> Images:
     Raises
     ------
     FileNotFoundError
-        When its folder is missing; the message says what was looked for where.
+        When its folder is missing; the message says where it was looked for.
     """
     folder = data_set_folder(name, "cifar10-jpeg" if name == "cifar10" else name)
     read = _read_packed if name == "cifar10" else _read_idx

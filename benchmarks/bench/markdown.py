@@ -1,4 +1,4 @@
-"""Results as Markdown, to be pasted into a document: every table under the command that makes it."""
+"""Results as Markdown for a document: every table under the command that makes it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -20,7 +20,7 @@ __all__ = ["markdown"]
 
 
 def markdown(rows: list[Row]) -> str:
-    """Return the figures of every workload, and what was not measured."""
+    """Return the figures of every workload, and the problems."""
     return "\n".join(_lines(rows))
 
 

@@ -1,4 +1,4 @@
-"""Results as one HTML file: plots, tables, the machine, and the words to read them by."""
+"""Results as one HTML file: plots, tables, the machine, and an explanation of each."""
 
 from collections.abc import Sequence
 from html import escape
@@ -33,23 +33,23 @@ figure{margin:0}figcaption{font-weight:bold;margin:.3em 0}.warn{background:#fff4
 pre{overflow-x:auto;background:#f6f6f6;padding:1em;font-size:12px;line-height:1.25}
 """
 _READING = """
-<p>Each point of a plot is one setting of a peer's search parameters; further right finds more, and the axis opens up
-towards 1. Recall@10 is by distance: an answer counts when it is as near as the true tenth neighbour. <b>Reads</b> are
+<p>Each point of a plot is one setting of a peer's search parameters. Points further right find more, and the axis opens
+up towards 1. Recall@10 is by distance: an answer counts if it is as near as the true tenth neighbour. <b>Reads</b> are
 4 KiB pages fetched from the device, as the kernel counts them for the process. <b>Queries a CPU second</b> divides by
-processor time, which neighbours disturb least, and counts a whole batch in one call where a peer offers that.
-Latencies are of single queries on the clock. All peers search with one thread, start cold and have the same budget of
-DRAM: those that bypass the page cache keep what is left of it as they like; those that fill it have pages given back,
-at random, after any query that leaves more of them than the budget allows; those that map their files are swept with
-the device's read-ahead and without. Allocations are capped by RLIMIT_DATA at the budget plus what the peer's threads
-need for stacks; what a peer really held stands in the table of builds. A batch counts where it finds as much.
-Figures at a recall are interpolated, linearly in recall, between the two settings around it.</p>
+processor time, which neighbours disturb least, and counts a whole batch in one call if a peer offers one that finds as
+much. Latencies are of single queries on the clock. All peers search with one thread, start cold and have the same
+budget of DRAM. Peers that bypass the page cache use the rest of the budget as they like. Peers that fill the page cache
+lose pages at random after any query that leaves more than the budget allows. Peers that map their files are swept with
+the device's read-ahead and without. RLIMIT_DATA caps allocations at the budget plus the stacks of the peer's threads;
+the table of builds shows the memory that a peer really held. Figures at a recall are interpolated, linearly in recall,
+between the two settings around it.</p>
 """
 _READING_SCRIPTS = """
 <p>Each of these is a program that brings its own rivals; its command line stands above its figures. A figure is the
-median over rounds, least and greatest beside it. <b>Clock</b> marks wall time, which neighbours disturb, and
-<b>counted</b> what comes out the same in every run. The line across the end of a bar is its spread. Of miss-ratio
-curves, lower is better, and Belady knows the future: no policy goes below it. Where a curve stands over DRAM, read from
-left to right what another megabyte buys.</p>
+median over rounds, with the least and the greatest beside it. <b>Clock</b> marks wall time, which neighbours disturb.
+<b>Counted</b> marks figures that are the same in every run. The line across the end of a bar is its spread. Lower
+miss-ratio curves are better; no policy goes below Belady, which knows the future. A curve over DRAM shows, from left to
+right, the gain of another megabyte.</p>
 """
 # A longer table of figures is folded up.
 _SHOWN = 30

@@ -1,4 +1,4 @@
-"""Workloads that are programs of their own, run as such; their figures and words are kept."""
+"""Runs the workloads that are programs of their own, and keeps their figures and output."""
 
 import json
 import shlex
@@ -22,8 +22,9 @@ _MISSING = ("no data set", "no traces at", "is not installed")
 def run_script(workload: Workload, size: Size, work: Path, environments: Path, results: Results) -> None:
     """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done.
 
-    It runs with the interpreter of its group where ``memhier bench install`` made one for the packages that the
-    workload's parameter ``install`` lists; a rival that cannot be imported is the program's to report.
+    It runs with the interpreter of its group if ``memhier bench install`` made one for the packages in the workload's
+    parameter ``install``. The program reports a rival that it cannot import. ``--workload`` names the workload if its
+    file has a table of options.
     """
     task = f"{workload.name}/{size}"
     parameters = workload.at(size)
@@ -38,7 +39,7 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
         python, module = group_python(workload.group, environments), MODULES + parameters["module"]
         started = time.perf_counter()
         with Neighbours() as neighbours:
-            # What a script starts itself, threads or processes, it starts knowingly.
+            # A script that starts threads or processes itself does so knowingly.
             ended = run_child(
                 python, module, [*options, *place, *arguments, "--json", str(out)], parameters["timeout_s"]
             )
@@ -49,7 +50,7 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
             return
         if ended.status or not out.exists():
             missing = any(words in last_words(ended.complained) for words in _MISSING)
-            # These programs say so in these words when they find no data or no rival to be held against.
+            # The words of these programs for missing data and for a missing rival.
             kind, why = ("skipped", last_words(ended.complained)) if missing else ("failed", ended.why)
             results.add(task, kind=kind, stage="run", why=why, **about)
             return

@@ -24,7 +24,7 @@ FIGURE_TITLES = ("figure", "median", "least", "greatest", "unit", "better", "")
 
 
 def tables(rows: list[Row]) -> Iterator[Table]:
-    """Yield a table for each search workload at each recall, one of builds, and one of what is missing."""
+    """Yield a table for each search workload at each recall, one of builds, and one of problems."""
     for workload, size in search_sizes(rows):
         for target in TARGETS:
             table = Table(title=f"{workload} ({size}), at recall@10 {target}: medians, interpolated between efforts")
@@ -76,7 +76,7 @@ def builds_of(rows: list[Row], workload: str, size: str) -> list[list[str]]:
         count = row["vectors"]
         found = peers.get(row["peer"], [])
         if not found:
-            # Not zeros: nobody knows what it holds.
+            # Not zeros: its memory is unknown.
             out.append([*_built(row), "not searched", "", ""])
             continue
         private = max((point["private_bytes"] for search in found for point in search["rows"]), default=0)

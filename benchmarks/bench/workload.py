@@ -27,20 +27,20 @@ class PeerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a workload file says.
+    """The contents of a workload file.
 
     Attributes
     ----------
     name, group, about
         Its name, one of :data:`GROUPS`, and one sentence.
     function
-        ``"search"``, or ``"script"`` for a module of :mod:`memhier.benchmarks.workloads` with a ``--json`` option.
+        ``"search"``, or ``"script"`` for a program of :mod:`memhier.benchmarks.workloads`.
     quick, full
-        Parameters at either size; they go over `parameters`.
+        Parameters at either size; they replace those of `parameters`.
     parameters
         Those of both sizes.
     peers
-        Who competes; empty where the function brings its own rivals.
+        The competitors; empty if the function brings its own rivals.
     """
 
     name: str
@@ -63,7 +63,7 @@ def load_workload(path: Path) -> Workload:
     Raises
     ------
     ValueError
-        When the file is not as described; the message names file and key.
+        When the file has another form; the message names file and key.
     """
     with reading(path):
         read = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -25,10 +25,10 @@ __all__ = ["probe"]
 @click.option("--seconds", type=float, default=8.0, show_default=True, help="Time to spend reading.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the bytes and of the order of reads.")
 def probe(path: str, json_path: str | None, size: str, seconds: float, seed: int) -> None:
-    """Measure queue depth against reads per second, bandwidth and latency of the device under PATH.
+    """Measure reads per second, bandwidth and latency of the device under PATH at several queue depths.
 
-    PATH is a directory, in which a temporary file of random bytes is made and removed again, or an existing file,
-    which is only read.
+    PATH is a directory, where the command makes a temporary file of random bytes and removes it again, or an existing
+    file, which is only read.
     """
     if json_path not in (None, "-"):
         folder = Path(json_path).absolute().parent
@@ -48,7 +48,7 @@ def probe(path: str, json_path: str | None, size: str, seconds: float, seed: int
 
 
 def show(profile: DeviceProfile, console: Console) -> None:
-    """Print a profile as a table, with the machine and what to know before trusting the figures below it."""
+    """Print a profile as a table, with the machine and notes on how far to trust the figures."""
     table = Table(
         title=f"Random {format_bytes(profile.page_bytes)} reads under {escape(profile.path)}", title_justify="left"
     )

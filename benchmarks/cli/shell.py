@@ -32,7 +32,7 @@ json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a
 
 
 def report(title: str, figures: dict[str, Any], json_path: str | None) -> None:
-    """Print figures as a table, and write them to `json_path` where it is given."""
+    """Print figures as a table, and write them to `json_path` if it is given."""
     if json_path == "-":
         click.echo(json.dumps(figures, indent=2))
         return
@@ -68,7 +68,7 @@ def notes() -> Iterator[None]:
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Leave by an exception when terminated, so that what is half built is removed."""
+    """Leave by an exception at SIGTERM, so that a half-made file or index is removed."""
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         yield

@@ -1,4 +1,4 @@
-"""``memhier index add``, ``remove`` and ``compact``: an index changed from the shell, all of a command or nothing."""
+"""``memhier index add``, ``remove`` and ``compact``: each changes an index as a whole, or not at all."""
 
 import sys
 import time
@@ -46,7 +46,7 @@ def add(
     table_path: str | None,
     json_path: str | None,
 ) -> None:
-    """Add the vectors of the file VECTORS to the index at PATH; all of them, or none if anything is wrong."""
+    """Add the vectors of the file VECTORS to the index at PATH; all of them, or none if there is an error."""
     with (
         plain_errors(),
         notes(),
@@ -89,7 +89,7 @@ def remove(path: str, ids: str, id_column: str | None, json_path: str | None) ->
 @index_path
 @json_option
 def compact(path: str, json_path: str | None) -> None:
-    """Make the index at PATH anew: without what was removed, its lists and codes fitted to the vectors there are."""
+    """Build the index at PATH anew, without removed vectors and with lists and codes that fit the others."""
     with plain_errors(), notes():
         started = time.perf_counter()
         with ZoomIndex.open(path, writable=True) as opened:
@@ -99,6 +99,6 @@ def compact(path: str, json_path: str | None) -> None:
             report(f"Compacted {path}", figures, json_path)
 
 
-def _figures(opened: ZoomIndex, changed: int, what: str, started: float) -> dict[str, Any]:
+def _figures(opened: ZoomIndex, changed: int, name: str, started: float) -> dict[str, Any]:
     stats = opened.stats()
-    return {what: changed, "seconds": time.perf_counter() - started} | {name: stats[name] for name in _FIGURES}
+    return {name: changed, "seconds": time.perf_counter() - started} | {each: stats[each] for each in _FIGURES}

@@ -65,7 +65,7 @@ def truth_of(layer: TrainedLayer) -> Ints:
 
 
 def batches_of(layer: TrainedLayer, rounds: int, batches: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Measure the full products, what ``method="auto"`` takes, and proven answers, by size of batch."""
+    """Measure the full products, ``method="auto"``, and proven answers, by size of batch."""
     full = list(full_products(layer))[:2]
     head = torch.nn.Linear(*layer.weight.shape[::-1])
     head.weight.data, head.bias.data = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)

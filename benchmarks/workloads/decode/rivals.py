@@ -98,7 +98,7 @@ def _graph_of_faiss(
     )
 
     def search(states: Floats, ef: int) -> Ints:
-        # What a context becomes: (h, 1, 0) after the transform, (h, 1) before an inner product.
+        # A context becomes (h, 1, 0) after the transform, (h, 1) before an inner product.
         contexts = transform_contexts(states)[:, : rows.shape[1]]
         parameters = faiss.SearchParametersHNSW(efSearch=ef)
         found: Ints = index.search(np.ascontiguousarray(contexts), K, params=parameters)[1]

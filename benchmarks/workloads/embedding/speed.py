@@ -70,7 +70,7 @@ class Memhier(Way):
             mine = needed[(needed >= bases[table]) & (needed < bases[table + 1])] - bases[table]
             self.tables.tables.write(table, mine, self.tables.initial_weights(mine, table).numpy())
         self.tables.checkpoint()
-        # The slab holds rows that were written last: the first round brings in what it needs, and is not counted.
+        # The slab holds the rows that were written last: the first round brings in its own rows, and does not count.
 
     def batches(self, some: list[Sample]) -> Iterator[Sample]:
         if self._window is None:

@@ -158,7 +158,7 @@ def measure(
         if row is None:
             with tempfile.TemporaryDirectory(dir=folder) as scratch:
                 found = run_one(method, way, images, setting.memory, seed, setting.epochs, Path(scratch))
-            row = {"method": method, "way": way, "seed": seed} | found
+            row = found | {"method": method, "way": way, "seed": seed}
             if kept is not None:
                 with kept.open("a") as file:
                     file.write(json.dumps(vars(setting) | row) + "\n")

@@ -33,7 +33,7 @@ SLOTS, ACCESSES, ROUNDS = 1_000_000, 400_000, 9
 
 
 def compare(path: Path, check: bool, first: int | None) -> list[dict[str, Any]]:
-    """Count misses on one trace at several capacities, and hold them against the plain caches."""
+    """Count misses on one trace at several capacities, and compare them with the plain caches."""
     keys = read_trace(path)[:first]
     distinct = len(np.unique(keys))
     rows = []

@@ -1,13 +1,12 @@
 """The page reader against fio's io_uring engine: the same file, the same minute, uniformly random 4 KiB direct reads.
 
-``python -m memhier.benchmarks.workloads.tiers.reader_vs_fio --dir /path/on/the/device`` prints a table and, with
-``--json``, writes it. Two questions, each asked in pairs of neighbouring runs, since a shared device changes from
-minute to minute:
+``python -m memhier.benchmarks.workloads.tiers.reader_vs_fio --dir /path/on/the/device`` measures two things, each in
+pairs of neighbouring runs, since a shared device changes from minute to minute:
 
 - sustained: reads per second with 128 in flight;
-- a call: how long 100 scattered reads take when they are asked for at once. fio is told to submit 100, wait for all
-  and start again (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace shows it so). Its
-  time for 100 is run time over batches, a mean, so the ratio compares means; the reader's median stands beside.
+- a call: the time of 100 scattered reads in one call. fio submits 100, waits for all and starts again
+  (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace confirms it). Its time for 100 is
+  run time over batches, a mean, so the ratio compares means.
 """
 
 import json
@@ -51,7 +50,7 @@ def measure(path: Path, rounds: int, seconds: float, engine: str | None, checksu
                 ("fio", partial(_fio, path, seconds, seed + turn)),
                 ("memhier", partial(_reader, reader, handle, size, seconds, rng)),
             ]
-            # Who goes first changes with every round, so that a drift of the device favours neither.
+            # The first side changes with every round, so that a drift of the device favours neither.
             pairs.append({name: run() for name, run in (sides if turn % 2 == 0 else sides[::-1])})
         return {"engine": reader.engine, "file_bytes": size, "checksums": checksums, "rounds": pairs}
 

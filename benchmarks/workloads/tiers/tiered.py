@@ -1,16 +1,14 @@
-"""How much of the time of reading rows a tier hides behind computing, when it is told of the next batches in advance.
+"""The share of the time of its reads that a tier hides behind computing, if it knows the next batches in advance.
 
-``python -m memhier.benchmarks.workloads.tiers.tiered --dir /path/on/the/device`` prints a table; ``--json`` writes it.
+``python -m memhier.benchmarks.workloads.tiers.tiered --dir /path/on/the/device`` reads batches of rows that are almost
+never resident and computes on them: in numpy, which leaves the interpreter free, and in a Python loop, which keeps it.
+Ways take turns over fresh batches: ``gather`` reads a batch when it comes, ``ahead 1`` and ``ahead 2`` prefetch one or
+two batches in advance.
 
-Batches of rows that are almost never resident are read from SSD and computed upon; by computing that leaves the
-interpreter free (numpy), and by computing that keeps it (a Python loop). Ways take turns over fresh batches, again and
-again: ``gather`` reads when the batch is there, ``ahead 1`` and ``ahead 2`` prefetch so many batches in advance.
-
-Computing is work, not time: whatever slows it down, the tier's own threads included, shows. Its amount follows the
-reads of the same turn, batch by batch, so that both take as long on average whatever the device is doing just now.
-What is hidden is the share of the time of reads in which nobody waits for them. A read that takes longer than the
-computing beside it cannot be hidden whole, and on a shared device some do: ``possible`` is what is left after that, for
-one batch ahead.
+The amount of computing follows the reads of the same turn, batch by batch, so both take as long on average, whatever
+the device does. It is work, not time: everything that slows it down shows, the tier's own threads too. The hidden share
+is the share of the time of reads without a wait. A read that takes longer than the computing beside it cannot be hidden
+whole; ``possible`` is the share that one batch ahead could hide.
 """
 
 import time
@@ -34,7 +32,7 @@ Work = Callable[[int], None]
 
 DIM = 128
 WAYS = ("gather", "ahead 1", "ahead 2")
-# Batches of a turn that only find out how much computing there has to be, and where they begin to look.
+# Batches of a turn that only find the amount of computing, and the amount that they begin with.
 WARM = 4
 WARM_UNITS = 100
 
@@ -65,7 +63,7 @@ WORKS: dict[str, Callable[[], Work]] = {"numpy": free_work, "python": python_wor
 
 
 def fill(table: Tiered, rows: int, batch: int) -> None:
-    """Write every row, and make them durable."""
+    """Write every row, and make all rows durable."""
     for start in range(0, rows, batch):
         keys = np.arange(start, min(start + batch, rows))
         table.scatter(keys, np.repeat(keys[:, None], DIM, axis=1).astype(np.float32))
@@ -111,7 +109,7 @@ def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahea
 
 
 def seconds_of(work: Work, units: int) -> float:
-    """Return the seconds that so much work takes."""
+    """Return the seconds of some units of work."""
     started = time.perf_counter()
     work(units)
     return time.perf_counter() - started
