@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.bench.figures import Bar, Bars, Better, Figure, Paper, Record
-from memhier.benchmarks.bench.tables import FIGURE_TITLES, figure_cells
+from memhier.benchmarks.bench.tables import figure_sheet
 from memhier.benchmarks.machine import describe_machine
 
 __all__ = [
@@ -163,8 +163,9 @@ def rows_table(title: str, rows: Sequence[Row]) -> Table:
 
 
 def _figures_table(record: Record) -> Table:
-    table = Table(*FIGURE_TITLES, title="figures", title_justify="left")
-    for cells in figure_cells(record):
+    sheet = figure_sheet(record)
+    table = Table(*sheet.titles, title=sheet.caption, title_justify="left")
+    for cells in sheet.rows:
         table.add_row(*cells)
     return table
 

@@ -19,11 +19,12 @@ from memhier.benchmarks.workloads.embedding.common import (
     Stretches,
     checkpoint_costs,
     samples,
+    table_configs,
     table_sizes,
 )
 from memhier.benchmarks.workloads.harness import Outcome, workload
 from memhier.policies import Belady
-from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+from memhier.recsys import Adagrad, EmbeddingBagCollection, lookahead
 
 __all__ = ["main"]
 
@@ -38,13 +39,10 @@ def measure(folder: Path, scale: float, share: float, batch: int, rounds: int) -
     torch.manual_seed(0)
     net = DLRM(len(sizes), DIM)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    configs = [
-        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=Uniform())
-        for table, rows in enumerate(sizes)
-    ]
     steps = EVERY * (2 + 2 * len(WAYS) * rounds)
+    configs, policy = table_configs(sizes, DIM), Belady(int(share * sum(sizes)))
     with EmbeddingBagCollection(
-        configs, optimizer=Adagrad(lr=0.01), dram="16GiB", path=folder / "t", policy=Belady(int(share * sum(sizes)))
+        configs, optimizer=Adagrad(lr=0.01), dram="16GiB", path=folder / "t", policy=policy
     ) as tables:
         stretches = Stretches(dict(zip(WAYS, (tables.checkpoint, tables.start_checkpoint), strict=True)))
         stream = samples(sizes, batch, steps, 0)

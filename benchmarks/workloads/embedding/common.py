@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from memhier.recsys import EmbeddingBagConfig, Uniform
+
 __all__ = [
     "CRITEO_ROWS",
     "DLRM",
@@ -22,6 +24,7 @@ __all__ = [
     "power_law",
     "samples",
     "stream_of",
+    "table_configs",
     "table_sizes",
 ]
 
@@ -121,6 +124,14 @@ def checkpoint_costs(stretches: Sequence[Stretch], way: str) -> tuple[list[float
             usual = (before.clock + after.clock) / 2, (before.busy + after.busy) / 2
             found.append((own.clock / usual[0] - 1, own.busy / usual[1] - 1))
     return [clock for clock, _ in found], [busy for _, busy in found]
+
+
+def table_configs(sizes: Sequence[int], dim: int) -> list[EmbeddingBagConfig]:
+    """Return a table of each size, whose first values are uniform."""
+    return [
+        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=dim, initial=Uniform())
+        for table, rows in enumerate(sizes)
+    ]
 
 
 def table_sizes(scale: float) -> list[int]:

@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.workloads.embedding.common import Stretch, Stretches, checkpoint_costs, power_law
+from memhier.benchmarks.workloads.embedding.common import Stretch, Stretches, checkpoint_costs, power_law, table_configs
 from memhier.benchmarks.workloads.harness import Outcome, workload
 from memhier.budget import format_bytes, parse_bytes
-from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+from memhier.recsys import Adagrad, EmbeddingBagCollection, lookahead
 
 __all__ = ["main"]
 
@@ -124,10 +124,7 @@ def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill:
     for _, dense, labels in batches(sizes, batch, ALONE_STEPS):
         _step(net, optimizer, torch.zeros(batch, len(sizes) * DIM, requires_grad=True), dense, labels)
         alone.note()
-    configs = [
-        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=Uniform())
-        for table, rows in enumerate(sizes)
-    ]
+    configs = table_configs(sizes, DIM)
     found: dict[str, Any] = {"rows": sum(sizes), "table_bytes": sum(sizes) * ROW_BYTES, "budget": budget}
     with EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.01), dram=dram, path=folder / "t") as tables:
         started = time.perf_counter()

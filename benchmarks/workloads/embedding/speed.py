@@ -25,10 +25,10 @@ import torch
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Paper, Record
-from memhier.benchmarks.workloads.embedding.common import DLRM, Ints, Sample, stream_of, table_sizes
+from memhier.benchmarks.workloads.embedding.common import DLRM, Ints, Sample, stream_of, table_configs, table_sizes
 from memhier.benchmarks.workloads.harness import Outcome, bars_of, workload
 from memhier.policies import LFU, LRU, Belady, Policy
-from memhier.recsys import SGD, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+from memhier.recsys import SGD, EmbeddingBagCollection, lookahead
 
 __all__ = ["main"]
 
@@ -58,11 +58,7 @@ class Memhier(Way):
 
     def __init__(self, folder: Path, sizes: list[int], needed: Ints, policy: Policy, window: int | None) -> None:
         folder.mkdir()
-        initial = Uniform()
-        configs = [
-            EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=initial)
-            for table, rows in enumerate(sizes)
-        ]
+        configs = table_configs(sizes, DIM)
         self.tables = EmbeddingBagCollection(configs, optimizer=SGD(lr=RATE), dram="16GiB", path=folder, policy=policy)
         self._window = window
         bases = self.tables.tables.bases
