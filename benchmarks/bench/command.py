@@ -55,7 +55,10 @@ def bench() -> None:
 @click.option("--verbose", is_flag=True, help="Show the details of each.")
 @_environments
 def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
-    """Show workloads and peers, a line each; or the details of NAMES: parameters, peers, traps."""
+    """Show workloads and peers.
+
+    Prints a line for each, or the details of NAMES: parameters, peers, traps.
+    """
     console, environments, workloads = _console(), envs or default_environments(), load_workloads()
     known = [*(workload.name for workload in workloads), *PEERS]
     for name in names:
@@ -135,7 +138,10 @@ def _run(plan: Plan, results: Results) -> bool:
 @click.argument("old", type=_FILE)
 @click.argument("new", type=_FILE)
 def compare(old: Path, new: Path) -> None:
-    """Compare the results NEW with OLD, and flag changes beyond noise; the exit code is 1 on a regression."""
+    """Compare two files of results.
+
+    Flags changes from OLD to NEW beyond noise; the exit code is 1 on a regression.
+    """
     table, regressions = compare_rows(_read(old), _read(new))
     _console().print(table)
     if regressions:
@@ -170,7 +176,10 @@ def _write(rows: list[Row], out: Path, old: list[Row] | None = None) -> None:
               help="Only these peers of search.")  # fmt: skip
 @_environments
 def install(group: str, only: tuple[str, ...], envs: Path | None) -> None:
-    """Install the peers of GROUP: of search each into an environment of its own, of a script group into one."""
+    """Install the peers of GROUP.
+
+    Each peer of search gets an environment of its own; those of another group share one.
+    """
     if group != "search":
         _install_for_scripts(group, envs or default_environments())
         return
@@ -204,9 +213,10 @@ def _install_for_scripts(group: str, environments: Path) -> None:
 @bench.command()
 @click.argument("results", type=_FILE, required=False)
 def papers(results: Path | None) -> None:
-    """Print each paper's headline beside the figures in RESULTS, with the differences of scale.
+    """Print each paper's headline beside measured figures.
 
-    Without RESULTS it shows the figures that come with memhier; the last line names their machine and day.
+    The figures are those in RESULTS, with the differences of scale. Without RESULTS the command shows the figures that
+    come with memhier; the last line names their machine and day.
     """
     _console().print(papers_table(_read(results or SHIPPED_RESULTS)))
 

@@ -1,4 +1,4 @@
-"""``memhier bench`` from workload files to report: resumes, reports what is missing, compares, and keeps to itself."""
+"""``memhier bench`` from workload files to the report: it resumes, names missing parts, compares, shares no file."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""The workload of declared recall: what it prints is what its searches did."""
+"""The workload of declared recall: it prints the figures of its searches."""
 
 import json
 from dataclasses import replace

@@ -24,14 +24,14 @@ __all__ = ["demo"]
 
 @click.command()
 @click.option("--query", metavar="TEXT", help="Print the ten functions nearest to a few plain words; builds the demo "
-              "first when there is none, or when packages have changed.")  # fmt: skip
+              "first if it is missing or packages have changed.")  # fmt: skip
 @click.option("--dir", "folder", type=click.Path(path_type=Path), default=None,
               help="Where to build.  [default: memhier-demo in the user's cache directory]")  # fmt: skip
 @click.option("--dram", metavar="SIZE", help="DRAM of the open index, such as 8MiB.  [default: a tenth of the vectors]")
 @click.option("--limit", type=click.IntRange(min=10), help="Index this many functions at most.  [default: all]")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Seed of every random choice.  [default: 0]")
 @click.option("--json", "json_path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write everything measured, or found by the query, to FILE as JSON.")  # fmt: skip
+              help="Also write all figures, or the answers to the query, to FILE as JSON.")  # fmt: skip
 def demo(
     query: str | None,
     folder: Path | None,
@@ -42,10 +42,10 @@ def demo(
 ) -> None:
     """Index every function of this Python installation and search it from SSD.
 
-    Reads the standard library and the installed packages, holds out the first sentence of each docstring, makes a
-    vector of the rest, and builds an index with a tenth of the vectors' size in DRAM. Half of the sentences tune the
-    index, the others then search for their own functions. Takes a minute or two; nothing is downloaded and nothing
-    that is read is run.
+    The demo reads the standard library and the installed packages, holds out the first sentence of each docstring,
+    makes a vector of the rest, and builds an index with a tenth of the vectors' size in DRAM. Half of the sentences
+    tune the index; the others then search for their own functions. The demo takes a minute or two. It downloads nothing
+    and runs none of the code that it reads.
     """
     try:
         if json_path is not None:

@@ -46,7 +46,10 @@ def add(
     table_path: str | None,
     json_path: str | None,
 ) -> None:
-    """Add the vectors of the file VECTORS to the index at PATH; all of them, or none if there is an error."""
+    """Add the vectors of the file VECTORS to an index.
+
+    The index at PATH takes all of them, or none if there is an error.
+    """
     with (
         plain_errors(),
         notes(),
@@ -75,7 +78,10 @@ def add(
 @id_column_option
 @json_option
 def remove(path: str, ids: str, id_column: str | None, json_path: str | None) -> None:
-    """Remove vectors from the index at PATH, by the ids of the file IDS: .npy, .parquet or text with one a line."""
+    """Remove vectors from the index at PATH by their ids.
+
+    IDS is a file of ids: .npy, .parquet, or text with one on each line.
+    """
     with plain_errors(), notes(), ZoomIndex.open(path, writable=True) as opened:
         names = given_ids(ids, ids, id_column, opened.stats()["id_kind"])
         assert names is not None
@@ -89,7 +95,10 @@ def remove(path: str, ids: str, id_column: str | None, json_path: str | None) ->
 @index_path
 @json_option
 def compact(path: str, json_path: str | None) -> None:
-    """Build the index at PATH anew, without removed vectors and with lists and codes that fit the others."""
+    """Build the index at PATH anew without removed vectors.
+
+    Its lists and codes then fit the vectors that are left.
+    """
     with plain_errors(), notes():
         started = time.perf_counter()
         with ZoomIndex.open(path, writable=True) as opened:

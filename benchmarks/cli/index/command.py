@@ -114,10 +114,11 @@ def search(
     out: str | None,
     json_path: str | None,
 ) -> None:
-    """Search the index at PATH for every vector of the file QUERIES.
+    """Search the index at PATH for each vector of a file.
 
-    Prints queries per second (of the searches alone), reads per query and, with --truth, the recall: the share of the
-    true k nearest ids that were found. Of several equally near vectors only those in the truth count.
+    The file is QUERIES. The command prints queries per second (of the searches alone), reads per query and, with
+    --truth, the recall: the share of the true k nearest ids that were found. Of several equally near vectors only those
+    in the truth count.
     """
     if key is None and Path(queries).suffix.lower() in (".hdf5", ".h5"):
         key = "test"
@@ -143,7 +144,7 @@ def search(
 @index_path
 @json_option
 def info(path: str, json_path: str | None) -> None:
-    """Print the contents of the index at PATH, and its size in DRAM and on SSD."""
+    """Print the contents and the sizes of the index at PATH."""
     with plain_errors(), ZoomIndex.open(path) as opened:
         report(path, opened.stats(), json_path)
 
@@ -151,7 +152,10 @@ def info(path: str, json_path: str | None) -> None:
 @index.command()
 @index_path
 def check(path: str) -> None:
-    """Read all of the index at PATH and print every inconsistency; the exit code is 1 if there is any."""
+    """Read the whole index at PATH and print every error.
+
+    The exit code is 1 if there is any.
+    """
     with plain_errors(), ZoomIndex.open(path) as opened:
         problems = opened.check()
         for problem in problems:

@@ -31,7 +31,7 @@ def replay() -> None:
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @json_option
 def info(path: str, json_path: str | None) -> None:
-    """Show the contents of the last checkpoint of the buffer at PATH."""
+    """Print the contents of the last checkpoint of a buffer."""
     with plain_errors(), StoredSamples(path) as stored:
         meta, labels = stored.meta, stored.labels
         figures = {
@@ -57,7 +57,10 @@ def info(path: str, json_path: str | None) -> None:
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @click.pass_context
 def check(context: click.Context, path: str) -> None:
-    """Read the whole buffer at PATH and print every inconsistency; the exit code is 1 if there is any."""
+    """Read the whole buffer at PATH and print every error.
+
+    The exit code is 1 if there is any.
+    """
     with plain_errors(), StoredSamples(path) as stored:
         findings = [finding for finding in stored.check() if not finding.harmless]
         if not findings:
@@ -75,9 +78,10 @@ def check(context: click.Context, path: str) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--memory", is_flag=True, help="Only the samples in memory.")
 def export(path: str, out: Path, memory: bool) -> None:
-    """Write the samples of the buffer at PATH into the new folder OUT, one .npy file for each field.
+    """Write the samples of the buffer at PATH to .npy files.
 
-    Labels and ids lie beside them, as buffer.labels and buffer.ids if a field has that name.
+    The new folder OUT holds one file for each field. Labels and ids lie beside them, as buffer.labels and buffer.ids if
+    a field has that name.
     """
     with plain_errors(), StoredSamples(path) as stored:
         positions = np.sort(stored.in_memory) if memory else np.arange(len(stored))
@@ -103,7 +107,7 @@ def export(path: str, out: Path, memory: bool) -> None:
 @replay.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples replayed in a step.")
-@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of them swapped.")
+@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of these to swap.")
 @click.option("--step-ms", type=click.FloatRange(0, min_open=True), required=True, help="Time of a training step.")
 @click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="How long to measure.")
 @click.option("--sample-bytes", type=click.IntRange(1), help="Size of a sample, if PATH is a folder without a buffer.")
@@ -111,10 +115,11 @@ def export(path: str, out: Path, memory: bool) -> None:
 def doctor(
     path: str, batch: int, ratio: float, step_ms: float, seconds: float, sample_bytes: int | None, json_path: str | None
 ) -> None:
-    """Test whether the disk under PATH keeps up with BATCH times RATIO swaps a step.
+    """Test whether the disk under PATH keeps up with swaps.
 
-    PATH is a buffer, or a folder for one. The command repeats the reads of a step past the page cache, and decodes the
-    samples. A step waits if its reads take longer than the computing of the step before it.
+    PATH is a buffer, or a folder for one. A step swaps BATCH times RATIO samples. The command repeats the reads of a
+    step past the page cache, and decodes the samples. A step waits if its reads take longer than the computing of the
+    step before it.
     """
     with plain_errors():
         figures = examine(Path(path), batch, ratio, step_ms / 1e3, seconds, sample_bytes)
