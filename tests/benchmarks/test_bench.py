@@ -188,6 +188,25 @@ def test_a_bad_workload_file_is_named(tmp_path: Path, text: str, words: str) -> 
         load_workload(path)
 
 
+def test_a_workload_file_starts_from_another(tmp_path: Path) -> None:
+    (tmp_path / "first.toml").write_text(
+        "name='first'\ngroup='search'\nabout=''\nfunction='search'\nquick={a=1, b=2}\nfull={}\nparameters={k=10}\n"
+        "[[peers]]\nname='p'\nadapter='diskann'\nbuild={code_bytes=32, R=64}\n[[peers]]\nname='q'\nadapter='usearch'\n"
+    )
+    (tmp_path / "second.toml").write_text(
+        "name='second'\nlike='first'\n[quick]\nb=3\n[parameters]\ncode_bytes=56\n[[peers]]\nname='q'\nefforts=[{e=1}]\n"
+    )
+    second = load_workload(tmp_path / "second.toml")
+    assert (second.name, second.group, second.at("quick")["a"], second.at("quick")["b"]) == ("second", "search", 1, 3)
+    assert second.at("full")["k"] == 10
+    builds = {peer.name: (peer.adapter, peer.build, peer.efforts) for peer in second.peers}
+    assert builds == {"p": ("diskann", {"code_bytes": 56, "R": 64}, ()), "q": ("usearch", {}, ({"e": 1},))}
+    assert load_workload(tmp_path / "first.toml").peers[0].build == {"code_bytes": 32, "R": 64}
+    (tmp_path / "second.toml").write_text("name='second'\nlike='third'\n")
+    with pytest.raises(FileNotFoundError, match=r"third\.toml"):
+        load_workload(tmp_path / "second.toml")
+
+
 def search_row(peer: str, turn: int, points: list[tuple[float, float]], **fixed: float) -> Row:
     """Return a row with a point for each recall and CPU milliseconds."""
     made = [
