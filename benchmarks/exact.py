@@ -1,12 +1,13 @@
 """Exact search, and recall against it."""
 
+from collections.abc import Iterable
 from typing import Any, TypeAlias
 
 import faiss
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["distances_of", "exact_neighbours", "id_recall", "recall_at_k"]
+__all__ = ["distances_of", "exact_neighbours", "id_recall", "nearest", "recall_at_k"]
 
 Matrix: TypeAlias = npt.NDArray[Any]
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -19,17 +20,28 @@ def exact_neighbours(base: Matrix, queries: Matrix, k: int, metric: str = "l2") 
 
     Distances are those of :class:`memhier.ann.SearchResult`.
     """
+    return nearest(
+        (base[start : start + _BLOCK_ROWS] for start in range(0, len(base), _BLOCK_ROWS)), queries, k, metric
+    )
+
+
+def nearest(
+    blocks: Iterable[Matrix], queries: Matrix, k: int, metric: str = "l2"
+) -> tuple[npt.NDArray[np.int64], Floats]:
+    """Do the same for vectors that come in blocks."""
     matrix = _prepare(queries, metric)
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     sign = np.float32(1 if metric == "l2" else -1)
     best = np.full((len(matrix), k), np.inf, np.float32)
     rows = np.full((len(matrix), k), -1, np.int64)
-    for start in range(0, len(base), _BLOCK_ROWS):
-        block = _prepare(base[start : start + _BLOCK_ROWS], metric)
+    start = 0
+    for raw in blocks:
+        block = _prepare(raw, metric)
         near, found = faiss.knn(matrix, block, min(k, len(block)), metric=kind)
         near, found = np.hstack([best, sign * near]), np.hstack([rows, found + start])
         order = np.argsort(near, axis=1, kind="stable")[:, :k]
         best, rows = np.take_along_axis(near, order, 1), np.take_along_axis(found, order, 1)
+        start += len(block)
     return rows, best + np.float32(1) if metric == "cosine" else best
 
 

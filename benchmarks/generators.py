@@ -1,4 +1,4 @@
-"""Vectors of mixed difficulty, made from a seed and streamed: what a benchmark searches where no real data set is."""
+"""Vectors of mixed difficulty, made from a seed and streamed: a data set for benchmarks without a real one."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ def _basis(random: np.random.Generator, rank: int, d: int) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """What :func:`mixed` returns: the clusters, from which rows are drawn as they are asked for.
+    """The clusters that :func:`mixed` makes; rows are drawn from them on demand.
 
     Attributes
     ----------

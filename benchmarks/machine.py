@@ -1,4 +1,4 @@
-"""What a figure was measured on: it stands beside every result."""
+"""The machine that a figure was measured on; it stands beside every result."""
 
 import json
 import os
@@ -33,13 +33,13 @@ def describe_machine() -> dict[str, str | int | float]:
 
 
 class Neighbours:
-    """How busy others kept this machine while a block ran.
+    """The load that others put on this machine while a block ran.
 
     Attributes
     ----------
     cores
         The mean number of cores that neither this process nor the children it waited for kept busy; time that a
-        hypervisor took away counts. 0 where the system does not tell.
+        hypervisor took away counts. 0 if the system does not tell.
 
     Examples
     --------
@@ -65,7 +65,7 @@ class Neighbours:
 def is_loaded(row: dict[str, Any]) -> bool:
     """Return whether others kept half of a core or more busy: the clock's figures then say little.
 
-    A row of results holds what :class:`Neighbours` saw; one of a machine alone, its load at that moment.
+    A row of results holds the cores that :class:`Neighbours` counted; a row of a machine holds its load.
     """
     return float(row.get("others", row.get("load", 0.0))) > 0.5
 
@@ -89,7 +89,7 @@ def _first_line(path: str) -> str:
 
 
 def profile_device(folder: Path) -> dict[str, Any]:
-    """Return a short probe of the device under `folder`, or why there is none."""
+    """Return a short probe of the device under `folder`, or the error that prevented it."""
     from memhier.io.device import probe
 
     try:

@@ -16,7 +16,7 @@ import pytest
 from memhier.ann import open_vectors, read_ground_truth, write_vectors
 from memhier.benchmarks.bench.results import read_rows
 from memhier.benchmarks.bench.workload import load_workload
-from memhier.benchmarks.cli.index.shell import given_ids, read_table
+from memhier.benchmarks.cli.index.inputs import given_ids, read_table
 from memhier.benchmarks.cli.traces import read_trace
 from memhier.errors import FormatError
 from memhier.recsys import read_avazu, read_criteo, read_criteo_npy, read_criteo_parquet, read_lightgcn, read_movielens

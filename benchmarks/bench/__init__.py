@@ -1,3 +1,3 @@
-"""``memhier bench``: named workloads, run beside their rivals, and what came out."""
+"""``memhier bench``: named workloads, run beside their rivals, and their results."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Axes of a plot as inline SVG: which numbers get a mark, and where a number stands."""
+"""Axes of a plot as inline SVG: the marks, and the place of each number."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -10,7 +10,7 @@ __all__ = ["COLOURS", "Frame", "Scale", "fitted", "linear_scale", "log_scale", "
 COLOURS = ("#0b6e4f", "#c1121f", "#1d4ed8", "#b45309", "#7c3aed", "#0891b2", "#be185d", "#4d7c0f", "#475569")
 _WIDTH, _HEIGHT = 640, 380
 _LEFT, _TOP, _BOTTOM = 76, 14, 46
-# Of a letter of the legend, and what it may take of the plot.
+# The width of a letter of the legend, and the most that the legend takes of the plot.
 _LETTER, _LEGEND = 6.6, 260
 _TICKS = 5
 # Numbers nearer to each other than this are one: a step between them would have no round number.
@@ -69,7 +69,7 @@ def fitted(name: str, letters: int) -> str:
 
 
 class Frame:
-    """A plot in the making: the axes, then what is put on them, then the names beside it."""
+    """A plot in the making: the axes, lines and points on them, and the names beside it."""
 
     def __init__(self, x: Scale, y: Scale, x_title: str, y_title: str, names: list[str]) -> None:
         self._x, self._y = x, y
@@ -92,7 +92,7 @@ class Frame:
         return COLOURS[number % len(COLOURS)]
 
     def place(self, x: float, y: float) -> tuple[float, float]:
-        """Return where a point stands."""
+        """Return the place of a point."""
         width, height = self._right - _LEFT, self._bottom - _TOP
         return _LEFT + self._x.share(x) * width, self._bottom - self._y.share(y) * height
 

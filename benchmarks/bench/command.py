@@ -31,7 +31,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _NewFile(click.Path):
-    """A file to be written, whose folder is there: a run of an hour does not end with the news that it is not."""
+    """A file to write in an existing folder: a missing one is an error before an hour of work, not after it."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         path = Path(str(super().convert(value, param, ctx)))
@@ -47,15 +47,18 @@ _environments = click.option("--envs", type=click.Path(file_okay=False, path_typ
 
 @click.group()
 def bench() -> None:
-    """Measure memhier next to its rivals, in one run, on this machine."""
+    """Measure memhier beside its rivals, in one run, on this machine."""
 
 
 @bench.command("list")
 @click.argument("names", nargs=-1)
-@click.option("--verbose", is_flag=True, help="All that there is to know of each.")
+@click.option("--verbose", is_flag=True, help="Show the details of each.")
 @_environments
 def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
-    """Show workloads and peers, a line each; or of NAMES, which are either, everything: parameters, peers, traps."""
+    """Show workloads and peers.
+
+    Prints a line for each, or the details of NAMES: parameters, peers, traps.
+    """
     console, environments, workloads = _console(), envs or default_environments(), load_workloads()
     known = [*(workload.name for workload in workloads), *PEERS]
     for name in names:
@@ -64,7 +67,7 @@ def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
     if not names and not verbose:
         for line in ("Workloads", *workload_lines(workloads), "", "Peers of search", *peer_lines(environments)):
             console.print(line, no_wrap=True, overflow="ellipsis")
-        console.print("\nmemhier bench list NAME tells the rest; memhier bench install GROUP gets peers.")
+        console.print("\nmemhier bench list NAME shows the details; memhier bench install GROUP gets peers.")
         return
     asked = names or known
     told = [describe_workload(workload) for workload in workloads if workload.name in asked]
@@ -79,12 +82,12 @@ def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
 @click.option("--suite", "size", type=click.Choice(["quick", "full"]), default="quick", show_default=True,
               help="Every workload has both sizes.")  # fmt: skip
 @click.option("--group", "groups", multiple=True, help="Only workloads of this group.")
-@click.option("--peer", "only", multiple=True, help="Only these peers or adapters, and the workloads that have them.")
+@click.option("--peer", "only", multiple=True, help="Only these peers or adapters, and workloads with one of them.")
 @click.option("--results", "results_path", type=_NEW_FILE,
               default=Path("bench.jsonl"), show_default=True,
-              help="Rows of results; what is there already is not run again.")  # fmt: skip
+              help="Rows of results; tasks with a row are not run again.")  # fmt: skip
 @click.option("--work", type=click.Path(file_okay=False, path_type=Path), default=None,
-              help="A folder on the device to be measured, for data and indexes, which are kept; "
+              help="A folder on the device to measure; data and indexes stay there for the next run. "
                    "~/.cache/memhier/bench by default.")  # fmt: skip
 @_environments
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), envvar="MEMHIER_DATA", default=None,
@@ -116,7 +119,7 @@ def run(
 
 
 def _run(plan: Plan, results: Results) -> bool:
-    """Run the plan with its progress on the terminal; return whether it came to its end."""
+    """Run the plan with its progress on the terminal; return whether it finished."""
     console = _console(stderr=True)
     with console.status("starting") as status:
 
@@ -135,7 +138,10 @@ def _run(plan: Plan, results: Results) -> bool:
 @click.argument("old", type=_FILE)
 @click.argument("new", type=_FILE)
 def compare(old: Path, new: Path) -> None:
-    """Hold the results NEW against OLD, and flag what changed beyond noise; exits with 1 on a regression."""
+    """Compare two files of results.
+
+    Flags changes from OLD to NEW beyond noise; the exit code is 1 on a regression.
+    """
     table, regressions = compare_rows(_read(old), _read(new))
     _console().print(table)
     if regressions:
@@ -145,7 +151,7 @@ def compare(old: Path, new: Path) -> None:
 @bench.command()
 @click.argument("results", type=_FILE)
 @click.option("--out", type=_NEW_FILE, default=Path("bench.html"), show_default=True)
-@click.option("--compare", "against", type=_FILE, help="Older results: changes beyond noise stand in the report.")
+@click.option("--compare", "against", type=_FILE, help="Older results; the report shows changes beyond noise.")
 @click.option("--markdown", "as_markdown", is_flag=True,
               help="Print the tables of figures as Markdown instead, each under its command.")  # fmt: skip
 def report(results: Path, out: Path, against: Path | None, as_markdown: bool) -> None:
@@ -159,7 +165,7 @@ def report(results: Path, out: Path, against: Path | None, as_markdown: bool) ->
 
 def _write(rows: list[Row], out: Path, old: list[Row] | None = None) -> None:
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    # Whatever a program printed, the page says that it is UTF-8.
+    # The page declares UTF-8; a program may have printed other bytes.
     out.write_text(write_report(rows, when, old), encoding="utf-8", errors="backslashreplace")
     _console(stderr=True).print(f"Report: {out}", soft_wrap=True)
 
@@ -170,7 +176,10 @@ def _write(rows: list[Row], out: Path, old: list[Row] | None = None) -> None:
               help="Only these peers of search.")  # fmt: skip
 @_environments
 def install(group: str, only: tuple[str, ...], envs: Path | None) -> None:
-    """Install the peers of GROUP: those of search each into an environment of its own, those of scripts into one."""
+    """Install the peers of GROUP.
+
+    Each peer of search gets an environment of its own; those of another group share one.
+    """
     if group != "search":
         _install_for_scripts(group, envs or default_environments())
         return
@@ -204,15 +213,16 @@ def _install_for_scripts(group: str, environments: Path) -> None:
 @bench.command()
 @click.argument("results", type=_FILE, required=False)
 def papers(results: Path | None) -> None:
-    """Print each paper's headline beside the figures in RESULTS, with the differences of scale.
+    """Print each paper's headline beside measured figures.
 
-    Without RESULTS: the figures that come with memhier, on the machine and the day that the last line names.
+    The figures are those in RESULTS, with the differences of scale. Without RESULTS the command shows the figures that
+    come with memhier; the last line names their machine and day.
     """
     _console().print(papers_table(_read(results or SHIPPED_RESULTS)))
 
 
 def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ...]) -> list[Workload]:
-    """Return the workloads asked for; with peers asked for, those that have one of them."""
+    """Return the workloads that the options name: with peers given, those that have one of them."""
     workloads = load_workloads()
     known = {workload.name for workload in workloads}
     for name in names:
@@ -236,7 +246,7 @@ def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ..
 
 
 def _console(least_width: int = 0, *, stderr: bool = False) -> Console:
-    """Return a terminal that prints brackets and colons as they are: what a peer said may hold them."""
+    """Return a terminal that prints brackets and colons as they are: a peer's output may hold them."""
     console = Console(stderr=stderr, log_path=False, markup=False, emoji=False, highlight=False)
     if console.width < least_width:
         console.width = least_width

@@ -1,4 +1,4 @@
-"""Two files of results held against each other: what changed beyond the noise of either."""
+"""The changes between two files of results that exceed the noise of either."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -13,10 +13,10 @@ from memhier.benchmarks.machine import is_loaded
 
 __all__ = ["Change", "Verdict", "change_cells", "changes", "compare_rows"]
 
-# Two runs on one quiet machine differ by less than this share in CPU seconds; where others compete for caches and
-# share cores, the same code was seen to take up to half as many again. Reads are counted, whoever else is there.
+# Two runs on one quiet machine differ by less than this share in CPU seconds. On a machine that others use, the same
+# code took up to half as many again. Reads are counted exactly on either.
 _LEAST_CHANGE, _LEAST_LOADED = 0.1, 0.5
-# Of a figure that is counted: only what adding floating-point numbers in another order does.
+# Of a figure that is counted: the rounding of floating-point sums in another order.
 _ROUNDING = 1e-6
 Verdict: TypeAlias = Literal["same", "better", "worse", "changed", "slower on the clock", "other settings"]
 
@@ -28,14 +28,14 @@ class Change:
     Attributes
     ----------
     where, metric
-        Workload and peer or script; what was measured. ``"reached"`` is a recall that one of the results does not
+        Workload and peer or script; name of the figure. ``"reached"`` is a recall that one of the results does not
         reach, ``"measured"`` a workload or peer that one of them could not run: both 1 or 0.
     old, new
         The figures.
     verdict
-        ``"worse"`` is a regression; ``"slower on the clock"`` one of wall time on a machine that others used, where a
-        neighbour would be blamed on the code; ``"changed"`` of a figure that is neither better nor worse;
-        ``"other settings"`` what cannot be held against each other.
+        ``"worse"`` is a regression; ``"slower on the clock"`` is one of wall time on a machine that others used, and
+        may be a neighbour's fault; ``"changed"`` is of a figure that is neither better nor worse;
+        ``"other settings"`` of results that cannot be compared.
     """
 
     where: str
@@ -48,15 +48,15 @@ class Change:
 def changes(old: list[Row], new: list[Row]) -> list[Change]:
     """Return every figure that both results hold.
 
-    A change is one of the medians by more than a tenth, or by a half of times on a machine that others used, where no
-    round of one result lies within the rounds of the other; of a figure that is counted exactly, any.
+    A figure changes if its medians differ by more than a tenth (times on a machine that others used: by a half) and no
+    round of one result lies within the rounds of the other. Any difference changes a figure that is counted exactly.
     """
     quiet = not any(map(is_loaded, (*old, *new)))
     return [*_stopped(old, new), *_search_changes(old, new, quiet), *_script_changes(old, new, quiet)]
 
 
 def compare_rows(old: list[Row], new: list[Row]) -> tuple[Table, int]:
-    """Return a table of what changed, and the number of regressions."""
+    """Return a table of the changes, and the number of regressions."""
     found = changes(old, new)
     cells = change_cells(found)
     table = Table("where", "metric", "old", "new", "", title=f"{len(found)} figures in both, {len(cells)} changed")
@@ -68,14 +68,14 @@ def compare_rows(old: list[Row], new: list[Row]) -> tuple[Table, int]:
 
 
 def change_cells(found: list[Change]) -> list[list[str]]:
-    """Return where, metric, old, new and verdict of what is not the same, regressions first."""
+    """Return where, metric, old, new and verdict of each change, regressions first."""
     told = [change for change in found if change.verdict != "same"]
     told.sort(key=lambda change: change.verdict != "worse")
     return [[c.where, c.metric, number(c.old), number(c.new), c.verdict] for c in told]
 
 
 def _stopped(old: list[Row], new: list[Row]) -> list[Change]:
-    """Return what was measured once and now fails: a table without its row would hide the worst regression."""
+    """Return the tasks that were measured once and fail now: without their rows a table would hide the worst."""
     kinds = ("build", "search", "script")
     done = [row for row in old if row["kind"] in kinds]
     # A whole workload may fail where its peers had each a task.
@@ -129,7 +129,7 @@ def _search_changes(old: list[Row], new: list[Row], quiet: bool) -> list[Change]
 
 
 def _figures_at(rounds: list[Row], target: float) -> dict[str, Figure]:
-    """Return every metric at a recall with its spread over single rounds; none where it is not reached."""
+    """Return every metric at a recall with its spread over single rounds; none if the recall is not reached."""
     points, singles = curve(rounds), [curve([row]) for row in rounds]
     out = {}
     for metric, (unit, less) in METRICS.items():

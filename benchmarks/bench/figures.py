@@ -1,4 +1,4 @@
-"""What a benchmark script found, in one shape: figures to compare, curves and bars to draw.
+"""The record of a benchmark program: figures to compare, curves and bars to draw.
 
 A script of the groups ``tiers``, ``decode``, ``embedding`` and ``replay`` is a module of
 :mod:`memhier.benchmarks.workloads` with an option ``--json FILE``. It writes that file with :meth:`Record.write`::
@@ -11,11 +11,11 @@ A script of the groups ``tiers``, ``decode``, ``embedding`` and ``replay`` is a 
      "bars":    [{"title": "accuracy", "unit": "%", "bars": [{"name": "CarM", "value": 61.0, "least": 60.2,
                   "greatest": 61.5}]}],
      "scale":   "50,000 words on two cores",
-     ...whatever else the script keeps, under names of its own}
+     ...more details, under names of the script's own}
 
-``memhier bench compare`` holds figures of one name against each other, so a name says what is measured and never how
-it came out. ``memhier bench report`` draws curves and bars. ``memhier bench papers`` shows figures with a `paper`
-beside that paper's headline, and `scale` as the difference to it.
+``memhier bench compare`` compares figures of one name, so a name says the subject of a figure and never its result.
+``memhier bench report`` draws curves and bars. ``memhier bench papers`` shows figures with a `paper` beside that
+paper's headline, and `scale` as the difference to it.
 """
 
 import json
@@ -37,27 +37,27 @@ Paper = Literal["", "Zoom", "FGD", "Bagpipe", "CarM"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One number, what it counts, and how far it strayed.
+    """One number with its name, its unit and its spread.
 
     Attributes
     ----------
     name
-        What was measured, by what, at what setting; unique in its record and the same in every run.
+        Subject, way and setting of the measurement; unique in its record and the same in every run.
     value
         The median over rounds.
     unit
         Such as ``"ms"``, ``"MB/s"`` or ``"times"``.
     better
-        Whether ``"less"`` or ``"more"`` of it is better; ``"neither"`` for what only describes.
+        Whether ``"less"`` or ``"more"`` of it is better; ``"neither"`` for a description.
     least, greatest
-        Over rounds or seeds; both equal `value` where there is but one.
+        Over rounds or seeds; both equal `value` if there is only one.
     clock
-        Whether it hangs on wall time, which neighbours disturb: on a loaded machine it is no regression.
+        Whether it depends on wall time, which neighbours disturb: on a loaded machine it is no regression.
     exact
-        Whether it was counted and comes out the same in every run, such as misses of a trace: any change is one, where
-        a measured figure has to leave the old spread and change by a tenth.
+        Whether it was counted and is the same in every run, such as misses of a trace: any difference is a change. A
+        measured figure changes if it leaves the old spread and differs by a tenth.
     paper
-        The paper whose headline it answers, such as a speed-up over what the paper was compared with.
+        The paper whose headline it answers, such as a speed-up over the paper's own rival.
 
     Raises
     ------
@@ -81,7 +81,7 @@ class Figure:
     paper: Paper = ""
 
     def __post_init__(self) -> None:
-        """Refuse what could be neither compared nor drawn."""
+        """Refuse a number or a word that can be neither compared nor drawn."""
         _check_spread("figure", self.name, self.least, self.value, self.greatest)
         for argument, value, expected in (
             ("better", self.better, get_args(Better)),
@@ -117,7 +117,7 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Curves:
-    """Lines over common axes, such as miss ratios against DRAM; `x` and `y` say what is drawn, with its unit."""
+    """Lines over common axes, such as miss ratios against DRAM; `x` and `y` name the axes, with their units."""
 
     title: str
     x: str
@@ -146,7 +146,7 @@ class Bar:
     greatest: float
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be drawn."""
+        """Refuse a spread that cannot be drawn."""
         _check_spread("bar", self.name, self.least, self.value, self.greatest)
 
     @classmethod
@@ -167,7 +167,7 @@ class Bars:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All that a script found; the module's docstring shows it as JSON.
+    """The results of a script; the module's docstring shows them as JSON.
 
     Raises
     ------
@@ -193,7 +193,7 @@ class Record:
 
     @classmethod
     def read(cls, raw: dict[str, Any]) -> "Record":
-        """Return what :meth:`write` wrote; keys of the script's own are left out.
+        """Return a record that :meth:`write` wrote, without the script's own keys.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""What ``memhier bench list`` prints: a line each, or all that there is to know of those asked for."""
+"""The output of ``memhier bench list``: one line each, or the details of the names given."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +31,7 @@ def workload_lines(workloads: list[Workload]) -> Iterator[str]:
 
 
 def peer_lines(environments: Path) -> Iterator[str]:
-    """Yield a line for each adapter of search: name, version, and what a search reads."""
+    """Yield a line for each adapter of search: name, version, and the source of its reads."""
     for name in PEERS:
         peer = make_peer(name)
         try:
@@ -42,7 +42,7 @@ def peer_lines(environments: Path) -> Iterator[str]:
 
 
 def describe_workload(workload: Workload) -> Iterator[Text | Padding]:
-    """Yield what a workload is, its parameters at both sizes, and its peers with what is set for them alone."""
+    """Yield a workload's description, its parameters at both sizes, and its peers with their own parameters."""
     yield Text(workload.name, "bold") + Text(f" ({workload.group}, {workload.function})", "not bold")
     yield _under(workload.about)
     for size in ("quick", "full"):

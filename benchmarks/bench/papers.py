@@ -1,4 +1,4 @@
-"""Each paper's headline beside what was measured here, and how the scales differ."""
+"""Each paper's headline beside the figures measured here, and the difference of scale."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def measured_on(rows: list[Row]) -> str:
 
 
 def papers_rows(rows: list[Row]) -> list[tuple[str, str, str, str]]:
-    """Return paper, headline, what was measured here, and the difference of scale."""
+    """Return paper, headline, the figures measured here, and the difference of scale."""
     out = []
     for paper, (name, headline, scale) in _PAPERS.items():
         measured = _search_lines(rows) if paper == "Zoom" else []
@@ -99,8 +99,8 @@ def _search_lines(rows: list[Row]) -> list[str]:
         told = []
         for peer, rounds in peers.items():
             words = [
-                what.format(number(float(np.median(found))))
-                for metric, what in (
+                form.format(number(float(np.median(found))))
+                for metric, form in (
                     ("qps_core", "{} times its queries a CPU second"),
                     ("pages", "its reads {} times ours"),
                 )
@@ -116,14 +116,14 @@ def _search_lines(rows: list[Row]) -> list[str]:
 
 
 def _vq(rows: list[Row], rounds: list[Row], workload: str, size: str, peer: str) -> float | None:
-    """Return vectors that a KB of DRAM holds, all that the peer was found to hold counted, times queries a second."""
+    """Return vectors that a KB of DRAM holds, counting all memory of the peer, times queries a second."""
     build = [
         row
         for row in rows
         if (row["kind"], row.get("workload"), row.get("size"), row.get("peer")) == ("build", workload, size, peer)
     ]
     found = []
-    # A map read with read-ahead holds more than one without: queries are held against the memory that they took.
+    # A map holds more with read-ahead than without: queries are compared with the memory that they took.
     for ahead in {point["effort"].get("read_ahead") for row in rounds for point in row["rows"]}:
         some = [row | {"rows": [p for p in row["rows"] if p["effort"].get("read_ahead") == ahead]} for row in rounds]
         held = max(point["private_bytes"] + point["cached_bytes"] for row in some for point in row["rows"])

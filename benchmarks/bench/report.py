@@ -1,4 +1,4 @@
-"""Results as one HTML file: plots, tables, the machine, and the words to read them by."""
+"""Results as one HTML file: plots, tables, the machine, and an explanation of each."""
 
 from collections.abc import Sequence
 from html import escape
@@ -8,16 +8,13 @@ from memhier.benchmarks.bench.figures import Record
 from memhier.benchmarks.bench.papers import PAPER_TITLES, papers_rows
 from memhier.benchmarks.bench.plot import Line, bars_plot, curves_plot, line_plot
 from memhier.benchmarks.bench.results import Row
-from memhier.benchmarks.bench.summary import METRICS, TARGETS, curve, script_records, search_peers
+from memhier.benchmarks.bench.summary import METRICS, curve, script_records, search_peers
 from memhier.benchmarks.bench.tables import (
-    BUILD_TITLES,
-    FIGURE_TITLES,
-    builds_of,
     command_of,
-    figure_cells,
+    figure_sheet,
     number,
-    problem_rows,
-    search_cells,
+    problem_sheets,
+    search_sheets,
     search_sizes,
     warnings_of,
 )
@@ -33,23 +30,23 @@ figure{margin:0}figcaption{font-weight:bold;margin:.3em 0}.warn{background:#fff4
 pre{overflow-x:auto;background:#f6f6f6;padding:1em;font-size:12px;line-height:1.25}
 """
 _READING = """
-<p>Each point of a plot is one setting of a peer's search parameters; further right finds more, and the axis opens up
-towards 1. Recall@10 is by distance: an answer counts when it is as near as the true tenth neighbour. <b>Reads</b> are
+<p>Each point of a plot is one setting of a peer's search parameters. Points further right find more, and the axis opens
+up towards 1. Recall@10 is by distance: an answer counts if it is as near as the true tenth neighbour. <b>Reads</b> are
 4 KiB pages fetched from the device, as the kernel counts them for the process. <b>Queries a CPU second</b> divides by
-processor time, which neighbours disturb least, and counts a whole batch in one call where a peer offers that.
-Latencies are of single queries on the clock. All peers search with one thread, start cold and have the same budget of
-DRAM: those that bypass the page cache keep what is left of it as they like; those that fill it have pages given back,
-at random, after any query that leaves more of them than the budget allows; those that map their files are swept with
-the device's read-ahead and without. Allocations are capped by RLIMIT_DATA at the budget plus what the peer's threads
-need for stacks; what a peer really held stands in the table of builds. A batch counts where it finds as much.
-Figures at a recall are interpolated, linearly in recall, between the two settings around it.</p>
+processor time, which neighbours disturb least, and counts a whole batch in one call if a peer offers one that finds as
+much. Latencies are of single queries on the clock. All peers search with one thread, start cold and have the same
+budget of DRAM. Peers that bypass the page cache use the rest of the budget as they like. Peers that fill the page cache
+lose pages at random after any query that leaves more than the budget allows. Peers that map their files are swept with
+the device's read-ahead and without. RLIMIT_DATA caps allocations at the budget plus the stacks of the peer's threads;
+the table of builds shows the memory that a peer really held. Figures at a recall are interpolated, linearly in recall,
+between the two settings around it.</p>
 """
 _READING_SCRIPTS = """
 <p>Each of these is a program that brings its own rivals; its command line stands above its figures. A figure is the
-median over rounds, least and greatest beside it. <b>Clock</b> marks wall time, which neighbours disturb, and
-<b>counted</b> what comes out the same in every run. The line across the end of a bar is its spread. Of miss-ratio
-curves, lower is better, and Belady knows the future: no policy goes below it. Where a curve stands over DRAM, read from
-left to right what another megabyte buys.</p>
+median over rounds, with the least and the greatest beside it. <b>Clock</b> marks wall time, which neighbours disturb.
+<b>Counted</b> marks figures that are the same in every run. The line across the end of a bar is its spread. Lower
+miss-ratio curves are better; no policy goes below Belady, which knows the future. A curve over DRAM shows, from left to
+right, the gain of another megabyte.</p>
 """
 # A longer table of figures is folded up.
 _SHOWN = 30
@@ -63,11 +60,9 @@ def write_report(rows: list[Row], when: str, old: list[Row] | None = None) -> st
         cells = change_cells(changes(old, rows))
         parts.append("<h2>Changes</h2>")
         parts.append(_table(("where", "metric", "old", "new", ""), cells) if cells else "<p>None beyond noise.</p>")
-    problems = problem_rows(rows)
     if not any(row["kind"] in ("search", "script") for row in rows):
         parts.append("<p>Nothing was measured.</p>")
-    if problems:
-        parts.append("<h2>Not measured</h2>" + _table(("workload", "peer", "what", "why"), problems, "words"))
+    parts += [f"<h2>{sheet.caption}</h2>{_table(sheet.titles, sheet.rows, 'words')}" for sheet in problem_sheets(rows)]
     sizes = search_sizes(rows)
     if sizes:
         parts.append("<h2>Search</h2>" + _READING)
@@ -111,29 +106,26 @@ def _search(rows: list[Row], workload: str, size: str) -> str:
         plots.append(line_plot(lines, "recall@10", METRICS[metric][0], less_is_better=METRICS[metric][1]))
     command = f"<p><code>{escape(command_of(workload, size))}</code></p>"
     parts = [f"<h3>{escape(workload)} ({size})</h3>{command}", f'<div class="plots">{"".join(plots)}</div>']
-    titles = ("peer", *(label for label, _ in METRICS.values()))
-    for target in TARGETS:
-        cells = [[peer, *line] for peer, line in search_cells(rows, workload, size, target).items()]
-        parts.append(f"<h4>At recall@10 of {target}</h4>" + _table(titles, cells))
-    parts.append("<h4>Builds and memory</h4>" + _table(BUILD_TITLES, builds_of(rows, workload, size)))
+    sheets = search_sheets(rows, workload, size)
+    parts += [f"<h4>{sheet.caption}</h4>{_table(sheet.titles, sheet.rows)}" for sheet in sheets]
     return "".join(parts)
 
 
 def _script(row: Row, record: Record) -> str:
-    cells = figure_cells(record)
+    sheet = figure_sheet(record)
     plots = [*map(curves_plot, record.curves), *map(bars_plot, record.bars)]
     scale = f"<p>{escape(record.scale)}</p>" if record.scale else ""
     return (
         f"<h3>{escape(row['workload'])} ({row['size']})</h3>"
         f"<p><code>{escape(row['command'])}</code>, {row['wall_s']:,.0f} s</p>{scale}"
         f'<div class="plots">{"".join(plots)}</div>'
-        f"<details{' open' if len(cells) <= _SHOWN else ''}><summary>{len(cells)} figures</summary>"
-        f"{_table(FIGURE_TITLES, cells)}</details>"
+        f"<details{' open' if len(sheet.rows) <= _SHOWN else ''}><summary>{len(sheet.rows)} figures</summary>"
+        f"{_table(sheet.titles, sheet.rows)}</details>"
         f"<details><summary>What the program printed</summary><pre>{escape(row['words'])}</pre></details>"
     )
 
 
-def _table(titles: tuple[str, ...], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles)
     body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<table class="{kind}"><tr>{head}</tr>{body}</table>'

@@ -1,4 +1,4 @@
-"""Results as JSON lines: written as they come, so that a run that was interrupted goes on where it stopped."""
+"""Results as JSON lines, written one by one, so that an interrupted run goes on from the last."""
 
 import fcntl
 import json
@@ -15,7 +15,7 @@ __all__ = ["Results", "Row", "hold_alone", "read_rows"]
 Row: TypeAlias = dict[str, Any]
 
 _TASK = {"workload", "size"}
-# What a row of each kind must hold to be shown; what it is of besides may come and go with versions.
+# The keys that a row of each kind must hold to be shown; versions add and drop others.
 _NEEDED = {
     "machine": {"load", "device"},
     "state": {*_TASK, "state"},
@@ -35,7 +35,7 @@ _NEEDED_OF_EFFORT = {
 class Results:
     """A file of rows, each the outcome of one task.
 
-    A task that failed or was skipped is tried again by the next run; its later row stands for it.
+    The next run tries a failed or skipped task again; its later row replaces the earlier.
 
     Raises
     ------
@@ -55,7 +55,7 @@ class Results:
         self._path = path
         self._rows = {row["task"]: row for row in read_rows(path)} if path.exists() else {}
         if path.exists():
-            # A run that was killed may have left half a line: what follows it has to start on its own.
+            # A run that was killed may have left half a line: the next row needs a line of its own.
             _end_last_line(path)
 
     def is_done(self, task: str, settings: str = "") -> bool:
@@ -75,26 +75,26 @@ class Results:
 
 
 @contextmanager
-def hold_alone(path: Path, what: str) -> Iterator[None]:
-    """Keep other processes from holding the same file, which is made where it is missing, while the block runs.
+def hold_alone(path: Path, option: str) -> Iterator[None]:
+    """Hold a file, which is made if it is missing, against other processes while the block runs.
 
     Raises
     ------
     LockedError
-        When another process holds it; the message begins with `what` it would share.
+        When another process holds it; the message begins with `option`, which named the file.
     """
     with path.open("ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise LockedError(f"{what} {path} is in use by another run: wait for its end, or name another") from error
+            raise LockedError(f"{option} {path} is in use by another run: wait for its end, or name another") from error
         yield
 
 
 def read_rows(path: Path) -> list[Row]:
     """Return the latest row of each task in a file of results.
 
-    A row that lacks what this version shows, as it was written by another, comes back as a task that failed.
+    A row of another version that lacks a key comes back as a task that failed.
 
     Raises
     ------
@@ -111,7 +111,7 @@ def read_rows(path: Path) -> list[Row]:
             shown = line[:60].decode("utf-8", "backslashreplace")
             raise FormatError(
                 f"{path}, line {number + 1}: not a row of results: {shown!r}: without this line the rest can be read, "
-                "and a run measures again what it held"
+                "and a run measures its task again"
             )
     return list(rows.values())
 

@@ -1,4 +1,4 @@
-"""Runs workloads one after the other and writes down what came out, the machine first."""
+"""Runs workloads one after the other and records the machine, then their results."""
 
 import shutil
 import time
@@ -17,7 +17,7 @@ __all__ = ["Plan", "run"]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run and where.
+    """The workloads to run, and the folders for them.
 
     Attributes
     ----------
@@ -65,5 +65,5 @@ def run(plan: Plan, results: Results, say: Callable[[str], None]) -> None:
 
 
 def _note(results: Results, workload: Workload, size: Size, state: str) -> None:
-    """Note how far a workload came: a run that was killed says nothing, and its report would look whole."""
+    """Record the progress of a workload: without it the report of a killed run would look whole."""
     results.add(f"{workload.name}/{size}/state", kind="state", state=state, workload=workload.name, size=size)

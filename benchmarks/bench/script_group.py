@@ -1,4 +1,4 @@
-"""Workloads that are programs of their own, run as such; their figures and words are kept."""
+"""Runs the workloads that are programs of their own, and keeps their figures and output."""
 
 import json
 import shlex
@@ -22,8 +22,9 @@ _MISSING = ("no data set", "no traces at", "is not installed")
 def run_script(workload: Workload, size: Size, work: Path, environments: Path, results: Results) -> None:
     """Run a program of :mod:`memhier.benchmarks.workloads` once, unless that was done.
 
-    It runs with the interpreter of its group where ``memhier bench install`` made one for the packages that the
-    workload's parameter ``install`` lists; a rival that cannot be imported is the program's to report.
+    It runs with the interpreter of its group if ``memhier bench install`` made one for the packages in the workload's
+    parameter ``install``. The program reports a rival that it cannot import. ``--workload`` names the workload if its
+    file has a table of options.
     """
     task = f"{workload.name}/{size}"
     parameters = workload.at(size)
@@ -33,12 +34,15 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
     about = {"workload": workload.name, "size": size}
     with tempfile.TemporaryDirectory(dir=work) as scratch:
         out = Path(scratch) / "out.json"
-        options = ["--dir", scratch] if parameters.get("on_device") else []
+        options = ["--workload", workload.name] if "options" in parameters else []
+        place = ["--dir", scratch] if parameters.get("on_device") else []
         python, module = group_python(workload.group, environments), MODULES + parameters["module"]
         started = time.perf_counter()
         with Neighbours() as neighbours:
-            # What a script starts itself, threads or processes, it starts knowingly.
-            ended = run_child(python, module, [*options, *arguments, "--json", str(out)], parameters["timeout_s"])
+            # A script that starts threads or processes itself does so knowingly.
+            ended = run_child(
+                python, module, [*options, *place, *arguments, "--json", str(out)], parameters["timeout_s"]
+            )
         seconds = time.perf_counter() - started
         if ended.status is None:
             why = f"took longer than {parameters['timeout_s']:,.0f} s"
@@ -46,7 +50,7 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
             return
         if ended.status or not out.exists():
             missing = any(words in last_words(ended.complained) for words in _MISSING)
-            # These programs say so in these words when they find no data or no rival to be held against.
+            # The words of these programs for missing data and for a missing rival.
             kind, why = ("skipped", last_words(ended.complained)) if missing else ("failed", ended.why)
             results.add(task, kind=kind, stage="run", why=why, **about)
             return
@@ -56,6 +60,6 @@ def run_script(workload: Workload, size: Size, work: Path, environments: Path, r
         except ValueError as error:
             results.add(task, kind="failed", stage="figures", why=str(error), **about)
             return
-        command = shlex.join(["python", "-m", module, *arguments])
+        command = shlex.join(["python", "-m", module, *options, *arguments])
         outcome = {"figures": figures, "words": ended.said, "wall_s": seconds, "others": neighbours.cores}
         results.add(task, kind="script", settings=" ".join(arguments), command=command, **outcome, **about)

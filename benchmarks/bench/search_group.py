@@ -39,7 +39,7 @@ def run_search(
         about = {"workload": workload.name, "size": size, "stage": "data"}
         results.add(f"{workload.name}/{size}", kind="skipped", why=str(error), **about)
         return
-    # Stands in for what a run before this one may have found missing.
+    # Replaces the row of an earlier run that found the data missing.
     whole = {"vectors": data.count, "raw_bytes": data.raw_bytes, "dtype": data.dtype}
     if not results.is_done(f"{workload.name}/{size}"):
         results.add(f"{workload.name}/{size}", kind="data", workload=workload.name, size=size, **whole)
@@ -83,7 +83,7 @@ class _Data:
         self.count, self.raw_bytes, self.dtype = len(base), base.nbytes, str(base.dtype)
 
     def _make(self, name: str, count: int | None, parameters: dict[str, Any]) -> npt.NDArray[np.int64] | None:
-        """Write vectors and queries, and return the true neighbours' ids where a file of the data set has them."""
+        """Write vectors and queries, and return the true neighbours' ids if a file of the data set has them."""
         if name == "mixed":
             assert count is not None
             made = mixed(count, parameters["dimension"], seed=0)
@@ -199,7 +199,7 @@ class _Competitor:
         efforts = list(self.entry.efforts or self._peer.efforts)[:: -self._parameters["sweep_step"]][::-1]
         if self._peer.io != "mapped":
             return efforts
-        # With read-ahead a map takes fewer faults, without it fewer pages: which is better is the device's affair.
+        # With read-ahead a map takes fewer faults, without it fewer pages: the device decides which is better.
         return [effort | {"read_ahead": ahead} for ahead in (1, 0) for effort in efforts]
 
     def _job(self, parameters: dict[str, Any]) -> dict[str, Any]:

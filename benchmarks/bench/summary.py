@@ -1,4 +1,4 @@
-"""What rows of results say: medians over the rounds, figures at a given recall, and ratios pair by pair."""
+"""Summaries of rows of results: medians over the rounds, figures at a given recall, and ratios pair by pair."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from memhier.benchmarks.bench.results import Row
 __all__ = ["CLOCK", "METRICS", "TARGETS", "Point", "at_recall", "curve", "ratios", "script_records", "search_peers"]
 
 TARGETS = (0.95, 0.99)
-# Of a search row: what it is called, and whether less is better.
+# Of a search row: the label, and whether less is better.
 METRICS = {
     "pages": ("4 KiB reads a query", True),
     "cpu_ms": ("CPU ms a query", True),
@@ -21,7 +21,7 @@ METRICS = {
     "p50_ms": ("p50 ms", True),
     "p99_ms": ("p99 ms", True),
 }
-# Of these, what hangs on wall time.
+# Those that depend on wall time.
 CLOCK = ("qps_wall", "p50_ms", "p99_ms")
 # By how much the recall of a batch may fall short of that of single queries: reads that end in another order.
 _TIES = 0.005
@@ -89,10 +89,10 @@ def curve(rounds: list[Row]) -> list[Point]:
 
 
 def at_recall(points: list[Point], target: float, metric: str) -> tuple[float, str] | None:
-    """Return a metric at a recall, from the best efforts for it, and how it was found.
+    """Return a metric at a recall, from the best efforts for it, and its origin in words.
 
     Between two efforts it is interpolated, linearly in recall; below the least recall measured it is that of the
-    cheapest effort that exceeds the target. None where no effort reaches the target.
+    cheapest effort that exceeds the target. None if no effort reaches the target.
     """
     sign = 1 if METRICS[metric][1] else -1
     best: list[tuple[float, float]] = []
@@ -113,7 +113,7 @@ def at_recall(points: list[Point], target: float, metric: str) -> tuple[float, s
 
 
 def ratios(ours: list[Row], theirs: list[Row], target: float, metric: str) -> list[float]:
-    """Return how many times better we are, round by round; a round where either misses the target is left out."""
+    """Return the factors by which ours is better, of each round in which both reach the target."""
     out = []
     for mine, other in zip(ours, theirs, strict=False):
         pair = [at_recall(curve([row]), target, metric) for row in (mine, other)]
@@ -125,7 +125,7 @@ def ratios(ours: list[Row], theirs: list[Row], target: float, metric: str) -> li
 
 def _figure(row: Row, name: str) -> float:
     if name == "qps_core":
-        # A batch spares calls: it counts where a peer offers one, and finds as much in it.
+        # A batch spares calls: it counts if a peer offers one that finds as much.
         as_good = row.get("batch_recall", 0.0) >= row["recall"] - _TIES
         return 1e3 / max(1e-9, float(min(row["cpu_ms"], row["batch_cpu_ms"]) if as_good else row["cpu_ms"]))
     if name == "qps_wall":

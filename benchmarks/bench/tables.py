@@ -1,6 +1,8 @@
-"""Results as tables for the terminal."""
+"""Results as sheets of text, and as tables for the terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -10,8 +12,8 @@ from memhier.benchmarks.bench.summary import METRICS, TARGETS, at_recall, curve,
 from memhier.benchmarks.machine import is_loaded
 
 __all__ = [
-    "BUILD_TITLES", "FIGURE_TITLES", "builds_of", "command_of", "figure_cells", "machines_of", "number", "problem_rows",
-    "search_cells", "search_sizes", "tables", "warnings_of",
+    "Sheet", "builds_of", "command_of", "figure_sheet", "machines_of", "number", "problem_rows", "problem_sheets",
+    "search_sheets", "search_sizes", "tables", "warnings_of",
 ]  # fmt: skip
 
 BUILD_TITLES = (
@@ -20,30 +22,59 @@ BUILD_TITLES = (
 )  # fmt: skip
 # File systems that keep everything in DRAM.
 _IN_DRAM = ("tmpfs", "ramfs")
-FIGURE_TITLES = ("figure", "median", "least", "greatest", "unit", "better", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """A table of text."""
+
+    caption: str
+    titles: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+def search_sheets(rows: list[Row], workload: str, size: str) -> Iterator[Sheet]:
+    """Yield the figures of a search workload at each recall, then its builds."""
+    peers = {peer: curve(rounds) for peer, rounds in search_peers(rows, workload, size).items()}
+    titles = ("peer", *(label for label, _ in METRICS.values()))
+    for target in TARGETS:
+        cells = []
+        for peer, points in peers.items():
+            found = [at_recall(points, target, metric) for metric in METRICS]
+            cells.append([peer, *("not reached" if one is None else number(one[0]) for one in found)])
+        yield Sheet(f"At recall@10 of {target}: medians over rounds, interpolated between efforts", titles, cells)
+    yield Sheet("Builds and memory", BUILD_TITLES, builds_of(rows, workload, size))
+
+
+def figure_sheet(record: Record) -> Sheet:
+    """Return the figures of a script."""
+    cells = [
+        [figure.name, number(figure.value), number(figure.least), number(figure.greatest), figure.unit, figure.better,
+         "clock" if figure.clock else "counted" if figure.exact else ""]
+        for figure in record.figures
+    ]  # fmt: skip
+    return Sheet("figures", ("figure", "median", "least", "greatest", "unit", "better", ""), cells)
+
+
+def problem_sheets(rows: list[Row]) -> list[Sheet]:
+    """Return the tasks that were not measured, if there are any."""
+    problems = problem_rows(rows)
+    return [Sheet("Not measured", ("workload", "peer", "what", "why"), problems)] if problems else []
 
 
 def tables(rows: list[Row]) -> Iterator[Table]:
-    """Yield a table for each search workload at each recall, one of builds, and one of what is missing."""
-    for workload, size in search_sizes(rows):
-        for target in TARGETS:
-            table = Table(title=f"{workload} ({size}), at recall@10 {target}: medians, interpolated between efforts")
-            table.add_column("peer")
-            for label, _ in METRICS.values():
-                table.add_column(label, justify="right")
-            for peer, cells in search_cells(rows, workload, size, target).items():
-                table.add_row(peer, *cells)
-            yield table
-        table = Table(title=f"{workload} ({size}), builds and memory")
-        for title in BUILD_TITLES:
-            table.add_column(title, justify="left" if title == "peer" else "right")
-        for cells in builds_of(rows, workload, size):
-            table.add_row(*cells)
-        yield table
-    problems = problem_rows(rows)
-    if problems:
-        table = Table("workload", "peer", "what", "why", title="Not measured")
-        for cells in problems:
+    """Yield the sheets of every search workload, and of the problems, as tables."""
+    sheets = [
+        Sheet(f"{workload} ({size}). {sheet.caption}", sheet.titles, sheet.rows)
+        for workload, size in search_sizes(rows)
+        for sheet in search_sheets(rows, workload, size)
+    ]
+    for sheet in [*sheets, *problem_sheets(rows)]:
+        justify: Any = "left" if sheet.caption == "Not measured" else "right"
+        table = Table(title=sheet.caption)
+        for title in sheet.titles:
+            table.add_column(title, justify="left" if title == "peer" else justify)
+        for cells in sheet.rows:
             table.add_row(*cells)
         yield table
 
@@ -51,19 +82,6 @@ def tables(rows: list[Row]) -> Iterator[Table]:
 def search_sizes(rows: list[Row]) -> list[tuple[str, str]]:
     """Return workload and size of all search rows, each once."""
     return list(dict.fromkeys((row["workload"], row["size"]) for row in rows if row["kind"] == "search"))
-
-
-def search_cells(rows: list[Row], workload: str, size: str, target: float) -> dict[str, list[str]]:
-    """Return, for each peer, its figures at a recall as text."""
-    out = {}
-    for peer, rounds in search_peers(rows, workload, size).items():
-        points = curve(rounds)
-        cells = []
-        for metric in METRICS:
-            found = at_recall(points, target, metric)
-            cells.append("not reached" if found is None else number(found[0]))
-        out[peer] = cells
-    return out
 
 
 def builds_of(rows: list[Row], workload: str, size: str) -> list[list[str]]:
@@ -76,7 +94,7 @@ def builds_of(rows: list[Row], workload: str, size: str) -> list[list[str]]:
         count = row["vectors"]
         found = peers.get(row["peer"], [])
         if not found:
-            # Not zeros: nobody knows what it holds.
+            # Not zeros: its memory is unknown.
             out.append([*_built(row), "not searched", "", ""])
             continue
         private = max((point["private_bytes"] for search in found for point in search["rows"]), default=0)
@@ -91,15 +109,6 @@ def _built(row: Row) -> list[str]:
     return [
         row["peer"], row["version"], number(row["cpu_s"]), number(row["peak_private_bytes"] / 2**20),
         f"{row['file_bytes'] / row['raw_bytes']:.2f}", number(row["dram_bytes"] / row["vectors"]),
-    ]  # fmt: skip
-
-
-def figure_cells(record: Record) -> list[list[str]]:
-    """Return the cells of the table of a script's figures, titles not included."""
-    return [
-        [figure.name, number(figure.value), number(figure.least), number(figure.greatest), figure.unit, figure.better,
-         "clock" if figure.clock else "counted" if figure.exact else ""]
-        for figure in record.figures
     ]  # fmt: skip
 
 

@@ -1,4 +1,8 @@
-"""A workload: a TOML file that names data, parameters, budgets and peers, and the function that runs it."""
+"""A workload: a TOML file that names data, parameters, budgets and peers, and the function that runs it.
+
+A file with ``like = "sift"`` starts from ``sift.toml`` beside it: its own tables and peers go over those, key by key.
+The parameter `code_bytes` goes over that of every peer's build.
+"""
 
 import tomllib
 from dataclasses import dataclass, field
@@ -27,20 +31,20 @@ class PeerEntry:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What a workload file says.
+    """The contents of a workload file.
 
     Attributes
     ----------
     name, group, about
         Its name, one of :data:`GROUPS`, and one sentence.
     function
-        ``"search"``, or ``"script"`` for a module of :mod:`memhier.benchmarks.workloads` with a ``--json`` option.
+        ``"search"``, or ``"script"`` for a program of :mod:`memhier.benchmarks.workloads`.
     quick, full
-        Parameters at either size; they go over `parameters`.
+        Parameters at either size; they replace those of `parameters`.
     parameters
         Those of both sizes.
     peers
-        Who competes; empty where the function brings its own rivals.
+        The competitors; empty if the function brings its own rivals.
     """
 
     name: str
@@ -63,10 +67,9 @@ def load_workload(path: Path) -> Workload:
     Raises
     ------
     ValueError
-        When the file is not as described; the message names file and key.
+        When the file has another form; the message names file and key.
     """
-    with reading(path):
-        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    read = _read(path)
     known = {"name", "group", "about", "function", "quick", "full", "parameters", "peers"}
     for key in known - {"parameters", "peers"}:
         if key not in read:
@@ -75,7 +78,8 @@ def load_workload(path: Path) -> Workload:
         raise ValueError(f"{path}: unknown {sorted(set(read) - known)}: expected {sorted(known)}")
     if read["group"] not in GROUPS:
         raise ValueError(f"{path}: group={read['group']!r}: expected one of {', '.join(GROUPS)}")
-    peers = tuple(_peer(path, entry) for entry in read.get("peers", []))
+    code_bytes = {key: value for key, value in read.get("parameters", {}).items() if key == "code_bytes"}
+    peers = tuple(_peer(path, entry, code_bytes) for entry in read.get("peers", []))
     names = [peer.name for peer in peers]
     if len(set(names)) < len(names):
         raise ValueError(f"{path}: two peers of one name among {names}")
@@ -88,7 +92,26 @@ def load_workloads(folder: Path = FOLDER) -> list[Workload]:
     return sorted(found, key=lambda workload: (GROUPS.index(workload.group), workload.name))
 
 
-def _peer(path: Path, entry: dict[str, Any]) -> PeerEntry:
+def _read(path: Path) -> dict[str, Any]:
+    with reading(path):
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    if "like" not in read:
+        return read
+    base = _read(path.with_name(f"{read.pop('like')}.toml"))
+    peers = {peer["name"]: peer for peer in base.get("peers", [])}
+    for peer in read.get("peers", []):
+        peers[peer["name"]] = peers.get(peer["name"], {}) | peer
+    return _merged(base, read) | {"peers": [*peers.values()]}
+
+
+def _merged(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    both = {key: _merged(base[key], own[key]) for key in own if isinstance(own[key], dict) and key in base}
+    return base | own | both
+
+
+def _peer(path: Path, entry: dict[str, Any], code_bytes: dict[str, int]) -> PeerEntry:
+    if "code_bytes" in entry.get("build", {}):
+        entry = entry | {"build": entry["build"] | code_bytes}
     try:
         return PeerEntry(**(entry | {"efforts": tuple(entry.get("efforts", ()))}))
     except TypeError as error:

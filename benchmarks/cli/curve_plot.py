@@ -15,7 +15,7 @@ _WIDTH, _HEIGHT = 72, 14
 def draw_curves(curves: list[MissRatioCurve], row_bytes: int, dram_bytes: int) -> str:
     """Return curves as text: miss ratio upwards, DRAM on a logarithmic axis to the right, a bar at `dram_bytes`.
 
-    Where curves meet, the one named first is on top.
+    The first curve is on top of the others.
     """
     sizes = curves[0].capacities * row_bytes
     low, high = np.log(sizes[0]), max(np.log(sizes[-1]), np.log(sizes[0]) + 1)
@@ -39,7 +39,7 @@ def draw_curves(curves: list[MissRatioCurve], row_bytes: int, dram_bytes: int) -
 
 
 def _marks(curves: list[MissRatioCurve]) -> list[str]:
-    """Return a letter for each curve: its policy's first, or another one of its name where that is taken."""
+    """Return a letter for each curve: the first letter of its policy's name that is free."""
     marks: list[str] = []
     for curve in curves:
         marks.append(next(letter for letter in curve.policy.upper() + "*" if letter not in marks))
@@ -52,7 +52,7 @@ def save_curves(curves: list[MissRatioCurve], row_bytes: int, dram_bytes: int, p
     Raises
     ------
     ImportError
-        Without matplotlib, naming what to install.
+        Without matplotlib; the message names the extra to install.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

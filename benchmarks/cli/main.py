@@ -1,19 +1,26 @@
 """The ``memhier`` command. Each command is imported when it is called, so that ``memhier --help`` answers at once."""
 
+import sys
 from importlib import import_module
 
-import click
+try:
+    import click
+except ImportError:
+    sys.exit("memhier: the command needs click: pip install 'memhier[cli]'")
 
 __all__ = ["main"]
 
-# Name of the command: its module, which holds it as an attribute of the same name, and its line in --help. The line
-# stands here because taking it from the command would import the command.
+# The extra that brings a package, by the name that it is imported by.
+EXTRAS = {"rich": "cli", "tqdm": "cli", "faiss": "search", "torch": "torch"}
+
+# Each command: its module, which holds it as an attribute of the same name, and its line in --help, which stands here
+# so that --help imports no command.
 COMMANDS = {
     "demo": ("memhier.benchmarks.cli.demo.command", "Search every function of this Python installation from SSD."),
     "probe": ("memhier.benchmarks.cli.probe", "Measure the device under a path."),
-    "simulate": ("memhier.benchmarks.cli.simulate", "Say how much DRAM a trace of accesses needs."),
-    "bench": ("memhier.benchmarks.bench.command", "Measure memhier next to its rivals."),
-    "replay": ("memhier.benchmarks.cli.replay.command", "Look at, check and export a replay buffer; try its disk."),
+    "simulate": ("memhier.benchmarks.cli.simulate", "Compute how much DRAM a trace of accesses needs."),
+    "bench": ("memhier.benchmarks.bench.command", "Measure memhier beside its rivals."),
+    "replay": ("memhier.benchmarks.cli.replay.command", "Inspect, check and export a replay buffer; test its disk."),
     "index": ("memhier.benchmarks.cli.index.command", "Build, search and check a vector index on SSD."),
 }
 
@@ -27,7 +34,13 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        try:
+            command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
+        except ModuleNotFoundError as error:
+            if error.name not in EXTRAS:
+                raise
+            needed = f"memhier {cmd_name} needs {error.name}: pip install 'memhier[{EXTRAS[error.name]}]'"
+            raise click.ClickException(needed) from error
         assert isinstance(command, click.Command)
         return command
 

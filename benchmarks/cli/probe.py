@@ -1,8 +1,6 @@
-"""``memhier probe``: what the device under a path can do."""
+"""``memhier probe``: the speed of the device under a path."""
 
 import os
-import signal
-import sys
 from pathlib import Path
 
 import click
@@ -10,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from memhier.benchmarks.cli.plain_errors import words_of
+from memhier.benchmarks.cli.shell import terminable
 from memhier.budget import format_bytes
 from memhier.io.device import DeviceProfile
 from memhier.io.device import probe as probe_device
@@ -25,24 +25,20 @@ __all__ = ["probe"]
 @click.option("--seconds", type=float, default=8.0, show_default=True, help="Time to spend reading.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of the bytes and of the order of reads.")
 def probe(path: str, json_path: str | None, size: str, seconds: float, seed: int) -> None:
-    """Measure queue depth against reads per second, bandwidth and latency of the device under PATH.
+    """Measure reads per second, bandwidth and latency of the device under PATH at several queue depths.
 
-    PATH is a directory, in which a temporary file of random bytes is made and removed again, or an existing file,
-    which is only read.
+    PATH is a directory, where the command makes a temporary file of random bytes and removes it again, or an existing
+    file, which is only read.
     """
     if json_path not in (None, "-"):
         folder = Path(json_path).absolute().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise click.ClickException(f"--json {json_path}: {folder} is not a directory that can be written to")
-    # A terminated process would leave the temporary file behind; leaving by an exception removes it.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
-        with Console(stderr=True).status(f"Reading scattered pages under {escape(path)} ..."):
+        with terminable(), Console(stderr=True).status(f"Reading scattered pages under {escape(path)} ..."):
             profile = probe_device(path, size=size, seconds=seconds, seed=seed)
     except (OSError, RuntimeError, ValueError) as error:
-        raise click.ClickException(_plain(error)) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise click.ClickException(words_of(error)) from error
     if json_path == "-":
         click.echo(profile.to_json())
         return
@@ -51,14 +47,8 @@ def probe(path: str, json_path: str | None, size: str, seconds: float, seed: int
     show(profile, Console())
 
 
-def _plain(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)
-
-
 def show(profile: DeviceProfile, console: Console) -> None:
-    """Print a profile as a table, with the machine and what to know before trusting the figures below it."""
+    """Print a profile as a table, with the machine and notes on how far to trust the figures."""
     table = Table(
         title=f"Random {format_bytes(profile.page_bytes)} reads under {escape(profile.path)}", title_justify="left"
     )

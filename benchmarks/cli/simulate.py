@@ -1,4 +1,4 @@
-"""``memhier simulate``: how much DRAM a trace of accesses needs, under which policy."""
+"""``memhier simulate``: the DRAM that a trace of accesses needs under each policy."""
 
 import json
 from dataclasses import asdict
@@ -32,15 +32,15 @@ _CURVE_POINTS = 24
 @click.option("--policy", default="belady,lru", show_default=True,
               help=f"One or several of {', '.join(SIMULATED_POLICIES)}.")  # fmt: skip
 @click.option("--row-bytes", type=int, default=256, show_default=True, help="Bytes of one row.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Accesses that need their rows together.")
+@click.option("--batch", type=int, default=1, show_default=True, help="Accesses that need their rows at the same time.")
 @click.option("--lookahead", type=int, help="Batches that Belady knows ahead; all by default.")
-@click.option("--dirty", is_flag=True, help="Accesses change rows: evicted ones are written.")
+@click.option("--dirty", is_flag=True, help="Accesses change rows, so evicted rows are written.")
 @click.option("--device", help=f"{', '.join(CostModel.CLASSES)}, or a file that memhier probe --json wrote.")
-@click.option("--compute-ms", type=float, default=0.0, show_default=True, help="Computation in each batch.")
+@click.option("--compute-ms", type=float, default=0.0, show_default=True, help="Computing time of each batch.")
 @click.option(
-    "--format", "trace_format", type=click.Choice(sorted(TRACE_FORMATS)), help="Of TRACE; guessed by default."
+    "--format", "trace_format", type=click.Choice(sorted(TRACE_FORMATS)), help="Format of TRACE; guessed by default."
 )
-@click.option("--sample", type=float, help="Draw the curve from this share of the keys, and state its error.")
+@click.option("--sample", type=float, help="Draw the curve from this share of the keys, with its error.")
 @click.option("--json", "json_path", metavar="FILE", type=click.Path(dir_okay=False, writable=True, allow_dash=True),
               help="Write the result as JSON to FILE; '-' prints it in place of the table.")  # fmt: skip
 @click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Save the curve as a picture.")
@@ -61,7 +61,7 @@ def simulate(
 ) -> None:
     """Run a trace of key accesses through caches of the size of --dram, and draw misses against DRAM.
 
-    TRACE is a file of keys: one a line, .npy, or a published format (see --format); .xz and .gz are read as they are.
+    TRACE is a file of keys: one on each line, .npy, or a published format (see --format); it may end in .xz or .gz.
     """
     policies = list(dict.fromkeys(name.strip() for name in policy.split(",")))
     try:
@@ -111,7 +111,7 @@ def _curves(
 ) -> list[MissRatioCurve]:
     largest = max(capacity, len(np.unique(keys)))
     sizes = np.unique(np.rint(np.append(np.geomspace(1, largest, _CURVE_POINTS), capacity)).astype(np.int64))
-    # LFU's curve cannot be told from a sample.
+    # A sample does not give the curve of LFU.
     drawn = [name for name in policies if name in CURVE_POLICIES and not (name == "lfu" and sample is not None)]
     return [miss_ratio_curve(keys, sizes, policy=name, rate=sample) for name in drawn]
 
@@ -147,7 +147,7 @@ def _words(curves: list[MissRatioCurve], sample: float | None) -> str:
         error = np.nanmax([np.nanmax(curve.error) for curve in curves if not np.isnan(curve.error).all()], initial=0.0)
         words += (
             f" From {curves[0].sampled:,} of {curves[0].accesses:,} accesses (a sample of {sample:.2%} of the keys): "
-            f"within {error:.3f} with 95 % confidence where the sample can tell."
+            f"within {error:.3f} with 95 % confidence if the sample can tell."
         )
     return words
 
@@ -177,7 +177,7 @@ def _record(
                 "policy": curve.policy,
                 "capacities": curve.capacities.tolist(),
                 "miss_ratio": curve.miss_ratio.tolist(),
-                # JSON has no NaN: null where the sample cannot tell.
+                # JSON has no NaN: null if the sample cannot tell.
                 "error": [None if np.isnan(error) else error for error in curve.error.tolist()],
                 "sampled": curve.sampled,
                 "rate": curve.rate,

@@ -61,7 +61,7 @@ def read_blocks(path: str | os.PathLike[str], trace_format: str | None = None) -
 
 
 def guess_format(path: str | os.PathLike[str]) -> str:
-    """Return the format of a trace by what its publisher calls such files, or by its first bytes."""
+    """Return the format of a trace by its publisher's file names, or by its first bytes."""
     name = Path(path).name.lower()
     for part, known in _NAMES.items():
         if part in name:
@@ -79,7 +79,7 @@ def guess_format(path: str | os.PathLike[str]) -> str:
     raise FormatError(f"{path}: no format recognised; name it (--format), one of {', '.join(TRACE_FORMATS)}")
 
 
-# What the files of the public collections are called.
+# Parts of the file names of the public collections.
 _NAMES = {
     "scarab": "int64-be",
     "cache2k": "int32-be",

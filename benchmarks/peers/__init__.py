@@ -1,4 +1,4 @@
-"""What memhier is measured against: one short adapter a peer, and the process that runs it."""
+"""The rivals of memhier: one short adapter for each peer, and the process that runs it."""
 
 __all__ = ["PEERS"]
 

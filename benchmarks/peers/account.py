@@ -1,4 +1,4 @@
-"""What a peer uses, as the kernel counts it: CPU seconds, bytes from the device, memory, pages in the page cache."""
+"""The resources of a peer, as the kernel counts them: CPU seconds, bytes read, memory, pages in the page cache."""
 
 import ctypes
 import mmap
@@ -30,7 +30,7 @@ _Map: TypeAlias = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What this process and its children used so far, or between two moments.
+    """The resources that this process and its children used so far, or between two moments.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class PeakMemory:
     rss_bytes
         Everything resident, mapped files too.
     private_bytes
-        Without mapped files, whose pages the kernel may take back: what a machine must have.
+        Without mapped files, whose pages the kernel may take back: the memory that a machine must have.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ def memory_now() -> int:
 
 
 def cap_memory(extra: int) -> None:
-    """Let this process allocate no more than `extra` bytes beyond what it has: maps of files stay free."""
+    """Limit the allocations of this process to `extra` bytes more than it has: maps of files stay free."""
     limit = 1024 * _field(Path("/proc/self/status"), "VmData") + extra
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
@@ -118,7 +118,7 @@ class PageCache:
             return sum(_resident_pages(descriptor, 0, size) for _, descriptor, size in files) * mmap.PAGESIZE
 
     def drop(self) -> None:
-        """Give all of it back to the kernel, what this process maps too."""
+        """Give all of it back to the kernel, and the pages that this process maps."""
         maps = self._maps()
         with self._open_files() as files:
             for path, descriptor, size in files:
@@ -127,11 +127,11 @@ class PageCache:
                 _give_back(descriptor, maps.get(path, ()), 0, size)
 
     def shrink(self, allowed: int) -> None:
-        """Give back pages at random, a few neighbours at a time, where more than `allowed` bytes are resident.
+        """Give back pages at random, a few neighbours at a time, if more than `allowed` bytes are resident.
 
-        A kernel short of memory keeps more or less what is used often: without anything left, a peer that maps its
-        files would read its entry points again for every query. A quarter of `allowed` is freed beyond it, as this
-        walks over the files.
+        A kernel short of memory keeps most of the pages that are used often: with none left, a peer that maps its
+        files would read its entry points again for every query. The walk over the files frees a quarter of `allowed`
+        more than it must.
         """
         maps, excess = self._maps(), self.resident_bytes() - allowed * 3 // 4
         with self._open_files() as files:
@@ -147,16 +147,16 @@ class PageCache:
                     excess -= held * mmap.PAGESIZE
 
     def read_ahead(self, wanted: bool) -> None:
-        """Tell the kernel whether to read around a page that is missed in what this process maps of the files.
+        """Tell the kernel whether a fault in a map of the files reads the pages around it, too.
 
-        It reads as much as the device is set to, 128 KiB here, 8 MiB there; or that page alone.
+        It then reads as much as the device is set to, 128 KiB on some, 8 MiB on others; else that page alone.
         """
         for some in self._maps().values():
             for address, _, size in some:
                 _LIBC.madvise(address, size, _MADV_NORMAL if wanted else _MADV_RANDOM)
 
     def _maps(self) -> dict[str, list[_Map]]:
-        """Return what this process maps of each file."""
+        """Return the maps of each file in this process."""
         maps: dict[str, list[_Map]] = {}
         for line in Path("/proc/self/maps").read_text().splitlines():
             parts = line.split(maxsplit=5)

@@ -1,4 +1,4 @@
-"""What an adapter of a peer looks like.
+"""The interface of an adapter of a peer.
 
 Adapters run in the peer's own virtual environment, so this package imports nothing but numpy, and no adapter imports
 its peer before :meth:`SearchPeer.load` is called.
@@ -24,9 +24,9 @@ class SearchPeer(ABC):
     Attributes
     ----------
     name, package
-        What it is called here, and the distribution that its version is asked of.
+        Its name here, and the distribution that gives its version.
     install
-        What to give to ``pip install``.
+        Arguments of ``pip install``.
     io
         ``"direct"`` bypasses the page cache; ``"buffered"`` and ``"mapped"`` fill it, and are held to the budget by
         giving pages back, at random; ``"none"`` keeps everything in DRAM.
@@ -37,7 +37,7 @@ class SearchPeer(ABC):
     headroom
         Bytes of address space for stacks and arenas that the cap on memory allows beside the budget.
     traps
-        What is easily got wrong with it, and what this adapter does about that.
+        Mistakes that are easily made with it, and this adapter's way around each.
     build_parameters, efforts
         Defaults: how an index is built, and the sweep of search parameters from cheap to thorough.
     """
@@ -55,7 +55,7 @@ class SearchPeer(ABC):
 
     @abstractmethod
     def load(self) -> None:
-        """Import the library: what that costs is charged to no index."""
+        """Import the library: no index is charged for it."""
 
     @abstractmethod
     def build(self, vectors: Matrix, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
@@ -71,7 +71,7 @@ class SearchPeer(ABC):
 
     @abstractmethod
     def held_bytes(self) -> int:
-        """Return the DRAM that the open index holds by its parameters; 0 where they do not tell."""
+        """Return the DRAM that the open index holds by its parameters; 0 if they do not tell."""
 
 
 def row_blocks(vectors: Matrix, rows: int = 65_536) -> list[Matrix]:

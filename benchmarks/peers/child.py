@@ -1,4 +1,4 @@
-"""Processes that never outlive their reason: what they leave behind would disturb, or write into, the next run."""
+"""Child processes that end with their parent: one that stayed would disturb the next run, or write into it."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ ONE_THREAD = (
     "LANCE_CPU_THREADS", "NUMEXPR_NUM_THREADS",
 )  # fmt: skip
 _TAIL = 400
-# A killed parent ends nobody: the child asks for it by prctl(PR_SET_PDEATHSIG), then becomes the module it was to run.
+# A killed parent ends no child: the child asks for it by prctl(PR_SET_PDEATHSIG), then becomes the module to run.
 _BOUND = (
     f"import ctypes, runpy, sys; ctypes.CDLL(None).prctl(1, {int(signal.SIGKILL)}); sys.argv = sys.argv[1:]; "
     "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -27,7 +27,7 @@ _BOUND = (
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended: its exit status, or why it was ended, and what it said."""
+    """The end of a child: its exit status, None if it took too long, and its output."""
 
     status: int | None
     said: str
@@ -35,7 +35,7 @@ class Ended:
 
     @property
     def why(self) -> str:
-        """Return how it ended, and its last words."""
+        """Return its status in words, and its last words."""
         if self.status is None:
             return "took too long"
         how = f"ended with {self.status}"
@@ -49,7 +49,7 @@ def run_child(
 ) -> Ended:
     """Run a module with one thread for every pool, and end it, with all that it started, after `timeout_s`.
 
-    It ends with this process, too, however that ends. `more` goes over the environment.
+    The child also ends with this process, however that ends. `more` goes over the environment.
 
     Raises
     ------
@@ -69,7 +69,7 @@ def run_child(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 status = child.wait(timeout_s)
         finally:
-            # What it started and left is of no use once it has ended, and one that hangs is ended thus.
+            # Processes that it started are of no use once it has ended, and a child that hangs ends here.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
@@ -77,7 +77,7 @@ def run_child(
 
 
 def last_words(text: str) -> str:
-    """Return the end of what a process said, without the frames of a traceback before it."""
+    """Return the last lines of a process's output, without the frames of a traceback."""
     lines = [line.strip() for line in text.splitlines() if line.strip(" ^~")]
     frames = [number for number, line in enumerate(lines) if line.startswith("File ")]
     # A frame is its place and, in most cases, its line of source.

@@ -23,7 +23,7 @@ class Peer(SearchPeer):
     io = "buffered"
     headroom = 512 * 2**20
     traps = (
-        "nobody knows which refine_factor to set: swept",
+        "the best refine_factor is not known in advance: swept",
         "the cache of the index has 6 GiB unless told otherwise: set to the budget",
         "reads fill the page cache: pages beyond the budget are given back after each query",
         "a query from Python costs about 2 ms of its own; a batch is run as one query after another inside",
@@ -51,7 +51,7 @@ class Peer(SearchPeer):
             config = self._config.IvfRq(distance_type="l2", num_partitions=lists, num_bits=bits)
         table.create_index("vector", config=config)
         last = table.search(np.asarray(vectors[-1], np.float32)).with_row_id(True).bypass_vector_index().limit(1)
-        # Identical rows may stand in for each other; the place of a row is what is checked.
+        # Identical rows may stand in for each other: the check compares the vectors at a row number.
         found = int(_row_numbers(last.to_arrow()["_rowid"].to_numpy())[0])
         if not np.array_equal(vectors[found], vectors[-1]):
             raise RuntimeError(f"lancedb numbers its rows in another way: {found} is not row {count - 1}")
@@ -74,7 +74,7 @@ class Peer(SearchPeer):
         return _row_numbers(found["_rowid"].to_numpy())[None]
 
     def held_bytes(self) -> int:
-        """Return 0: its caches do not say what they hold; the resident set does."""
+        """Return 0: its caches do not tell their size; the resident set does."""
         return 0
 
 

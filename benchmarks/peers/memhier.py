@@ -40,5 +40,5 @@ class Peer(SearchPeer):
         return ids
 
     def held_bytes(self) -> int:
-        """Return what the index says it holds."""
+        """Return the memory that the index reports."""
         return int(self._index.memory_bytes)

@@ -23,12 +23,12 @@ __all__ = [
 
 _TAIL = 400
 _WORKER = "memhier.benchmarks.peers.worker"
-# What the peer's own name is where it is imported, if that is not the name of its distribution.
+# The name that a peer is imported by, if it is not the name of its distribution.
 _IMPORTED = {"faiss-cpu": "faiss", "scalable-vs": "svs"}
 
 
 class PeerError(RuntimeError):
-    """A peer is not installed, or its process failed; the message is what the report says."""
+    """A peer is not installed, or its process failed; the report shows the message."""
 
 
 def default_environments() -> Path:
@@ -68,8 +68,8 @@ def group_python(group: str, environments: Path) -> Path:
 def install_group(group: str, requirements: Sequence[str], environments: Path) -> Path:
     """Make the environment of a group's scripts, and return its interpreter.
 
-    It sees all that this one has, torch and memhier above all, and has the rivals beside it, which are installed
-    without what they depend on so that they replace none of it: a requirement names that where it is missing.
+    It sees all packages of this one, torch and memhier above all, and adds the rivals. They are installed without their
+    dependencies, so that they replace no package; a requirement names a dependency that is missing.
     """
     python = _make_environment(environments / group)
     (packages,) = (environments / group / "lib").glob("python*/site-packages")
@@ -125,7 +125,7 @@ def run_job(python: Path, job: dict[str, Any], timeout_s: float) -> dict[str, An
     """
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
-        # Only memhier itself is shared with a foreign environment: what lies beside it is of another numpy.
+        # Only memhier itself is shared with a foreign environment: the packages beside it need another numpy.
         (place / "memhier").symlink_to(Path(memhier.__file__).parent, target_is_directory=True)
         out = place / "out.json"
         (place / "job.json").write_text(json.dumps(job | {"out": str(out)}))

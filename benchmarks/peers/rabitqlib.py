@@ -12,7 +12,7 @@ __all__ = ["Peer"]
 
 
 class Peer(SearchPeer):
-    """IVF whose answers are estimates: what recall codes alone reach, where nothing is read."""
+    """IVF whose answers are estimates: the recall of codes alone, without a read."""
 
     name = "rabitqlib"
     package = "rabitqlib"

@@ -14,7 +14,7 @@ _LVQ_BITS = {"lvq8": (8, 0), "lvq4x4": (4, 4), "lvq4x8": (4, 8)}
 
 
 class Peer(SearchPeer):
-    """Vamana in DRAM; `kind` says what its vectors are kept as."""
+    """Vamana in DRAM; `kind` is the format of its vectors."""
 
     name = "svs"
     package = "scalable-vs"
@@ -54,7 +54,7 @@ class Peer(SearchPeer):
         (folder / "whole.fvecs").unlink(missing_ok=True)
 
     def open(self, folder: Path, dram_bytes: int, parameters: dict[str, Any]) -> None:
-        """Load graph and vectors; the name of the vectors' folder says what they are."""
+        """Load graph and vectors; the name of the vectors' folder is their format."""
         svs = self._library
         kind = next(path.name for path in folder.iterdir() if path.name not in ("config", "graph"))
         vectors = svs.VectorDataLoader(str(folder / kind), svs.DataType.float16)

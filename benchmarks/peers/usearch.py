@@ -23,7 +23,7 @@ class Peer(SearchPeer):
     traps = (
         "its i8 type expects data in the unit range and is lossy: never used",
         "a mapped index has no cap of its own: pages beyond the budget are given back after each query",
-        "a hop faults in what the device is set to read ahead, 128 KiB to 8 MiB: swept with that and without",
+        "a hop reads ahead as far as the device is set to, 128 KiB to 8 MiB: swept with that and without",
         "without a value for threads it uses all cores",
     )
     build_parameters: ClassVar[dict[str, Any]] = {"connectivity": 16, "expansion_add": 128}
@@ -57,5 +57,5 @@ class Peer(SearchPeer):
         return ids
 
     def held_bytes(self) -> int:
-        """Return 0: what a mapped file holds in DRAM is up to the kernel, and is charged as it is found."""
+        """Return 0: the kernel decides how much of a mapped file is in DRAM, and that is charged as it is found."""
         return 0

@@ -1,7 +1,7 @@
 """The process in which a peer builds or searches: ``python -m memhier.benchmarks.peers.worker job.json``.
 
-It runs in the peer's environment, so that nothing but numpy is imported beside the peer. Figures go to the file that
-the job names: a library that prints, or kills its process, cannot garble them.
+It runs in the peer's environment and imports nothing but numpy beside the peer. Figures go to the file that the job
+names: a library that prints, or kills its process, cannot garble them.
 """
 
 import json
@@ -27,7 +27,7 @@ def make_peer(name: str) -> SearchPeer:
 
 
 def build(job: dict[str, Any]) -> dict[str, Any]:
-    """Build an index and return what that took: CPU seconds, peak memory, bytes of its files."""
+    """Build an index and return its cost: CPU seconds, peak memory, bytes of its files."""
     peer = make_peer(job["peer"])
     peer.load()
     folder = Path(job["folder"])
@@ -81,7 +81,7 @@ def search(job: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Searcher(Protocol):
-    """An open index that can be asked."""
+    """An open index."""
 
     @property
     def io(self) -> str:
@@ -92,7 +92,7 @@ class _Searcher(Protocol):
 
 
 class _Nothing:
-    """An index without vectors: measuring its queries takes the memory that measuring takes."""
+    """An index without vectors: its queries take the memory of the measurement alone."""
 
     io = "direct"
 
@@ -151,7 +151,7 @@ def _batch(peer: SearchPeer, queries: Matrix, effort: Effort, cache: PageCache, 
 
 
 def _whole(ids: Matrix, k: int) -> Matrix:
-    """Return ids ``[q, k]``: fewer answers than were asked for leave answers that count for nothing."""
+    """Return ids ``[q, k]``: missing answers become -1, which counts for nothing."""
     return np.pad(np.asarray(ids, np.int64), ((0, 0), (0, k - ids.shape[1])), constant_values=-1)
 
 

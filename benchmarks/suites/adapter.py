@@ -1,4 +1,4 @@
-"""What both suites ask of an algorithm, of a :class:`memhier.ann.ZoomIndex`."""
+"""The methods that both suites call, on a :class:`memhier.ann.ZoomIndex`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ _METRICS = {"euclidean": "l2", "angular": "cosine", "ip": "ip"}
 
 
 class SuiteAdapter:
-    """An index with the methods of a suite's ``BaseANN`` that do not depend on where its vectors come from.
+    """An index with the methods of a suite's ``BaseANN`` that do not depend on the source of its vectors.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class SuiteAdapter:
         return 0.0 if self._index is None else self._index.memory_bytes / 1024
 
     def get_additional(self) -> dict[str, float]:
-        """Return what the suites plot beside recall: pages of 4 KiB read from SSD for each query."""
+        """Return the figure that the suites plot beside recall: pages of 4 KiB read from SSD for each query."""
         return {"mean_ssd_ios": self._pages / self._asked} if self._asked else {}
 
     def done(self) -> None:

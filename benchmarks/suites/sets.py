@@ -1,7 +1,7 @@
 """The suites' data sets, read from where the suites themselves put them.
 
 ``ann-benchmarks`` and ``big-ann`` below the folder of data sets are the ``data`` folders of the two suites: a symbolic
-link is enough. Nothing is downloaded: what is missing is named, with the address that the suite has it from.
+link is enough. Nothing is downloaded: an error names a missing file and the address that the suite has it from.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ _BIN_DTYPES = {".u8bin": np.uint8, ".i8bin": np.int8, ".fbin": np.float32}
 
 @dataclass(frozen=True, slots=True)
 class SuiteSet:
-    """Where a data set lies.
+    """The place of a data set.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class SuiteSet:
     angular
         Whether vectors are compared by angle: they are given at unit length, where L2 ranks them the same.
     source
-        Where the suite downloads it from.
+        The address that the suite downloads it from.
     """
 
     base: str

@@ -11,8 +11,8 @@ from click.testing import CliRunner
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
-from memhier.benchmarks.workloads.search.declared import main, make_set
-from memhier.benchmarks.workloads.search.filters import make_labelled
+from memhier.benchmarks.workloads.search.recall import main
+from memhier.benchmarks.workloads.search.sets import make_labelled, make_set
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
 RECALLS = (0.8, 0.9, 0.95, 0.99)

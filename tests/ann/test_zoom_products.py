@@ -7,7 +7,7 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.exact import exact_neighbours, id_recall
-from memhier.benchmarks.workloads.search.product_data import LOGS, log_factors, made_factors
+from memhier.benchmarks.workloads.search.sets import LOGS, log_factors, made_factors
 
 # At k = 100 more candidates may be needed than are kept.
 pytestmark = pytest.mark.filterwarnings("ignore:calibration found")

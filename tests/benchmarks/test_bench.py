@@ -1,4 +1,4 @@
-"""``memhier bench`` from workload files to report: resumes, reports what is missing, compares, and keeps to itself."""
+"""``memhier bench`` from workload files to the report: it resumes, names missing parts, compares, shares no file."""
 
 import json
 from dataclasses import asdict, replace
@@ -125,33 +125,33 @@ def test_missing_data_are_skipped_with_words(tmp_path: Path, monkeypatch: pytest
     skipped = [row for row in rows if row["kind"] == "skipped"]
     assert len(skipped) == 1
     assert "nowhere" in skipped[0]["why"]
-    script = Workload("planner", "tiers", "", "script", {}, {}, {"module": "planner", "timeout_s": 600}, ())
+    script = Workload("traces", "tiers", "", "script", {}, {}, {"module": "tiers.policies", "timeout_s": 600}, ())
     rows = run_small(tmp_path, script)
-    assert [cells[2] for cells in problem_rows(rows) if cells[0] == "planner"] == ["skipped (run)"]
+    assert [cells[2] for cells in problem_rows(rows) if cells[0] == "traces"] == ["skipped (run)"]
 
 
 def test_the_folder_of_data_is_named_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMHIER_DATA", str(tmp_path / "elsewhere"))  # and set back after --data changed it
     place = ["--results", str(tmp_path / "r.jsonl"), "--work", str(tmp_path / "work"), "--envs", str(tmp_path)]
-    words = ["run", "tiers-planner", "search-sift1m", "--data", str(tmp_path / "named"), *place]
+    words = ["run", "tiers-policies", "search-sift1m", "--data", str(tmp_path / "named"), *place]
     told = CliRunner().invoke(command.bench, words, catch_exceptions=False)
     assert told.exit_code == 0
     problems = problem_rows(read_rows(tmp_path / "r.jsonl"))
-    assert {name for name, _, _, _ in problems} == {"tiers-planner", "search-sift1m"}
+    assert {name for name, _, _, _ in problems} == {"tiers-policies", "search-sift1m"}
     for _, _, what, why in problems:
         assert what.startswith("skipped")
         assert str(tmp_path / "named") in why
 
 
 def test_a_script_keeps_its_figures_and_words(tmp_path: Path) -> None:
-    sizes = ["--ids", " 300", "--slots", "50", "--universe", "1000", "--rounds", "2"]
-    parameters = {"module": "slot_map", "arguments": sizes, "timeout_s": 600}
-    row = run_small(tmp_path, Workload("slots", "tiers", "", "script", {}, {}, parameters, ()))[-1]
+    sizes = ["--rows", " 3000", "--batch", "64", "--batches", "3", "--rounds", "2", "--dram", "8MiB"]
+    parameters = {"module": "tiers.tiered", "arguments": sizes, "timeout_s": 600, "on_device": True}
+    row = run_small(tmp_path, Workload("gather", "tiers", "", "script", {}, {}, parameters, ()))[-1]
     assert row["kind"] == "script"
-    assert "300 ids" in row["words"]
-    assert "results" in row["figures"]
+    assert "seconds a batch, every turn" in row["words"]
+    assert len(row["figures"]["turns"]) == 12  # two kinds of computing, three ways, two rounds
     assert str(tmp_path) not in row["command"]
-    assert "slot_map --ids ' 300' --slots" in row["command"]  # to be pasted into a shell
+    assert "tiers.tiered --rows ' 3000' --batch" in row["command"]  # to be pasted into a shell
 
 
 def test_every_workload_file_is_one() -> None:
@@ -165,7 +165,7 @@ def test_every_workload_file_is_one() -> None:
             parameters = load.at(size)
             assert parameters["timeout_s"] > 0
             if load.function == "script":
-                assert (FOLDER / f"{parameters['module']}.py").is_file()
+                assert (FOLDER / f"{parameters['module'].replace('.', '/')}.py").is_file()
             else:
                 assert set(SMALL) - {"dimension", "vectors"} <= set(parameters)
 
@@ -186,6 +186,25 @@ def test_a_bad_workload_file_is_named(tmp_path: Path, text: str, words: str) -> 
     path.write_text(text.replace("{whole}", whole))
     with pytest.raises(ValueError, match=words):
         load_workload(path)
+
+
+def test_a_workload_file_starts_from_another(tmp_path: Path) -> None:
+    (tmp_path / "first.toml").write_text(
+        "name='first'\ngroup='search'\nabout=''\nfunction='search'\nquick={a=1, b=2}\nfull={}\nparameters={k=10}\n"
+        "[[peers]]\nname='p'\nadapter='diskann'\nbuild={code_bytes=32, R=64}\n[[peers]]\nname='q'\nadapter='usearch'\n"
+    )
+    (tmp_path / "second.toml").write_text(
+        "name='second'\nlike='first'\n[quick]\nb=3\n[parameters]\ncode_bytes=56\n[[peers]]\nname='q'\nefforts=[{e=1}]\n"
+    )
+    second = load_workload(tmp_path / "second.toml")
+    assert (second.name, second.group, second.at("quick")["a"], second.at("quick")["b"]) == ("second", "search", 1, 3)
+    assert second.at("full")["k"] == 10
+    builds = {peer.name: (peer.adapter, peer.build, peer.efforts) for peer in second.peers}
+    assert builds == {"p": ("diskann", {"code_bytes": 56, "R": 64}, ()), "q": ("usearch", {}, ({"e": 1},))}
+    assert load_workload(tmp_path / "first.toml").peers[0].build == {"code_bytes": 32, "R": 64}
+    (tmp_path / "second.toml").write_text("name='second'\nlike='third'\n")
+    with pytest.raises(FileNotFoundError, match=r"third\.toml"):
+        load_workload(tmp_path / "second.toml")
 
 
 def search_row(peer: str, turn: int, points: list[tuple[float, float]], **fixed: float) -> Row:
@@ -409,10 +428,10 @@ def test_the_command(tmp_path: Path) -> None:
     told = invoke(command.bench, ["list", "diskann", "search-sift", *place], catch_exceptions=False).output
     assert "no counter of reads" in told
     assert "dram_share 0.8" in told
-    assert "tiers-planner" not in told
+    assert "tiers-policies" not in told
     told = invoke(command.bench, ["list", "--verbose", *place], catch_exceptions=False).output
     assert "no counter of reads" in told
-    assert "module planner" in told
+    assert "module tiers.policies" in told
     assert "there is no workload 'x'" in invoke(command.bench, ["run", "x"]).output
     assert "no workload is of this group" in invoke(command.bench, ["run", "--group", "x"]).output
     assert "tiers ask for no other packages" in invoke(command.bench, ["install", "tiers"]).output

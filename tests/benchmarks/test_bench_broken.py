@@ -354,7 +354,7 @@ def test_two_runs_do_not_share_a_file_or_a_folder(tmp_path: Path) -> None:
         (["run", "--work", "/dev/null/x"], "Not a directory"),
         (["run", "search-mixd"], "there is no workload 'search-mixd': expected one of"),
         (["run", "search-mixed", "--group", "tiers"], "none of search-mixed is of the group tiers"),
-        (["run", "tiers-planner", "--peer", "diskann"], "--peer diskann: no workload asked for has it"),
+        (["run", "tiers-policies", "--peer", "diskann"], "--peer diskann: no workload asked for has it"),
         (["list", "diskan"], "there is no workload or peer 'diskan'"),
         (["report", "empty.jsonl", "--out", "no/such/r.html"], "its folder is missing"),
         (["report", "random.jsonl"], "random.jsonl, line 1: not a row of results"),

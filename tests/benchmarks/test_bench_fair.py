@@ -1,4 +1,4 @@
-"""What keeps a comparison fair: what is charged, what counts, what is never mixed, and who disturbed it."""
+"""Fair comparisons: the charges, the figures that count, the rows that never mix, and the load of neighbours."""
 
 import json
 import mmap

@@ -1,4 +1,4 @@
-"""What a script found: what is refused, and that what was written is read."""
+"""Records of figures: bad numbers are refused, and a written record is read."""
 
 import json
 import math

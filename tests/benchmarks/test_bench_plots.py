@@ -1,4 +1,4 @@
-"""Plots: what stands where, and that axes hold their numbers."""
+"""Plots: the places of bars and points, and axes that hold their numbers."""
 
 import re
 

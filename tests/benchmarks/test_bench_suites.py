@@ -1,4 +1,4 @@
-"""Adapters for the suites of others, held to what their runners call, and their data sets."""
+"""Adapters for the suites of others, with the methods that their runners call, and their data sets."""
 
 import ast
 import inspect

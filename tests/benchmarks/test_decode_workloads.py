@@ -1,4 +1,4 @@
-"""What the decoder's workloads rely on: the clock, precision, beams, the trained model's steps, training itself."""
+"""Parts of the decoder's workloads: the clock, precision, beams, the trained model's steps."""
 
 from itertools import groupby, product
 
@@ -8,13 +8,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from memhier.benchmarks.decode.beams import beam_search  # noqa: E402
-from memhier.benchmarks.decode.clock import OtherWork, Way, measure, precision  # noqa: E402
-from memhier.benchmarks.decode.kept import kept_index  # noqa: E402
-from memhier.benchmarks.decode.layers import TrainedLayer  # noqa: E402
-from memhier.benchmarks.decode.ptb import Lstm  # noqa: E402
-from memhier.benchmarks.models.code import read_sources  # noqa: E402
-from memhier.benchmarks.models.train import LstmModel, train  # noqa: E402
+from memhier.benchmarks.workloads.decode.beams import beam_search  # noqa: E402
+from memhier.benchmarks.workloads.decode.clock import OtherWork, Way, measure, precision  # noqa: E402
+from memhier.benchmarks.workloads.decode.kept import kept_index  # noqa: E402
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer  # noqa: E402
+from memhier.benchmarks.workloads.decode.ptb import Lstm  # noqa: E402
 
 
 def make_lstm(words=7, dimension=3):
@@ -80,27 +78,6 @@ def test_wide_beams_find_the_likeliest_text():
         states, _ = model.read(np.array([2, *candidate]))
         every.append((float(log_probs(model, states)[np.arange(3), candidate].sum()), list(candidate)))
     assert (score, text) == (pytest.approx(max(every)[0], abs=1e-5), max(every)[1])
-
-
-def test_training_learns_what_follows():
-    torch.set_num_threads(1)
-    tokens = np.tile(np.arange(50), 40)
-    model = LstmModel(50, 16)
-    losses = train(model, tokens, 50, steps=60)
-    assert np.mean(losses[-5:]) < 0.7 * losses[0]
-
-
-def test_sources_are_numbered_by_frequency(tmp_path):
-    for number in range(9):
-        (tmp_path / f"{number}.py").write_text(f"a = b{number}(a, 1)\nb{number} = c{number % 3}\n" * (number + 1))
-    tokens = read_sources(12, folders=(tmp_path,))
-    np.testing.assert_array_equal(tokens, read_sources(12, folders=(tmp_path,)))
-    counts = np.bincount(tokens)
-    assert len(counts) == 12
-    assert (np.diff(counts) <= 0).all()
-    assert not np.array_equal(tokens, read_sources(12, seed=1, folders=(tmp_path,)))
-    with pytest.raises(ValueError, match="9 files of Python sources have 18 words: expected at least 20"):
-        read_sources(20, folders=(tmp_path,))
 
 
 def test_an_index_is_built_once_for_a_layer(monkeypatch, tmp_path):

@@ -1,4 +1,4 @@
-"""What the demo reads out of source files: definitions, positions, and a first sentence that is truly gone."""
+"""The definitions that the demo reads from source files: their positions, and a first sentence that is gone."""
 
 import ast
 import codecs

@@ -1,4 +1,4 @@
-"""``memhier index add``, ``remove``, ``compact`` and ``search --where``: what they change, and what they leave."""
+"""``memhier index add``, ``remove``, ``compact`` and ``search --where``: the changes they make, and no others."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``memhier index``: what it builds, finds and says, and how it fails."""
+"""``memhier index``: its builds, answers, output and errors."""
 
 import json
 import os

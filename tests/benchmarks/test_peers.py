@@ -1,4 +1,4 @@
-"""Adapters and the process that runs them: their shape, what they are charged, and how they fail."""
+"""Adapters and the process that runs them: their shape, their charges, and their failures."""
 
 import mmap
 import os

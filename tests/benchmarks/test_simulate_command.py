@@ -1,4 +1,4 @@
-"""``memhier simulate`` and the traces it reads: every format, what it prints, and its words for what is wrong."""
+"""``memhier simulate`` and the traces it reads: every format, its output, and its errors."""
 
 import gzip
 import io

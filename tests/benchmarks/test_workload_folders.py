@@ -2,30 +2,43 @@
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from memhier.benchmarks.bench.workload import FOLDER
+from memhier.benchmarks.bench.workload import FOLDER, load_workloads
 
 NAMES = sorted(
     ".".join(path.relative_to(FOLDER).with_suffix("").parts)
     for path in FOLDER.rglob("*.py")
-    if '"--dir"' in path.read_text() or "folder_option" in path.read_text()
+    if "\n@workload\n" in path.read_text()
 )
 
 
-def command_of(name: str) -> Any:
-    """Return the command of a script, None where it has none."""
-    module = import_module(f"memhier.benchmarks.workloads.{name}")
-    commands = [found for found in vars(module).values() if isinstance(found, click.Command)]
-    return commands[0] if commands else None
+def command_of(name: str) -> click.Command:
+    """Return the command of a workload."""
+    found = import_module(f"memhier.benchmarks.workloads.{name}").main
+    assert isinstance(found, click.Command)
+    return found
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "options"])
+def takes_folder(name: str) -> bool:
+    return any(option.name == "folder" for option in command_of(name).params)
+
+
+def test_every_workload_is_among_them() -> None:
+    wanted = {load.parameters["module"] for load in load_workloads() if load.function == "script"}
+    assert wanted == set(NAMES)
+    for load in load_workloads():
+        if load.function == "script":
+            assert takes_folder(load.parameters["module"]) == load.parameters.get("on_device", False), load.name
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_folder_that_is_not_there(name: str, tmp_path: Path) -> None:
+    if not takes_folder(name):
+        pytest.skip("it keeps no files")
     for place in (tmp_path / "missing", tmp_path / "file"):
         (tmp_path / "file").touch()
         result = CliRunner().invoke(command_of(name), ["--dir", str(place)])

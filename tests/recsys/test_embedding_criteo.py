@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memhier.benchmarks.workloads.embedding.common import DLRM, criteo_dac
+from memhier.benchmarks.datasets import criteo_dac
+from memhier.benchmarks.workloads.embedding.common import DLRM
 from memhier.policies import Belady
 from memhier.recsys import SGD, Adagrad, Adam, EmbeddingBagCollection, EmbeddingBagConfig, lookahead
 

@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
-import sys
 from pathlib import Path
 
 import click
@@ -16,6 +14,8 @@ from memhier.benchmarks.cli.demo.report import print_answers, print_next_steps, 
 from memhier.benchmarks.cli.demo.run import Asked, answer, build, measure, up_to_date
 from memhier.benchmarks.cli.demo.stages import Stages
 from memhier.benchmarks.cli.demo.text import weigh_query
+from memhier.benchmarks.cli.plain_errors import words_of
+from memhier.benchmarks.cli.shell import terminable
 from memhier.budget import parse_bytes
 from memhier.errors import MemhierError
 
@@ -24,14 +24,14 @@ __all__ = ["demo"]
 
 @click.command()
 @click.option("--query", metavar="TEXT", help="Print the ten functions nearest to a few plain words; builds the demo "
-              "first when there is none, or when packages have changed.")  # fmt: skip
+              "first if it is missing or packages have changed.")  # fmt: skip
 @click.option("--dir", "folder", type=click.Path(path_type=Path), default=None,
               help="Where to build.  [default: memhier-demo in the user's cache directory]")  # fmt: skip
 @click.option("--dram", metavar="SIZE", help="DRAM of the open index, such as 8MiB.  [default: a tenth of the vectors]")
 @click.option("--limit", type=click.IntRange(min=10), help="Index this many functions at most.  [default: all]")
 @click.option("--seed", type=click.IntRange(min=0, max=2**31 - 1), help="Seed of every random choice.  [default: 0]")
 @click.option("--json", "json_path", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
-              help="Also write everything measured, or found by the query, to FILE as JSON.")  # fmt: skip
+              help="Also write all figures, or the answers to the query, to FILE as JSON.")  # fmt: skip
 def demo(
     query: str | None,
     folder: Path | None,
@@ -42,26 +42,23 @@ def demo(
 ) -> None:
     """Index every function of this Python installation and search it from SSD.
 
-    Reads the standard library and the installed packages, holds out the first sentence of each docstring, makes a
-    vector of the rest, and builds an index with a tenth of the vectors' size in DRAM. Half of the sentences tune the
-    index, the others then search for their own functions. Takes a minute or two; nothing is downloaded and nothing
-    that is read is run.
+    The demo reads the standard library and the installed packages, holds out the first sentence of each docstring,
+    makes a vector of the rest, and builds an index with a tenth of the vectors' size in DRAM. Half of the sentences
+    tune the index; the others then search for their own functions. The demo takes a minute or two. It downloads nothing
+    and runs none of the code that it reads.
     """
-    # A terminated build would leave its half-written files until the next one; leaving by an exception removes them.
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         if json_path is not None:
             _check_writable(json_path)
         asked = Asked(seed, limit, None if dram is None else parse_bytes(dram, "--dram"))
         place = Place(folder or default_folder())
-        if query is None:
-            _run(place, asked, json_path)
-        else:
-            _ask(place, asked, query, json_path)
+        with terminable():
+            if query is None:
+                _run(place, asked, json_path)
+            else:
+                _ask(place, asked, query, json_path)
     except (MemhierError, OSError, ValueError) as error:
-        raise click.ClickException(_plain(error)) from error
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        raise click.ClickException(words_of(error)) from error
 
 
 def _run(place: Place, asked: Asked, json_path: Path | None) -> None:
@@ -105,9 +102,3 @@ def _check_writable(path: Path) -> None:
     parent = path.absolute().parent
     if not parent.is_dir() or not os.access(path if path.exists() else parent, os.W_OK):
         raise ValueError(f"--json {path}: cannot be written; name a file in a directory that exists and is writable")
-
-
-def _plain(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error)

@@ -1,11 +1,11 @@
-"""The functions of an installation on disk: what to print about each, and its words with their weights.
+"""The functions of an installation on disk: the listing of each, and its words with their weights.
 
 Six files, written front to back while the sources are read, so that memory holds the vocabulary, a digest for each
 function seen and nothing else that grows:
 
 ``functions.jsonl``  one object a line: name, signature, path, line, sentence
-``lines.i64``        where each line starts, and the end of the file
-``counts.i64``       where each function's words start in the next two, and their end
+``lines.i64``        the start of each line, and the end of the file
+``counts.i64``       the start of each function's words in the next two, and their end
 ``words.i32``        numbers of words
 ``weights.f32``      their weights
 ``vocabulary.json``  the words in the order of their numbers, and in how many functions each stands
@@ -31,7 +31,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class Listing(NamedTuple):
-    """What is printed about a function. `sentence` is the first of its docstring, which the index never saw."""
+    """The printed facts of a function. `sentence` is the first of its docstring, which the index never saw."""
 
     name: str
     signature: str
@@ -58,7 +58,7 @@ class ReadFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CorpusFacts:
-    """What was read, and what was left out.
+    """Counts of the sources that were read and left out.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ def _digest(function: Function) -> bytes:
 
 
 def write_corpus(folder: Path, results: Iterable[list[ReadFile] | None], limit: int | None) -> CorpusFacts:
-    """Write what was read to `folder` and return what it is.
+    """Write the functions to `folder` and return counts of them.
 
     Parameters
     ----------
@@ -185,13 +185,13 @@ class Corpus:
         )
 
     def listing(self, row: int) -> Listing:
-        """Return what to print about the function at `row`."""
+        """Return the listing of the function at `row`."""
         with open(self._listings, "rb") as file:
             file.seek(int(self._lines[row]))
             return Listing(**json.loads(file.readline()))
 
     def listings(self) -> Iterator[Listing]:
-        """Yield what to print about each function, in order."""
+        """Yield the listing of each function, in order."""
         with open(self._listings, "rb") as file:
             for line in file:
                 yield Listing(**json.loads(line))

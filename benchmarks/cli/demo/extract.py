@@ -17,7 +17,7 @@ __all__ = ["Function", "extract", "split_first_sentence"]
 Definition: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
-# Generated tables run to megabytes in one function; what a function is about stands near its top.
+# Generated tables run to megabytes in one function; the purpose of a function stands near its top.
 CODE_CHARS_MAX = 4000
 SIGNATURE_CHARS_MAX = 400
 
@@ -34,9 +34,9 @@ class Function:
     name
         Dotted name from the module down, such as ``json.decoder.JSONDecoder.decode``.
     signature
-        What stands between the decorators and the body, on one line.
+        The text between the decorators and the body, on one line.
     path, line
-        Where the definition starts; lines count from 1.
+        The place of the definition; lines count from 1.
     sentence
         The first sentence of the docstring, held out: neither `documentation` nor `code` contains it. Empty without
         a docstring.

@@ -1,4 +1,4 @@
-"""What the demo measures: is the recall that was declared kept, and what does a query cost?"""
+"""The measurements of the demo: does the index keep the declared recall, and at what cost of a query?"""
 
 import hashlib
 import time
@@ -36,7 +36,7 @@ class Truth:
     queries
         float32 ``[q, 256]``.
     ids, distances
-        ``[q, 10]``: what exact search finds.
+        ``[q, 10]``: the answers of exact search.
     """
 
     rows: Ints
@@ -55,7 +55,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """A declared recall, what was found, and what a query costs when queries come one at a time.
+    """A declared recall, the recall found, and the cost of a query, asked one at a time.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Cost:
     scanned
         Codes compared for a query, on average.
     calibrated
-        Whether the index knows what the recall declared takes.
+        Whether the index is calibrated for the declared recall.
     """
 
     declared: float
@@ -113,11 +113,11 @@ def share_found(rows: Ints, ids: Ints) -> float:
 def measure_costs(
     settings: Sequence[tuple[ZoomIndex, float]], truth: Truth, done: Callable[[], object] = lambda: None
 ) -> list[Cost]:
-    """Search for the queries one at a time, in each index with the recall declared, and return what that cost.
+    """Search for the queries one at a time, in each index with the declared recall, and return the costs.
 
     The settings take turns query by query, so that a neighbour's burst of work hits all of them alike. They are at
-    different queries at any time, so that none reads what another has just brought into a device's cache. `done` is
-    called after each search.
+    different queries at any time, so that none reads a page that another has just brought into a device's cache. `done`
+    is called after each search.
     """
     queries = len(truth.queries)
     tallies = [_Tally(index, declared, queries) for index, declared in settings]
@@ -130,7 +130,7 @@ def measure_costs(
 
 
 class _Tally:
-    """What was found in one index with one declared recall, and what it cost."""
+    """The answers of one index at one declared recall, and their cost."""
 
     def __init__(self, index: ZoomIndex, declared: float, queries: int) -> None:
         self._index, self._declared = index, declared

@@ -1,4 +1,4 @@
-"""Where the demo keeps what it built, so that one that was killed half way leaves nothing that looks finished.
+"""The folder of a demo: one that was killed half way leaves nothing that looks finished.
 
 ``current/`` holds the last demo that was built to its end; ``building/`` the one being built, which takes its name in
 the last step. A lock keeps two builds apart.
@@ -30,14 +30,14 @@ def default_folder() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """What a demo was built from.
+    """The sources and settings of a built demo.
 
     Attributes
     ----------
     fingerprint
         Of the source files, see :func:`memhier.benchmarks.cli.demo.sources.fingerprint`.
     seed, limit, dram
-        As asked for: None for no limit, or the default budget.
+        As the user set them: None for no limit, or the default budget.
     version
         Of the files.
     """
@@ -78,7 +78,7 @@ class Place:
         return self.folder / "building"
 
     def built(self) -> Built | None:
-        """Return what the current demo was built from, or None when there is none of this version."""
+        """Return the sources of the current demo, or None when there is none of this version."""
         try:
             about = json.loads((self.current / "built.json").read_text())
             return Built(**about) if about["version"] == VERSION else None

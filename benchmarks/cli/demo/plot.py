@@ -1,4 +1,4 @@
-"""The picture of the demo: what was found against what was read for it."""
+"""The picture of the demo: recall against reads."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -109,7 +109,7 @@ class Projection:
 
     def _word_vectors(self, words: list[str]) -> Floats:
         frequency = np.array([self._frequency.get(word, self._unseen) for word in words], np.float32)
-        # In blocks: the sketch of a whole vocabulary is twice the size of what is kept.
+        # In blocks: the sketch of a whole vocabulary is twice the size of the projected vectors.
         blocks = range(0, len(words), 4096)
         vectors = [hash_words(words[i : i + 4096], SKETCH, self._seed) @ self._basis for i in blocks]
         projected: Floats = np.concatenate(vectors) * frequency[:, None]

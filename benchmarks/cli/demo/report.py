@@ -1,4 +1,4 @@
-"""What the demo prints: the table of its figures, what to try next, and the answers to a query."""
+"""The output of the demo: the table of its figures, commands to try next, and the answers to a query."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ __all__ = ["print_answers", "print_next_steps", "print_report"]
 
 
 def print_report(console: Console, report: Report) -> None:
-    """Print the figures: what was built, then the index before and after it was tuned, then where the time went."""
+    """Print the figures: of the build, of the index before and after it was tuned, and the seconds of each stage."""
     console.print(_built(report))
     console.print(_costs(report))
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.seconds.items())
@@ -66,13 +66,13 @@ def _declared(cost: Cost) -> str:
 
 
 def print_next_steps(console: Console, report: Report) -> None:
-    """Print what to try next."""
+    """Print commands to try next."""
     console.out("\nTry next:", highlight=False)
     for line in (
         'memhier demo --query "parse a date from text"',
         f"memhier demo --dram {format_bytes(report.index['memory_bytes'] * 3 // 4).replace(' ', '')}"
         "    (less memory: shorter codes, more reads for the same recall)",
-        f"memhier probe {report.path}    (what this device can do)",
+        f"memhier probe {report.path}    (the speed of this device)",
     ):
         console.out(f"  {line}", highlight=False)
 

@@ -27,14 +27,14 @@ __all__ = ["Answer", "Asked", "Report", "answer", "build", "measure", "up_to_dat
 
 T = TypeVar("T")
 
-BUDGET_SHARE = 10  # the index gets a tenth of what the raw vectors take
+BUDGET_SHARE = 10  # the index gets a tenth of the size of the raw vectors
 BUDGET_STEP = 64 << 10
 QUERIES_MIN = 128  # half of them tune the index, which takes 64
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the user asked for; None where nothing was said.
+    """The user's options; None for the default.
 
     Attributes
     ----------
@@ -53,12 +53,12 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything the demo found out, ready for JSON by :func:`dataclasses.asdict`.
+    """All results of the demo, ready for JSON by :func:`dataclasses.asdict`.
 
     Attributes
     ----------
     corpus
-        What was read.
+        The facts about the sources.
     tuning, queries
         Number of held-out sentences that the index was tuned with, and of those that were then used as queries.
     found_exact
@@ -74,7 +74,7 @@ class Report:
     path
         Folder of the built demo.
     machine
-        What the figures were measured on.
+        The machine that the figures were measured on.
     """
 
     corpus: CorpusFacts
@@ -98,7 +98,7 @@ class Answer:
 
 
 def up_to_date(place: Place, asked: Asked) -> bool:
-    """Return whether the current demo is of these packages and of all that was asked for."""
+    """Return whether the current demo has the sources of today and the user's options."""
     built = place.built()
     if built is None or built.fingerprint != fingerprint(source_files(installed_roots())):
         return False
@@ -177,7 +177,7 @@ def _build_index(folder: Path, dram: int | None, seed: int) -> None:
 def measure(place: Place, facts: CorpusFacts, asked: Asked, stages: Stages) -> Report:
     """Open the index cold, compare it with exact search, and tune it for queries in words.
 
-    It is the tuned index that stays: later queries are in words as well.
+    The tuned index stays: later queries are in words as well.
 
     Raises
     ------

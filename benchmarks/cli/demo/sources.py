@@ -1,4 +1,4 @@
-"""Which Python files the demo reads: the standard library and the installed packages of the running interpreter."""
+"""The Python files that the demo reads: the standard library and the installed packages of this interpreter."""
 
 import hashlib
 import os
@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 __all__ = ["SourceFile", "fingerprint", "installed_roots", "source_files"]
 
-# Tests repeat what they test, and the one in the standard library holds files that are broken on purpose.
+# Tests repeat the code that they test, and the standard library's hold files that are broken on purpose.
 SKIPPED_FOLDERS = frozenset({"__pycache__", "test", "tests", "idle_test"})
 PACKAGE_FOLDERS = frozenset({"site-packages", "dist-packages"})
-# Import hooks that installers write for editable packages: new at every rebuild, and nobody's code.
+# Import hooks that installers write for editable packages: new at every rebuild, and no author's code.
 _EDITABLE = re.compile(r"__editable__.*|_\w+_editable\.py")
 
 

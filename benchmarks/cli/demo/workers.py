@@ -17,7 +17,7 @@ __all__ = ["read_files"]
 
 PROCESSES_MAX = 4  # beyond that the one process that writes the corpus is the slower part
 FILES_PER_TASK = 16
-TASKS_WAITING = 4  # for each process: what bounds the memory of results not yet taken
+TASKS_WAITING = 4  # for each process: a bound on the memory of results not yet taken
 FILES_FOR_POOL = 200  # fewer are read before a pool has started
 
 

@@ -1,4 +1,4 @@
-"""``memhier index add``, ``remove`` and ``compact``: an index changed from the shell, all of a command or nothing."""
+"""``memhier index add``, ``remove`` and ``compact``: each changes an index as a whole, or not at all."""
 
 import sys
 import time
@@ -9,20 +9,18 @@ from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import open_vectors
-from memhier.benchmarks.cli.index.plain_errors import PlainCommand, plain_errors
-from memhier.benchmarks.cli.index.shell import (
+from memhier.benchmarks.cli.index.inputs import (
     attributes_option,
     column_option,
     given_ids,
     id_column_option,
     ids_option,
     index_path,
-    json_option,
     key_option,
-    notes,
     read_table,
-    report,
 )
+from memhier.benchmarks.cli.plain_errors import PlainCommand, plain_errors
+from memhier.benchmarks.cli.shell import json_option, notes, report
 
 __all__ = ["add", "compact", "remove"]
 
@@ -48,7 +46,10 @@ def add(
     table_path: str | None,
     json_path: str | None,
 ) -> None:
-    """Add the vectors of the file VECTORS to the index at PATH; all of them, or none if anything is wrong."""
+    """Add the vectors of the file VECTORS to an index.
+
+    The index at PATH takes all of them, or none if there is an error.
+    """
     with (
         plain_errors(),
         notes(),
@@ -77,7 +78,10 @@ def add(
 @id_column_option
 @json_option
 def remove(path: str, ids: str, id_column: str | None, json_path: str | None) -> None:
-    """Remove vectors from the index at PATH, by the ids of the file IDS: .npy, .parquet or text with one a line."""
+    """Remove vectors from the index at PATH by their ids.
+
+    IDS is a file of ids: .npy, .parquet, or text with one on each line.
+    """
     with plain_errors(), notes(), ZoomIndex.open(path, writable=True) as opened:
         names = given_ids(ids, ids, id_column, opened.stats()["id_kind"])
         assert names is not None
@@ -91,7 +95,10 @@ def remove(path: str, ids: str, id_column: str | None, json_path: str | None) ->
 @index_path
 @json_option
 def compact(path: str, json_path: str | None) -> None:
-    """Make the index at PATH anew: without what was removed, its lists and codes fitted to the vectors there are."""
+    """Build the index at PATH anew without removed vectors.
+
+    Its lists and codes then fit the vectors that are left.
+    """
     with plain_errors(), notes():
         started = time.perf_counter()
         with ZoomIndex.open(path, writable=True) as opened:
@@ -101,6 +108,6 @@ def compact(path: str, json_path: str | None) -> None:
             report(f"Compacted {path}", figures, json_path)
 
 
-def _figures(opened: ZoomIndex, changed: int, what: str, started: float) -> dict[str, Any]:
+def _figures(opened: ZoomIndex, changed: int, name: str, started: float) -> dict[str, Any]:
     stats = opened.stats()
-    return {what: changed, "seconds": time.perf_counter() - started} | {name: stats[name] for name in _FIGURES}
+    return {name: changed, "seconds": time.perf_counter() - started} | {each: stats[each] for each in _FIGURES}

@@ -1,4 +1,4 @@
-"""``memhier index``: a vector index built, searched, changed, looked at and checked from the shell."""
+"""``memhier index``: builds, searches, changes, shows and checks a vector index from the shell."""
 
 import json
 import sys
@@ -17,21 +17,18 @@ from memhier.ann import ZoomIndex
 from memhier.ann.files import VectorReader, open_vectors, read_ground_truth, write_vectors
 from memhier.ann.zoom.preview.space import METRICS
 from memhier.benchmarks.cli.index.changes import add, compact, remove
-from memhier.benchmarks.cli.index.plain_errors import PlainGroup, plain_errors
-from memhier.benchmarks.cli.index.shell import (
+from memhier.benchmarks.cli.index.inputs import (
     attributes_option,
     column_option,
     given_ids,
     id_column_option,
     ids_option,
     index_path,
-    json_option,
     key_option,
-    notes,
     read_table,
-    report,
-    terminable,
 )
+from memhier.benchmarks.cli.plain_errors import PlainGroup, plain_errors
+from memhier.benchmarks.cli.shell import json_option, notes, report, terminable
 
 __all__ = ["index"]
 
@@ -43,11 +40,11 @@ _BATCH = 1024  # queries of one call
 
 @click.group(cls=PlainGroup)
 def index() -> None:
-    """Build, search, change, look at and check a vector index on SSD.
+    """Build, search, change, show and check a vector index on SSD.
 
-    Vectors and queries are read from .fvecs, .bvecs, .fbin, .f16bin, .u8bin, .i8bin, .npy, .hdf5, .h5 (with the extra
-    hdf5) and .parquet (with the extra parquet), as a stream. The exit code is 2 for bad arguments and 1 for any other
-    failure; all but check take --json.
+    Vectors and queries are read as a stream from .fvecs, .bvecs, .fbin, .f16bin, .u8bin, .i8bin, .npy, .hdf5, .h5 (with
+    the extra hdf5) and .parquet (with the extra parquet). The exit code is 2 for bad arguments and 1 for any other
+    failure. All commands but check take --json.
     """
 
 
@@ -58,11 +55,11 @@ def index() -> None:
 @column_option
 @ids_option
 @id_column_option
-@click.option("--string-ids", is_flag=True, help="Take the lines of a text file of ids as they are, not as integers.")
+@click.option("--string-ids", is_flag=True, help="Take the lines of a text file of ids as strings, not as integers.")
 @attributes_option
 @click.option("--metric", type=click.Choice(METRICS), default="l2", show_default=True)
 @click.option("--dram", default="64MiB", show_default=True, help="DRAM of the open index.")
-@click.option("--grow-to", type=click.IntRange(0), default=0, help="Vectors that are to fit in that DRAM some day.")
+@click.option("--grow-to", type=click.IntRange(0), default=0, help="Vectors that this DRAM must hold later.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of every random choice.")
 @json_option
 def build(
@@ -99,7 +96,7 @@ def build(
 @click.option("--key", help="Data set of an HDF5 file.  [default: test]")
 @column_option
 @click.option("--recall", type=float, help="Share of the true neighbours to find.  [default: 0.99]")
-@click.option("--where", help="Only vectors that fulfil this, such as \"price < 10 and lang == 'en'\".")
+@click.option("--where", help="Only vectors that meet this condition, such as \"price < 10 and lang == 'en'\".")
 @click.option("--truth", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="True neighbours, by id: .ivecs, .hdf5, .h5, or the form of big-ann-benchmarks.")  # fmt: skip
 @click.option("--out", metavar="FILE", type=click.Path(),
@@ -117,10 +114,11 @@ def search(
     out: str | None,
     json_path: str | None,
 ) -> None:
-    """Search the index at PATH for every vector of the file QUERIES.
+    """Search the index at PATH for each vector of a file.
 
-    Prints queries per second (of the searches alone), reads per query and, with --truth, the recall: the share of the
-    true k nearest that was found, by id, so that of several equally near vectors only those in the truth count.
+    The file is QUERIES. The command prints queries per second (of the searches alone), reads per query and, with
+    --truth, the recall: the share of the true k nearest ids that were found. Of several equally near vectors only those
+    in the truth count.
     """
     if key is None and Path(queries).suffix.lower() in (".hdf5", ".h5"):
         key = "test"
@@ -146,7 +144,7 @@ def search(
 @index_path
 @json_option
 def info(path: str, json_path: str | None) -> None:
-    """Print what the index at PATH holds, and what it takes in DRAM and on SSD."""
+    """Print the contents and the sizes of the index at PATH."""
     with plain_errors(), ZoomIndex.open(path) as opened:
         report(path, opened.stats(), json_path)
 
@@ -154,7 +152,10 @@ def info(path: str, json_path: str | None) -> None:
 @index.command()
 @index_path
 def check(path: str) -> None:
-    """Read all of the index at PATH and print every inconsistency; the exit code is 1 if there is any."""
+    """Read the whole index at PATH and print every error.
+
+    The exit code is 1 if there is any.
+    """
     with plain_errors(), ZoomIndex.open(path) as opened:
         problems = opened.check()
         for problem in problems:
@@ -170,7 +171,7 @@ for _change in (add, remove, compact):
 
 @dataclass(slots=True)
 class _Run:
-    """A search for every query of a file, and what it added up to."""
+    """A search for every query of a file, and its sums."""
 
     opened: ZoomIndex
     source: VectorReader
@@ -208,7 +209,7 @@ class _Run:
         return result.ids
 
     def figures(self) -> dict[str, Any]:
-        """Return what was measured, by name."""
+        """Return the figures by name."""
         recall = {} if self.truth is None else {f"recall@{self.k}": self.hits / max(1, self.true)}
         each = max(1, self.queries)
         return {"queries": self.queries, "k": self.k} | recall | {

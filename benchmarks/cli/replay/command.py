@@ -1,6 +1,6 @@
-"""``memhier replay``: a replay buffer looked at, checked, exported, and its disk tried, from the shell.
+"""``memhier replay``: inspects, checks and exports a replay buffer from the shell, and tests its disk.
 
-All read the last checkpoint, also while somebody trains with the buffer.
+All commands read the last checkpoint, also while a training uses the buffer.
 """
 
 from pathlib import Path
@@ -9,9 +9,9 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from memhier.benchmarks.cli.index.plain_errors import PlainGroup, plain_errors
-from memhier.benchmarks.cli.index.shell import json_option, report
+from memhier.benchmarks.cli.plain_errors import PlainGroup, plain_errors
 from memhier.benchmarks.cli.replay.doctor import examine
+from memhier.benchmarks.cli.shell import json_option, report
 from memhier.recsys.replay.storage.stored import StoredSamples
 
 __all__ = ["replay"]
@@ -21,9 +21,9 @@ _BLOCK = 1024
 
 @click.group(cls=PlainGroup)
 def replay() -> None:
-    """Look at, check and export a replay buffer, and tell whether its disk keeps up with training.
+    """Inspect, check and export a replay buffer, and test whether its disk keeps up with training.
 
-    The exit code is 2 for bad arguments and 1 for any other failure; info and doctor take --json.
+    The exit code is 2 for bad arguments and 1 for any other failure. The commands info and doctor take --json.
     """
 
 
@@ -31,7 +31,7 @@ def replay() -> None:
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @json_option
 def info(path: str, json_path: str | None) -> None:
-    """Show what the last checkpoint of the buffer at PATH holds."""
+    """Print the contents of the last checkpoint of a buffer."""
     with plain_errors(), StoredSamples(path) as stored:
         meta, labels = stored.meta, stored.labels
         figures = {
@@ -57,7 +57,10 @@ def info(path: str, json_path: str | None) -> None:
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @click.pass_context
 def check(context: click.Context, path: str) -> None:
-    """Read everything that the buffer at PATH holds; the exit code is 1 where something is wrong."""
+    """Read the whole buffer at PATH and print every error.
+
+    The exit code is 1 if there is any.
+    """
     with plain_errors(), StoredSamples(path) as stored:
         findings = [finding for finding in stored.check() if not finding.harmless]
         if not findings:
@@ -73,11 +76,12 @@ def check(context: click.Context, path: str) -> None:
 @replay.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--memory", is_flag=True, help="Only what memory held.")
+@click.option("--memory", is_flag=True, help="Only the samples in memory.")
 def export(path: str, out: Path, memory: bool) -> None:
-    """Write the samples of the buffer at PATH as one .npy file a field into the new folder OUT.
+    """Write the samples of the buffer at PATH to .npy files.
 
-    Their labels and ids lie beside them, as buffer.labels and buffer.ids where a field has that name.
+    The new folder OUT holds one file for each field. Labels and ids lie beside them, as buffer.labels and buffer.ids if
+    a field has that name.
     """
     with plain_errors(), StoredSamples(path) as stored:
         positions = np.sort(stored.in_memory) if memory else np.arange(len(stored))
@@ -103,18 +107,19 @@ def export(path: str, out: Path, memory: bool) -> None:
 @replay.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples replayed in a step.")
-@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of them swapped.")
-@click.option("--step-ms", type=click.FloatRange(0, min_open=True), required=True, help="What a training step takes.")
+@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of these to swap.")
+@click.option("--step-ms", type=click.FloatRange(0, min_open=True), required=True, help="Time of a training step.")
 @click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="How long to measure.")
-@click.option("--sample-bytes", type=click.IntRange(1), help="Where PATH is no buffer: of a sample to be.")
+@click.option("--sample-bytes", type=click.IntRange(1), help="Size of a sample, if PATH is a folder without a buffer.")
 @json_option
 def doctor(
     path: str, batch: int, ratio: float, step_ms: float, seconds: float, sample_bytes: int | None, json_path: str | None
 ) -> None:
-    """Tell whether the disk under PATH, a buffer or a folder to be, keeps up with BATCH times RATIO swaps a step.
+    """Test whether the disk under PATH keeps up with swaps.
 
-    Reads what a step would, again and again, past the page cache, decoding included. A step waits when its reads take
-    longer than the step before it computes.
+    PATH is a buffer, or a folder for one. A step swaps BATCH times RATIO samples. The command repeats the reads of a
+    step past the page cache, and decodes the samples. A step waits if its reads take longer than the computing of the
+    step before it.
     """
     with plain_errors():
         figures = examine(Path(path), batch, ratio, step_ms / 1e3, seconds, sample_bytes)

@@ -1,4 +1,4 @@
-"""Whether a disk keeps up with swapping: the reads of a step, timed."""
+"""The reads of a training step, timed: does a disk keep up with swapping?"""
 
 import tempfile
 import time
@@ -19,13 +19,13 @@ _TRIAL_BYTES = 64 * 2**20
 def examine(
     path: Path, batch: int, ratio: float, step_s: float, seconds: float, sample_bytes: int | None
 ) -> dict[str, Any]:
-    """Measure a buffer's disk, or with samples of noise that of a folder.
+    """Measure the disk of a buffer, or of a folder with samples of noise.
 
     Returns
     -------
     dict
-        What is read, how long it takes, and ``verdict``; ``waits``, the share of steps that would wait, and
-        ``sustained_ratio``, the largest of which at most one step in a hundred would.
+        The reads of a step, their time, and ``verdict``; ``waits``, the share of steps that would wait; and
+        ``sustained_ratio``, the largest ratio at which at most one step in a hundred would wait.
 
     Raises
     ------

@@ -20,7 +20,7 @@ __all__ = ["MemhierZoom"]
 
 
 class MemhierZoom(SuiteAdapter):
-    """What the suite's ``BaseANN`` asks for, one query at a time or all in a batch."""
+    """The methods of the suite's ``BaseANN``: one query at a time, or all in a batch."""
 
     def __init__(self, metric: str, parameters: dict[str, Any] | None = None) -> None:
         super().__init__(metric, parameters)

@@ -23,7 +23,7 @@ _BLOCK_ROWS = 65_536
 
 
 class MemhierZoom(SuiteAdapter):
-    """What the suite's ``BaseANN`` asks for: all queries in one call, of nearest neighbours or within a radius."""
+    """The methods of the suite's ``BaseANN``: all queries in one call, of nearest neighbours or within a radius."""
 
     res: Any
 
@@ -45,12 +45,12 @@ class MemhierZoom(SuiteAdapter):
         try:
             self._index = ZoomIndex.open(self._place(dataset))
         except (FileNotFoundError, MemhierError):
-            # Of a build that was killed, too: the next one takes it over.
+            # A build that was killed counts as none: the next one takes it over.
             return False
         return True
 
     def index_files_to_store(self, dataset: str) -> tuple[str, str, list[str]]:
-        """Return the index's folder, no prefix, and its files: what to upload."""
+        """Return the index's folder, no prefix, and its files, for the upload."""
         place = self._place(dataset)
         files = [str(file.relative_to(place)) for file in sorted(place.rglob("*")) if file.is_file()]
         return str(place), "", files

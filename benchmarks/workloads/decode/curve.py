@@ -1,34 +1,36 @@
 """Precision against speed-up of every way to the ten largest logits of a trained layer, on real hidden states.
 
-``python -m memhier.benchmarks.workloads.decode.curve`` prints the tables; ``--json`` writes them. One thread; medians
-of interleaved rounds, each call after 48 MB of other memory were touched, as by a model between two words, and warm
-beside it; the layer has 50,000 words, 512 dimensions and contexts of two domains. Besides a batch of one:
-batches of up to 256, and contexts of a domain that calibration did not see. Indexes of faiss are kept for the next run.
+``python -m memhier.benchmarks.workloads.decode.curve`` runs on one thread and prints medians of rounds that take turns.
+Each way is called after 48 MB of other memory were touched, as a model does between two words, and warm. The layer has
+50,000 words, 512 dimensions and contexts of two domains. Beside single queries the program measures batches of up to
+256, and contexts of a domain that calibration did not see. Indexes of faiss are kept for the next run.
 """
 
 import time
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import click
-import faiss
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from memhier.ann.decoder import LogitIndex, TopKSoftmax
-from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
-from memhier.benchmarks.decode.clock import Ints, Way, measure, precision
-from memhier.benchmarks.decode.layers import TrainedLayer, load_domains
-from memhier.benchmarks.decode.peers import approximations, full_products, graphs_of_faiss
-from memhier.benchmarks.workloads.options import json_option
+from memhier.benchmarks.bench.figures import Curves, Record, Series
+from memhier.benchmarks.workloads.decode.clock import Ints, Way, measure, precision
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer, load_domains
+from memhier.benchmarks.workloads.decode.rivals import approximations, full_products, graphs_of_faiss
+from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, figures_of, rows_table, workload
 
 __all__ = ["main"]
 
 DOMAINS = ("wikitext", "books")
 K = 10
 _FEW_WORDS = 1000
+
+
+COLD = {base: Measure(f"over_{base}", f"over {base}", "times", "more", clock=True) for base in ("fp32", "bf16")}
+WARM = {base: Measure(f"over_{base}_warm", f"over {base}", "times", "more", clock=True) for base in ("fp32", "bf16")}
+PRECISION = Measure("precision", "P@10", "share", "more")
 
 
 def ways_of_memhier(layer: TrainedLayer, precisions: tuple[float, ...]) -> list[Way]:
@@ -63,7 +65,7 @@ def truth_of(layer: TrainedLayer) -> Ints:
 
 
 def batches_of(layer: TrainedLayer, rounds: int, batches: tuple[int, ...]) -> list[dict[str, Any]]:
-    """Measure the full products, what ``method="auto"`` takes, and proven answers, by size of batch."""
+    """Measure the full products, ``method="auto"``, and proven answers, by size of batch."""
     full = list(full_products(layer))[:2]
     head = torch.nn.Linear(*layer.weight.shape[::-1])
     head.weight.data, head.bias.data = torch.from_numpy(layer.weight), torch.from_numpy(layer.bias)
@@ -108,36 +110,22 @@ def unseen_domains(rounds: int, words: int | None) -> list[dict[str, Any]]:
     return rows
 
 
-def table_of(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Lay rows out as they are."""
-    table = Table(title=title)
-    for column in rows[0]:
-        table.add_column(column, justify="left" if isinstance(rows[0][column], str) else "right")
-    for row in rows:
-        table.add_row(*(f"{value:.4g}" if isinstance(value, float) else str(value) for value in row.values()))
-    return table
-
-
-def record_of(
-    rows: list[dict[str, Any]], batches: list[dict[str, Any]], unseen: list[dict[str, Any]], words: int
-) -> Record:
+def record(rows: list[Row], batches: list[Row], unseen: list[Row], words: int) -> Record:
     """Return figures and the curve."""
-    figures = []
-    for row in rows:
-        figures.append(Figure.of(f"P@10, {row['way']}", row["precision"], "share", "more"))
-        paper: Any = "FGD" if row["way"] == "graph, declared 0.99" else ""
-        name = f"speed-up over fp32, {row['way']}"
-        figures.append(Figure.of(f"{name}, cold", row["over_fp32"], "times", "more", clock=True, paper=paper))
-        figures.append(Figure.of(f"{name}, warm", row["over_fp32_warm"], "times", "more", clock=True))
-    for row in batches:
-        for base in ("fp32", "bf16"):
-            name = f"{row['way']} over {base}, {row['words']:,} words, batch {row['batch']}"
-            figures.append(Figure.of(f"{name}, cold", row[f"over_{base}"], "times", "more", clock=True))
-            figures.append(Figure.of(f"{name}, warm", row[f"over_{base}_warm"], "times", "more", clock=True))
-    for row in unseen:
-        how = f"{row['way']}, learned on {row['learned']}, asked {row['asked']}"
-        figures.append(Figure.of(f"P@10, {how}", row["precision"], "share", "more"))
-        figures.append(Figure.of(f"speed-up over fp32, {how}, cold", row["over_fp32"], "times", "more", clock=True))
+    published = [row for row in rows if row["way"] == "graph, declared 0.99"]
+    others = [row for row in rows if row not in published]
+    paper = replace(COLD["fp32"], paper="FGD")
+    how = "{way}, learned on {learned}, asked {asked}"
+    figures = [
+        *figures_of(rows, [PRECISION], "{title}, {way}"),
+        *figures_of(published, [paper], "speed-up {title}, {way}, cold"),
+        *figures_of(others, [COLD["fp32"]], "speed-up {title}, {way}, cold"),
+        *figures_of(rows, [WARM["fp32"]], "speed-up {title}, {way}, warm"),
+        *figures_of(batches, [*COLD.values()], "{way} {title}, {words:,} words, batch {batch}, cold"),
+        *figures_of(batches, [*WARM.values()], "{way} {title}, {words:,} words, batch {batch}, warm"),
+        *figures_of(unseen, [PRECISION], "{title}, " + how),
+        *figures_of(unseen, [COLD["fp32"]], "speed-up {title}, " + how + ", cold"),
+    ]
     families: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         families.setdefault(row["way"].split(",")[0], []).append((row["over_fp32"], row["precision"]))
@@ -147,18 +135,15 @@ def record_of(
     return Record(figures, [curve], scale=f"{words:,} words, one thread of a CPU")
 
 
-@click.command()
-@click.option("--words", type=int, help="The most frequent words of the layer alone; all 50,000 when not given.")
+@workload
+@click.option("--words", type=int, help="Only the most frequent words of the layer; all 50,000 by default.")
 @click.option("--rounds", default=300, show_default=True)
 @click.option(
-    "--peers/--no-peers", default=True, show_default=True, help="Other approximations, which take minutes to build."
+    "--peers/--no-peers", default=True, show_default=True, help="Other approximations; they take minutes to build."
 )
 @click.option("--construction", default=200, show_default=True, help="efConstruction of faiss's graphs.")
-@json_option
-def main(words: int | None, rounds: int, peers: bool, construction: int, out: Path | None) -> None:
-    """Compare ways to the ten largest logits of a trained layer."""
-    torch.set_num_threads(1)
-    faiss.omp_set_num_threads(1)
+def main(words: int | None, rounds: int, peers: bool, construction: int) -> Outcome:
+    """Compare the ways to the ten largest logits."""
     torch.set_grad_enabled(False)
     layer = load_domains(DOMAINS, DOMAINS, words)
     truth = truth_of(layer)
@@ -180,12 +165,13 @@ def main(words: int | None, rounds: int, peers: bool, construction: int, out: Pa
     # Where the layer is small, the full product takes over at some size of batch.
     batches += batches_of(first_words(layer, _FEW_WORDS), max(15, rounds // 6), (1, 2, 4, 8, 16, 32, 64, 128, 256))
     unseen = unseen_domains(rounds // 2, words)
-    console = Console(width=160)
-    console.print(table_of("batch 1, cold: after other work; and warm", rows))
-    console.print(table_of("batches, method auto and certified", batches))
-    console.print(table_of("contexts of a domain that calibration did not see", unseen))
-    if out is not None:
-        record_of(rows, batches, unseen, len(layer.weight)).write(out, ways=rows, batches=batches, unseen=unseen)
+    shown = [
+        rows_table("batch 1, cold: after other work; and warm", rows),
+        rows_table("batches, method auto and certified", batches),
+        rows_table("contexts of a domain that calibration did not see", unseen),
+    ]
+    details = {"ways": rows, "batches": batches, "unseen": unseen}
+    return Outcome(record(rows, batches, unseen, len(layer.weight)), shown, details)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,23 @@
-"""A trained language model on a text and in writing: perplexity with log Z estimated and bounded, greedy word by word.
+"""A trained language model on a text and in writing: perplexity with log Z estimated and bounded, greedy words, beams.
 
 ``python -m memhier.benchmarks.workloads.decode.perplexity`` reads the test text of Penn Treebank with a trained LSTM.
-Full softmax in double precision is the truth. Every token's log-probability has to lie within its stated bounds, and
-text written greedily has to be the model's own, word for word.
+The truth is the full softmax in double precision. Every token's log-probability has to lie within its stated bounds,
+and text written greedily has to be the model's own, word for word.
 """
 
 import time
+from dataclasses import replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from rich.console import Console
 
 from memhier.ann.decoder import LogitIndex
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.decode.beams import beam_search
-from memhier.benchmarks.decode.ptb import Floats, Ints, Lstm, read_tokens
-from memhier.benchmarks.workloads.options import json_option
+from memhier.benchmarks.workloads.decode.beams import beam_search
+from memhier.benchmarks.workloads.decode.ptb import Floats, Ints, Lstm, read_tokens
+from memhier.benchmarks.workloads.harness import Measure, Outcome, figures_of, rows_table, workload
 
 __all__ = ["main"]
 
@@ -36,8 +35,8 @@ def exact_log_prob(model: Lstm, states: Floats, targets: Ints) -> Any:
     return np.concatenate(found)
 
 
-def measure_perplexity(model: Lstm, index: LogitIndex, tokens: int) -> dict[str, float]:
-    """Return perplexities, the error of the estimate, and how wide and how sound the bounds are."""
+def measure_perplexity(model: Lstm, index: LogitIndex, tokens: int) -> dict[str, Any]:
+    """Return perplexities, the error of the estimate, and the width and the misses of the bounds."""
     states, targets = model.read(read_tokens("test")[: tokens + 1])
     right = exact_log_prob(model, states, targets)
     started = time.perf_counter()
@@ -108,49 +107,37 @@ def measure_beams(model: Lstm, index: LogitIndex, searches: int) -> dict[str, fl
     }  # fmt: skip
 
 
-@click.command()
+@workload
 @click.option("--tokens", default=100_000, show_default=True, help="Of the test text, at most.")
 @click.option("--greedy", default=10_000, show_default=True, help="Words to write greedily.")
 @click.option("--beams", default=50, show_default=True, help="Beam searches of 20 words with 5 beams.")
-@json_option
-def main(tokens: int, greedy: int, beams: int, out: Path | None) -> None:
-    """Hold a language model's answers against the full softmax."""
+def main(tokens: int, greedy: int, beams: int) -> Outcome:
+    """Compare a language model's answers with the full softmax."""
     model = Lstm.load()
     learned, _ = model.read(read_tokens("valid")[:8001], sequences=8)
-    rows = {}
+    rows = []
     for name, rank in (("preview", None), ("all directions", model.weight.shape[1])):
         index = LogitIndex.build(model.weight, model.bias, contexts=learned, k=10, method="preview", rank=rank)
-        rows[name] = measure_perplexity(model, index, tokens)
-        rows[name]["width"] = index.stats()["width"]
+        rows.append({"way": name} | measure_perplexity(model, index, tokens) | {"width": index.stats()["width"]})
     index = LogitIndex.build(model.weight, model.bias, contexts=learned, k=10, method="preview")
     written, searched = measure_greedy(model, index, greedy), measure_beams(model, index, beams)
-    console = Console(width=130)
-    for name, row in [*rows.items(), ("greedy", written), ("beams", searched)]:
-        console.print(name, row)
+    error = Measure("relative_error", "relative error of perplexity", "share")
     figures = [
         Figure.of("greedy words that are the model's own", written["identical"] / written["words"], "share", "more"),
         Figure.of("greedy words that were proven", written["proven"], "share", "more"),
         Figure.of("beam searches that end alike", searched["identical"] / searched["searches"], "share", "more"),
         Figure.of("largest error of a beam's score", searched["score_error"], "nats", "less"),
         Figure.of("the same, rescored exactly", searched["score_error_rescored"], "nats", "less"),
+        *figures_of(rows[:1], [replace(error, paper="FGD")], "{title}, {way}"),
+        *figures_of(rows[1:], [error], "{title}, {way}"),
+        *figures_of(rows, [Measure("mean_width", "mean width of the bounds", "nats")], "{title}, {way}"),
     ]
-    for name, row in rows.items():
-        figures += [
-            Figure.of(
-                f"relative error of perplexity, {name}",
-                row["relative_error"],
-                "share",
-                "less",
-                paper="FGD" if name == "preview" else "",
-            ),
-            Figure.of(
-                f"tokens outside their stated bounds, {name}", row["outside_bounds"], "tokens", "less", exact=True
-            ),
-            Figure.of(f"mean width of the bounds, {name}", row["mean_width"], "nats", "less"),
-        ]
-    if out is not None:
-        scale = f"LSTM of 100 units, 10,000 words, {int(rows['preview']['tokens']):,} tokens of Penn Treebank"
-        Record(figures, scale=scale).write(out, perplexity=rows, greedy=written, beams=searched)
+    for row in rows:
+        name = f"tokens outside their stated bounds, {row['way']}"
+        figures.append(Figure.of(name, row["outside_bounds"], "tokens", "less", exact=True))
+    scale = f"LSTM of 100 units, 10,000 words, {int(rows[0]['tokens']):,} tokens of Penn Treebank"
+    shown = [rows_table("perplexity", rows)]
+    return Outcome(Record(figures, scale=scale), shown, {"perplexity": rows, "greedy": written, "beams": searched})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the workloads of embedding tables share: a DLRM, ids with the sizes and skew of Criteo's tables, real data."""
+"""Parts of the workloads of embedding tables: a DLRM, ids with the sizes and skew of Criteo's, timed stretches."""
 
 import itertools
 import time
@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from memhier.benchmarks.datasets import data_folder
-from memhier.io.outside import reading
+from memhier.recsys import EmbeddingBagConfig, Uniform
 
 __all__ = [
     "CRITEO_ROWS",
@@ -22,10 +21,10 @@ __all__ = [
     "Stretch",
     "Stretches",
     "checkpoint_costs",
-    "criteo_dac",
-    "gowalla",
     "power_law",
     "samples",
+    "stream_of",
+    "table_configs",
     "table_sizes",
 ]
 
@@ -85,14 +84,13 @@ class Stretch(NamedTuple):
 class Stretches:
     """Times stretches of a training that take turns: without a checkpoint, and with one, in each way.
 
-    A checkpoint's cost lies in its stretch, however long it lasts: where it is not durable at the end, that is waited
-    for. What it leaves the log to rewrite beside the steps that follow is not waited for, and where the stretch is too
-    short for it, goes on in the next; a young log has nothing to rewrite.
+    A stretch ends when its checkpoint is durable, so the cost of a checkpoint lies in its own stretch. The log may go
+    on rewriting beside the steps of the next stretch; a young log has nothing to rewrite.
 
     Parameters
     ----------
     ways
-        What takes a checkpoint, by name; what it returns is waited for where it is a future.
+        A function that takes a checkpoint, by name; a stretch waits for the future that it returns, if it returns one.
     """
 
     def __init__(self, ways: dict[str, Callable[[], Any]]) -> None:
@@ -116,9 +114,9 @@ class Stretches:
 
 
 def checkpoint_costs(stretches: Sequence[Stretch], way: str) -> tuple[list[float], list[float]]:
-    """Return what each checkpoint of a way costs, by the clock and in processor time.
+    """Return the cost of each checkpoint of a way, by the clock and in processor time.
 
-    A share of the stretches beside its own, which have none: more than their mean. Below 0 it is the machine's noise.
+    The cost is a share of the mean of the two stretches beside its own, which have none. Below 0 it is noise.
     """
     found = []
     for before, own, after in zip(stretches, stretches[1:], stretches[2:], strict=False):
@@ -128,13 +126,21 @@ def checkpoint_costs(stretches: Sequence[Stretch], way: str) -> tuple[list[float
     return [clock for clock, _ in found], [busy for _, busy in found]
 
 
+def table_configs(sizes: Sequence[int], dim: int) -> list[EmbeddingBagConfig]:
+    """Return a table of each size, whose first values are uniform."""
+    return [
+        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=dim, initial=Uniform())
+        for table, rows in enumerate(sizes)
+    ]
+
+
 def table_sizes(scale: float) -> list[int]:
     """Return the sizes of Criteo's tables, large ones times `scale`."""
     return [rows if rows <= 1000 else max(1000, int(rows * scale)) for rows in CRITEO_ROWS]
 
 
 def samples(sizes: list[int], batch: int, count: int, seed: int, exponent: float = 1.05) -> Iterator[Sample]:
-    """Yield batches whose ids follow a power law in each table; which rows are frequent is scattered over the table."""
+    """Yield batches whose ids follow a power law in each table; frequent rows are scattered over the table."""
     rng = np.random.default_rng(seed)
     for _ in range(count):
         columns = [power_law(rng.random(batch), rows, exponent) for rows in sizes]
@@ -143,8 +149,16 @@ def samples(sizes: list[int], batch: int, count: int, seed: int, exponent: float
         yield Sample(torch.from_numpy(np.stack(columns, 1)), torch.from_numpy(dense), torch.from_numpy(labels))
 
 
+def stream_of(sizes: list[int], batch: int, count: int) -> tuple[list[Sample], Ints]:
+    """Return batches, and their distinct rows numbered through all tables; torch checks no sparse tensor."""
+    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
+    stream = [*samples(sizes, batch, count, 0)]
+    bases = np.cumsum([0, *sizes])[:-1]
+    return stream, np.unique(np.concatenate([np.unique(sample.ids.numpy() + bases) for sample in stream]))
+
+
 def power_law(uniform: NDArray[np.float64], rows: int, exponent: float) -> Ints:
-    """Return rows like `uniform`: ranks with density rank^-exponent by inverting its integral, scattered."""
+    """Return rows in the shape of `uniform`: scattered ranks of density rank^-exponent, by inverting its integral."""
     ranks = ((rows + 1) ** (1 - exponent) - 1) * uniform + 1
     found = np.minimum((ranks ** (1 / (1 - exponent))).astype(np.int64) - 1, rows - 1)
     # A multiplier without a common factor with the number of rows makes a permutation.
@@ -153,58 +167,3 @@ def power_law(uniform: NDArray[np.float64], rows: int, exponent: float) -> Ints:
         step += 1
     scattered: Ints = found * step % rows
     return scattered
-
-
-def criteo_dac(tables: int = 39) -> tuple[Ints, NDArray[np.float32], list[int]]:
-    """Return the 80,000 samples of Criteo in the order of the log: ids [n, tables], labels [n], sizes of tables.
-
-    A sample's column that is empty gets row 0 of its table.
-
-    Raises
-    ------
-    FileNotFoundError
-        When the data set is not there.
-    """
-    folder = data_folder() / "criteo-dac80k"
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no data set 'criteo-dac80k' at {folder}: put it there, or set MEMHIER_DATA")
-    path = folder / "criteo_dac80k_hashed.npz"
-    with reading(path), np.load(path) as files:
-        labels, offsets, hashed, field = (files[name] for name in ("label", "offset", "id20", "field"))
-    ids = np.zeros((len(labels), tables), np.int64)
-    sample = np.repeat(np.arange(len(labels)), np.diff(offsets))
-    sizes = []
-    for column in range(tables):
-        mine = field == column
-        values, numbers = np.unique(hashed[mine], return_inverse=True)
-        ids[sample[mine], column] = numbers + 1
-        sizes.append(len(values) + 1)
-    return ids, labels.astype(np.float32), sizes
-
-
-def gowalla() -> tuple[Ints, dict[int, Ints], int, int]:
-    """Return Gowalla as LightGCN splits it: pairs [n, 2] of user and item, held-out items by user, users, items.
-
-    Raises
-    ------
-    FileNotFoundError
-        When the data set is not there.
-    """
-    import lzma
-
-    folder = data_folder() / "gowalla"
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no data set 'gowalla' at {folder}: put it there, or set MEMHIER_DATA")
-    users, items = 29858, 40981
-    path = folder / "s_adj_mat.npz"
-    with reading(path), np.load(path) as files:
-        begins, columns = files["indptr"], files["indices"]
-    row = np.repeat(np.arange(users), np.diff(begins[: users + 1]))
-    pairs = np.stack([row, columns[: begins[users]].astype(np.int64) - users], 1)
-    held_out: dict[int, Ints] = {}
-    path = folder / "test.txt.xz"
-    with reading(path, lambda: f"after {len(held_out)} lines"), lzma.open(path, "rt") as lines:
-        for line in lines:
-            numbers = np.array(line.split(), np.int64)
-            held_out[int(numbers[0])] = numbers[1:]
-    return pairs, held_out, users, items

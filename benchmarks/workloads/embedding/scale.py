@@ -2,18 +2,17 @@
 
 ``python -m memhier.benchmarks.workloads.embedding.scale --dir /path/on/the/device``: the 26 tables of MLPerf's size
 (204 million rows) at a tenth of it, rows of 128 floats with Adagrad's state, 214 ids a sample in bags of MLPerf's
-lengths; the dense part is MLPerf's as well. A share of the rows is written first, so that the budget is used up and
-rows have to be read; then the training looks ahead. Of its stretches of 50 steps each second one begins with a
-checkpoint beside it, which is waited for at the end. Memory is what is private to the process (RssAnon), beyond the
-most that it held while the dense part was trained alone on the same batches; the batches that wait are part of it.
+lengths; the dense part is MLPerf's as well. A share of the rows is written first, so the budget is used up and rows
+have to be read; then the training looks ahead. Every second stretch of 50 steps begins with a checkpoint beside it, and
+ends when the checkpoint is durable. Memory is the private memory of the process (RssAnon) beyond the most that it held
+while the dense part was trained alone on the same batches; batches in waiting count.
 
-What glibc's malloc keeps free is left out of that, and told beside, as the system counts it all. Each step frees the
-gradients of the dense part, MLPerf's whatever the budget and up to 14 MB each, and takes them anew between what lives
-longer, so holes come and go: without tables too, as one figure says, with them more. Of a small budget that is much.
+Memory that glibc's malloc keeps free is a figure of its own. Each step frees the gradients of the dense part, up to 14
+MB each whatever the budget, and allocates them again between longer-lived blocks, so holes come and go. They do so
+without tables too, as one figure shows. Beside a small budget they are large.
 """
 
 import ctypes
-import tempfile
 import time
 from collections.abc import Iterator
 from itertools import pairwise
@@ -23,16 +22,15 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from memhier.benchmarks.bench.figures import Figure, Record
-from memhier.benchmarks.workloads.embedding.common import Stretch, Stretches, checkpoint_costs, power_law
-from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.benchmarks.workloads.embedding.common import Stretch, Stretches, checkpoint_costs, power_law, table_configs
+from memhier.benchmarks.workloads.harness import Outcome, workload
 from memhier.budget import format_bytes, parse_bytes
-from memhier.recsys import Adagrad, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+from memhier.recsys import Adagrad, EmbeddingBagCollection, lookahead
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 DIM = 128
 ROW_BYTES = 2 * 4 * DIM
@@ -90,24 +88,24 @@ def batches(sizes: list[int], batch: int, count: int) -> Iterator[Batch]:
 
 
 class _Mallinfo(ctypes.Structure):
-    # Of glibc's malloc.h: ten numbers, of which the last but one is what is free.
+    # Of glibc's malloc.h: ten numbers, of which the last but one is the free memory.
     _fields_ = (("others", 8 * ctypes.c_size_t), ("free", ctypes.c_size_t), ("top", ctypes.c_size_t))
 
 
-# Of glibc 2.33 and later; elsewhere what is free counts as used.
+# Of glibc 2.33 and later; elsewhere free memory counts as used.
 _mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
 if _mallinfo is not None:
     _mallinfo.restype = _Mallinfo
 
 
 class Peaks:
-    """The most private memory there was: all, what malloc keeps free of it, and all but that."""
+    """The peaks of private memory, of the part that malloc keeps free, and of the rest."""
 
     def __init__(self) -> None:
         self.private = self.free = self.used = 0
 
     def note(self) -> None:
-        """Look at it now."""
+        """Take the memory of this moment into account."""
         with open("/proc/self/status") as lines:
             private = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
         free = 0 if _mallinfo is None else int(_mallinfo().free)
@@ -115,9 +113,8 @@ class Peaks:
         self.used = max(self.used, private - free)
 
 
-def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int, fill: float) -> dict[str, Any]:
+def measure(folder: Path, dram: str, scale: float, batch: int, steps: int, fill: float) -> dict[str, Any]:
     """Return seconds of steps and checkpoints, memory, and the tables' counts."""
-    torch.set_num_threads(1)
     budget = parse_bytes(dram)
     sizes = [rows if rows <= 1000 else max(1000, int(rows * scale)) for rows in MLPERF_ROWS]
     torch.manual_seed(0)
@@ -127,15 +124,9 @@ def measure(folder: Path | None, dram: str, scale: float, batch: int, steps: int
     for _, dense, labels in batches(sizes, batch, ALONE_STEPS):
         _step(net, optimizer, torch.zeros(batch, len(sizes) * DIM, requires_grad=True), dense, labels)
         alone.note()
-    configs = [
-        EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=Uniform())
-        for table, rows in enumerate(sizes)
-    ]
+    configs = table_configs(sizes, DIM)
     found: dict[str, Any] = {"rows": sum(sizes), "table_bytes": sum(sizes) * ROW_BYTES, "budget": budget}
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as scratch,
-        EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.01), dram=dram, path=Path(scratch) / "t") as tables,
-    ):
+    with EmbeddingBagCollection(configs, optimizer=Adagrad(lr=0.01), dram=dram, path=folder / "t") as tables:
         started = time.perf_counter()
         for table, rows in enumerate(sizes):
             some = int(fill * rows)
@@ -202,22 +193,16 @@ def record(found: dict[str, Any]) -> Record:
     return Record(figures, scale=f"{format_bytes(found['table_bytes'])} of rows, two cores and one SSD")
 
 
-@click.command()
-@folder_option
+@workload
 @click.option("--dram", default="2GB", show_default=True)
 @click.option("--scale", default=0.1, show_default=True, help="Of MLPerf's large tables.")
 @click.option("--batch", default=512, show_default=True)
 @click.option("--steps", default=400, show_default=True)
 @click.option("--fill", default=0.15, show_default=True, help="Share of the rows to write before training.")
-@json_option
-def main(folder: Path | None, dram: str, scale: float, batch: int, steps: int, fill: float, out: Path | None) -> None:
+def main(scratch: Path, dram: str, scale: float, batch: int, steps: int, fill: float) -> Outcome:
     """Train tables larger than their budget, and measure time and memory."""
-    found = measure(folder, dram, scale, batch, steps, fill)
-    shown = record(found)
-    for figure in shown.figures:
-        Console(width=120).print(f"{figure.name:50} {figure.value:.4g} {figure.unit}", highlight=False)
-    if out is not None:
-        shown.write(out, **found)
+    found = measure(scratch, dram, scale, batch, steps, fill)
+    return Outcome(record(found), details=found)
 
 
 if __name__ == "__main__":

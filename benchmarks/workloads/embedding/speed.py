@@ -1,19 +1,19 @@
-"""How long a step of a DLRM takes with its tables in DRAM, beyond it, and in what else holds rows by number.
+"""The time of a step of a DLRM with its tables in DRAM, beyond it, and in other stores of rows by number.
 
 ``python -m memhier.benchmarks.workloads.embedding.speed --dir /path/on/the/device``: 26 tables with Criteo's sizes and
-skew, rows of 32 floats, SGD. The ways take turns over the same batches, round after round, so that a neighbour on the
-machine disturbs all of them. Every row that is needed lies on SSD at the start (memhier and peers alike), for what is
-measured to be reading, not first values. A step's time is wall time; beside it the processor time of the thread that
+skew, rows of 32 floats, SGD. The ways take turns over the same batches, round after round, so a neighbour on the
+machine disturbs all of them. Every row that is needed lies on SSD at the start, of memhier and of its peers, so a step
+measures reads and not first values. A step's time is wall time; beside it stands the processor time of the thread that
 trains, which neighbours disturb less.
 
-FBGEMM and rocksdict are taken where Python finds them; what is missing is said. Peers that map a file lose their pages
-after every step, as the page cache would otherwise hold the whole table: all that a budget of 1 % would keep is less
-than what one step needs.
+FBGEMM and rocksdict take part if Python finds them; the program lists those that are missing. Peers that map a file
+lose their pages after every step, as the page cache would otherwise hold the whole table: a budget of 1 % keeps fewer
+rows than one step needs.
 """
 
 import importlib
+import mmap
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,42 +22,43 @@ from typing import Any, Protocol
 import click
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Paper, Record
-from memhier.benchmarks.workloads.embedding.common import DLRM, Ints, Sample, samples, table_sizes
-from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.benchmarks.bench.figures import Figure, Paper, Record
+from memhier.benchmarks.workloads.embedding.common import DLRM, Ints, Sample, stream_of, table_configs, table_sizes
+from memhier.benchmarks.workloads.harness import Outcome, bars_of, workload
 from memhier.policies import LFU, LRU, Belady, Policy
-from memhier.recsys import SGD, EmbeddingBagCollection, EmbeddingBagConfig, Uniform, lookahead
+from memhier.recsys import SGD, EmbeddingBagCollection, lookahead
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 DIM, RATE = 32, 0.01
 
 
-class Way(Protocol):
+class Way:
     """A place for rows."""
 
     def batches(self, some: list[Sample]) -> Iterator[Sample]:
-        """Return the batches of a round, known ahead where that is of use."""
+        """Return the batches of a round, known ahead if that is of use."""
+        return iter(some)
 
     def look(self, ids: Tensor) -> Tensor:
         """Return the rows of a batch side by side, [n, tables * dim], as part of autograd's graph."""
+        raise NotImplementedError
 
     def step(self) -> None:
-        """Do what is left after the backward pass."""
+        """Do the work after the backward pass."""
+
+    def close(self) -> None:
+        """Release the place."""
 
 
-class Memhier:
+class Memhier(Way):
     """memhier's tables with so many rows in DRAM."""
 
     def __init__(self, folder: Path, sizes: list[int], needed: Ints, policy: Policy, window: int | None) -> None:
-        initial = Uniform()
-        configs = [
-            EmbeddingBagConfig(name=f"t{table}", num_embeddings=rows, embedding_dim=DIM, initial=initial)
-            for table, rows in enumerate(sizes)
-        ]
+        folder.mkdir()
+        configs = table_configs(sizes, DIM)
         self.tables = EmbeddingBagCollection(configs, optimizer=SGD(lr=RATE), dram="16GiB", path=folder, policy=policy)
         self._window = window
         bases = self.tables.tables.bases
@@ -65,7 +66,7 @@ class Memhier:
             mine = needed[(needed >= bases[table]) & (needed < bases[table + 1])] - bases[table]
             self.tables.tables.write(table, mine, self.tables.initial_weights(mine, table).numpy())
         self.tables.checkpoint()
-        # The slab holds rows that were written last: the first round brings in what it needs, and is not counted.
+        # The slab holds the rows that were written last: the first round brings in its own rows, and does not count.
 
     def batches(self, some: list[Sample]) -> Iterator[Sample]:
         if self._window is None:
@@ -75,11 +76,11 @@ class Memhier:
     def look(self, ids: Tensor) -> Tensor:
         return self.tables(ids).values()  # type: ignore[no-any-return]
 
-    def step(self) -> None:
-        pass
+    def close(self) -> None:
+        self.tables.close()
 
 
-class Torch:
+class Torch(Way):
     """`torch.nn.EmbeddingBag(sparse=True)` in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -87,9 +88,6 @@ class Torch:
             nn.EmbeddingBag(rows, DIM, mode="sum", sparse=True, _weight=torch.zeros(rows, DIM)) for rows in sizes
         ]
         self._optimizer = torch.optim.SGD([bag.weight for bag in self._bags], lr=RATE)
-
-    def batches(self, some: list[Sample]) -> Iterator[Sample]:
-        return iter(some)
 
     def look(self, ids: Tensor) -> Tensor:
         offsets = torch.arange(len(ids))
@@ -102,7 +100,7 @@ class Torch:
         self._optimizer.zero_grad()
 
 
-class Fbgemm:
+class Fbgemm(Way):
     """FBGEMM's table-batched embedding on the CPU, in memory."""
 
     def __init__(self, sizes: list[int]) -> None:
@@ -117,29 +115,20 @@ class Fbgemm:
         )
         self._offsets: dict[int, Tensor] = {}
 
-    def batches(self, some: list[Sample]) -> Iterator[Sample]:
-        return iter(some)
-
     def look(self, ids: Tensor) -> Tensor:
         flat = ids.t().reshape(-1).contiguous()
         offsets = self._offsets.setdefault(len(flat), torch.arange(len(flat) + 1))
         return self._tables(flat, offsets)  # type: ignore[no-any-return]
 
-    def step(self) -> None:
-        pass
 
-
-class Stored:
-    """Rows by key in a store that gets and puts them: those of a batch come into memory, and go back changed."""
+class Stored(Way):
+    """Rows by key in a store: the rows of a batch come into memory, and go back changed."""
 
     def __init__(self, sizes: list[int], rows: "Rows") -> None:
         self._bases = torch.from_numpy(np.cumsum([0, *sizes])[:-1])
         self._rows = rows
         self._weights: Tensor | None = None
         self._keys: Ints = np.empty(0, np.int64)
-
-    def batches(self, some: list[Sample]) -> Iterator[Sample]:
-        return iter(some)
 
     def look(self, ids: Tensor) -> Tensor:
         keys = (ids + self._bases).numpy()
@@ -168,8 +157,12 @@ class MappedRows:
     """A memory-mapped file."""
 
     def __init__(self, folder: Path, total: int, needed: Ints) -> None:
+        folder.mkdir()
         self._path = folder / "mapped"
-        self._rows = np.memmap(self._path, np.float32, "w+", shape=(total, DIM))
+        with self._path.open("w+b") as file:
+            file.truncate(4 * DIM * total)
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._rows: Any = np.frombuffer(self._map, np.float32).reshape(total, DIM)
         for start in range(0, len(needed), 2**16):
             self._rows[needed[start : start + 2**16]] = 1
         self._forget()
@@ -182,10 +175,9 @@ class MappedRows:
         self._forget()
 
     def _forget(self) -> None:
-        self._rows.flush()
-        mapping = self._rows._mmap  # type: ignore[attr-defined]
-        mapping.madvise(4)  # MADV_DONTNEED: no page stays mapped, so that the cache can drop them
-        with open(self._path, "rb") as file:
+        self._map.flush()
+        self._map.madvise(mmap.MADV_DONTNEED)  # no page stays mapped, so that the cache can drop them
+        with self._path.open("rb") as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
@@ -194,6 +186,7 @@ class LmdbRows:
 
     def __init__(self, folder: Path, total: int, needed: Ints) -> None:
         lmdb = importlib.import_module("lmdb")
+        folder.mkdir()
         self._path = folder / "lmdb"
         self._store = lmdb.open(str(self._path), map_size=2**35, readahead=False, sync=False)
         self.put(needed, np.ones((len(needed), DIM), np.float32))
@@ -218,6 +211,7 @@ class RocksRows:
 
     def __init__(self, folder: Path, total: int, needed: Ints) -> None:
         self._rocks = importlib.import_module("rocksdict")
+        folder.mkdir()
         options = self._rocks.Options(raw_mode=True)
         options.set_use_direct_reads(True)
         options.create_if_missing(True)
@@ -255,7 +249,7 @@ def run_round(way: Way, some: list[Sample], net: DLRM, optimizer: torch.optim.Op
 def make_ways(
     folder: Path, sizes: list[int], share: float, needed: Ints, names: Sequence[str]
 ) -> tuple[dict[str, Way], dict[str, str]]:
-    """Return the ways that can be had, and why others cannot."""
+    """Return the ways that are installed, and the errors of the others."""
     slots, total = int(share * sum(sizes)), sum(sizes)
     makers: dict[str, Any] = {
         "memhier, all in DRAM": lambda at: Memhier(at, sizes, needed, Belady(len(needed)), 8),
@@ -274,7 +268,6 @@ def make_ways(
             raise click.BadParameter(f"{name!r}: expected one of {', '.join(map(repr, makers))}", param_hint="--way")
     for number, name in enumerate(names or makers):
         place = folder / str(number)
-        place.mkdir()
         try:
             ways[name] = makers[name](place)
         except (ImportError, OSError) as error:
@@ -283,100 +276,63 @@ def make_ways(
 
 
 def measure(
-    folder: Path | None, scale: float, share: float, batch: int, steps: int, rounds: int, names: Sequence[str]
+    folder: Path, sizes: list[int], share: float, batch: int, steps: int, rounds: int, names: Sequence[str]
 ) -> dict[str, Any]:
-    """Return, for each way, the steps of every round; the first round of each is not counted."""
-    torch.set_num_threads(1)
-    torch.sparse.check_sparse_tensor_invariants.disable()  # type: ignore[no-untyped-call]
-    sizes = table_sizes(scale)
-    stream = [*samples(sizes, batch, steps * (rounds + 1), 0)]
-    bases = np.cumsum([0, *sizes])[:-1]
-    needed = np.unique(np.concatenate([np.unique(sample.ids.numpy() + bases) for sample in stream]))
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        ways, missing = make_ways(Path(scratch), sizes, share, needed, names)
-        torch.manual_seed(0)
-        net = DLRM(len(sizes), DIM)
-        optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
-        spent: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in ways}
-        for number in range(rounds + 1):
-            some = stream[number * steps : (number + 1) * steps]
-            for name, way in ways.items():
-                # A store that takes seconds a step need not take many.
-                few = some if number and not isinstance(way, Stored) else some[: max(1, steps // 4)]
-                few = some if isinstance(way, Memhier) else few
-                os.sync()  # what the way before wrote is no burden of this one
-                spent[name].append(run_round(way, few, net, optimizer))
-        stats = {name: way.tables.stats() for name, way in ways.items() if isinstance(way, Memhier)}
-        for way in ways.values():
-            if isinstance(way, Memhier):
-                way.tables.close()
-    distinct = float(np.mean([len(np.unique(sample.ids.numpy() + bases)) for sample in stream[:4]]))
-    return {
-        "spent": {name: each[1:] for name, each in spent.items()},
-        "missing": missing,
-        "stats": stats,
-        "rows": sum(sizes),
-        "distinct": distinct,
-        "slots": int(share * sum(sizes)),
-    }
+    """Return, for each way, the steps of every round but the first."""
+    stream, needed = stream_of(sizes, batch, steps * (rounds + 1))
+    ways, missing = make_ways(folder, sizes, share, needed, names)
+    torch.manual_seed(0)
+    net = DLRM(len(sizes), DIM)
+    optimizer = torch.optim.SGD(net.parameters(), lr=RATE)
+    spent: dict[str, list[list[tuple[float, float]]]] = {name: [] for name in ways}
+    for number in range(rounds + 1):
+        some = stream[number * steps : (number + 1) * steps]
+        for name, way in ways.items():
+            # A store that takes seconds a step need not take many.
+            few = some if number and not isinstance(way, Stored) else some[: max(1, steps // 4)]
+            few = some if isinstance(way, Memhier) else few
+            os.sync()  # no way pays for the writes of the way before
+            spent[name].append(run_round(way, few, net, optimizer))
+    stats = {name: way.tables.stats() for name, way in ways.items() if isinstance(way, Memhier)}
+    for way in ways.values():
+        way.close()
+    return {"spent": {name: each[1:] for name, each in spent.items()}, "missing": missing, "stats": stats}
 
 
-def record(found: dict[str, Any], share: float, batch: int) -> Record:
+def record(spent: dict[str, Any], share: float, batch: int, rows: int) -> Record:
     """Return medians over rounds: milliseconds of a step, and memhier's speed against the others."""
-    wall = {
-        name: [1e3 * float(np.median([s[0] for s in one])) for one in each] for name, each in found["spent"].items()
-    }
-    busy = {
-        name: [1e3 * float(np.median([s[1] for s in one])) for one in each] for name, each in found["spent"].items()
-    }
-    where = f"with {share:.0%} of the rows in DRAM"
-    figures = [
-        *(Figure.of(f"step, {name}", each, "ms", "less", clock=True) for name, each in wall.items()),
-        *(
-            Figure.of(f"processor time of the training thread, {name}", each, "ms", "less")
-            for name, each in busy.items()
-        ),
-    ]
+    wall, busy = (
+        {name: [1e3 * float(np.median([step[part] for step in one])) for one in each] for name, each in spent.items()}
+        for part in (0, 1)
+    )
+    figures = [Figure.of(f"step, {name}", each, "ms", "less", clock=True) for name, each in wall.items()]
+    for name, each in busy.items():
+        figures.append(Figure.of(f"processor time of the training thread, {name}", each, "ms", "less"))
     for name in wall:
         if name != "memhier" and "memhier" in wall:
             ratios = [other / mine for other, mine in zip(wall[name], wall["memhier"], strict=True)]
-            title = f"speed {where} against {name}"
+            title = f"speed with {share:.0%} of the rows in DRAM against {name}"
             paper: Paper = "" if name == "memhier, all in DRAM" else "Bagpipe"
             figures.append(Figure.of(title, ratios, "times", "more", clock=True, paper=paper))
-    bars = [Bars(f"A step of DLRM, {batch} samples, 26 tables", "ms", [Bar.of(n, each) for n, each in wall.items()])]
-    return Record(figures, bars=bars, scale=f"{found['rows']:,} rows of {DIM} floats on two cores and one SSD")
+    bars = [bars_of(f"A step of DLRM, {batch} samples, 26 tables", "ms", wall)]
+    return Record(figures, bars=bars, scale=f"{rows:,} rows of {DIM} floats on two cores and one SSD")
 
 
-@click.command()
-@folder_option
+@workload
 @click.option("--scale", default=1.0, show_default=True, help="Of the large tables.")
 @click.option("--share", default=0.01, show_default=True, help="Of the rows in DRAM.")
 @click.option("--batch", default=4096, show_default=True)
 @click.option("--steps", default=12, show_default=True, help="In a round.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--way", "names", multiple=True, help="Measure these alone.")
-@json_option
 def main(
-    folder: Path | None,
-    scale: float,
-    share: float,
-    batch: int,
-    steps: int,
-    rounds: int,
-    names: tuple[str, ...],
-    out: Path | None,
-) -> None:
+    scratch: Path, scale: float, share: float, batch: int, steps: int, rounds: int, names: tuple[str, ...]
+) -> Outcome:
     """Measure a step of DLRM with its tables in different places."""
-    found = measure(folder, scale, share, batch, steps, rounds, names)
-    shown = record(found, share, batch)
-    console = Console(width=120)
-    for figure in shown.figures:
-        spread = f"{figure.least:.4g} to {figure.greatest:.4g}"
-        console.print(f"{figure.name:70} {figure.value:9.4g} {figure.unit:6} {spread}", highlight=False)
-    for name, why in found["missing"].items():
-        console.print(f"{name} is missing: {why}", highlight=False)
-    if out is not None:
-        shown.write(out, **found)
+    sizes = table_sizes(scale)
+    found = measure(scratch, sizes, share, batch, steps, rounds, names)
+    missing = [f"{name} is missing: {why}" for name, why in found["missing"].items()]
+    return Outcome(record(found["spent"], share, batch, sum(sizes)), missing, found)
 
 
 if __name__ == "__main__":

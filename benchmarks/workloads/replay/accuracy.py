@@ -1,19 +1,19 @@
-"""What the storage tier does for accuracy: seven methods of continual learning, each with it and without.
+"""The accuracy that the storage tier adds: seven methods of continual learning, each with it and without.
 
-``python -m memhier.benchmarks.workloads.replay.accuracy --data mnist --memory 200`` prints a table, ``--json`` writes
-it. With ``--runs FILE`` every run is kept as it ends, and those that are there are not made again: what was stopped
-goes on, and more seeds add to it.
+``python -m memhier.benchmarks.workloads.replay.accuracy --data mnist --memory 200`` measures it. With ``--runs FILE``
+every run is kept as it ends and is not made again: an interrupted program goes on, and more seeds add to it.
 
-A data set is learned two classes at a time, in an order drawn by the seed, and never seen again. Both runs of a method
-have the same memory and the same seed; without the storage tier memory keeps what admission gave it, with it half of
-what a step used is swapped. "All in DRAM" draws from everything seen. Final accuracy is over all classes, without being
-told the task; average incremental accuracy is the mean of that after every task. TinyER knows the task.
+A data set is learned two classes at a time, in an order that the seed draws, and never seen again. Both runs of a
+method have the same memory and the same seed. Without the storage tier memory keeps the samples that admission gave it;
+with it half of the samples of a step are swapped. "All in DRAM" draws from everything seen. Final accuracy is over all
+classes, without being told the task; average incremental accuracy is its mean over all tasks. TinyER knows the task.
 """
 
+import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,18 +21,16 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor, nn
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
-from memhier.benchmarks.workloads.options import folder_option, json_option
-from memhier.benchmarks.workloads.replay.data import Images, load_images
+from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.datasets import Images, load_images
+from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, bars_of, figures_of, grouped, workload
 from memhier.recsys.replay import CarouselBuffer, GateSwap, RandomSwap, SwapPolicy
 from memhier.recsys.replay.methods import METHODS, TinyER
 from memhier.recsys.replay.methods.learner import blocks
 
-__all__ = ["main", "run_one"]
+__all__ = ["main"]
 
 WAYS: dict[str, Callable[[], SwapPolicy | None]] = {
     "memory only": lambda: None,
@@ -42,16 +40,16 @@ WAYS: dict[str, Callable[[], SwapPolicy | None]] = {
 }
 
 
-class Dense(nn.Module):
-    """Two hidden layers of 400, for images of 28 x 28."""
+class Model(nn.Module):
+    """A body and a linear head."""
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, body: nn.Sequential, width: int, classes: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Flatten(), nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU())
-        self.head = nn.Linear(400, classes)
+        self.body = body
+        self.head = nn.Linear(width, classes)
 
     def features(self, inputs: Tensor) -> Tensor:
-        """Return what the last layer sees."""
+        """Return the inputs of the last layer."""
         found: Tensor = self.body(inputs)
         return found
 
@@ -61,28 +59,21 @@ class Dense(nn.Module):
         return logits
 
 
-class Convolutions(nn.Module):
-    """Three convolutions of 24, 48 and 96 channels, for images of 32 x 32."""
+def dense(classes: int) -> Model:
+    """Return two hidden layers of 400, for images of 28 x 28."""
+    body = nn.Sequential(nn.Flatten(), nn.Linear(784, 400), nn.ReLU(), nn.Linear(400, 400), nn.ReLU())
+    return Model(body, 400, classes)
 
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for before, after in ((3, 24), (24, 48), (48, 96)):
-            layers += [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
-        self.body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        self.head = nn.Linear(384, classes)
-        # Images are stored with their channels last; convolutions in that order take half the time.
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no overload for it
 
-    def features(self, inputs: Tensor) -> Tensor:
-        """Return what the last layer sees."""
-        found: Tensor = self.body(inputs)
-        return found
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return logits."""
-        logits: Tensor = self.head(self.body(inputs))
-        return logits
+def convolutions(classes: int) -> Model:
+    """Return three convolutions of 24, 48 and 96 channels, for images of 32 x 32."""
+    layers: list[nn.Module] = []
+    for before, after in ((3, 24), (24, 48), (48, 96)):
+        layers += [nn.Conv2d(before, after, 3, 1, 1, bias=False), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+    model = Model(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten()), 384, classes)
+    # Images are stored with their channels last; convolutions in that order take half the time.
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch has no overload for it
+    return model
 
 
 def plain(images: Tensor) -> Tensor:
@@ -101,25 +92,8 @@ def cropped(images: Tensor) -> Tensor:
     return inputs.contiguous(memory_format=torch.channels_last)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What a run gave.
-
-    Attributes
-    ----------
-    final, incremental
-        Shares of the test samples that were right after the last task, and the mean over all tasks.
-    """
-
-    final: float
-    incremental: float
-    seconds: float
-    swapped: int
-    stall_s: float
-
-
-def run_one(method: str, way: str, images: Images, memory: int, seed: int, epochs: int, folder: Path) -> Outcome:
-    """Learn a data set with one method."""
+def run_one(method: str, way: str, images: Images, memory: int, seed: int, epochs: int, folder: Path) -> Row:
+    """Learn a data set with one method; return accuracies after the last task and on the way, time and swaps."""
     torch.manual_seed(seed)
     kind, classes = METHODS[method], 10
     is_colour = images.train.ndim == 4
@@ -132,7 +106,7 @@ def run_one(method: str, way: str, images: Images, memory: int, seed: int, epoch
     ) as buffer:  # fmt: skip
         start = time.perf_counter()
         learner = kind(
-            lambda: Convolutions(classes) if is_colour else Dense(classes), buffer, cropped if is_colour else plain,
+            lambda: convolutions(classes) if is_colour else dense(classes), buffer, cropped if is_colour else plain,
             classes=classes, rate=0.05 if batch == 32 else 0.02, batch=batch, epochs=epochs, decays=is_colour,
             seed=seed,
         )  # fmt: skip
@@ -142,9 +116,10 @@ def run_one(method: str, way: str, images: Images, memory: int, seed: int, epoch
             learner.learn_task(torch.from_numpy(images.train[some]), torch.from_numpy(images.train_labels[some]))
             shares.append(_share_right(learner, images))
         stats = buffer.stats()
-        return Outcome(
-            shares[-1], float(np.mean(shares)), time.perf_counter() - start, stats["swapped"], stats["stall_s"]
-        )  # fmt: skip
+        return {
+            "final": shares[-1], "incremental": float(np.mean(shares)), "seconds": time.perf_counter() - start,
+            "swapped": stats["swapped"], "stall_s": stats["stall_s"],
+        }  # fmt: skip
 
 
 def _share_right(learner: Any, images: Images) -> float:
@@ -161,7 +136,7 @@ def _share_right(learner: Any, images: Images) -> float:
 
 @dataclass(frozen=True)
 class Setting:
-    """What the runs of a table have in common; `samples` of the training data, all where it is None."""
+    """The settings that all runs of a table share; `samples` of the training data, all if it is None."""
 
     data: str
     memory: int
@@ -170,32 +145,29 @@ class Setting:
 
 
 def measure(
-    setting: Setting, methods: list[str], ways: list[str], seeds: int, folder: Path | None, kept: Path | None,
-    console: Console,
-) -> list[dict[str, Any]]:  # fmt: skip
+    setting: Setting, methods: list[str], ways: list[str], seeds: int, folder: Path, kept: Path | None
+) -> list[Row]:
     """Run every method in every way with every seed, but for runs that the file `kept` has."""
-    torch.set_num_threads(1)
     images = load_images(setting.data, setting.samples)
     done = {(row["method"], row["way"], row["seed"]): row for row in kept_rows(kept, setting)}
     rows = []
-    for seed in range(seeds):
-        for method in methods:
-            for way in ways:
-                if way == "all in DRAM" and method != "ER":
-                    continue
-                row = done.get((method, way, seed))
-                if row is None:
-                    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                        outcome = run_one(method, way, images, setting.memory, seed, setting.epochs, Path(scratch))
-                    row = {"method": method, "way": way, "seed": seed, **vars(outcome)}
-                    if kept is not None:
-                        with kept.open("a") as file:
-                            file.write(json.dumps(vars(setting) | row) + "\n")
-                rows.append(row)
-                console.print(
-                    f"{setting.data} {setting.memory}: {method}, {way}, seed {seed}: {100 * row['final']:.1f} % at the "
-                    f"end, {100 * row['incremental']:.1f} % on the way, {row['seconds']:.0f} s"
-                )
+    for seed, method, way in itertools.product(range(seeds), methods, ways):
+        if way == "all in DRAM" and method != "ER":
+            continue
+        row: Row | None = done.get((method, way, seed))
+        if row is None:
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                found = run_one(method, way, images, setting.memory, seed, setting.epochs, Path(scratch))
+            row = found | {"method": method, "way": way, "seed": seed}
+            if kept is not None:
+                with kept.open("a") as file:
+                    file.write(json.dumps(vars(setting) | row) + "\n")
+        rows.append(row)
+        ends, means = (f"{100 * row[name]:.1f} %" for name in ("final", "incremental"))
+        click.echo(
+            f"{setting.data} {setting.memory}: {method}, {way}, seed {seed}: {ends} at the end, {means} on the way, "
+            f"{row['seconds']:.0f} s"
+        )
     return rows
 
 
@@ -212,96 +184,63 @@ def kept_rows(kept: Path | None, setting: Setting) -> list[dict[str, Any]]:
     ]
 
 
-def show(rows: list[dict[str, Any]], data: str, memory: int) -> Table:
-    """Lay out means and standard deviations over the seeds."""
-    seeds = len({row["seed"] for row in rows})
-    table = Table(title=f"{data}, {memory} samples in memory, {seeds} seeds: accuracy in %, mean ± deviation")
-    for column in ("method", "way", "at the end", "on the way", "seconds", "stalled, s"):
-        table.add_column(column, justify="left" if column in ("method", "way") else "right")
-    for (method, way), group in grouped(rows).items():
-        shown = [
-            f"{100 * np.mean(values):.1f} ± {100 * np.std(values):.1f}"
-            for values in ([row[name] for row in group] for name in ("final", "incremental"))
-        ]
-        seconds, stalled = (float(np.mean([row[name] for row in group])) for name in ("seconds", "stall_s"))
-        table.add_row(method, way, *shown, f"{seconds:.1f}", f"{stalled:.2f}")
-    return table
-
-
-def grouped(rows: list[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """Return the rows of each method and way, in their order."""
-    found: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    for row in rows:
-        found.setdefault((row["method"], row["way"]), []).append(row)
-    return found
-
-
-def gains(rows: list[dict[str, Any]], base: str, name: str) -> dict[tuple[str, str], list[float]]:
-    """Return by how many points ways with storage are better than `base`, seed by seed."""
-    groups, found = grouped(rows), {}
+def gains(rows: list[Row], base: str, column: str) -> Iterator[tuple[str, str, list[float]]]:
+    """Yield methods and ways with storage, and the points by which they are better than `base`, seed by seed."""
+    groups = grouped(rows, "method", "way")
     for (method, way), group in groups.items():
-        alone = {row["seed"]: row[name] for row in groups.get((method, base), [])}
+        alone = {row["seed"]: row[column] for row in groups.get((method, base), [])}
         if way in ("random swaps", "gate") and alone:
-            found[method, way] = [100 * (row[name] - alone[row["seed"]]) for row in group if row["seed"] in alone]
-    return found
+            yield method, way, [100 * (row[column] - alone[row["seed"]]) for row in group if row["seed"] in alone]
 
 
-def comparisons(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a line for each way with storage: the same seeds with it and without, and beside everything in DRAM."""
-    lines = []
-    for base in ("memory only", "all in DRAM"):
-        ends, ways = gains(rows, base, "final"), gains(rows, base, "incremental")
-        for method, way in ends:
-            end, on_the_way = ends[method, way], ways[method, way]
-            lines.append(
-                f"{method}, {way} against {base}: {np.mean(end):+.1f} points at the end ({min(end):+.1f} to "
-                f"{max(end):+.1f}), {np.mean(on_the_way):+.1f} on the way, {len(end)} seeds"
-            )
-    return lines
+def comparisons(rows: list[Row]) -> Iterator[str]:
+    """Yield a line for each way with storage: its gain over memory alone, and over everything in DRAM."""
+    for base, (column, words) in itertools.product(
+        ("memory only", "all in DRAM"), (("final", "at the end"), ("incremental", "on the way"))
+    ):
+        for method, way, points in gains(rows, base, column):
+            spread = f"({min(points):+.1f} to {max(points):+.1f}), {len(points)} seeds"
+            yield f"{method}, {way} against {base}: {np.mean(points):+.1f} points {words} {spread}"
 
 
-def record(rows: list[dict[str, Any]], data: str, memory: int) -> Record:
+def record(rows: list[Row], setting: Setting) -> Record:
     """Return accuracies as figures and bars."""
-    figures: list[Figure] = []
-    bars: list[Bar] = []
-    for (method, way), group in grouped(rows).items():
-        for name, what in (("final", "accuracy at the end"), ("incremental", "accuracy on the way")):
-            values = [100 * row[name] for row in group]
-            figures.append(Figure.of(f"{data}, {memory}: {method}, {way}, {what}", values, "%", "more"))
-        bars.append(Bar.of(f"{method}, {way}", [100 * row["final"] for row in group]))
-    for (method, way), values in gains(rows, "memory only", "final").items():
-        name = f"{data}, {memory}: {method}, {way}, gain at the end"
-        figures.append(Figure.of(name, values, "points", "more", paper="CarM"))
-    return Record(
-        figures, bars=[Bars(f"Accuracy after the last task: {data}, {memory} in memory", "%", bars)],
-        scale="small models on one thread; CarM: ResNet-18 and -32 on a GPU",
-    )  # fmt: skip
+    where = f"{setting.data}, {setting.memory}"
+    columns = ("final", "incremental")
+    shares: list[Row] = [row | {column: 100 * float(row[column]) for column in columns} for row in rows]
+    ends = Measure("final", "accuracy at the end", "%", "more")
+    figures = figures_of(
+        shares, [ends, Measure("incremental", "accuracy on the way", "%", "more")], where + ": {method}, {way}, {title}"
+    )
+    for method, way, points in gains(rows, "memory only", "final"):
+        name = f"{where}: {method}, {way}, gain at the end"
+        figures.append(Figure.of(name, points, "points", "more", paper="CarM"))
+    values = {
+        f"{method}, {way}": [row["final"] for row in group]
+        for (method, way), group in grouped(shares, "method", "way").items()
+    }
+    title = f"Accuracy after the last task: {where} in memory"
+    scale = "small models on one thread; CarM: ResNet-18 and -32 on a GPU"
+    return Record(figures, bars=[bars_of(title, "%", values)], scale=scale)
 
 
-@click.command()
-@folder_option
+@workload
 @click.option("--data", type=click.Choice(["mnist", "fashion-mnist", "cifar10"]), default="mnist", show_default=True)
 @click.option("--memory", default=200, show_default=True, help="Samples in memory.")
 @click.option("--methods", default=",".join(METHODS), show_default=True)
-@click.option("--ways", default="memory only,random swaps,gate,all in DRAM", show_default=True)
+@click.option("--ways", default=",".join(WAYS), show_default=True)
 @click.option("--seeds", default=5, show_default=True)
 @click.option("--epochs", default=1, show_default=True)
-@click.option("--samples", type=int, help="Of the training data, in equal parts of all classes; else all.")
+@click.option("--samples", type=int, help="Of the training data, in equal parts of all classes; all by default.")
 @click.option("--runs", "kept", type=click.Path(path_type=Path), help="Keep every run in this file, and go on from it.")
-@json_option
 def main(
-    folder: Path | None, data: str, memory: int, methods: str, ways: str, seeds: int, epochs: int, samples: int | None,
-    kept: Path | None, out: Path | None,
-) -> None:  # fmt: skip
-    """Measure what the storage tier does for accuracy."""
-    console = Console(width=110)
+    scratch: Path, data: str, memory: int, methods: str, ways: str, seeds: int, epochs: int, samples: int | None,
+    kept: Path | None,
+) -> Outcome:  # fmt: skip
+    """Measure the accuracy that the storage tier adds."""
     setting = Setting(data, memory, epochs, samples)
-    rows = measure(setting, methods.split(","), ways.split(","), seeds, folder, kept, console)
-    console.print(show(rows, data, memory))
-    for line in comparisons(rows):
-        console.print(line)
-    if out is not None:
-        record(rows, data, memory).write(out, rows=rows)
+    rows = measure(setting, methods.split(","), ways.split(","), seeds, scratch, kept)
+    return Outcome(record(rows, setting), [*comparisons(rows)], {"rows": rows})
 
 
 if __name__ == "__main__":

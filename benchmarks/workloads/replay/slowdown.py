@@ -1,18 +1,15 @@
-"""Does swapping slow training down? Steps of one training, in turns with and without swaps.
+"""The time that swapping adds to a training step: steps of one training, with swaps and without, by turns.
 
-``python -m memhier.benchmarks.workloads.replay.slowdown --dir /path/on/the/device`` prints a table, ``--json`` writes
-it.
-
-A small convolutional network learns from a batch of the stream and one of memory. Ways take turns in blocks of a few
-steps, in an order drawn anew for every round, so that whatever else the machine does hits all of them; each block
-begins with steps that are not counted. What is shown is how much more a way takes than no swaps, the median over the
-rounds: of the median step by the clock; of the processor time of the training thread; and of that of the whole process,
-to which the thread that reads belongs. Neighbours disturb the last two less: where the machine is not idle, a verdict
-goes by them. "Waiting" swaps read while training waits; "a file per sample" reads files as CarM's code does, waiting.
+``python -m memhier.benchmarks.workloads.replay.slowdown --dir /path/on/the/device`` trains a small convolutional
+network on a batch of the stream and one of memory. Ways take turns in blocks of a few steps, in a new random order each
+round, so neighbours on the machine disturb all of them; each block begins with steps that do not count. The figures say
+how much more a way takes than no swaps, the median over rounds: of the median step by the clock, of the processor time
+of the training thread, and of the whole process, with the thread that reads. Neighbours disturb the last two less:
+trust those on a busy machine. "Waiting" swaps read while training waits; "a file per sample" reads files as CarM's code
+does, and waits.
 """
 
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,22 +19,21 @@ from typing import Any
 import click
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
-from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.benchmarks.bench.figures import Figure, Paper, Record
+from memhier.benchmarks.workloads.harness import Outcome, bars_of, workload
 from memhier.recsys.replay import Batch, CarouselBuffer, RandomSwap
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 BATCH = 32
 WARM = 2
 BASE = "no swaps"
-# What is promised, in % of a step without swaps.
-BARS = {"20 % swapped": 3.0, "100 % swapped": 5.0}
-MEASURES = {"clock": "by the clock", "thread": "training thread", "process": "whole process"}
+MEASURES = {
+    "clock": "a step is longer by", "thread": "the training thread computes longer by",
+    "process": "the process computes longer by",
+}  # fmt: skip
 
 
 class Trainer:
@@ -134,12 +130,12 @@ def _file_way(folder: Path, trainer: Trainer, side: int, memory: int) -> Callabl
     return step
 
 
-def measure(folder: Path | None, side: int, stored: int, memory: int, rounds: int, steps: int) -> dict[str, Any]:
-    """Return for each way the seconds of a step in every round, by measure, and what its buffer says of waiting."""
-    torch.set_num_threads(1)
+def measure(folder: Path, side: int, stored: int, memory: int, rounds: int, steps: int) -> dict[str, Any]:
+    """Return for each way the seconds of a step in every round, by measure, and the waits of its buffer."""
     order = np.random.default_rng(3)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, ExitStack() as held:
-        ways, buffers = make_ways(Path(scratch), side, stored, memory, held)
+    folder.mkdir()
+    with ExitStack() as held:
+        ways, buffers = make_ways(folder, side, stored, memory, held)
         times: dict[str, dict[str, list[float]]] = {name: {kind: [] for kind in MEASURES} for name in ways}
         for _ in range(rounds):
             for name in order.permutation(list(ways)).tolist():
@@ -183,77 +179,39 @@ def stalled(result: dict[str, Any], name: str) -> float:
     return 100 * float(wait["stall_s"]) / max(1, int(wait["step"])) / step
 
 
-def show(found: dict[int, Any]) -> Table:
-    """Lay out medians over the rounds."""
-    table = Table(title=f"training steps of {BATCH} + {BATCH} samples: % more than without swaps; medians over rounds")
-    for column in ("image", "way", "step, ms", *MEASURES.values(), "stalled, %", "swapped"):
-        table.add_column(column, justify="left" if column in ("image", "way") else "right")
-    for side, result in found.items():
-        for name, kinds in result["times"].items():
-            more = [f"{np.median(longer(result['times'], name, kind)):+.1f}" for kind in MEASURES]
-            swapped = result["waits"].get(name, {"swapped": 0})["swapped"]
-            step = 1e3 * float(np.median(kinds["clock"]))
-            table.add_row(f"{side} px", name, f"{step:.2f}", *more, f"{stalled(result, name):.2f}", f"{swapped:,}")
-    return table
-
-
-def verdicts(found: dict[int, Any]) -> list[str]:
-    """Return a line for each promise: what was promised, what was measured, and whether it holds."""
-    lines = []
-    for side, result in found.items():
-        for name, most in BARS.items():
-            more = {kind: float(np.median(longer(result["times"], name, kind))) for kind in MEASURES}
-            measured = ", ".join(f"{more[kind]:+.1f} % {label}" for kind, label in MEASURES.items())
-            words = {True: "holds", False: "fails"}
-            lines.append(
-                f"{side} px, {name}: at most {most:.0f} % more: {words[more['clock'] <= most]} by the clock, "
-                f"{words[more['process'] <= most]} by processor time ({measured})"
-            )
-    return lines
-
-
 def record(found: dict[int, Any]) -> Record:
-    """Return how much longer steps take as figures and bars."""
+    """Return the extra time of steps as figures and bars."""
     figures, bars = [], []
     for side, result in found.items():
         times = result["times"]
         names = [name for name in times if name != BASE]
         for name in names:
-            title = f"{side} px, {name}: a step is longer by"
-            figures.append(Figure.of(title, longer(times, name, "clock"), "%", "less", clock=True, paper="CarM"))
-            title = f"{side} px, {name}: the training thread computes longer by"
-            figures.append(Figure.of(title, longer(times, name, "thread"), "%", "less", clock=True))
-            title = f"{side} px, {name}: the process computes longer by"
-            figures.append(Figure.of(title, longer(times, name, "process"), "%", "less", clock=True))
+            for kind, words in MEASURES.items():
+                paper: Paper = "CarM" if kind == "clock" else ""
+                more = longer(times, name, kind)
+                figures.append(Figure.of(f"{side} px, {name}: {words}", more, "%", "less", clock=True, paper=paper))
             title = f"{side} px, {name}: share of the time that steps waited for swaps"
             figures.append(Figure.of(title, stalled(result, name), "%", "less", clock=True))
         steps = [1e3 * seconds for seconds in times[BASE]["clock"]]
         figures.append(Figure.of(f"{side} px, {BASE}: a step", steps, "ms", "less", clock=True))
-        every = [Bar.of(name, longer(times, name, "clock")) for name in names]
-        bars.append(Bars(f"How much longer a step takes with swaps, images of {side} x {side}", "%", every))
+        title = f"How much longer a step takes with swaps, images of {side} x {side}"
+        bars.append(bars_of(title, "%", {name: longer(times, name, "clock") for name in names}))
     return Record(figures, bars=bars, scale="a small network on one CPU thread; CarM: ResNets on a GPU")
 
 
-@click.command()
-@folder_option
+@workload
 @click.option("--sides", default="32,224", show_default=True, help="Of the images.")
 @click.option("--stored", default=8000, show_default=True, help="Samples in storage; a quarter of them at 224.")
 @click.option("--memory", default=500, show_default=True)
 @click.option("--rounds", default=11, show_default=True)
 @click.option("--steps", default=6, show_default=True, help="In a block.")
-@json_option
-def main(folder: Path | None, sides: str, stored: int, memory: int, rounds: int, steps: int, out: Path | None) -> None:
-    """Measure how much longer training steps take with swaps."""
+def main(scratch: Path, sides: str, stored: int, memory: int, rounds: int, steps: int) -> Outcome:
+    """Measure the time that swaps add to training steps."""
     found = {
-        side: measure(folder, side, stored if side < 100 else stored // 4, memory, rounds, steps)
+        side: measure(scratch / f"{side}", side, stored if side < 100 else stored // 4, memory, rounds, steps)
         for side in map(int, sides.split(","))
     }
-    console = Console(width=120)
-    console.print(show(found))
-    for line in verdicts(found):
-        console.print(line)
-    if out is not None:
-        record(found).write(out, results={str(side): result for side, result in found.items()})
+    return Outcome(record(found), details={"results": {str(side): result for side, result in found.items()}})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Policies on whole published traces: misses, equality with plain caches access by access, and speed.
+"""Policies on the whole traces of the data set ``cache-traces``: misses, and speed.
 
-``python -m memhier.benchmarks.workloads.tiers.policies`` prints the tables and, with ``--json``, writes them.
+``python -m memhier.benchmarks.workloads.tiers.policies`` also compares every access with a plain cache (``--check``).
 """
 
 import time
@@ -11,19 +11,18 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 from tqdm import tqdm
 
 from memhier.benchmarks.bench.figures import Curves, Figure, Record, Series
 from memhier.benchmarks.cli.traces import read_trace
-from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.datasets import data_set_folder
+from memhier.benchmarks.workloads.harness import Outcome, rows_table, workload
 from memhier.benchmarks.workloads.tiers.plain_caches import PLAIN_CACHES
 from memhier.planning.curves import miss_ratio_curve
 from memhier.planning.simulation import simulate
 from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
 
-__all__ = ["compare", "main", "measure_speed"]
+__all__ = ["main"]
 
 Keys = npt.NDArray[np.int64]
 
@@ -31,11 +30,10 @@ POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo"
 SHARES = (0.001, 0.01, 0.1)
 CURVE_POINTS = 24
 SLOTS, ACCESSES, ROUNDS = 1_000_000, 400_000, 9
-_WIDTH = 130
 
 
 def compare(path: Path, check: bool, first: int | None) -> list[dict[str, Any]]:
-    """Count misses on one trace at several capacities, and hold them against the plain caches."""
+    """Count misses on one trace at several capacities, and compare them with the plain caches."""
     keys = read_trace(path)[:first]
     distinct = len(np.unique(keys))
     rows = []
@@ -69,7 +67,7 @@ def least_lead(curves: Curves) -> float:
 
 
 def measure_speed(longest: Keys) -> list[dict[str, Any]]:
-    """Return millions of accesses per second, of wall and of processor time, the best of several rounds."""
+    """Return millions of accesses a second of processor time, round by round."""
     weights = np.cumsum(1 / np.arange(1, SLOTS + 1) ** 1.05)
     rng = np.random.default_rng(0)
     shuffled = rng.permutation(SLOTS)
@@ -103,14 +101,12 @@ def measure_speed(longest: Keys) -> list[dict[str, Any]]:
 
 
 def _rate(what: str, keys: Keys, call: Callable[[Keys], object]) -> dict[str, Any]:
-    walls, cpus = [], []
+    rates = []
     for _ in range(ROUNDS):
-        wall, cpu = time.perf_counter(), time.process_time()
+        started = time.process_time()
         call(keys)
-        walls.append(time.perf_counter() - wall)
-        cpus.append(time.process_time() - cpu)
-    best = {"wall": len(keys) / min(walls) / 1e6, "cpu": len(keys) / min(cpus) / 1e6}
-    return {"what": what, **best, "cpu_rounds": [len(keys) / seconds / 1e6 for seconds in cpus]}
+        rates.append(len(keys) / (time.process_time() - started) / 1e6)
+    return {"what": what, "cpu_rounds": rates}
 
 
 def record(rows: list[dict[str, Any]], curves: list[Curves], speeds: list[dict[str, Any]]) -> Record:
@@ -127,44 +123,25 @@ def record(rows: list[dict[str, Any]], curves: list[Curves], speeds: list[dict[s
     return Record([*figures, *(Figure.of(row["what"], row["cpu_rounds"], unit, "more") for row in speeds)], curves)
 
 
-@click.command()
-@click.option("--check/--no-check", default=True, help="Hold every access against a plain cache: minutes.")
+@workload
+@click.option("--check/--no-check", default=True, help="Compare every access with a plain cache: minutes.")
 @click.option("--first", type=click.IntRange(1), help="Only so many accesses of each trace.")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False), help="Write the figures there.")
-def main(check: bool, first: int | None, json_path: str | None) -> None:
-    """Count misses of every policy on every trace of the data set ``cache-traces``, and measure speed."""
-    folder = data_folder() / "cache-traces"
+def main(check: bool, first: int | None) -> Outcome:
+    """Count misses of every policy on every trace, and measure speed."""
+    folder = data_set_folder("cache-traces")
     paths = sorted(path for path in folder.glob("*.*") if path.suffix in (".xz", ".gz"))
     if not paths:
-        raise click.ClickException(f"no traces at {folder}: put them there, or set MEMHIER_DATA")
-    console = Console()
-    if console.width < _WIDTH:  # better broken lines than numbers cut short
-        console = Console(width=_WIDTH)
+        raise FileNotFoundError(f"no data set 'cache-traces' at {folder}: it holds no .xz or .gz file")
     rows = [row for path in tqdm(paths, desc="misses") for row in compare(path, check, first)]
-    table = Table("trace", "accesses", "rows", "capacity", *POLICIES, "Belady / best other")
-    for row in rows:
-        best = min(row[name] for name in POLICIES if name != "belady")
-        misses = [f"{row[name]:,}" for name in POLICIES]
-        table.add_row(
-            row["trace"], f"{row['accesses']:,}", f"{row['distinct']:,}", f"{row['capacity']:,}", *misses,
-            f"{row['belady'] / best:.3f}",
-        )  # fmt: skip
-    console.print("Misses, one access at a time" + (", equal to plain caches at every access" if check else ""))
-    console.print(table)
     curves = [curves_of(path, first) for path in tqdm(paths, desc="curves")]
     margin = min(map(least_lead, curves))
-    console.print(f"Belady against the others at {CURVE_POINTS} capacities of every trace: least lead {margin:.6f}")
     if margin < 0:
         raise AssertionError("Belady missed more than another policy")
-    longest = max((read_trace(path)[:first] for path in paths), key=len)
-    speeds = measure_speed(longest)
-    table = Table(f"million accesses a second (best of {ROUNDS})", "wall", "processor")
-    for row in speeds:
-        table.add_row(row["what"], f"{row['wall']:.1f}", f"{row['cpu']:.1f}")
-    console.print(table)
-    if json_path is not None:
-        found = record(rows, curves, speeds)
-        found.write(Path(json_path), misses=rows, least_lead=margin, speed=speeds)
+    speeds = measure_speed(max((read_trace(path)[:first] for path in paths), key=len))
+    shown = rows_table(
+        "misses, one access at a time" + (", equal to plain caches at every access" if check else ""), rows
+    )
+    return Outcome(record(rows, curves, speeds), [shown], {"misses": rows, "least_lead": margin, "speed": speeds})
 
 
 if __name__ == "__main__":

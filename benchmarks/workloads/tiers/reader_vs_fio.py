@@ -1,20 +1,18 @@
 """The page reader against fio's io_uring engine: the same file, the same minute, uniformly random 4 KiB direct reads.
 
-``python -m memhier.benchmarks.workloads.tiers.reader_vs_fio --dir /path/on/the/device`` prints a table and, with
-``--json``, writes it. Two questions, each asked in pairs of neighbouring runs, since a shared device changes from
-minute to minute:
+``python -m memhier.benchmarks.workloads.tiers.reader_vs_fio --dir /path/on/the/device`` measures two things, each in
+pairs of neighbouring runs, since a shared device changes from minute to minute:
 
 - sustained: reads per second with 128 in flight;
-- a call: how long 100 scattered reads take when they are asked for at once. fio is told to submit 100, wait for all
-  and start again (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace shows it so). Its
-  time for 100 is run time over batches, a mean, so the ratio compares means; the reader's median stands beside.
+- a call: the time of 100 scattered reads in one call. fio submits 100, waits for all and starts again
+  (``iodepth=100``, ``iodepth_batch=100``, ``iodepth_batch_complete_min=100``; strace confirms it). Its time for 100 is
+  run time over batches, a mean, so the ratio compares means.
 """
 
 import json
 import os
 import shutil
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -24,16 +22,14 @@ from typing import Any
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
-from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.benchmarks.bench.figures import Figure, Record
+from memhier.benchmarks.workloads.harness import Outcome, Row, bars_of, rows_table, workload
 from memhier.budget import parse_bytes
 from memhier.io.kernels import crc32c_pages
 from memhier.io.reader import PAGE_BYTES, Reader
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 DEPTH = 128
 CALL_READS = 100
@@ -54,7 +50,7 @@ def measure(path: Path, rounds: int, seconds: float, engine: str | None, checksu
                 ("fio", partial(_fio, path, seconds, seed + turn)),
                 ("memhier", partial(_reader, reader, handle, size, seconds, rng)),
             ]
-            # Who goes first changes with every round, so that a drift of the device favours neither.
+            # The first side changes with every round, so that a drift of the device favours neither.
             pairs.append({name: run() for name, run in (sides if turn % 2 == 0 else sides[::-1])})
         return {"engine": reader.engine, "file_bytes": size, "checksums": checksums, "rounds": pairs}
 
@@ -144,83 +140,42 @@ def _write_random_file(path: Path, size: int, seed: int) -> None:
         os.fsync(file.fileno())
 
 
-def summarise(result: dict[str, Any]) -> dict[str, Any]:
-    """Return medians over the rounds, and the medians of the ratios taken round by round."""
-    rounds = result["rounds"]
-    medians = {
-        side: {field: float(np.median([pair[side][field] for pair in rounds])) for field in rounds[0][side]}
-        for side in ("fio", "memhier")
-    }
-    ratios = {
-        field: [pair["memhier"][field] / pair["fio"][field] for pair in rounds] for field in ("iops", "call_mean_us")
-    }
-    return {"median": medians, "ratios": ratios, "median_ratio": {k: float(np.median(v)) for k, v in ratios.items()}}
+def record(rounds: list[dict[str, dict[str, float]]]) -> Record:
+    """Return the ratios to fio, round by round, and the reader's own times as figures; reads a second as bars."""
+    sides = {side: [pair[side] for pair in rounds] for side in ("fio", "memhier")}
 
+    def ratios(field: str) -> list[float]:
+        return [pair["memhier"][field] / pair["fio"][field] for pair in rounds]
 
-def show(result: dict[str, Any], summary: dict[str, Any]) -> Table:
-    """Lay the summary out as a table."""
-    rounds = len(result["rounds"])
-    table = Table(title=f"4 KiB random direct reads: medians of {rounds} rounds by turns, engine {result['engine']}")
-    for column in ("", "fio", "memhier", "ratio of each round", "median", "target"):
-        table.add_column(column, justify="left" if not column else "right")
-    names = {
-        "iops": f"reads per second, {DEPTH} in flight",
-        "p50_us": "latency of a read, p50, us",
-        "p99_us": "latency of a read, p99, us",
-        "cpu_us": "processor time per read, us",
-        "call_mean_us": f"{CALL_READS} reads at once, mean, us",
-        "call_p50_us": f"{CALL_READS} reads at once, p50, us",
-        "call_p99_us": f"{CALL_READS} reads at once, p99, us",
-    }
-    targets = {"iops": ">= 0.90", "call_mean_us": "<= 1.30"}
-    for field, name in names.items():
-        cells = [summary["median"][side].get(field) for side in ("fio", "memhier")]
-        each = " ".join(f"{ratio:.2f}" for ratio in summary["ratios"].get(field, []))
-        median = f"{summary['median_ratio'][field]:.2f}" if field in targets else ""
-        shown = ["" if cell is None else f"{cell:,.1f}" if cell < 100 else f"{cell:,.0f}" for cell in cells]
-        table.add_row(name, *shown, each, median, targets.get(field, ""))
-    return table
-
-
-def record(result: dict[str, Any], summary: dict[str, Any]) -> Record:
-    """Return the ratios to fio and the reader's own times as figures, reads a second as bars."""
-    ratios, each = summary["ratios"], result["rounds"]
-    cpu = [pair["memhier"]["cpu_us"] for pair in each]
     figures = [
-        Figure.of(f"{DEPTH} in flight, reads a second", ratios["iops"], "times fio", "more", clock=True),
-        Figure.of(f"{CALL_READS} at once, time", ratios["call_mean_us"], "times fio", "less", clock=True),
-        Figure.of("processor time of a read", cpu, "us", "less"),
+        Figure.of(f"{DEPTH} in flight, reads a second", ratios("iops"), "times fio", "more", clock=True),
+        Figure.of(f"{CALL_READS} at once, time", ratios("call_mean_us"), "times fio", "less", clock=True),
+        Figure.of("processor time of a read", [each["cpu_us"] for each in sides["memhier"]], "us", "less"),
     ]
-    bars = [Bar.of(side, [pair[side]["iops"] for pair in each]) for side in ("fio", "memhier")]
-    return Record(figures, bars=[Bars(f"4 KiB random direct reads, {DEPTH} in flight", "reads a second", bars)])
+    rates = {side: [each["iops"] for each in some] for side, some in sides.items()}
+    return Record(figures, bars=[bars_of(f"4 KiB random direct reads, {DEPTH} in flight", "reads a second", rates)])
 
 
-@click.command()
-@folder_option
-@click.option("--size", default="2GiB", show_default=True, help="Of the file of random bytes that is read.")
+@workload
+@click.option("--size", default="2GiB", show_default=True, help="Of the file of random bytes to read.")
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--seconds", default=2.0, show_default=True, help="For each of the four runs of a round.")
-@click.option("--engine", help="The reader's engine; the best one here otherwise.")
+@click.option("--engine", help="The reader's engine; the best one here by default.")
 @click.option("--checksums/--no-checksums", default=False, help="Let the reader check each page, which fio does not.")
 @click.option("--seed", default=0, show_default=True)
-@json_option
 def main(
-    folder: Path | None, size: str, rounds: int, seconds: float, engine: str | None, checksums: bool, seed: int,
-    out: Path | None,
-) -> None:  # fmt: skip
+    scratch: Path, size: str, rounds: int, seconds: float, engine: str | None, checksums: bool, seed: int
+) -> Outcome:
     """Compare the page reader with fio."""
     if shutil.which("fio") is None:
         raise click.ClickException(
             "fio is not installed (Debian: apt-get install fio); there is nothing to compare with"
         )
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        path = Path(scratch) / "random.bin"
-        _write_random_file(path, parse_bytes(size, "size"), seed)
-        result = measure(path, rounds, seconds, engine, checksums, seed)
-    summary = summarise(result)
-    Console(width=130).print(show(result, summary))
-    if out is not None:
-        record(result, summary).write(out, **result, **summary)
+    path = scratch / "random.bin"
+    _write_random_file(path, parse_bytes(size, "size"), seed)
+    result = measure(path, rounds, seconds, engine, checksums, seed)
+    rows: list[Row] = [{"side": side} | pair[side] for pair in result["rounds"] for side in ("memhier", "fio")]
+    return Outcome(record(result["rounds"]), [rows_table(f"every round, engine {result['engine']}", rows)], result)
 
 
 if __name__ == "__main__":

@@ -1,43 +1,38 @@
-"""How much of the time of reading rows a tier hides behind computing, when it is told of the next batches in advance.
+"""The share of the time of its reads that a tier hides behind computing, if it knows the next batches in advance.
 
-``python -m memhier.benchmarks.workloads.tiers.tiered --dir /path/on/the/device`` prints a table; ``--json`` writes it.
+``python -m memhier.benchmarks.workloads.tiers.tiered --dir /path/on/the/device`` reads batches of rows that are almost
+never resident and computes on them: in numpy, which leaves the interpreter free, and in a Python loop, which keeps it.
+Ways take turns over fresh batches: ``gather`` reads a batch when it comes, ``ahead 1`` and ``ahead 2`` prefetch one or
+two batches in advance.
 
-Batches of rows that are almost never resident are read from SSD and computed upon; by computing that leaves the
-interpreter free (numpy), and by computing that keeps it (a Python loop). Ways take turns over fresh batches, again and
-again: ``gather`` reads when the batch is there, ``ahead 1`` and ``ahead 2`` prefetch so many batches in advance.
-
-Computing is work, not time: whatever slows it down, the tier's own threads included, shows. Its amount follows the
-reads of the same turn, batch by batch, so that both take as long on average whatever the device is doing just now.
-What is hidden is the share of the time of reads in which nobody waits for them. A read that takes longer than the
-computing beside it cannot be hidden whole, and on a shared device some do: ``possible`` is what is left after that, for
-one batch ahead.
+The amount of computing follows the reads of the same turn, batch by batch, so both take as long on average, whatever
+the device does. It is work, not time: everything that slows it down shows, the tier's own threads too. The hidden share
+is the share of the time of reads without a wait. A read that takes longer than the computing beside it cannot be hidden
+whole; ``possible`` is the share that one batch ahead could hide.
 """
 
-import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import click
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 
-from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
-from memhier.benchmarks.workloads.options import folder_option, json_option
+from memhier.benchmarks.bench.figures import Record
+from memhier.benchmarks.workloads.harness import Measure, Outcome, Row, by_turns, figures_of, rows_table, workload
 from memhier.table.tiered import Tiered
 
-__all__ = ["main", "measure"]
+__all__ = ["main"]
 
 Ints = NDArray[np.int64]
 Work = Callable[[int], None]
 
 DIM = 128
 WAYS = ("gather", "ahead 1", "ahead 2")
-# Batches of a turn that only find out how much computing there has to be, and where they begin to look.
+# Batches of a turn that only find the amount of computing, and the amount that they begin with.
 WARM = 4
 WARM_UNITS = 100
 
@@ -67,27 +62,8 @@ def python_work() -> Work:
 WORKS: dict[str, Callable[[], Work]] = {"numpy": free_work, "python": python_work}
 
 
-def measure(folder: Path | None, rows: int, batch: int, batches: int, rounds: int, dram: str, seed: int) -> Any:
-    """Return, for each kind of computing, what every round gave."""
-    rng = np.random.default_rng(seed)
-    with (
-        tempfile.TemporaryDirectory(dir=folder) as scratch,
-        Tiered(Path(scratch) / "table", "rows", np.float32, DIM, rows=rows, dram=dram, batch=batch) as table,
-    ):
-        fill(table, rows, batch)
-        draw = (rng.integers(0, rows, batch) for _ in iter(int, 1))
-        results: dict[str, list[dict[str, Any]]] = {kind: [] for kind in WORKS}
-        for _ in range(rounds):
-            for kind, make in WORKS.items():
-                work = make()
-                results[kind].append(
-                    {way: run_turn(table, work, draw, batches, ahead) for ahead, way in enumerate(WAYS)}
-                )
-        return results | {"stats": table.stats()}
-
-
 def fill(table: Tiered, rows: int, batch: int) -> None:
-    """Write every row, and make them durable."""
+    """Write every row, and make all rows durable."""
     for start in range(0, rows, batch):
         keys = np.arange(start, min(start + batch, rows))
         table.scatter(keys, np.repeat(keys[:, None], DIM, axis=1).astype(np.float32))
@@ -124,7 +100,7 @@ def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahea
     return {
         "read_s": read,
         "compute_s": float(np.mean(computing)),
-        "wall_s": wall,
+        "ms": 1e3 * wall,
         "cpu_s": (time.process_time() - cpu) / batches,
         "stall_s": stall,
         "hidden": 1 - stall / read,
@@ -133,61 +109,39 @@ def run_turn(table: Tiered, work: Work, draw: Iterator[Ints], batches: int, ahea
 
 
 def seconds_of(work: Work, units: int) -> float:
-    """Return the seconds that so much work takes."""
+    """Return the seconds of some units of work."""
     started = time.perf_counter()
     work(units)
     return time.perf_counter() - started
 
 
-def show(results: dict[str, Any], batch: int) -> Table:
-    """Lay out medians over the rounds."""
-    table = Table(title=f"batches of {batch} rows of {4 * DIM} bytes, medians in ms per batch")
-    fields = ("read_s", "compute_s", "wall_s", "cpu_s", "stall_s")
-    for column in ("computing", "way", *(field[:-2] for field in fields), "hidden", "possible", "hidden, each round"):
-        table.add_column(column, justify="left" if column in ("computing", "way") else "right")
-    for kind in WORKS:
-        for way in WAYS:
-            turns = [turn[way] for turn in results[kind]]
-            median = {name: float(np.median([turn[name] for turn in turns])) for name in turns[0]}
-            each = " ".join(f"{turn['hidden']:.2f}" for turn in turns)
-            shares = (f"{median[name]:.3f}" for name in ("hidden", "possible"))
-            table.add_row(kind, way, *(f"{1e3 * median[field]:.1f}" for field in fields), *shares, each)
-    return table
-
-
-def record(results: dict[str, Any]) -> Record:
-    """Return what is hidden and what a batch takes as figures, what is hidden as bars."""
-    figures, bars = [], []
-    for kind in WORKS:
-        for way in WAYS:
-            turns = [turn[way] for turn in results[kind]]
-            walls = [1e3 * turn["wall_s"] for turn in turns]
-            figures.append(Figure.of(f"{kind} beside it, {way}: a batch", walls, "ms", "less", clock=True))
-            if way != WAYS[0]:
-                hidden = [turn["hidden"] for turn in turns]
-                name = f"{kind} beside it, {way}: hidden"
-                figures.append(Figure.of(name, hidden, "share of the time of reads", "more", clock=True))
-                bars.append(Bar.of(f"{kind} beside it, {way}", hidden))
-    return Record(figures, bars=[Bars("Reads that nobody waits for", "share of their time", bars)])
-
-
-@click.command()
-@folder_option
+@workload
 @click.option("--rows", default=300_000, show_default=True, help="Rows in the table.")
 @click.option("--batch", default=4096, show_default=True, help="Rows in a batch.")
 @click.option("--batches", default=16, show_default=True, help="Batches in a turn.")
 @click.option("--rounds", default=7, show_default=True)
 @click.option("--dram", default="48MiB", show_default=True)
 @click.option("--seed", default=0, show_default=True)
-@json_option
-def main(
-    folder: Path | None, rows: int, batch: int, batches: int, rounds: int, dram: str, seed: int, out: Path | None
-) -> None:
-    """Measure how much of its reads a tier hides."""
-    results = measure(folder, rows, batch, batches, rounds, dram, seed)
-    Console(width=130).print(show(results, batch))
-    if out is not None:
-        record(results).write(out, batch=batch, rows=rows, **results)
+def main(scratch: Path, rows: int, batch: int, batches: int, rounds: int, dram: str, seed: int) -> Outcome:
+    """Measure the share of its reads that a tier hides."""
+    rng = np.random.default_rng(seed)
+    with Tiered(scratch / "table", "rows", np.float32, DIM, rows=rows, dram=dram, batch=batch) as table:
+        fill(table, rows, batch)
+        draw = (rng.integers(0, rows, batch) for _ in iter(int, 1))
+
+        def turn(kind: str, way: str) -> Row:
+            return {"kind": kind, "way": way} | run_turn(table, WORKS[kind](), draw, batches, WAYS.index(way))
+
+        ways = {f"{kind}, {way}": partial(turn, kind, way) for kind in WORKS for way in WAYS}
+        turns = [row for rows_ in by_turns(ways, rounds).values() for row in rows_]
+        stats = table.stats()
+    at = "{kind} beside it, {way}: {title}"
+    figures = figures_of(turns, [Measure("ms", "a batch", "ms", clock=True)], at)
+    ahead = [row for row in turns if row["way"] != WAYS[0]]
+    figures += figures_of(ahead, [Measure("hidden", "hidden", "share of the time of reads", "more", clock=True)], at)
+    return Outcome(
+        Record(figures), [rows_table("seconds a batch, every turn", turns)], {"turns": turns, "stats": stats}
+    )
 
 
 if __name__ == "__main__":

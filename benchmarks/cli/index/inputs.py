@@ -1,12 +1,6 @@
-"""What the index commands share: their options, ids and attributes from files, figures, notes."""
+"""Inputs of the index commands: their options, and ids and attributes from files."""
 
-import json
 import os
-import signal
-import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -14,48 +8,32 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
 
-from memhier.budget import format_bytes
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header, reading
 
 __all__ = [
-    "given_ids",
-    "notes",
+    "attributes_option", "column_option", "given_ids", "id_column_option", "ids_option", "index_path", "key_option",
     "read_table",
-    "report",
-    "terminable",
-]
-
-
-def _in_a_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a FILE that could not be written before a long build, not after it."""
-    if value not in (None, "-") and not os.access(Path(value).absolute().parent, os.W_OK):
-        raise click.BadParameter(f"{value}: its folder does not exist or cannot be written to")
-    return value
+]  # fmt: skip
 
 
 index_path = click.argument("path", type=click.Path(exists=True, file_okay=False))
 key_option = click.option("--key", help="Data set of an HDF5 file.")
 column_option = click.option("--column", help="Column of a Parquet file.  [default: the only one of vectors]")
-json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a_folder,
-                     type=click.Path(dir_okay=False, writable=True, allow_dash=True),
-                     help="Write the figures as JSON to FILE; '-' prints them in place of the table.")  # fmt: skip
 ids_option = click.option("--ids", "ids_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
                           help="Ids of the vectors: .npy [n], .parquet, or text with one a line.  [default: the next "
                           "free integers, from 0]")  # fmt: skip
-id_column_option = click.option("--id-column", help="Column of ids, integers or text, of a Parquet file: that of the "
-                                "ids where there is one, else that of the vectors.")  # fmt: skip
+id_column_option = click.option("--id-column", help="Column of ids, integers or text, in the Parquet file of the "
+                                "ids, or else of the vectors.")  # fmt: skip
 attributes_option = click.option("--attributes", "table_path", metavar="FILE",
                                  type=click.Path(exists=True, dir_okay=False),
-                                 help="What searches may filter by: a .parquet file with a row for each vector; lists "
-                                 "are left out.")  # fmt: skip
+                                 help="Columns to filter by: a .parquet file with a row for each vector; lists are "
+                                 "left out.")  # fmt: skip
 
 
 def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> npt.NDArray[Any] | None:
-    """Return the ids that go with a file of vectors, None where none are given.
+    """Return the ids for a file of vectors, None if none are given.
 
     Parameters
     ----------
@@ -64,7 +42,7 @@ def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> n
     column
         Of a Parquet file.
     kind
-        What lines of text are: ``"int64"`` or ``"str"``.
+        The type of lines of text: ``"int64"`` or ``"str"``.
     """
     if ids is None and column is None:
         return None
@@ -151,48 +129,3 @@ def read_table(path: str) -> Any:
     except (OSError, arrow.ArrowException) as error:
         raise _damaged(path, error) from error
     return table.select([field.name for field in table.schema if not arrow.types.is_nested(field.type)])
-
-
-def report(title: str, figures: dict[str, Any], json_path: str | None) -> None:
-    """Print figures as a table, and write them to `json_path` where it is given."""
-    if json_path == "-":
-        click.echo(json.dumps(figures, indent=2))
-        return
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n")
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
-    for name, value in figures.items():
-        table.add_row(name.replace("_", " "), _plain(name, value))
-    console = Console()
-    console.print(title, markup=False, highlight=False)
-    console.print(table)
-
-
-def _plain(name: str, value: Any) -> str:
-    if isinstance(value, bool | str) or value is None:
-        return str(value)
-    if name == "dram" or name.endswith("bytes"):
-        return format_bytes(value)
-    return f"{value:,.4f}" if "recall" in name else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
-
-
-@contextmanager
-def notes() -> Iterator[None]:
-    """Print warnings as notes, without the place in the code that they come from."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("default")
-        yield
-    for note in dict.fromkeys(str(warning.message) for warning in caught):
-        click.echo(f"note: {note}", err=True)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Leave by an exception when terminated, so that what is half built is removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

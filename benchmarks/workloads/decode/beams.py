@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from memhier.benchmarks.decode.ptb import Floats, Ints, Lstm
+from memhier.benchmarks.workloads.decode.ptb import Floats, Ints, Lstm
 
 __all__ = ["beam_search"]
 

@@ -1,8 +1,8 @@
-"""Ways against each other: interleaved rounds in one process, medians, processor time of the one thread at work.
+"""Ways to the largest logits, timed by turns in one process: medians of the processor time of one thread.
 
-What neighbours take of the processor does not count then; what they take of caches and memory still does, and hits all
-ways in turn. A decoder is asked once a token, after the layers of a model: so every way is measured cold, after other
-work took the caches, and warm beside it, one call after the other.
+So the processor time of neighbours does not count. Their use of caches and memory still does, and disturbs all ways
+alike. A model asks a decoder once a token, after its layers: so every way is measured cold, after other work has taken
+the caches, and warm, one call after the other.
 """
 
 import time
@@ -31,9 +31,9 @@ class Way:
     Attributes
     ----------
     family, setting
-        What it is and how it was set.
+        Its kind and its parameters.
     answer
-        Takes hidden states ``[n, D]`` to the words of their ten largest logits ``[n, 10]``.
+        Maps hidden states ``[n, D]`` to the words of their ten largest logits ``[n, 10]``.
     memory
         DRAM held for it besides the layer, in bytes.
     build_s
@@ -76,7 +76,7 @@ class Times:
 
 
 class OtherWork:
-    """What a model does between two calls of its output layer: 48 MB of other memory are read and written."""
+    """The work of a model between two calls of its output layer: it reads and writes 48 MB of other memory."""
 
     def __init__(self) -> None:
         self._memory = np.zeros(_OTHER_BYTES // 4, np.float32)
@@ -90,7 +90,7 @@ def measure(ways: list[Way], asked: Floats, batch: int, rounds: int) -> Times:
     """Return milliseconds of processor time per call, one number a round of each way, cold and warm.
 
     In a round every way answers one batch after other work, and a burst of batches right after each other: the warm
-    number is the median of one burst, of up to 16 calls within 3 ms. The cold call and what is between calls do not
+    number is the median of one burst, of up to 16 calls within 3 ms. The cold call and the time between calls do not
     count there.
     """
     cold: dict[str, list[float]] = {way.name: [] for way in ways}
@@ -111,7 +111,7 @@ def measure(ways: list[Way], asked: Floats, batch: int, rounds: int) -> Times:
 
 
 def _taken(way: Way, states: Floats) -> float:
-    states = np.array(states)  # in the cache, as what the layers before have just made
+    states = np.array(states)  # in the cache, as the layers before have just made them
     started = time.thread_time()
     way.answer(states)
     return 1e3 * (time.thread_time() - started)

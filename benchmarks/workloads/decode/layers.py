@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.datasets import data_set_folder
 from memhier.io.outside import reading
 
 __all__ = ["TrainedLayer", "load_domains"]
@@ -47,9 +47,7 @@ def load_domains(learned: tuple[str, ...], asked: tuple[str, ...], words: int | 
     FileNotFoundError
         When the data set is missing.
     """
-    folder = data_folder() / "lm-softmax-50k"
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no data set 'lm-softmax-50k' at {folder}: put it there, or set MEMHIER_DATA")
+    folder = data_set_folder("lm-softmax-50k")
 
     def contexts(kind: str, domains: tuple[str, ...]) -> Floats:
         return np.concatenate([load(f"{kind}_{name}_f16") for name in domains]).astype(np.float32)

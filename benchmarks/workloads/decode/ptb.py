@@ -8,7 +8,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.benchmarks.datasets import data_folder
+from memhier.benchmarks.datasets import data_set_folder
 from memhier.io.outside import reading
 
 __all__ = ["Lstm", "read_tokens"]
@@ -41,7 +41,7 @@ class Lstm:
     @classmethod
     def load(cls) -> Self:
         """Read the trained numbers."""
-        path = _folder("ptb-rnnlm") / "rnnlm_ptb_h100.npz"
+        path = data_set_folder("ptb-rnnlm") / "rnnlm_ptb_h100.npz"
         with reading(path):
             raw: Any = np.load(path)
             numbers = {name: raw[name].astype(np.float32) for name in raw.files}
@@ -87,19 +87,12 @@ class Lstm:
 
 def read_tokens(part: str) -> Ints:
     """Return the words of ``train``, ``valid`` or ``test`` as numbers of the model's vocabulary."""
-    vocabulary, path = _folder("ptb-rnnlm") / "vocab.txt", _folder("ptb") / "ptb.zip"
+    vocabulary, path = data_set_folder("ptb-rnnlm") / "vocab.txt", data_set_folder("ptb") / "ptb.zip"
     with reading(vocabulary):
         number = {name: i for i, name in enumerate(vocabulary.read_text().split("\n"))}
     with reading(path), zipfile.ZipFile(path) as file:
         text = file.read(f"ptb.{part}.txt").decode()
         return np.array([number[word] for word in text.replace("\n", "<eos>").strip().split()], np.int64)
-
-
-def _folder(name: str) -> Any:
-    folder = data_folder() / name
-    if not folder.is_dir():
-        raise FileNotFoundError(f"no data set {name!r} at {folder}: put it there, or set MEMHIER_DATA")
-    return folder
 
 
 def _sigmoid(values: Floats) -> Floats:

@@ -9,23 +9,23 @@ from typing import Any
 
 import faiss
 
-from memhier.benchmarks.decode.layers import TrainedLayer
 from memhier.benchmarks.peers.process import default_environments
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer
 
 __all__ = ["kept_index"]
 
 
-def kept_index(layer: TrainedLayer, what: str, build: Callable[[], Any]) -> tuple[Any, float]:
-    """Return an index and the seconds that its build took, now or when it was first asked for.
+def kept_index(layer: TrainedLayer, kind: str, build: Callable[[], Any]) -> tuple[Any, float]:
+    """Return an index and the seconds of its build, now or at the first call.
 
     Parameters
     ----------
     layer
-        What it is built from.
-    what
+        The layer to build from.
+    kind
         Kind and settings; with a hash of the layer and faiss's version it names the file.
     """
-    hasher = hashlib.blake2b(f"{what} faiss {faiss.__version__}".encode(), digest_size=12)
+    hasher = hashlib.blake2b(f"{kind} faiss {faiss.__version__}".encode(), digest_size=12)
     hasher.update(layer.weight.data)
     hasher.update(layer.bias.data)
     folder = default_environments().parent / "bench" / "decode"
@@ -35,7 +35,7 @@ def kept_index(layer: TrainedLayer, what: str, build: Callable[[], Any]) -> tupl
     started = time.thread_time()
     index = build()
     seconds = time.thread_time() - started
-    _keep(index, file, about, {"what": what, "build_s": seconds})
+    _keep(index, file, about, {"what": kind, "build_s": seconds})
     return index, seconds
 
 

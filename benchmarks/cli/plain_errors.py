@@ -8,7 +8,7 @@ from click.exceptions import NoArgsIsHelpError
 
 from memhier.errors import BudgetError, MemhierError
 
-__all__ = ["BadArgument", "PlainCommand", "PlainGroup", "plain_errors"]
+__all__ = ["BadArgument", "PlainCommand", "PlainGroup", "plain_errors", "words_of"]
 
 
 class BadArgument(click.ClickException):
@@ -46,16 +46,16 @@ class PlainGroup(click.Group):
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """Turn what the library raises into one line: bad values and budgets are the arguments' fault, the rest is not."""
+    """Turn errors of the library into one line: exit code 2 for bad values and budgets, 1 for the rest."""
     try:
         yield
     except BudgetError as error:
         raise BadArgument(_single(error)) from error
     except OSError as error:
-        raise click.ClickException(_words(error)) from error
+        raise click.ClickException(words_of(error)) from error
     except (MemhierError, ImportError, MemoryError) as error:
         raise click.ClickException(_single(error)) from error
-    except KeyError as error:  # the text of which is a quoted one
+    except KeyError as error:  # its text is quoted
         raise BadArgument(" ".join(str(error.args[0]).split()) if error.args else "KeyError") from error
     except (ValueError, TypeError) as error:
         raise BadArgument(_single(error)) from error
@@ -71,8 +71,9 @@ def _one_line(ctx: click.Context) -> Iterator[None]:
         raise BadArgument(f"{error.format_message()} See {ctx.command_path} --help.") from error
 
 
-def _words(error: OSError) -> str:
-    if not error.strerror:
+def words_of(error: Exception) -> str:
+    """Return an error in one line, without the number of an `OSError`."""
+    if not isinstance(error, OSError) or not error.strerror:
         return _single(error)
     return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
 

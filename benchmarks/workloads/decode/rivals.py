@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
-from memhier.benchmarks.decode.clock import Floats, Ints, Way
-from memhier.benchmarks.decode.kept import kept_index
-from memhier.benchmarks.decode.layers import TrainedLayer
+from memhier.benchmarks.workloads.decode.clock import Floats, Ints, Way
+from memhier.benchmarks.workloads.decode.kept import kept_index
+from memhier.benchmarks.workloads.decode.layers import TrainedLayer
 
 __all__ = ["approximations", "full_products", "graphs_of_faiss"]
 
@@ -98,7 +98,7 @@ def _graph_of_faiss(
     )
 
     def search(states: Floats, ef: int) -> Ints:
-        # What a context becomes: (h, 1, 0) after the transform, (h, 1) before an inner product.
+        # A context becomes (h, 1, 0) after the transform, (h, 1) before an inner product.
         contexts = transform_contexts(states)[:, : rows.shape[1]]
         parameters = faiss.SearchParametersHNSW(efSearch=ef)
         found: Ints = index.search(np.ascontiguousarray(contexts), K, params=parameters)[1]
