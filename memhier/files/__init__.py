@@ -5,8 +5,19 @@
 """
 
 from memhier.files._faulty import Fault, FaultyFiles, SimulatedCrash
-from memhier.files._interface import File, Files, Mode, read_file
+from memhier.files._interface import Buffer, File, Files, Mode, read_file
 from memhier.files._memory import MemoryFiles
 from memhier.files._real import RealFiles
 
-__all__ = ["Fault", "FaultyFiles", "File", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash", "read_file"]
+__all__ = [
+    "Buffer",
+    "Fault",
+    "FaultyFiles",
+    "File",
+    "Files",
+    "MemoryFiles",
+    "Mode",
+    "RealFiles",
+    "SimulatedCrash",
+    "read_file",
+]

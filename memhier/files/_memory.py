@@ -69,10 +69,16 @@ _Change = tuple[str, dict[str, _Inode | None], tuple[str, ...]]
 
 
 class MemoryFiles:
-    """Files in memory below ``/``, with the durable state beside the visible one."""
+    """Files in memory below ``/``, with the durable state beside the visible one.
 
-    def __init__(self) -> None:
-        self._names: dict[str, _Inode | None] = {"/": None}  # None is a directory.
+    Parameters
+    ----------
+    names
+        The files to begin with, durable, by path; None is a directory.
+    """
+
+    def __init__(self, names: "dict[str, _Inode | None] | None" = None) -> None:
+        self._names: dict[str, _Inode | None] = names or {"/": None}
         self._durable = dict(self._names)
         self._renames: list[_Change] = []
 
@@ -176,15 +182,14 @@ def _renamed(names: dict[str, _Inode | None], changes: list[_Change]) -> dict[st
 
 def _restarted(names: dict[str, _Inode | None], changed: dict[int, bytearray]) -> MemoryFiles:
     """Return the disk after the power is back: what is there is durable."""
-    files = MemoryFiles()
-    files._names = {
-        # A name whose directory never became durable leads nowhere.
-        path: None if inode is None else _Inode(bytes(changed.get(id(inode), inode.durable)))
-        for path, inode in names.items()
-        if os.path.dirname(path) in names
-    }
-    files._durable = dict(files._names)
-    return files
+    return MemoryFiles(
+        {
+            # A name whose directory never became durable leads nowhere.
+            path: None if inode is None else _Inode(bytes(changed.get(id(inode), inode.durable)))
+            for path, inode in names.items()
+            if os.path.dirname(path) in names
+        }
+    )
 
 
 def _fault(code: int, path: str) -> OSError:

@@ -7,8 +7,10 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
 
-from memhier.files._interface import Buffer, File, FileBase, Mode
+from memhier.files._interface import Buffer, File, Mode
 from memhier.io.descriptors import close_descriptor, close_with
 
 __all__ = ["RealFiles"]
@@ -34,7 +36,7 @@ def _naming(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from None
 
 
-class _RealFile(FileBase):
+class _RealFile:
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
         self._fd = os.open(path, _FLAGS[mode], 0o644)
@@ -118,12 +120,20 @@ class _RealFile(FileBase):
             close_descriptor(fd)
             _exclusive.discard(self)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 _exclusive: weakref.WeakSet[_RealFile] = weakref.WeakSet()
 
 
 def _drop_inherited_locks() -> None:
-    """An flock lives until every copy of its descriptor is closed: a worker process must not outlive its writer's."""
+    """Close the files that this child holds alone: a lock ends once each copy of its descriptor is closed."""
     for file in list(_exclusive):
         file.close()
 
@@ -151,7 +161,11 @@ class RealFiles:
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        try:
+            os.lstat(path)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def make_directory(self, path: str) -> None:
         if not os.path.isdir(path):

@@ -20,7 +20,7 @@ from memhier.log.core import Flags, Ints, LogCore
 from memhier.log.parts import DELETED, ENTRY, LogRecord, Part, place
 from memhier.log.replay import Block, read_blocks, read_entries
 from memhier.log.tail import OpenPart
-from memhier.store.patient_segment import FullError
+from memhier.store.segments import FullError
 from memhier.store.store import Store
 
 if TYPE_CHECKING:

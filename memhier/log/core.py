@@ -27,8 +27,7 @@ from memhier.log.parts import (
 )
 from memhier.log.replay import replay
 from memhier.log.tail import BLOCK_BYTES, LogTail, OpenPart
-from memhier.store.patient_segment import FullError
-from memhier.store.segments import PAGE_BYTES
+from memhier.store.segments import PAGE_BYTES, FullError
 from memhier.store.store import Store
 from memhier.store.transaction import Transaction
 

@@ -6,8 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.log.parts import DELETED, LARGE_BYTES, Part, PartTable
-from memhier.store.patient_segment import FullError, PatientSegmentWriter
-from memhier.store.segments import PAGE_BYTES
+from memhier.store.segments import PAGE_BYTES, FullError, PatientSegmentWriter
 from memhier.store.transaction import Transaction
 
 if TYPE_CHECKING:

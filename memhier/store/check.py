@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files
 from memhier.store.catalog import Catalog
-from memhier.store.segments import SegmentInfo, read_pages
+from memhier.store.contents import SegmentInfo
+from memhier.store.segment_files import read_pages
 from memhier.store.store_directory import LEFTOVER_NAMES, STORE_NAMES
 
 __all__ = ["Finding", "check_store"]

@@ -11,8 +11,7 @@ from memhier.files import Files
 from memhier.io.kernels import crc32c_pages
 from memhier.shield import check_interrupt
 from memhier.store.catalog import Catalog
-from memhier.store.contents import Contents
-from memhier.store.segments import PAGE_BYTES, SegmentInfo
+from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo
 from memhier.store.store_directory import clear_directory
 
 __all__ = ["copy_contents"]

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from memhier.errors import ClosedError
 from memhier.files import Files
-from memhier.store.segments import BUFFER_BYTES, SegmentInfo, SegmentWriter, check_segment_name
+from memhier.store.contents import SegmentInfo, segment_file_name
+from memhier.store.segments import BUFFER_BYTES, SegmentWriter
 
 __all__ = ["Staging"]
 
@@ -53,10 +54,9 @@ class Staging:
         """
         if not self._open:
             raise ClosedError("the staging is over")
-        check_segment_name(name)
         if name in self._writers:
             raise ValueError(f"name={name!r}: a segment of that name is staged already")
-        path = self._directory / f"{name}.{self._number}.staged"
+        path = self._directory / f"{segment_file_name(name, self._number)}.staged"
         writer = SegmentWriter(name, 0, path, self._files.open(str(path), "x"), self.drop, self._buffer_bytes)
         self._writers[name] = writer
         return writer

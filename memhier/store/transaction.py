@@ -1,28 +1,21 @@
 """One change of a store, all or nothing."""
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from memhier.errors import ClosedError
 from memhier.files import Files
 from memhier.shield import shielded
-from memhier.store.patient_segment import FullError, PatientSegmentWriter, said_as_full
-from memhier.store.segments import (
-    BUFFER_BYTES,
-    PAGE_BYTES,
-    SegmentInfo,
-    SegmentWriter,
-    check_segment_name,
-    segment_file_name,
-)
+from memhier.store.catalog import Catalog
+from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, segment_file_name
+from memhier.store.segments import BUFFER_BYTES, FullError, PatientSegmentWriter, SegmentWriter, said_as_full
 from memhier.store.staging import Staging
-
-if TYPE_CHECKING:
-    from memhier.store.store import Store
 
 __all__ = ["Transaction", "check_key", "check_value_size"]
 
@@ -51,16 +44,36 @@ def check_value_size(key: str, value: bytes) -> None:
 class Transaction:
     """Changes that become visible together at `commit`, or not at all. Made by `Store.begin`; for one thread.
 
-    Leaving its ``with`` block without `commit` aborts it and removes what it wrote.
+    Leaving its ``with`` block without `commit` aborts it and removes the files that it wrote.
+
+    Parameters
+    ----------
+    directory
+        The store's segments.
+    catalog
+        Takes the changes at the commit.
+    contents
+        Those of the last commit.
+    ended
+        Called once, at the end: with the contents after the commit, or None, and with the error after which the disk
+        may hold either generation, or None.
     """
 
     def __init__(
-        self, store: "Store", files: Files, directory: Path, generation: int, buffer_bytes: int = BUFFER_BYTES
+        self,
+        files: Files,
+        directory: Path,
+        catalog: Catalog,
+        contents: Contents,
+        ended: Callable[[Contents | None, BaseException | None], None],
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        self._store = store
         self._files = files
         self._directory = directory
-        self._generation = generation
+        self._catalog = catalog
+        self._contents = contents
+        self._ended = ended
+        self._generation = contents.generation + 1
         self._buffer_bytes = buffer_bytes
         self._writers: dict[str, SegmentWriter] = {}
         self._adopted: dict[str, SegmentInfo] = {}
@@ -93,7 +106,7 @@ class Transaction:
         direct
             Write past the page cache, by a thread, with 2 MiB more of buffers.
         patient
-            A full disk does not end the transaction: see `memhier.store.patient_segment`. Not with `direct`.
+            A full disk does not end the transaction: see `memhier.store.segments`. Not with `direct`.
 
         Raises
         ------
@@ -101,7 +114,6 @@ class Transaction:
             When `name` is not 1 to 100 letters, digits, ``-`` or ``_``, or was begun in this transaction already.
         """
         self.check_open()
-        check_segment_name(name)
         self._check_unwritten(name)
         path = self._directory / segment_file_name(name, self._generation)
         try:
@@ -112,13 +124,14 @@ class Transaction:
         except BaseException:
             self.abort()
             raise
-        kind: type[SegmentWriter] = SegmentWriter
+        behind = None
         if direct:
-            # Its thread pool is of no use to those who only read.
-            from memhier.store.direct_segment import DirectSegmentWriter as kind
-        elif patient:
-            kind = PatientSegmentWriter
-        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes)
+            # Its thread pool is imported on use.
+            from memhier.store.write_behind import WriteBehind
+
+            behind = WriteBehind(file)
+        kind = PatientSegmentWriter if patient and not direct else SegmentWriter
+        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes, behind)
         self._writers[name] = writer
         return writer
 
@@ -186,8 +199,8 @@ class Transaction:
             When there is no such segment.
         """
         self.check_open()
-        if name not in self._store.segments() or name in self._dropped:
-            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._store.segments())}")
+        if name not in self._contents.segments or name in self._dropped:
+            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._contents.segments)}")
         self._dropped.add(name)
 
     def discard(self, name: str) -> None:
@@ -251,7 +264,7 @@ class Transaction:
         """
         self.check_open()
         check_key(key)
-        if self._values.get(key, self._store.get(key)) is None:
+        if self._values.get(key, self._contents.values.get(key)) is None:
             raise KeyError(f"key={key!r}: no such value")
         self._values[key] = None
 
@@ -267,35 +280,42 @@ class Transaction:
         """
         self.check_open()
         try:
-            written = [*self._adopted.values(), *(writer.finish() for writer in self._writers.values())]
+            written = [*self._adopted.values(), *map(methodcaller("finish"), self._writers.values())]
             if written:
                 self._files.sync_directory(str(self._directory))
         except BaseException as error:
-            self._store._fail(error)
-            self.abort()
+            self._forget(error)
             raise
         self._open = False
         self._writers = {}  # they know this transaction: their buffers would stay until Python looks for cycles
-        self._store._commit(self._values, written, self._dropped)
+        following, changes = self._contents.changed(self._values, written, self._dropped)
+        try:
+            self._catalog.commit(changes)
+            self._catalog.publish()
+        except BaseException as error:
+            # The disk may hold either generation now, so the new files stay until the next writer has looked.
+            self._ended(None, error)
+            raise
+        self._ended(following, None)
         return self._generation
 
     @shielded
     def abort(self) -> None:
-        """Forget everything and remove what was written. A second call does nothing."""
-        if not self._open or self._pid != os.getpid():
-            return
+        """Forget everything and remove the files that were written. A second call does nothing."""
+        if self._open and self._pid == os.getpid():
+            self._forget(None)
+
+    def _forget(self, error: BaseException | None) -> None:
         self._open = False
-        self._store._end_transaction()
+        self._ended(None, error)
         writers, self._writers = self._writers, {}
         adopted, self._adopted = self._adopted, {}
         for writer in writers.values():
             writer.close()
         for path in [*(writer.path for writer in writers.values()), *(info.path for info in adopted.values())]:
-            try:
+            # A file that stays is part of nothing; the next writer removes it.
+            with suppress(OSError):
                 self._files.remove(str(path))
-            except OSError:
-                # It is part of nothing; the next writer removes it.
-                continue
 
     def __enter__(self) -> Self:
         return self
@@ -303,4 +323,5 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.abort()
+        if self._open:
+            self.abort()

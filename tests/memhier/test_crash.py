@@ -314,7 +314,7 @@ def _fail_during(root: Path, operation: str, change: Callable[[Store], None]) ->
         with pytest.raises(OSError, match="error"):
             change(store)
         assert state(store) == BEFORE
-        if operation == "append":
+        if operation == "pwrite":
             change(store)
             assert state(store) == AFTER
         else:
@@ -322,9 +322,9 @@ def _fail_during(root: Path, operation: str, change: Callable[[Store], None]) ->
                 store.begin()
 
 
-@pytest.mark.parametrize("operation", ["append", "fdatasync", "sync_directory", "rename"])
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync", "sync_directory", "rename"])
 def test_a_failed_sync_is_not_tried_again(root: Path, operation: str) -> None:
-    """A failed append aborts its transaction; a failure inside of a commit closes the store for writing."""
+    """A failed write aborts its transaction; a failure inside a commit closes the store for writing."""
 
     def change(store: Store) -> None:
         with store.begin() as tx:

@@ -78,7 +78,7 @@ def test_a_failed_write_of_one_closes_both(tmp_path: Path, fails: str) -> None:
         first.commit()
         for log in (first, second):
             log.append([2], rows(2))
-        files._fail_at, files._fault = len(files.calls) + 1, Fault.ENOSPC
+        files.fail_at, files.fault = len(files.calls) + 1, Fault.ENOSPC
         many = np.arange(10**6)
         with pytest.raises(OSError, match="No space"):
             (first if fails == "first" else second).append(many, np.zeros((10**6, 8), np.uint8))

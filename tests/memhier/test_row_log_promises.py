@@ -345,7 +345,7 @@ def test_after_a_failed_write_the_log_is_closed_and_the_store_is_not(root: Path,
         log = RowLog(store, "t", 4096, reader, 1000)
         with pytest.raises(OSError, match="No space"):
             log.append(np.arange(1000), rows)
-        assert "append segments/t-1.00000002.seg" in files.calls[-3:]
+        assert "pwrite segments/t-1.00000002.seg" in files.calls[-3:]
         for call in (log.commit, lambda: log.read([1]), lambda: len(log), log.stats):
             with pytest.raises(ClosedError, match="a write failed"):
                 call()
