@@ -1,5 +1,6 @@
 """RowLog: rows of one width by key, changed by appending."""
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -7,9 +8,10 @@ from numpy.typing import NDArray
 
 from memhier.arguments import check_int
 from memhier.io.read_arguments import empty_rows
-from memhier.log.core import BlockOf, Bytes, Flags, Ints
-from memhier.log.parts import offset_of
-from memhier.log.record_log import RecordLog
+from memhier.log.log import Bytes, Ints, LogOptions
+from memhier.log.parts import ENTRY
+from memhier.log.record_log import RecordLog, key_array
+from memhier.log.tail import LogTail
 from memhier.rows.rows import ROW_BYTES_MAX, rows_per_page
 from memhier.shield import shielded
 from memhier.store.store import Store
@@ -17,7 +19,34 @@ from memhier.store.store import Store
 if TYPE_CHECKING:
     from memhier.io.reader import Reader
 
-__all__ = ["RowLog"]
+__all__ = ["RowFormat", "RowLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Records of one width, packed into pages as `rows_per_page` says."""
+
+    record_bytes: int
+    per_page: int | None
+    kind: str = "RowLog"
+
+    def fetch(self, reader: "Reader", handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> Bytes:
+        """Read rows from files, uint8 [n, record_bytes]."""
+        return reader.read(handles, offsets, self.record_bytes)
+
+    def copy(self, tail: LogTail, offsets: Ints, lengths: Ints) -> Bytes:
+        """Copy rows from the tail, uint8 [n, record_bytes]."""
+        return tail.rows(offsets, self.record_bytes)
+
+    def block(self, records: Bytes, start: int, stop: int, offsets: Ints) -> Bytes:
+        """Return a range of rows as they lie in a part."""
+        rows = records[start:stop]
+        if self.per_page is None:
+            return np.ascontiguousarray(rows).reshape(-1)
+        packed = np.zeros(int(offsets[-1] - offsets[0]) + self.record_bytes, np.uint8)
+        places = np.lib.stride_tricks.sliding_window_view(packed, self.record_bytes, writeable=True)
+        places[offsets - offsets[0]] = rows
+        return packed
 
 
 class RowLog(RecordLog):
@@ -98,21 +127,8 @@ class RowLog(RecordLog):
         beside: RecordLog | None = None,
     ) -> None:
         self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
-        if key_space is not None:
-            check_int("key_space", key_space, 1, 2**63 - 1)
-        super().__init__(
-            store,
-            name,
-            reader,
-            capacity,
-            self.row_bytes,
-            rows_per_page(self.row_bytes),
-            direct,
-            compact_below,
-            key_space,
-            grows,
-            beside,
-        )
+        options = LogOptions(capacity, direct, compact_below, key_space, grows)
+        super().__init__(store, name, reader, RowFormat(row_bytes, rows_per_page(row_bytes)), options, beside)
 
     @shielded
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
@@ -132,13 +148,14 @@ class RowLog(RecordLog):
         OSError
             When the store is open for reading, or a write fails.
         """
-        self._check_open()
-        wanted = self._as_keys(keys)
+        self.log.check_open()
+        wanted = key_array(keys)
         if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8:
             raise TypeError(f"rows: expected an array of uint8, got {getattr(rows, 'dtype', type(rows).__name__)}")
         if rows.shape != (len(wanted), self.row_bytes):
             raise ValueError(f"rows: expected shape [{len(wanted)}, {self.row_bytes}], got {list(rows.shape)}")
-        self._append(wanted, np.full(len(wanted), self.row_bytes, np.int64), rows)
+        with self.compactor.owing(rows.size + len(wanted) * ENTRY.itemsize):
+            self.log.append(wanted, np.full(len(wanted), self.row_bytes, np.int64), rows)
 
     @shielded
     def read(self, keys: Any, out: NDArray[np.uint8] | None = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -163,8 +180,8 @@ class RowLog(RecordLog):
         CorruptionError
             When a page does not match its checksum.
         """
-        self._check_open()
-        wanted = self._as_keys(keys)
+        self.log.check_open()
+        wanted = key_array(keys)
         shape = (len(wanted), self.row_bytes)
         if out is None:
             out = empty_rows(*shape)
@@ -172,36 +189,15 @@ class RowLog(RecordLog):
             raise TypeError(f"out: expected an array of uint8, got {getattr(out, 'dtype', type(out).__name__)}")
         elif out.shape != shape or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out: expected a writable, C-contiguous array of shape {list(shape)}")
-        with self._reading():
-            with self._lock:
-                places = self._index.places(wanted)
-                found: Flags = places >= 0
-                in_tail = found & self._in_tail(places)
-                in_file = found & ~in_tail
-                from_tail = self._tail.rows(offset_of(places[in_tail]), self.row_bytes)
-                any_in_file = bool(in_file.any())
-                if any_in_file:
-                    # What is in no file reads the first row that is: one call fills `out` in place, and a page that is
-                    # read anyway is all that it costs.
-                    places[~in_file] = places[int(np.argmax(in_file))]
-                handles, offsets = self._files(places)
-            if any_in_file:
-                self._reader.read(handles, offsets, self.row_bytes, out)
-            out[~found] = 0
-            out[in_tail] = from_tail
-        return out, found
-
-    def _fetch(self, handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> Bytes:
-        return self._reader.read(handles, offsets, self.row_bytes)
-
-    def _block_of(self, records: Bytes) -> BlockOf:
-        def block(start: int, stop: int, offsets: Ints) -> Bytes:
-            rows = records[start:stop]
-            if self._per_page is None:
-                return np.ascontiguousarray(rows).reshape(-1)
-            packed = np.zeros(int(offsets[-1] - offsets[0]) + self.row_bytes, np.uint8)
-            places = np.lib.stride_tricks.sliding_window_view(packed, self.row_bytes, writeable=True)
-            places[offsets - offsets[0]] = rows
-            return packed
-
-        return block
+        with self.log.reading():
+            found = self.log.find(wanted)
+            in_file = found.there & ~found.in_tail
+            if in_file.any():
+                # Other keys read the first row that is in a file: one call fills `out` in place, and costs no more than
+                # that page once more.
+                first, others = int(np.argmax(in_file)), ~in_file
+                found.handles[others], found.offsets[others] = found.handles[first], found.offsets[first]
+                self.log.reader.read(found.handles, found.offsets, self.row_bytes, out)
+            out[~found.there] = 0
+            out[found.in_tail] = found.copied
+        return out, found.there

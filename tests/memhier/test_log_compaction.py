@@ -21,7 +21,7 @@ from memhier.io.reader import Reader
 from memhier.log import compaction
 from memhier.log.index import LogIndex
 from memhier.log.parts import place
-from memhier.log.row_log import RowLog
+from memhier.log.row_log import RowFormat, RowLog
 from memhier.log.samples import Samples
 from memhier.store.store import Store
 
@@ -44,7 +44,7 @@ def reader() -> Iterator[Reader]:
 @pytest.fixture
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave everything to the commits: what happens is the same every time."""
-    monkeypatch.setattr(RowLog, "_compact_in_background", lambda log: None)
+    monkeypatch.setattr(compaction.Compactor, "run", lambda compactor: None)
 
 
 def random_rows(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -53,8 +53,7 @@ def random_rows(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 def settle(log: RowLog) -> None:
     """Wait until the thread has nothing more to do."""
-    if log._job is not None:
-        log._job.result(60)
+    log.compactor.settle()
 
 
 @settings(max_examples=60, deadline=None)
@@ -108,7 +107,7 @@ def test_a_thread_moves_while_a_transaction_is_open(root: Path, reader: Reader) 
             store.begin()
         log.commit()
         assert store.segments().keys() == {"t-1", "t-1-keys"}
-        assert log._debt == 0
+        assert log.compactor.debt == 0
     with Store.open(root, KIND, verify="open") as store, RowLog(store, "t", 4096, reader, 2000) as log:
         assert np.array_equal(log.read(np.arange(2000))[0], rows)
         assert store.check() == []
@@ -118,7 +117,7 @@ def test_a_part_is_rewritten_over_many_transactions(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, no_thread: None
 ) -> None:
     """Each commit moves what is due and no more; changes in between to what is still to be moved count."""
-    monkeypatch.setattr(compaction, "_MOVE_BYTES", 2000)
+    monkeypatch.setattr(compaction, "MOVE_BYTES", 2000)
     model = {key: row.tobytes() for key, row in enumerate(random_rows(1000, 100))}
     with (
         Store.create(root, KIND) as store,
@@ -173,7 +172,7 @@ def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, mon
     ):
         log.append(np.arange(100), rows)
         log.commit()
-        fetch = log._fetch
+        fetch = RowFormat.fetch
 
         def fetch_and_wait(*arguments: Any) -> Any:
             records = fetch(*arguments)
@@ -181,7 +180,7 @@ def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, mon
             assert go.wait(30)
             return records
 
-        monkeypatch.setattr(log, "_fetch", fetch_and_wait)
+        monkeypatch.setattr(RowFormat, "fetch", fetch_and_wait)
         log.append(np.arange(20), new[:20])
         assert there.wait(30)
         log.append(np.arange(20, 40), new[20:40])
@@ -207,7 +206,7 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
     ):
         log.append(np.arange(100), rows)
         log.commit()
-        fetch = log._fetch
+        fetch = RowFormat.fetch
 
         def fetch_and_wait(*arguments: Any) -> Any:
             records = fetch(*arguments)
@@ -215,11 +214,12 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
             assert go.wait(30)
             return records
 
-        monkeypatch.setattr(log, "_fetch", fetch_and_wait)
+        monkeypatch.setattr(RowFormat, "fetch", fetch_and_wait)
         log.append(np.arange(20), rows[20:40])
         assert there.wait(30)
-        log._debt = 0  # or the commit would wait for the thread
-        log.commit()
+        with monkeypatch.context() as patch:
+            patch.setattr(log.compactor, "pay", lambda: None)  # or the commit would wait for the thread
+            log.commit()
         go.set()
         settle(log)
         assert log.memory_bytes > 80 * 4096, "a step waits"
@@ -233,7 +233,7 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
 @pytest.mark.parametrize("when", ["between steps", "before a read"])
 def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """The part that the thread works at is rewritten by a call of the user's, and its place in the table reused."""
-    monkeypatch.setattr(compaction, "_MOVE_BYTES", 10 * 4096)
+    monkeypatch.setattr(compaction, "MOVE_BYTES", 10 * 4096)
     rows = random_rows(100, 4096)
     there, go = threading.Event(), threading.Event()
     with (
@@ -242,7 +242,7 @@ def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pyt
     ):
         log.append(np.arange(100), rows)
         log.commit()
-        take = log._steps
+        take = log.compactor.steps
 
         def late(steps: Any) -> Any:
             if when == "before a read":
@@ -259,12 +259,13 @@ def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pyt
             in_thread = threading.current_thread().name.startswith("compact") and not go.is_set()
             return late(take(part)) if in_thread else take(part)
 
-        monkeypatch.setattr(log, "_steps", take_late)
+        monkeypatch.setattr(log.compactor, "steps", take_late)
         log.append(np.arange(50), rows[50:])
         assert there.wait(30)
         assert log.compact(0.9) == 1
-        log._debt = 0  # or the commit would wait for the thread
-        log.commit()
+        with monkeypatch.context() as patch:
+            patch.setattr(log.compactor, "pay", lambda: None)  # or the commit would wait for the thread
+            log.commit()
         log.append(np.arange(3), rows[:3])
         go.set()
         settle(log)
@@ -337,7 +338,7 @@ def test_what_goes_wrong_in_the_thread_closes_the_log(
         def fail(*_: Any) -> Any:
             raise broken
 
-        monkeypatch.setattr(log, "_take", fail)
+        monkeypatch.setattr(log.compactor, "take", fail)
         log.append(np.arange(50), rows[:50])
         settle(log)
         with pytest.raises(ClosedError, match="broken") as refused:

@@ -82,7 +82,7 @@ def test_a_part_is_sealed_only_when_nobody_reads_its_tail(
     rows, gate, lock = random_rows(9, 1000), Gate(), WatchedLock()
     with Store.create(root, KIND) as store, Reader() as reader, RowLog(store, "t", 1000, reader, 9) as log:
         log.append(np.arange(9), rows)
-        tail, opened = log._tail, log._fresh[-1]
+        tail, opened = log.log.tail, log.log.fresh[-1]
         copy, seal = tail.rows, opened.seal
 
         def copy_late(offsets: Any, length: int) -> NDArray[np.uint8]:
@@ -95,7 +95,7 @@ def test_a_part_is_sealed_only_when_nobody_reads_its_tail(
 
         monkeypatch.setattr(tail, "rows", copy_late)
         monkeypatch.setattr(opened, "seal", seal_and_tell)
-        monkeypatch.setattr(log, "_lock", lock)
+        monkeypatch.setattr(log.log, "lock", lock)
         reading = threads.submit(log.read, np.arange(9))
         assert gate.there.wait(30)
         committing = threads.submit(log.commit)
@@ -133,7 +133,7 @@ def test_what_closed_a_log_is_the_cause_of_what_it_says(root: Path, monkeypatch:
         def fail() -> None:
             raise broken
 
-        monkeypatch.setattr(log._fresh[-1], "seal", fail)
+        monkeypatch.setattr(log.log.fresh[-1], "seal", fail)
         with pytest.raises(OSError, match="broken"):
             log.commit()
         with pytest.raises(ClosedError, match="a write failed") as refused:

@@ -208,5 +208,5 @@ def test_logs_of_one_transaction_have_one_lock(tmp_path: Path) -> None:
         RowLog(store, "second", 8, reader, 10, beside=first) as second,
         RowLog(store, "third", 8, reader, 10) as third,
     ):
-        assert second._writer is first._writer
-        assert third._writer is not first._writer
+        assert second.log.group.lock is first.log.group.lock
+        assert third.log.group.lock is not first.log.group.lock

@@ -17,7 +17,8 @@ from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, RealFiles
 from memhier.io.reader import Reader
-from memhier.log import compaction, core
+from memhier.log import compaction
+from memhier.log import log as log_module
 from memhier.log.index import LogIndex
 from memhier.log.row_log import RowLog
 from memhier.store.store import Store
@@ -314,7 +315,7 @@ def test_damage_is_named(root: Path, reader: Reader) -> None:
 def test_a_damaged_row_keeps_no_one_from_committing(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compaction, "_MERGE_PARTS", 2)
+    monkeypatch.setattr(compaction, "MERGE_PARTS", 2)
     with Store.create(root, KIND) as store, RowLog(store, "t", 4096, reader, 9) as log:
         log.append([0], random_rows(1, 4096))
         log.commit()
@@ -396,7 +397,8 @@ def test_reads_beside_changes(root: Path, reader: Reader) -> None:
         for thread in threads:
             thread.join()
         assert failures == []
-        assert log._retired == []
+        log.commit()
+        assert reader.stats()["files"] == log.stats()["parts"], "files of dropped parts are closed"
 
 
 def test_no_key_is_missed_in_the_count_while_a_thread_moves_its_row(
@@ -409,7 +411,7 @@ def test_no_key_is_missed_in_the_count_while_a_thread_moves_its_row(
         time.sleep(0.002)
 
     monkeypatch.setattr(LogIndex, "_add", slowly)
-    monkeypatch.setattr(core, "_PART_BYTES", 4096)
+    monkeypatch.setattr(log_module, "PART_BYTES", 4096)
     keys, rows = np.arange(100), np.zeros((100, 40), np.uint8)
     with Store.create(root, KIND) as store, RowLog(store, "t", 40, reader, 100, compact_below=0.9) as log:
         for _ in range(10):

@@ -1,0 +1,170 @@
+"""The transaction that logs of one store write in together, and its commit."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from memhier.store.segments import FullError
+from memhier.store.store import Store
+from memhier.store.transaction import Transaction
+from memhier.store.way_back import keep_way_back
+
+__all__ = ["TransactionGroup"]
+
+
+class GroupedLog(Protocol):
+    """A log as its group commits it."""
+
+    name: str
+
+    def check_open(self) -> None:
+        """Raise ClosedError when it is closed or failed."""
+
+    def give(self) -> None:
+        """Write whole pages; FullError if the disk has no room."""
+
+    def seal(self) -> None:
+        """Write everything."""
+
+    def catalog_entry(self) -> tuple[str, bytes]:
+        """Return its value in the catalog, by key."""
+
+    def adopt(self) -> None:
+        """Count the parts of the transaction as committed."""
+
+
+class GroupedCompactor(Protocol):
+    """A compactor as its group calls it around a commit."""
+
+    def pay(self) -> None:
+        """Take the steps that are owed."""
+
+    def merge(self) -> None:
+        """Rewrite small parts that have become many."""
+
+    def plan(self) -> None:
+        """Note the parts that are left for later."""
+
+
+class TransactionGroup:
+    """Owns the one transaction in which logs of a store write. The first log commits it; a failure ends all.
+
+    Attributes
+    ----------
+    lock
+        Held through a whole change of any of the logs; their threads that compact take it for each step.
+    failure
+        The error after which the logs take no more calls.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.lock = threading.RLock()
+        self.failure: BaseException | None = None
+        self._store = store
+        self._tx: Transaction | None = None
+        self._members: list[tuple[GroupedLog, GroupedCompactor]] = []
+
+    def join(self, log: GroupedLog, compactor: GroupedCompactor) -> None:
+        """Commit a log with the others from now on."""
+        self._members.append((log, compactor))
+
+    def is_led_by(self, log: GroupedLog) -> bool:
+        """Whether a log is the one that commits."""
+        return self._members[0][0] is log
+
+    @property
+    def leader(self) -> str:
+        """Name of the log that commits."""
+        return self._members[0][0].name
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a transaction is open."""
+        return self._tx is not None and self.failure is None
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by the buffers of an open transaction, in bytes."""
+        tx = self._tx  # another thread may end it
+        return 0 if tx is None else tx.memory_bytes
+
+    def begin(self) -> bool:
+        """Make sure that there is a transaction; return whether it is new."""
+        self._members[0][0].check_open()
+        if self._tx is not None:
+            self._tx.check_open()
+            return False
+        self._tx = self._store.begin()
+        return True
+
+    def cancel(self) -> None:
+        """Abort a transaction in which nothing was written."""
+        tx, self._tx = self._tx, None
+        if tx is not None:
+            tx.abort()
+
+    @contextmanager
+    def failing(self, *, waits: bool = False) -> Iterator[Transaction]:
+        """Close the logs if the block fails; but with `waits` not for lack of room on the disk."""
+        assert self._tx is not None
+        try:
+            yield self._tx
+        except BaseException as error:
+            if not (waits and isinstance(error, FullError)):
+                self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Take no more calls: each log holds changes that are gone."""
+        self.failure = error
+        self.cancel()
+
+    def close(self) -> None:
+        """Forget all changes; the transaction stays, and takes no more."""
+        if self._tx is not None:
+            self._tx.abort()
+
+    def commit(self, values: Mapping[str, bytes], *, patient: bool, way_back: bool, further: bool) -> int:
+        """Make the changes of all logs durable at once; return the store's new generation.
+
+        Parameters
+        ----------
+        values
+            Values of the store's catalog to set in the same transaction.
+        patient
+            Take the room on disk first, and raise FullError while that changes nothing.
+        way_back, further
+            As `keep_way_back` says.
+        """
+        for _, compactor in self._members:
+            compactor.pay()
+        with self.lock:
+            self.begin()
+            for log, compactor in self._members:
+                log.check_open()
+                compactor.merge()
+            if patient:
+                self._reserve(values)
+            with self.failing() as tx:
+                for key, value in values.items():
+                    tx.put(key, value)
+                for log, _ in self._members:
+                    log.seal()
+                    tx.put(*log.catalog_entry())
+                if way_back:
+                    keep_way_back(tx, self._store, further)
+                generation = tx.commit()
+                for log, compactor in self._members:
+                    log.adopt()
+                    compactor.plan()
+            self._tx = None
+        return generation
+
+    def _reserve(self, values: Mapping[str, bytes]) -> None:
+        with self.failing(waits=True) as tx:
+            size = sum(len(key) + len(value) for key, value in values.items())
+            for log, _ in self._members:
+                log.give()
+                size += len(log.catalog_entry()[1])
+            tx.reserve(size)
