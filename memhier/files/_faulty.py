@@ -11,7 +11,7 @@ __all__ = ["Fault", "FaultyFiles", "SimulatedCrash"]
 
 
 class Fault(Enum):
-    """What happens at the chosen call."""
+    """The failure of the chosen call."""
 
     ENOSPC = errno.ENOSPC
     EIO = errno.EIO

@@ -5,15 +5,14 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, cast
 
 from memhier.files._interface import Buffer, File, Mode
-from memhier.io.descriptors import close_descriptor, close_with
 
-__all__ = ["RealFiles"]
+__all__ = ["RealFiles", "close_descriptor", "close_with"]
 
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _FLAGS = {
@@ -25,6 +24,34 @@ _FLAGS = {
 }
 # macOS has no fdatasync.
 _fdatasync = getattr(os, "fdatasync", os.fsync)
+
+
+_open: dict[int, "_Descriptor"] = {}
+"""By number. One that went with its owner stays until the next file has its number."""
+
+
+class _Descriptor(weakref.ref[Any]):
+    """A descriptor that is closed once its owner is gone: `os.close` is called with this, and asks for its value.
+
+    Only built-in functions hear of the end of the owner: in `__del__`, or under `weakref.finalize`, an interrupt would
+    be lost, as Python prints the error and goes on, and the file might stay open.
+    """
+
+    __slots__ = ("__index__",)
+    __index__: Callable[[], int]
+
+
+def close_with(owner: object, number: int) -> None:
+    """Close a descriptor once its owner is gone, unless that was done before."""
+    descriptor = _Descriptor(owner, cast(Any, os.close))
+    descriptor.__index__ = number.__index__
+    _open[number] = descriptor
+
+
+def close_descriptor(number: int) -> None:
+    """Close a descriptor now, which is done once."""
+    del _open[number]
+    os.close(number)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class Compactor:
     def owing(self, added: int) -> Iterator[None]:
         """Turn the records that a change of `added` bytes kills into debt, and set the thread to work.
 
-        A part of which a share s is alive frees 1 - s for every s that is moved: with this debt, moves free as much as
+        A part with a live share s frees 1 - s bytes for every s that are moved: with this debt, moves free as much as
         dies.
         """
         with self._group.lock:
@@ -237,7 +237,7 @@ class Compactor:
                 self._try_to_rewrite(part)
 
     def compact(self, live_below: float) -> int:
-        """Rewrite the committed parts of which less than a share is alive; return how many will go."""
+        """Rewrite the committed parts with a live share below `live_below`; return how many will go."""
         with self._group.lock:
             self._log.begin()
             sparse = self._sparse_parts(live_below)
@@ -255,7 +255,7 @@ class Compactor:
             return dead
 
     def rewrite_sparsest(self) -> int:
-        """Rewrite the committed part of which least is alive; return the bytes that the next commit gives back."""
+        """Rewrite the committed part with the smallest live share; return the bytes that the next commit gives back."""
         with self._group.lock:
             self._log.begin()
             records, sizes = self._log.live_by_slot()
@@ -287,7 +287,7 @@ class Compactor:
         self._log.drop(part)
 
     def _sparse_parts(self, live_below: float) -> list[Part]:
-        """Return the parts of which less than a share is alive, the oldest first."""
+        """Return the committed parts with a live share below `live_below`, the oldest first."""
         records, sizes = self._log.live_by_slot()
         sparse: list[Part] = []
         for older, part in enumerate(self._log.parts.values()):
@@ -300,7 +300,7 @@ class Compactor:
         return sparse
 
     def _crowded_parts(self) -> list[Part]:
-        """Return the parts of sizes of which there are many, the oldest first."""
+        """Return the parts of each size that many parts have, the oldest first."""
         sizes: dict[int, list[Part]] = {}
         # If parts are bounded, those near the bound do not become fewer by a merge.
         bound = self._log.part_bytes

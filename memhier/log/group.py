@@ -21,8 +21,12 @@ class GroupedLog(Protocol):
     def check_open(self) -> None:
         """Raise ClosedError when it is closed or failed."""
 
-    def give(self) -> None:
-        """Write whole pages; FullError if the disk has no room."""
+    @property
+    def waits(self) -> bool:
+        """Whether a commit takes the room on disk first."""
+
+    def give(self) -> int:
+        """Write whole pages, or raise FullError; return the bytes of its value in the catalog."""
 
     def seal(self) -> None:
         """Write everything."""
@@ -74,11 +78,6 @@ class TransactionGroup:
         return self._members[0][0] is log
 
     @property
-    def leader(self) -> str:
-        """Name of the log that commits."""
-        return self._members[0][0].name
-
-    @property
     def is_writing(self) -> bool:
         """Whether a transaction is open."""
         return self._tx is not None and self.failure is None
@@ -91,10 +90,10 @@ class TransactionGroup:
 
     def begin(self) -> bool:
         """Make sure that there is a transaction; return whether it is new."""
-        self._members[0][0].check_open()
         if self._tx is not None:
             self._tx.check_open()
             return False
+        self._members[0][0].check_open()
         self._tx = self._store.begin()
         return True
 
@@ -125,18 +124,20 @@ class TransactionGroup:
         if self._tx is not None:
             self._tx.abort()
 
-    def commit(self, values: Mapping[str, bytes], *, patient: bool, way_back: bool, further: bool) -> int:
+    def commit(self, leader: GroupedLog, values: Mapping[str, bytes], way_back: bool, further: bool) -> int:
         """Make the changes of all logs durable at once; return the store's new generation.
 
         Parameters
         ----------
+        leader
+            The first log. If it waits for room on the disk, FullError is raised while that changes nothing.
         values
             Values of the store's catalog to set in the same transaction.
-        patient
-            Take the room on disk first, and raise FullError while that changes nothing.
         way_back, further
             As `keep_way_back` says.
         """
+        if not self.is_led_by(leader):
+            raise ValueError(f"log {leader.name!r} was opened beside {self._members[0][0].name!r}: commit that one")
         for _, compactor in self._members:
             compactor.pay()
         with self.lock:
@@ -144,7 +145,7 @@ class TransactionGroup:
             for log, compactor in self._members:
                 log.check_open()
                 compactor.merge()
-            if patient:
+            if leader.waits:
                 self._reserve(values)
             with self.failing() as tx:
                 for key, value in values.items():
@@ -165,6 +166,5 @@ class TransactionGroup:
         with self.failing(waits=True) as tx:
             size = sum(len(key) + len(value) for key, value in values.items())
             for log, _ in self._members:
-                log.give()
-                size += len(log.catalog_entry()[1])
+                size += log.give()
             tx.reserve(size)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.arguments import check_int
+from memhier.arrays import as_ints
 from memhier.errors import BudgetError, ClosedError, FormatError
 from memhier.log.group import TransactionGroup
 from memhier.log.index import LogIndex
@@ -28,6 +29,7 @@ from memhier.log.parts import (
     lay_out,
     offset_of,
     place,
+    record_size,
     slot_of,
 )
 from memhier.log.replay import EntryReader, committed_record, replay
@@ -107,7 +109,7 @@ class Found:
     in_tail
         Those of them whose record is in DRAM.
     copied
-        A copy of the records in DRAM.
+        A copy of the records in DRAM; None if there are none.
     handles, offsets, lengths
         The reader's handle, the offset and the length of the records in files; undefined for other keys.
     """
@@ -121,7 +123,7 @@ class Found:
 
 
 class Log:
-    """Records by key, in a store. It checks no arguments: `RecordLog` does.
+    """Records by key, in a store. `RecordLog` has the calls for users.
 
     Attributes
     ----------
@@ -228,6 +230,14 @@ class Log:
                 "gone; open it again"
             ) from self.group.failure
 
+    def checked_keys(self, keys: Any) -> Ints:
+        """Return keys as int64 [n], or raise; ClosedError as in `check_open`."""
+        self.check_open()
+        wanted = as_ints("keys", keys)
+        if wanted.ndim != 1:
+            raise ValueError(f"keys: expected shape [n], got {list(wanted.shape)}")
+        return wanted
+
     def close(self) -> None:
         """Take no more calls. Its files stay open until `release`."""
         self._closed = True
@@ -262,7 +272,7 @@ class Log:
             there: Flags = places >= 0
             slots, offsets = slot_of(places), offset_of(places)
             in_tail = there & self._in_tail(slots, offsets)
-            copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail])
+            copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail]) if in_tail.any() else None
             return Found(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
 
     def contains(self, keys: Ints) -> Flags:
@@ -381,7 +391,7 @@ class Log:
             if barrier > start:
                 stop = min(barrier, max(fits, start + 1))
             else:
-                # Large records go one by one, but for those of one length that leaves nothing to fill up.
+                # Large records go one by one; those that all fill whole pages leave nothing to pad, and go together.
                 run = self.format.record_bytes and self.format.record_bytes % PAGE_BYTES == 0
                 stop = max(fits, start + 1) if run else start + 1
             with self.group.failing(waits=self.patient) as tx, self.lock:
@@ -458,11 +468,12 @@ class Log:
 
     # The steps of a commit, made by the group with its lock held.
 
-    def give(self) -> None:
-        """Hand the segments all records, and write the whole pages; FullError if the disk has no room."""
+    def give(self) -> int:
+        """Hand the segments all records and write whole pages, or raise FullError; return the catalog entry's bytes."""
         if self.fresh:
             with self.lock:
                 self.fresh[-1].give()
+        return record_size(len(self.parts) + len(self.fresh))
 
     def seal(self) -> None:
         """Finish the part that is being written."""
@@ -480,7 +491,8 @@ class Log:
         """Count the parts of the transaction as committed, and let the store's copy of their checksums serve."""
         segments = self.store.segments()
         with self.lock:
-            for part in (opened.part for opened in self.fresh):
+            for opened in self.fresh:
+                part = opened.part
                 info = segments[part.segments(self.name)[0]]
                 self.reader.extend(int(self.table.handles[part.slot]), info.length, info.checksums)
                 self.parts[part.slot] = part

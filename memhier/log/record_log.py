@@ -134,8 +134,7 @@ class RecordLog:
         OSError
             When the store is open for reading, or a write fails.
         """
-        self.log.check_open()
-        wanted = key_array(keys)
+        wanted = self.log.checked_keys(keys)
         with self.compactor.owing(0):
             self.log.delete(wanted)
 
@@ -173,24 +172,20 @@ class RecordLog:
         ValueError
             When it was opened beside another log, which commits both.
         """
-        log = self.log
-        log.check_open()
-        if not log.group.is_led_by(log):
-            raise ValueError(f"log {log.name!r} was opened beside {log.group.leader!r}: commit that one")
-        return log.group.commit(
-            self.check_values(values), patient=log.waits, way_back=self.way_back, further=self.way_back_further
-        )
+        self.log.check_open()
+        changes = self.check_values(values)
+        return self.log.group.commit(self.log, changes, self.way_back, self.way_back_further)
 
     @shielded
     def compact(self, live_below: float = 0.5) -> int:
-        """Rewrite the live records of the parts of which less than a share is alive; commit to have their space back.
+        """Rewrite the parts with a live share below `live_below`; commit to have their space back.
 
         Records written since the last commit stay as they are.
 
         Parameters
         ----------
         live_below
-            The share of a part's bytes, 0 to 1. With 1 every part that holds anything dead is rewritten.
+            Share of a part's bytes, 0 to 1. With 1 every part that holds a dead byte is rewritten.
 
         Returns
         -------
@@ -259,7 +254,7 @@ class RecordLog:
         return self.compactor.reclaim()
 
     def rewrite_sparsest(self) -> int:
-        """Rewrite the committed part of which least is alive; return the bytes that the next commit gives back."""
+        """Rewrite the committed part with the smallest live share; return the bytes that the next commit gives back."""
         return self.compactor.rewrite_sparsest()
 
     @shielded
@@ -280,14 +275,6 @@ class RecordLog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def key_array(keys: Any) -> Ints:
-    """Return keys as int64 [n], or raise."""
-    wanted = as_ints("keys", keys)
-    if wanted.ndim != 1:
-        raise ValueError(f"keys: expected shape [n], got {list(wanted.shape)}")
-    return wanted
 
 
 def committed_keys(store: Store, name: str) -> int:

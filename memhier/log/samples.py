@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from memhier.arrays import as_bytes
 from memhier.log.log import Bytes, Ints, LogOptions
 from memhier.log.parts import ENTRY
-from memhier.log.record_log import RecordLog, key_array
+from memhier.log.record_log import RecordLog
 from memhier.log.tail import LogTail
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
@@ -57,9 +57,9 @@ class SampleFormat:
 
 
 class Samples(RecordLog):
-    """Records of different sizes by int64 key, in a store: images, texts, whatever is bytes.
+    """Records of different sizes by int64 key, in a store: images, texts, any bytes.
 
-    As :class:`~memhier.log.row_log.RowLog` in everything but the width: appended, readable at once, durable with
+    Works as :class:`~memhier.log.row_log.RowLog`: records are appended, readable at once, and durable with
     :meth:`commit`; one thread changes them, any number may read.
 
     Parameters
@@ -67,8 +67,8 @@ class Samples(RecordLog):
     store
         Open store; for writing, if the samples are to be changed.
     name
-        Of the samples in the store: 1 to 70 letters, digits, ``-`` or ``_``. The store's segments whose names begin
-        with it and the value ``log/<name>`` are theirs.
+        Of the samples in the store: 1 to 70 letters, digits, ``-`` or ``_``. They own the store's segments with names
+        that begin with it, and the value ``log/<name>``.
     reader
         Does the reads; stays the caller's.
     capacity
@@ -118,7 +118,7 @@ class Samples(RecordLog):
 
     @shielded
     def put(self, keys: Any, records: Sequence[Any]) -> None:
-        """Set records. Where a key comes twice, its last record counts.
+        """Set records. If a key comes twice, its last record counts.
 
         Parameters
         ----------
@@ -134,8 +134,7 @@ class Samples(RecordLog):
         OSError
             When the store is open for reading, or a write fails.
         """
-        self.log.check_open()
-        wanted = key_array(keys)
+        wanted = self.log.checked_keys(keys)
         if isinstance(records, bytes | bytearray | memoryview | str) or not isinstance(records, Sequence):
             raise TypeError(f"records: expected a list of bytes-like objects, got {type(records).__name__}")
         if len(records) != len(wanted):
@@ -160,21 +159,20 @@ class Samples(RecordLog):
         Returns
         -------
         list of memoryview or None
-            Read-only bytes of each record; None where there is none. Those of one call share memory, whole pages of
-            every record: copy one to keep it for long without the others.
+            Read-only bytes of each record; None for a key without one. The records of one call share memory, whole
+            pages of each: copy one to keep it for long without the others.
 
         Raises
         ------
         CorruptionError
             When a page does not match its checksum.
         """
-        self.log.check_open()
-        wanted = key_array(keys)
+        wanted = self.log.checked_keys(keys)
         records: list[memoryview | None] = [None] * len(wanted)
         log = self.log
         with log.reading():
             found = log.find(wanted)
-            for index, record in zip(np.flatnonzero(found.in_tail).tolist(), found.copied, strict=True):
+            for index, record in zip(np.flatnonzero(found.in_tail).tolist(), found.copied or (), strict=True):
                 records[index] = record
             at = np.flatnonzero(found.there & ~found.in_tail)
             fetched = log.format.fetch(log.reader, found.handles[at], found.offsets[at], found.lengths[at])

@@ -18,7 +18,7 @@ _TAIL_BYTES = 2**20 + PAGE_BYTES  # a page of padding always fits
 
 
 class LogTail:
-    """The end of a part's records, in DRAM because the file may not have it yet: a buffer that every part reuses."""
+    """The end of a part's records, in DRAM because the file may not have it yet. All parts use one buffer in turn."""
 
     def __init__(self) -> None:
         self.buffer: NDArray[np.uint8] = np.empty(_TAIL_BYTES, np.uint8)
@@ -30,7 +30,7 @@ class LogTail:
         self.start, self.filled = start, 0
 
     def holds(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which records lie here, whole."""
+        """Return which records lie in the tail, whole."""
         return offsets >= self.start
 
     def rows(self, offsets: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
@@ -148,7 +148,7 @@ class OpenPart:
         self._given = tail.start + tail.filled
 
     def _flush(self, keep: int) -> None:
-        """Write whole pages, let the reader have them, and keep `keep` bytes before those that the file lacks."""
+        """Write whole pages, let the reader have them, and keep `keep` bytes before those not in the file."""
         self._give()
         length, checksums = self._records.flush()
         handle = int(self._table.handles[self.part.slot])

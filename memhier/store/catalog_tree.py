@@ -1,10 +1,10 @@
 """Reads the B-trees of an LMDB 0.9 file without mapping it.
 
-LMDB trusts its file: it has no checksums, and a cut or flipped page can take the process down with SIGSEGV or SIGBUS.
-So the library only ever lets LMDB write, after the file was checked; reading goes through this walk, which compares
-every page with a checksum kept elsewhere and believes no number before it is in range. LMDB never overwrites a page
-of its newest snapshot, so a walk needs no lock: a page that does not match means that the snapshot is no longer the
-newest, or damaged.
+LMDB trusts its file: it has no checksums, and a cut or flipped page can end the process with SIGSEGV or SIGBUS. So the
+library lets LMDB only write, after the file was checked. Reads go through this walk, which compares every page with a
+checksum kept elsewhere and believes no number before it is in range. LMDB never overwrites a page of its newest
+snapshot, so a walk needs no lock: a page that does not match means that the snapshot is no longer the newest, or
+damaged.
 
 The structures are those of lmdb's ``mdb.c`` on 64-bit little-endian machines; FORMAT.md lists them.
 """
@@ -74,11 +74,27 @@ class CatalogTree:
         self._limit = size // self.page_size
         # Read and checked at once: a small catalog needs no other read.
         self._head = head[: len(head) // self.page_size * self.page_size]
-        self._head_checksums = crc32c_pages(b"" if checksums is None else self._head)
+        self._head_checksums = np.empty(0, np.uint32) if checksums is None else crc32c_pages(self._head)
 
     def read_meta(self, transaction: int) -> Meta:
-        """Return the root page where the snapshot of this transaction lies: they alternate."""
-        slot = transaction & 1
+        """Return the root page at the place of a transaction's snapshot: two places take turns."""
+        return Meta(*self._root(transaction & 1))
+
+    def newest(self) -> Meta:
+        """Return the root page of the newest snapshot."""
+        return Meta(*max(self._root(0), self._root(1)))
+
+    def checksum(self, numbers: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+        """Set the checksums, in `out` by number of the block, of rising pages as they are now."""
+        by_page = out.reshape(-1, self.page_size // BLOCK_BYTES)
+        step = _READ_BYTES // self.page_size
+        for start in range(0, len(numbers), step):
+            some = numbers[start : start + step]
+            runs = np.split(some, np.flatnonzero(np.diff(some) > 1) + 1)
+            contents = b"".join([self._contents(int(run[0]), len(run)) for run in runs])
+            by_page[some] = crc32c_pages(contents).reshape(len(some), -1)
+
+    def _root(self, slot: int) -> tuple[int, int, int, int, int]:
         page = self._read(slot, 1)
         flags = _HEADER.unpack_from(page)[2]
         magic, version = _META_HEAD.unpack_from(page, _HEADER.size)[:2]
@@ -91,24 +107,10 @@ class CatalogTree:
         offset = _HEADER.size + _META_HEAD.size
         page_size, *_, free_root = _DATABASE.unpack_from(page, offset)
         *_, entries, main_root = _DATABASE.unpack_from(page, offset + _DATABASE.size)
-        last_page, found = _META_TAIL.unpack_from(page, offset + 2 * _DATABASE.size)
+        last_page, transaction = _META_TAIL.unpack_from(page, offset + 2 * _DATABASE.size)
         if page_size != self.page_size:
             raise self._damage(f"root page {slot} says pages of {page_size} bytes, expected {self.page_size}")
-        return Meta(found, last_page, free_root, main_root, entries)
-
-    def newest(self) -> Meta:
-        """Return the root page of the newest snapshot."""
-        even, odd = self.read_meta(0), self.read_meta(1)
-        return even if even.transaction > odd.transaction else odd
-
-    def checksum(self, numbers: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
-        """Set the checksums, in `out` by number of the block, of rising pages as they are now."""
-        blocks = self.page_size // BLOCK_BYTES
-        step = max(1, _READ_BYTES // self.page_size)
-        for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):
-            for first in range(int(run[0]), int(run[-1]) + 1, step):
-                count = min(step, int(run[-1]) + 1 - first)
-                out[first * blocks : (first + count) * blocks] = crc32c_pages(self._contents(first, count))
+        return transaction, last_page, free_root, main_root, entries
 
     def walk(self, meta: Meta) -> Iterator[tuple[bytes, bytes]]:
         """Check every page that a snapshot reaches, the list of free pages included, and yield its keys and values."""
@@ -125,7 +127,7 @@ class CatalogTree:
     def free_pages(self, meta: Meta) -> NDArray[np.bool_]:
         """Return which pages, up to the last, are free in a snapshot.
 
-        LMDB takes pages for the next transaction from these and from past the last, and writes no others.
+        The next transaction writes these pages and pages past the last, and no others.
         """
         free = np.zeros(min(meta.last_page + 1, self._limit), np.bool_)
         for _, value in self._walk(meta.free_root, {0, 1}, 0):
@@ -207,5 +209,5 @@ class CatalogTree:
                 return size
         raise self._damage("does not begin with a root page of LMDB")
 
-    def _damage(self, what: str) -> CorruptionError:
-        return CorruptionError(f"{self._file.path}: {what}")
+    def _damage(self, problem: str) -> CorruptionError:
+        return CorruptionError(f"{self._file.path}: {problem}")

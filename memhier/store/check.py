@@ -16,16 +16,16 @@ __all__ = ["Finding", "check_store"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in a store that should not be there, or is not as it was committed.
+    """A file in a store that should not be there, or is not as it was committed.
 
     Attributes
     ----------
     path
         The file.
     problem
-        What is wrong with it.
+        The damage, or the reason why it should not be there.
     harmless
-        True for what is left of a crash or kept for a reader: it takes space and nothing else.
+        True for a file left by a crash or kept for a reader: it takes space and nothing else.
     """
 
     path: str
@@ -37,7 +37,7 @@ class Finding:
 
 
 def check_store(files: Files, root: str, segments: Iterable[SegmentInfo]) -> list[Finding]:
-    """Return every inconsistency of the store at `root`, whose open generation has these segments."""
+    """Return every inconsistency of the store at `root`; `segments` are those of the open generation."""
     findings = list(_check_catalog(files, root))
     expected: dict[str, SegmentInfo] = {info.path.name: info for info in segments}
     for info in expected.values():

@@ -20,9 +20,9 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 def copy_contents(files: Files, contents: Contents, root: Path) -> None:
-    """Copy segments and catalog into the unfinished store at `root`, whose lock is held, and publish it.
+    """Copy segments and catalog into the unfinished store at `root`, and publish it. The caller holds its lock.
 
-    It stays unfinished until the last step, and after a failure: whoever makes a store there takes it over.
+    The store stays unfinished until the last step, and after a failure: the next store made there takes it over.
     """
     segments = root / "segments"
     try:

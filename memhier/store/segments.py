@@ -184,8 +184,11 @@ class SegmentWriter:
     def finish(self) -> SegmentInfo:
         """Fill up the last page, make the file durable, close it and describe it."""
         self._fill_up()
+        if self._behind is not None:
+            self._behind.close()
+        self._open = False
         self._file.fdatasync()
-        self._close()
+        self._file.close()
         checksums = self._checksums[: self._pages].copy()
         checksums.flags.writeable = False
         length = self._pages * PAGE_BYTES
@@ -194,9 +197,6 @@ class SegmentWriter:
     @shielded
     def close(self) -> None:
         """Close the file; the segment is part of nothing."""
-        self._close()
-
-    def _close(self) -> None:
         self._open = False
         if self._behind is not None:
             self._behind.close()
@@ -242,7 +242,7 @@ class SegmentWriter:
 
 
 class PatientSegmentWriter(SegmentWriter):
-    """Waits out a full disk: what was appended stays in DRAM until the file has room, and nothing is aborted.
+    """Waits out a full disk: appended bytes stay in DRAM until the file has room, and nothing is aborted.
 
     `append` takes everything, so callers `settle` first: one append at most waits beside a buffer.
     """

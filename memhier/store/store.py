@@ -1,7 +1,7 @@
 """Store: a directory that changes all at once.
 
-An LMDB catalog names what exists; bulk bytes lie in append-only segment files beside it. A commit writes the
-segments, makes them durable, then makes one durable transaction of the catalog, then publishes it. Whatever the
+An LMDB catalog names the contents; bulk bytes lie in append-only segment files beside it. A commit writes the
+segments, makes them durable, then makes one durable transaction of the catalog, then publishes it. A file that the
 catalog does not name does not exist, so there is nothing to repair after a crash. FORMAT.md describes every file.
 """
 
@@ -41,9 +41,9 @@ _RACE_SECONDS = 10.0
 class Store:
     """Named segments and small values on SSD, changed by transactions.
 
-    A store that is open for reading stays at the generation it found, whatever a writer does meanwhile, and keeps that
-    generation's files alive. It holds no LMDB handle, only values and checksums, so it works in forked children. Many
-    threads may read; one process, and in it one thread, may have it open for writing.
+    A store that is open for reading stays at the generation that it found, beside any writer, and keeps the files of
+    that generation. It holds no LMDB handle, only values and checksums, so it works in forked children. Many threads
+    may read; one process, and in it one thread, may have it open for writing.
 
     Examples
     --------
@@ -77,22 +77,22 @@ class Store:
     @classmethod
     @shielded_giving(close_made)
     def create(cls, path: str | os.PathLike[str], kind: str, *, files: Files | None = None) -> Self:
-        """Make a store, open for writing. It cannot be opened by others before its first commit.
+        """Make a store, open for writing. Others cannot open it before its first commit.
 
         Parameters
         ----------
         path
-            The directory to make; its parent must exist. An empty directory, and a store of this library in which
-            nothing was ever committed, are taken over.
+            The directory to make; its parent must exist. An empty directory, or a store of this library in which
+            nothing was ever committed, is taken over.
         kind
-            What the store is for; `open` asks for it.
+            Purpose of the store, in a word; `open` asks for it.
 
         Raises
         ------
         FileExistsError
             When `path` holds anything else.
         LockedError
-            When someone is just making a store there.
+            When another process is just making a store there.
         """
         root, files = Path(path).absolute(), files or RealFiles()
         check_kind(kind)
@@ -100,8 +100,8 @@ class Store:
             refuse_foreign(files, root)
         else:
             if not files.exists(str(root.parent)):
-                what = "the folder that it is to be made in does not exist; make that first, or look at the path again"
-                raise FileNotFoundError(errno.ENOENT, what, str(root.parent))
+                advice = "the folder to make it in does not exist; make that first, or look at the path again"
+                raise FileNotFoundError(errno.ENOENT, advice, str(root.parent))
             files.make_directory(str(root))
             files.sync_directory(str(root.parent))
         lock = take_lock(files, root)
@@ -109,7 +109,7 @@ class Store:
             catalog, contents = Catalog(files, str(root)), Contents(kind)
             if not _is_unfinished(files, root, catalog):
                 raise already_exists(root)
-            # Segments first: with the catalog gone, they would look like somebody's data.
+            # Segments first: with the catalog gone, they would look like the user's data.
             for directory in ("segments", "tmp"):
                 files.make_directory(str(root / directory))
                 clear_directory(files, root / directory)
@@ -138,12 +138,12 @@ class Store:
         path
             Its directory. To read, no permission to write there is needed.
         kind
-            What it must be for.
+            The kind that it must have.
         writable
             Whether to take the writer's lock.
         verify
-            When to compare pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now,
-            ``"off"`` never. The catalog is always checked.
+            Compares pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now, ``"off"``
+            never. The catalog is always checked.
 
         Raises
         ------
@@ -152,7 +152,7 @@ class Store:
         FormatError
             When it is not a store, one of another kind or version, or one in which nothing was ever committed.
         CorruptionError
-            When the bytes on disk are not those that were committed.
+            When the bytes on disk differ from the committed ones.
         LockedError
             When another writer has it open.
         """
@@ -187,7 +187,7 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """What the store is for."""
+        """Purpose of the store."""
         return self._contents.kind
 
     @property
@@ -208,7 +208,7 @@ class Store:
         return held + (0 if transaction is None else transaction.memory_bytes)
 
     def get(self, key: str) -> bytes | None:
-        """Return a value of the catalog, None where there is none."""
+        """Return a value of the catalog, None if there is none."""
         self._check_open()
         return self._contents.values.get(key)
 
@@ -252,7 +252,7 @@ class Store:
         Parameters
         ----------
         buffer_bytes
-            What waits to be written of each segment at most: whole pages of 4,096 bytes, up to a mebibyte.
+            Bytes of each segment that wait to be written at most: whole pages of 4,096 bytes, up to a mebibyte.
 
         Raises
         ------
@@ -276,7 +276,7 @@ class Store:
     def stage(self, buffer_bytes: int = BUFFER_BYTES) -> Staging:
         """Begin segments that a later transaction may take over (`Transaction.adopt`); others may be open meanwhile.
 
-        May be called by any thread. What is not taken over goes when the next writer opens the store.
+        Any thread may call it. The next writer removes segments that no transaction took over.
 
         Raises
         ------
@@ -297,10 +297,10 @@ class Store:
         return check_store(self._files, str(self._path), contents.segments.values())
 
     def copy(self, path: str | os.PathLike[str]) -> None:
-        """Copy what is committed to a new store, each page checked, while others read and a writer goes on.
+        """Copy the committed contents to a new store, each page checked, while others read and a writer goes on.
 
-        The copy is of the generation that is open here; of a writer, or with ``verify="off"``, of the newest. It can be
-        opened once it is whole; after a failure a new attempt takes its place over.
+        The copy has the generation that is open here; the newest for a writer, or with ``verify="off"``. It can be
+        opened once it is complete; after a failure a new attempt takes its place over.
 
         Parameters
         ----------

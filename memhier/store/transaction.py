@@ -1,4 +1,4 @@
-"""One change of a store, all or nothing."""
+"""Transactions: changes of a store that are made all or not at all."""
 
 import os
 from collections.abc import Callable
@@ -26,7 +26,7 @@ _CATALOG_BYTES = 2**18  # more than a commit of few values adds to the catalog
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that the catalog could not hold."""
+    """Raise unless the catalog can hold a key."""
     if not isinstance(key, str):
         raise TypeError(f"key={key!r}: expected text")
     if not 1 <= len(key.encode()) <= _KEY_BYTES_MAX:
@@ -34,7 +34,7 @@ def check_key(key: str) -> None:
 
 
 def check_value_size(key: str, value: bytes) -> None:
-    """Refuse a value that the catalog should not hold."""
+    """Raise if a value is too large for the catalog."""
     if len(value) > _VALUE_BYTES_MAX:
         raise ValueError(
             f"value of {key!r}: {len(value):,} bytes, expected at most {_VALUE_BYTES_MAX:,}; write a segment instead"
@@ -84,7 +84,7 @@ class Transaction:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held by write buffers, checksums and values, in bytes; may be asked for by any thread."""
+        """DRAM held by write buffers, checksums and values, in bytes; any thread may read it."""
         values = sum(len(key) + len(value or b"") for key, value in list(self._values.items()))
         return values + sum(writer.memory_bytes for writer in list(self._writers.values()))
 
@@ -102,11 +102,11 @@ class Transaction:
         Parameters
         ----------
         name
-            What the catalog will call it.
+            Its name in the catalog.
         direct
             Write past the page cache, by a thread, with 2 MiB more of buffers.
         patient
-            A full disk does not end the transaction: see `memhier.store.segments`. Not with `direct`.
+            A full disk does not end the transaction: see `PatientSegmentWriter`. Not with `direct`.
 
         Raises
         ------
@@ -136,7 +136,7 @@ class Transaction:
         return writer
 
     def reserve(self, values_bytes: int) -> None:
-        """Take the room on disk that `commit` needs with so many bytes of values to come, as far as can be known.
+        """Take the room on disk that `commit` needs, `values_bytes` of values included, as far as it can be known.
 
         Raises
         ------
@@ -149,7 +149,7 @@ class Transaction:
             if isinstance(writer, PatientSegmentWriter):
                 writer.reserve()
             pages += writer.length // PAGE_BYTES
-        # Of the catalog every page on the way to a change is written anew, and then its checksums.
+        # The catalog writes every page on the way to a change anew, and then its checksums.
         room = str(self._directory.parent / "tmp" / "room")
         with said_as_full():
             try:
@@ -162,7 +162,7 @@ class Transaction:
 
     @shielded
     def adopt(self, staging: Staging) -> None:
-        """Take over segments that were written beside transactions, and are finished: only their files' names change.
+        """Take over the finished segments of a staging: only the names of their files change.
 
         Raises
         ------
@@ -216,7 +216,7 @@ class Transaction:
             raise KeyError(f"name={name!r}: this transaction writes {self.written}")
         writer = self._writers.pop(name)
         writer.close()
-        # Otherwise it is part of nothing: the commit removes it.
+        # A file that stays is part of nothing: the commit removes it.
         with suppress(OSError):
             self._files.remove(str(writer.path))
 
@@ -231,7 +231,7 @@ class Transaction:
         return [*self._adopted, *self._writers]
 
     def swap_dropped(self, names: list[str]) -> list[str]:
-        """Drop these committed segments, and none of those that were to be dropped, which are returned."""
+        """Drop these committed segments in place of those dropped so far, which are returned."""
         kept, self._dropped = sorted(self._dropped), set(names)
         return kept
 
@@ -275,8 +275,8 @@ class Transaction:
         Raises
         ------
         OSError
-            When a write fails. The store is then closed for writing: what the disk holds is known again after
-            reopening, which finds the last commit or, if only the last step failed, this one.
+            When a write fails. The store is then closed for writing. It can be opened again, at the last commit or, if
+            only the last step failed, at this one.
         """
         self.check_open()
         try:
