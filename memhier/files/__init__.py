@@ -5,11 +5,11 @@ wraps either to fail at a chosen call.
 """
 
 from memhier.files._faulty import Fault, FaultyFiles, SimulatedCrash
-from memhier.files._interface import Buffer, File, Files, Mode, read_file
+from memhier.files._interface import Buffer, File, FileBase, Files, Mode, read_file
 from memhier.files._memory import MemoryFiles
 from memhier.files._real import RealFiles, close_descriptor, close_with
 
 __all__ = [
-    "Buffer", "Fault", "FaultyFiles", "File", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash",
+    "Buffer", "Fault", "FaultyFiles", "File", "FileBase", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash",
     "close_descriptor", "close_with", "read_file",
 ]  # fmt: skip

@@ -113,14 +113,14 @@ class Compactor:
         """
         with self._group.lock:
             owes = self._thread is not None and not self._later
-            before = self._log.live_bytes() if owes else 0
+            before = self._log.live_bytes_locked() if owes else 0
             yield
             if owes:
-                died = before + added - self._log.live_bytes()
+                died = before + added - self._log.live_bytes_locked()
                 self._debt += died * self._below / (1 - self._below)
             if self._thread is None or not (self._job is None or self._job.done()):
                 return
-            if self._rewriting or self._parts_to_rewrite():
+            if self._rewriting or self._parts_to_rewrite_locked():
                 self._job = self._thread.submit(self.run)
 
     def run(self) -> None:
@@ -160,7 +160,7 @@ class Compactor:
     def _is_behind(self) -> bool:
         """Whether too much was left for later: too many parts, or more than half of the log is dead."""
         with self._group.lock:
-            if len(self._parts_to_rewrite()) > _LATER_PARTS:
+            if len(self._parts_to_rewrite_locked()) > _LATER_PARTS:
                 return True
             size = sum(part.size for part in self._log.all_parts())
             return size > 2 * int(self._log.live_by_slot()[1].sum())
@@ -187,11 +187,11 @@ class Compactor:
                 if not self._log.has(rewriting.part):
                     self._rewriting = None
                 elif step is None:
-                    self._log.drop(rewriting.part)
+                    self._log.drop_locked(rewriting.part)
                     self._rewriting = None
                 else:
                     try:
-                        self._debt -= self.take(rewriting.part, step)
+                        self._debt -= self.take_locked(rewriting.part, step)
                     except FullError:
                         rewriting.waiting = step
                         raise
@@ -200,7 +200,7 @@ class Compactor:
     def _next_rewriting(self) -> _Rewriting | None:
         with self._group.lock:
             if self._group.is_writing:
-                for part in self._parts_to_rewrite():
+                for part in self._parts_to_rewrite_locked():
                     try:
                         self._rewriting = _Rewriting(part, self.steps(part))
                         break
@@ -208,50 +208,51 @@ class Compactor:
                         self._unreadable.add(part.number)  # not even opened
         return self._rewriting
 
-    def _parts_to_rewrite(self) -> list[Part]:
+    def _parts_to_rewrite_locked(self) -> list[Part]:
         """Return the parts that the background has to rewrite, the oldest first."""
         if self._later:
             due = self._due - self._unreadable
             return [part for part in self._log.parts.values() if part.number in due]
-        return self._sparse_parts(self._below)
+        return self._sparse_parts_locked(self._below)
 
     # Left for later.
 
     def compact_later(self) -> None:
         """Let commits rewrite nothing any more, but say which parts to rewrite beside the changes that follow."""
-        self._later = True
-        self.plan()
+        with self._group.lock:
+            self._later = True
+            self.plan_locked()
 
-    def plan(self) -> None:
+    def plan_locked(self) -> None:
         """Note the parts that are left for later."""
         if self._later:
-            parts = [*self._sparse_parts(self._below), *self._crowded_parts()]
+            parts = [*self._sparse_parts_locked(self._below), *self._crowded_parts_locked()]
             self._due = {part.number for part in parts}
 
-    # At once, with the group's lock held.
+    # At once.
 
-    def merge(self) -> None:
+    def merge_locked(self) -> None:
         """Rewrite small parts that have become many; each byte is rewritten once per size, a factor of 8 apart."""
         if not self._later:
-            for part in self._crowded_parts():
-                self._try_to_rewrite(part)
+            for part in self._crowded_parts_locked():
+                self._try_to_rewrite_locked(part)
 
     def compact(self, live_below: float) -> int:
         """Rewrite the committed parts with a live share below `live_below`; return how many will go."""
         with self._group.lock:
             self._log.begin()
-            sparse = self._sparse_parts(live_below)
+            sparse = self._sparse_parts_locked(live_below)
             for part in sparse:
-                self._rewrite(part)
+                self._rewrite_locked(part)
         return len(sparse)
 
     def reclaim(self) -> int:
         """Rewrite the part of the open transaction with most dead bytes; return the bytes on SSD that are free now."""
         with self._group.lock:
-            part, dead = self._most_dead()
+            part, dead = self._most_dead_locked()
             if part is None:
                 return 0
-            self._rewrite(part)
+            self._rewrite_locked(part)
             return dead
 
     def rewrite_sparsest(self) -> int:
@@ -266,27 +267,27 @@ class Compactor:
                     best, least = part, live / part.disk_bytes
             if best is None:
                 return 0
-            if not self._try_to_rewrite(best):
+            if not self._try_to_rewrite_locked(best):
                 self._unreadable.add(best.number)
             return best.disk_bytes - int(least * best.disk_bytes)
 
-    def _try_to_rewrite(self, part: Part) -> bool:
+    def _try_to_rewrite_locked(self, part: Part) -> bool:
         """Rewrite a part; one that cannot be read stays, and keeps nothing from committing."""
         try:
-            self._rewrite(part)
+            self._rewrite_locked(part)
         except (CorruptionError, OSError):
             if self._group.failure is not None:
                 raise
             return False
         return True
 
-    def _rewrite(self, part: Part) -> None:
+    def _rewrite_locked(self, part: Part) -> None:
         """Append the live records of a part once more, and drop the part."""
         for step in self.steps(part):
-            self.take(part, step)
-        self._log.drop(part)
+            self.take_locked(part, step)
+        self._log.drop_locked(part)
 
-    def _sparse_parts(self, live_below: float) -> list[Part]:
+    def _sparse_parts_locked(self, live_below: float) -> list[Part]:
         """Return the committed parts with a live share below `live_below`, the oldest first."""
         records, sizes = self._log.live_by_slot()
         sparse: list[Part] = []
@@ -299,7 +300,7 @@ class Compactor:
                 sparse.append(part)
         return sparse
 
-    def _crowded_parts(self) -> list[Part]:
+    def _crowded_parts_locked(self) -> list[Part]:
         """Return the parts of each size that many parts have, the oldest first."""
         sizes: dict[int, list[Part]] = {}
         # If parts are bounded, those near the bound do not become fewer by a merge.
@@ -316,7 +317,7 @@ class Compactor:
                 crowded += parts
         return sorted(crowded, key=lambda part: part.number)
 
-    def _most_dead(self) -> tuple[Part | None, int]:
+    def _most_dead_locked(self) -> tuple[Part | None, int]:
         """Return the part of the open transaction, but for the last, with most dead bytes, and how many."""
         records, sizes = self._log.live_by_slot()
         found: tuple[Part | None, int] = (None, 0)
@@ -346,7 +347,7 @@ class Compactor:
             keys = entries["key"].astype(np.int64)
             kept, lengths = keys[has_record], entries["length"][has_record].astype(np.int64)
             with self._log.lock:
-                live = self._log.are_alive(part, kept, offsets, lengths)
+                live = self._log.are_alive_locked(part, kept, offsets, lengths)
             kept, offsets, lengths = kept[live], offsets[live], lengths[live]
             ends = np.cumsum(lengths)
             start = 0
@@ -362,20 +363,20 @@ class Compactor:
                 none = np.empty(0, np.int64)
                 yield Step(keys[~has_record], none, none)
 
-    def take(self, part: Part, step: Step) -> int:
+    def take_locked(self, part: Part, step: Step) -> int:
         """Append the live records of a step, or the deletions that still count; return the bytes."""
         log = self._log
         if step.records is None:
             gone = step.keys[~log.contains(step.keys)]
-            log.enter_deletions(gone)
+            log.enter_deletions_locked(gone)
             return len(gone) * ENTRY.itemsize
-        live = log.are_alive(part, step.keys, step.offsets, step.lengths)
+        live = log.are_alive_locked(part, step.keys, step.offsets, step.lengths)
         records = step.records
         if not live.all():
             records = records[live] if isinstance(records, np.ndarray) else list(compress(records, live.tolist()))
         keys, lengths = step.keys[live], step.lengths[live]
         if len(keys):
-            log.write(keys, lengths, records)
+            log.write_locked(keys, lengths, records)
         return int(lengths.sum()) + len(keys) * ENTRY.itemsize
 
 

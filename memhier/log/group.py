@@ -25,16 +25,16 @@ class GroupedLog(Protocol):
     def waits(self) -> bool:
         """Whether a commit takes the room on disk first."""
 
-    def give(self) -> int:
+    def give_locked(self) -> int:
         """Write whole pages, or raise FullError; return the bytes of its value in the catalog."""
 
-    def seal(self) -> None:
+    def seal_locked(self) -> None:
         """Write everything."""
 
-    def catalog_entry(self) -> tuple[str, bytes]:
+    def catalog_entry_locked(self) -> tuple[str, bytes]:
         """Return its value in the catalog, by key."""
 
-    def adopt(self) -> None:
+    def adopt_locked(self) -> None:
         """Count the parts of the transaction as committed."""
 
 
@@ -44,10 +44,10 @@ class GroupedCompactor(Protocol):
     def pay(self) -> None:
         """Take the steps that are owed."""
 
-    def merge(self) -> None:
+    def merge_locked(self) -> None:
         """Rewrite small parts that have become many."""
 
-    def plan(self) -> None:
+    def plan_locked(self) -> None:
         """Note the parts that are left for later."""
 
 
@@ -90,12 +90,13 @@ class TransactionGroup:
 
     def begin(self) -> bool:
         """Make sure that there is a transaction; return whether it is new."""
-        if self._tx is not None:
-            self._tx.check_open()
-            return False
-        self._members[0][0].check_open()
-        self._tx = self._store.begin()
-        return True
+        with self.lock:
+            if self._tx is not None:
+                self._tx.check_open()
+                return False
+            self._members[0][0].check_open()
+            self._tx = self._store.begin()
+            return True
 
     def cancel(self) -> None:
         """Abort a transaction in which nothing was written."""
@@ -144,27 +145,27 @@ class TransactionGroup:
             self.begin()
             for log, compactor in self._members:
                 log.check_open()
-                compactor.merge()
+                compactor.merge_locked()
             if leader.waits:
-                self._reserve(values)
+                self._reserve_locked(values)
             with self.failing() as tx:
                 for key, value in values.items():
                     tx.put(key, value)
                 for log, _ in self._members:
-                    log.seal()
-                    tx.put(*log.catalog_entry())
+                    log.seal_locked()
+                    tx.put(*log.catalog_entry_locked())
                 if way_back:
                     keep_way_back(tx, self._store, further)
                 generation = tx.commit()
                 for log, compactor in self._members:
-                    log.adopt()
-                    compactor.plan()
+                    log.adopt_locked()
+                    compactor.plan_locked()
             self._tx = None
         return generation
 
-    def _reserve(self, values: Mapping[str, bytes]) -> None:
+    def _reserve_locked(self, values: Mapping[str, bytes]) -> None:
         with self.failing(waits=True) as tx:
             size = sum(len(key) + len(value) for key, value in values.items())
             for log, _ in self._members:
-                size += log.give()
+                size += log.give_locked()
             tx.reserve(size)

@@ -226,7 +226,7 @@ class Log:
             raise ClosedError(f"{self.format.kind} {self.name!r} is closed")
         if self.group.failure is not None:
             raise ClosedError(
-                f"{self.format.kind} {self.name!r}: a write failed ({self.group.failure}), what was not committed is "
+                f"{self.format.kind} {self.name!r}: a write failed ({self.group.failure}); uncommitted changes are "
                 "gone; open it again"
             ) from self.group.failure
 
@@ -271,7 +271,7 @@ class Log:
             places, lengths = self.index.places(keys), self.index.lengths(keys)
             there: Flags = places >= 0
             slots, offsets = slot_of(places), offset_of(places)
-            in_tail = there & self._in_tail(slots, offsets)
+            in_tail = there & self._in_tail_locked(slots, offsets)
             copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail]) if in_tail.any() else None
             return Found(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
 
@@ -290,7 +290,7 @@ class Log:
                 handles = np.full(len(offsets), self.table.handles[part.slot])
             return self.format.fetch(self.reader, handles, offsets, lengths)
 
-    def are_alive(self, part: Part, keys: Ints, offsets: Ints, lengths: Ints) -> Flags:
+    def are_alive_locked(self, part: Part, keys: Ints, offsets: Ints, lengths: Ints) -> Flags:
         """Return which records of a part are the newest of their key; with `lock` or the group's lock held."""
         # The length as well: the record after an empty one begins at the same place.
         alive: Flags = self.index.places(keys) == place(part.slot, offsets)
@@ -313,7 +313,7 @@ class Log:
         """Return how many records, and bytes of records, are the newest of their key, by slot of the parts."""
         return self.index.live(len(self.table.handles))
 
-    def live_bytes(self) -> int:
+    def live_bytes_locked(self) -> int:
         """Bytes of the newest records of all keys, with their entries; with `lock` or the group's lock held."""
         records, sizes = self.live_by_slot()
         return int(sizes.sum() + records.sum() * ENTRY.itemsize)
@@ -334,7 +334,7 @@ class Log:
                 "write_amplification": self._written_bytes / max(1, self._appended_bytes),
             }
 
-    def _in_tail(self, slots: Ints, offsets: Ints) -> Flags:
+    def _in_tail_locked(self, slots: Ints, offsets: Ints) -> Flags:
         """Return which places are read from DRAM, the others being in files; with the lock held."""
         if not self.fresh:
             return np.zeros(len(slots), np.bool_)
@@ -351,7 +351,7 @@ class Log:
             with suppress(ClosedError):
                 self.reader.remove(handle)
 
-    # Writing, with the group's lock held. Steps that could leave index and files at odds run under `group.failing`.
+    # Writing, under the group's lock. Steps that could leave index and files at odds run under `group.failing`.
 
     def begin(self) -> bool:
         """Make sure that there is a transaction; return whether it is new."""
@@ -360,24 +360,26 @@ class Log:
 
     def append(self, keys: Ints, lengths: Ints, records: Any) -> None:
         """Set records; BudgetError if the keys do not fit, and nothing has changed then."""
-        fresh = self.begin()
-        try:
-            self.write(keys, lengths, records)
-        except BudgetError:
-            if fresh:
-                self.group.cancel()
-            raise
-        self._appended_bytes += int(lengths.sum())
+        with self.group.lock:
+            fresh = self.begin()
+            try:
+                self.write_locked(keys, lengths, records)
+            except BudgetError:
+                if fresh:
+                    self.group.cancel()
+                raise
+            self._appended_bytes += int(lengths.sum())
 
     def delete(self, keys: Ints) -> None:
         """Delete the records of keys that have one."""
-        self.begin()
-        there = keys[self.index.places(keys) >= 0]
-        with self.lock:
-            self.index.erase(there)
-        self.enter_deletions(there)
+        with self.group.lock:
+            self.begin()
+            there = keys[self.index.places(keys) >= 0]
+            with self.lock:
+                self.index.erase(there)
+            self.enter_deletions_locked(there)
 
-    def write(self, keys: Ints, lengths: Ints, records: Any) -> None:
+    def write_locked(self, keys: Ints, lengths: Ints, records: Any) -> None:
         """Append records in blocks that fit the tail, in a transaction that is open."""
         with self.lock:
             slots = self.index.reserve(keys)
@@ -395,7 +397,7 @@ class Log:
                 run = self.format.record_bytes and self.format.record_bytes % PAGE_BYTES == 0
                 stop = max(fits, start + 1) if run else start + 1
             with self.group.failing(waits=self.patient) as tx, self.lock:
-                opened = self._part_to_write(tx)
+                opened = self._part_to_write_locked(tx)
                 offsets, end = lay_out(opened.part.end, lengths[start:stop], self.format.per_page)
                 block = self.format.block(records, start, stop, offsets)
                 add = opened.append_large if barrier == start else opened.append
@@ -408,16 +410,16 @@ class Log:
                 self.index.point(slots[start:stop], place(opened.part.slot, offsets), lengths[start:stop])
             start = stop
 
-    def enter_deletions(self, keys: Ints) -> None:
+    def enter_deletions_locked(self, keys: Ints) -> None:
         """Append entries that delete keys."""
         for start in range(0, len(keys), ENTRIES_BLOCK):
             entries = np.empty(len(keys[start : start + ENTRIES_BLOCK]), ENTRY)
             entries["key"], entries["length"] = keys[start : start + ENTRIES_BLOCK], DELETED
             with self.group.failing(waits=self.patient) as tx, self.lock:
-                self._part_to_write(tx).enter(entries)
+                self._part_to_write_locked(tx).enter(entries)
                 self._written_bytes += entries.nbytes
 
-    def drop(self, part: Part) -> None:
+    def drop_locked(self, part: Part) -> None:
         """Remove a part none of whose records is alive; its file is closed after the reads that may use it."""
         with self.reading(), self.group.failing() as tx, self.lock:
             opened = self.opened(part)
@@ -443,7 +445,7 @@ class Log:
         left = self.part_bytes - (self.fresh[-1].part.end if self.fresh else 0)
         return min(BLOCK_BYTES, left if left > 0 else self.part_bytes)
 
-    def _part_to_write(self, tx: Transaction) -> OpenPart:
+    def _part_to_write_locked(self, tx: Transaction) -> OpenPart:
         if self.fresh and self.fresh[-1].part.end < self.most_bytes():
             self.fresh[-1].settle()
             return self.fresh[-1]
@@ -468,26 +470,26 @@ class Log:
 
     # The steps of a commit, made by the group with its lock held.
 
-    def give(self) -> int:
+    def give_locked(self) -> int:
         """Hand the segments all records and write whole pages, or raise FullError; return the catalog entry's bytes."""
         if self.fresh:
             with self.lock:
                 self.fresh[-1].give()
         return record_size(len(self.parts) + len(self.fresh))
 
-    def seal(self) -> None:
+    def seal_locked(self) -> None:
         """Finish the part that is being written."""
         if self.fresh:
             with self.lock:
                 self.fresh[-1].seal()
 
-    def catalog_entry(self) -> tuple[str, bytes]:
+    def catalog_entry_locked(self) -> tuple[str, bytes]:
         """Return the key and the value that describe the log in the catalog."""
         described = [(part.number, part.entries, part.deletions, part.size) for part in self.all_parts()]
         record = LogRecord(self.format.record_bytes, len(self.index), self._following, described)
         return self.value_key, record.encode()
 
-    def adopt(self) -> None:
+    def adopt_locked(self) -> None:
         """Count the parts of the transaction as committed, and let the store's copy of their checksums serve."""
         segments = self.store.segments()
         with self.lock:

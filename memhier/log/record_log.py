@@ -234,7 +234,7 @@ class RecordLog:
     def live_bytes(self) -> int:
         """Bytes of the newest records of all keys, with their entries."""
         with self.log.lock:
-            return self.log.live_bytes()
+            return self.log.live_bytes_locked()
 
     def bytes_above(self, share: float) -> int:
         """Return by how much the next commit would hold more than the live bytes over a share, and one part."""

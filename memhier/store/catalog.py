@@ -144,7 +144,7 @@ class Catalog:
 
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Apply `changes` (None deletes) in one durable LMDB transaction. Readers see it after `publish`."""
-        map_bytes = _map_bytes(0 if self._published is None else self._published.guard.checksums.size, changes)
+        map_bytes = map_size(0 if self._published is None else self._published.guard.checksums.size, changes)
         with _lmdb_faults(self._data) as lmdb:
             while True:
                 try:
@@ -277,7 +277,7 @@ class Catalog:
         return Guard.decode(read_file(self._files, self._sum), self._sum)
 
 
-def _map_bytes(blocks: int, changes: Mapping[bytes, bytes | None]) -> int:
+def map_size(blocks: int, changes: Mapping[bytes, bytes | None]) -> int:
     """Return the address space that a commit should need: most processes have more than any, but some are limited.
 
     Every change may rewrite a page of the tree and begin a run of pages of its own. LMDB maps its file in any case.

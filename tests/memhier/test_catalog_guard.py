@@ -1,4 +1,4 @@
-"""The guard of a catalog: every commit publishes what a reader then finds, and reads only what it wrote."""
+"""The guard of a catalog: a reader finds each published commit, and a commit reads only the pages that it wrote."""
 
 import os
 import tempfile
@@ -45,7 +45,7 @@ def full(root: Path) -> Guard:
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(CHANGES, st.sampled_from(["publish", "crash", "twice"])), max_size=12))
-def test_what_is_published_is_what_was_committed(commits: list[tuple[dict[int, int | None], str]]) -> None:
+def test_the_published_catalog_is_the_committed_one(commits: list[tuple[dict[int, int | None], str]]) -> None:
     """Where the snapshot reaches, the checksums are those of a guard taken from the whole file."""
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
         root = Path(folder)
@@ -75,7 +75,7 @@ def test_what_is_published_is_what_was_committed(commits: list[tuple[dict[int, i
             assert np.array_equal(guard.checksums[used], whole.checksums[used])
 
 
-def test_a_commit_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_reads_the_pages_that_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small change of a catalog of 10 MiB, also where most of that was freed, and in a writer that just opened it."""
     read = 0
 
@@ -113,7 +113,7 @@ def test_a_commit_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_damage_gets_no_checksum(tmp_path: Path) -> None:
-    """What is damaged in the catalog while a writer has it open stays found after the writer's next commit."""
+    """Damage to the catalog while a writer has it open is still found after the writer's next commit."""
     root = tmp_path / "store"
     with Store.create(root, KIND) as store:
         with store.begin() as tx:

@@ -266,11 +266,11 @@ def test_after_a_full_disk_the_next_image_is_saved(root: Path, reader: Reader) -
         def open(self, path: str, mode: Mode) -> File:
             file = super().open(path, mode)
             if mode == "d":
-                append = file.append
-                file.append = lambda data: self.fail(path) if self.full else append(data)  # type: ignore[method-assign]
+                pwrite = file.pwrite
+                file.pwrite = lambda *data: self.fail(path) if self.full else pwrite(*data)  # type: ignore[method-assign]
             return file
 
-        def fail(self, path: str) -> int:
+        def fail(self, path: str) -> None:
             raise OSError(errno.ENOSPC, "full", path)
 
     files = Full()

@@ -41,7 +41,7 @@ def store_files() -> Iterator[dict[str, bytes]]:
 
 
 def found_in(files: MemoryFiles | None, root: str = "/store", writable: bool = False) -> object:
-    """Return what a store holds, or None where it says that it is damaged."""
+    """Return the contents of a store, or None if it says that it is damaged."""
     try:
         with Store.open(root, KIND, files=files, writable=writable) as store:
             values = {key: store.get(key) for key in store.keys()}  # noqa: SIM118
@@ -79,7 +79,7 @@ def test_every_cut(store_files: dict[str, bytes]) -> None:
             with files.open(f"/store/{name}", "a") as file:
                 file.truncate(cut)
             found = found_in(files)
-            # LMDB's last pages may be free ones, which nobody reads.
+            # LMDB's last pages may be free ones, which are never read.
             assert found is None or (name == DATA and found == intact), f"{name} cut to {cut}"
         files.remove(f"/store/{name}")
         assert found_in(files) is None

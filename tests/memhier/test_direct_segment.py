@@ -81,7 +81,7 @@ def test_a_failed_write_aborts(root: Path) -> None:
 
 
 def test_direct_files_take_any_write(tmp_path: Path) -> None:
-    """What the device cannot take directly goes through the page cache, from then on."""
+    """A write that the device cannot take directly goes through the page cache, as do all later ones."""
     path = str(tmp_path / "file")
     page = np.frombuffer(mmap.mmap(-1, 8192), np.uint8)
     page[:] = 7

@@ -43,7 +43,7 @@ def reader() -> Iterator[Reader]:
 
 @pytest.fixture
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave everything to the commits: what happens is the same every time."""
+    """Leave everything to the commits, so that every run is the same."""
     monkeypatch.setattr(compaction.Compactor, "run", lambda compactor: None)
 
 
@@ -66,7 +66,7 @@ def settle(log: RowLog) -> None:
         max_size=20,
     ),
 )
-def test_what_is_alive_is_counted(length: int | None, steps: list[tuple[bool, list[tuple[int, int]], int]]) -> None:
+def test_live_records_are_counted(length: int | None, steps: list[tuple[bool, list[tuple[int, int]], int]]) -> None:
     """The counts kept by part equal those of a pass over all records, empty ones at one place included."""
     index = LogIndex(10, length)
     ends: dict[int, int] = {}
@@ -116,7 +116,7 @@ def test_a_thread_moves_while_a_transaction_is_open(root: Path, reader: Reader) 
 def test_a_part_is_rewritten_over_many_transactions(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, no_thread: None
 ) -> None:
-    """Each commit moves what is due and no more; changes in between to what is still to be moved count."""
+    """Each commit moves the bytes that are due and no more; changes of rows that are still to be moved count."""
     monkeypatch.setattr(compaction, "MOVE_BYTES", 2000)
     model = {key: row.tobytes() for key, row in enumerate(random_rows(1000, 100))}
     with (
@@ -195,7 +195,7 @@ def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, mon
         assert len(log) == 80
 
 
-def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
+def test_rows_read_as_their_transaction_ended_are_moved_in_the_next(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = random_rows(100, 4096)
@@ -325,9 +325,7 @@ def test_a_fault_at_every_call(root: Path, reader: Reader, fault: Fault, no_thre
     assert seen == {0, 1, 2}
 
 
-def test_what_goes_wrong_in_the_thread_closes_the_log(
-    root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_thread_closes_the_log(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = random_rows(100, 4096)
     with Store.create(root, KIND) as store:
         log = RowLog(store, "t", 4096, reader, 100, compact_below=0.9)
@@ -338,7 +336,7 @@ def test_what_goes_wrong_in_the_thread_closes_the_log(
         def fail(*_: Any) -> Any:
             raise broken
 
-        monkeypatch.setattr(log.compactor, "take", fail)
+        monkeypatch.setattr(log.compactor, "take_locked", fail)
         log.append(np.arange(50), rows[:50])
         settle(log)
         with pytest.raises(ClosedError, match="broken") as refused:
@@ -387,7 +385,7 @@ def test_closing_ends_the_thread_and_lets_go(root: Path) -> None:
             assert np.array_equal(again.read(np.arange(2000))[0], rows)
 
 
-def test_what_is_refused(root: Path, reader: Reader) -> None:
+def test_arguments_that_are_refused(root: Path, reader: Reader) -> None:
     with Store.create(root, KIND) as store:
         for share, error in (
             (0.91, ValueError),

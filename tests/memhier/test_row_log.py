@@ -1,6 +1,6 @@
 """RowLog against a dict: any order of changes, commits, compactions, reopenings, crashes and faults.
 
-What a log promises beside that, and what it costs, is in `test_row_log_promises.py`.
+`test_row_log_promises.py` has its other promises and its costs.
 """
 
 import os
@@ -29,7 +29,7 @@ KEYS = st.integers(0, 40) | st.sampled_from([-1, -(2**63), 2**63 - 1])
 
 
 class RowLogMachine(RuleBasedStateMachine):
-    """`now` is what the log must show, `committed` what a crash must leave, with its generation."""
+    """The log must show `now`; a crash must leave `committed`, with its generation."""
 
     compact_below = 0.0
 
@@ -96,7 +96,7 @@ class RowLogMachine(RuleBasedStateMachine):
 
     @rule(exact=st.booleans())
     def restart(self, exact: bool) -> None:
-        """Losing what was not committed; with a capacity that just suffices, too."""
+        """Reopen, which loses all changes since the commit; with a capacity that just suffices, too."""
         self.reopen()
         self.now = dict(self.committed)
         if exact and self.now:

@@ -41,7 +41,7 @@ def test_one_commit_makes_both_durable(tmp_path: Path) -> None:
         assert store.check() == []
 
 
-def test_what_commits_beside_another_does_not_commit_by_itself(tmp_path: Path) -> None:
+def test_a_log_beside_another_does_not_commit_by_itself(tmp_path: Path) -> None:
     with (
         Store.create(tmp_path / "s", "test") as store,
         Reader() as reader,
@@ -92,7 +92,7 @@ def test_a_failed_write_of_one_closes_both(tmp_path: Path, fails: str) -> None:
                 assert log.read([1, 2])[1].tolist() == [True, False]
 
 
-def test_closing_one_forgets_what_neither_committed(tmp_path: Path) -> None:
+def test_closing_one_forgets_the_changes_of_both(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
         first = RowLog(store, "first", 8, reader, 10)
         second = RowLog(store, "second", 8, reader, 10, beside=first)
@@ -139,7 +139,7 @@ def test_a_log_that_grows_takes_any_key(tmp_path: Path, kind: type[RowLog] | typ
         log.delete([7, 1000])
         log.commit()
         assert read(log, range(102)) == [None if key in (7, 100, 101) else key for key in range(102)]
-    # Its memory at open need not be what it was: entries name the keys.
+    # Its memory at open may differ from before: entries name the keys.
     with Store.open(tmp_path / "s", "test") as store, Reader() as reader, make(store, reader, 99) as log:
         assert log.capacity == 198
         assert read(log, range(102)) == [None if key in (7, 100, 101) else key for key in range(102)]

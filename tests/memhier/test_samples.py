@@ -45,7 +45,7 @@ def record(size: int, seed: int) -> bytes:
 
 
 class SamplesMachine(RuleBasedStateMachine):
-    """`now` is what must be read, `committed` what a crash must leave, with its generation."""
+    """The samples must show `now`; a crash must leave `committed`, with its generation."""
 
     compact_below = 0.0
     part_bytes, merge_parts, block = log_module.PART_BYTES, compaction.MERGE_PARTS, replay.BLOCK_ENTRIES
@@ -172,7 +172,7 @@ def test_one_submission_and_whole_pages(root: Path, reader: Reader) -> None:
         assert samples.get([]) == []
 
 
-def test_an_empty_record_and_what_follows_at_its_place(
+def test_an_empty_record_and_the_next_one_at_its_place(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(replay, "BLOCK_ENTRIES", 2)
@@ -186,7 +186,7 @@ def test_an_empty_record_and_what_follows_at_its_place(
         assert samples.get([3]) == [b""]
 
 
-def test_what_is_refused(root: Path, reader: Reader) -> None:
+def test_arguments_that_are_refused(root: Path, reader: Reader) -> None:
     with Store.create(root, KIND) as store, Samples(store, "s", reader, 2) as samples:
         samples.put([1], [np.arange(6, dtype=np.int16).reshape(2, 3)])
         for keys, records, error, message in (

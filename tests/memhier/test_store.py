@@ -1,4 +1,4 @@
-"""Store: what is committed is there, what is not is not, and errors at the border change nothing."""
+"""Store: only committed contents are there, and errors at the border change nothing."""
 
 import gc
 import os
@@ -99,7 +99,7 @@ def test_segment_offsets_sizes_and_checksums(root: Path) -> None:
         ends = np.cumsum([0, *map(len, pieces)])
         assert [writer.append(piece) for piece in pieces] == ends[:-1].tolist()
         assert writer.length == ends[-1]
-        assert tx.memory_bytes < 2 * 2**20, "what is written must not stay in DRAM"
+        assert tx.memory_bytes < 2 * 2**20, "written bytes must not stay in DRAM"
         tx.commit()
         info = store.segments()["s"]
         assert (info.payload, info.length) == (len(whole), -(-len(whole) // 4096) * 4096)
@@ -153,7 +153,7 @@ def test_checksums_over_many_catalog_entries(root: Path, monkeypatch: pytest.Mon
         max_size=4,
     )
 )
-def test_the_walk_sees_what_lmdb_sees(transactions: list[dict[bytes, int | None]]) -> None:
+def test_the_walk_sees_the_same_as_lmdb(transactions: list[dict[bytes, int | None]]) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
         for changes in transactions:
             with lmdb.open(folder, map_size=2**30, lock=False) as environment, environment.begin(write=True) as tx:
