@@ -46,17 +46,11 @@ class Step:
 
 @dataclass(slots=True)
 class _Rewriting:
-    """A part that is being rewritten in the background.
-
-    Attributes
-    ----------
-    waiting
-        The step that was read last, until a transaction takes it.
-    """
+    """A part that is being rewritten in the background."""
 
     part: Part
     steps: Generator[Step, None, None]
-    waiting: Step | None = None
+    waiting: Step | None = None  # read last, until a transaction takes it
 
 
 class Compactor:
@@ -66,6 +60,15 @@ class Compactor:
     while one is open, and the caller's commit publishes the moved records. It reads without a lock, and holds the
     group's lock for one step of `MOVE_BYTES` at a time. So that space stays bounded even if the thread gets no time,
     every change adds to a debt of bytes to move, and a commit pays the rest of it.
+
+    Attributes
+    ----------
+    debt
+        Bytes to move before the next commit.
+    due
+        Numbers of the parts that were left for later.
+    job
+        The thread's last work.
     """
 
     def __init__(self, log: Log, compact_below: float) -> None:
@@ -75,24 +78,14 @@ class Compactor:
         self._stepping = threading.Lock()  # held through a step of the background, on any thread
         self._rewriting: _Rewriting | None = None
         self._unreadable: set[int] = set()  # numbers of parts
-        self._debt = 0.0
+        self.debt = 0.0
         self._later = False
-        self._due: set[int] = set()
+        self.due: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "compact") if compact_below else None
-        self._job: Future[None] | None = None
+        self.job: Future[None] | None = None
         self._pid = os.getpid()
 
     # In the background.
-
-    @property
-    def debt(self) -> float:
-        """Bytes to move before the next commit."""
-        return self._debt
-
-    @property
-    def due(self) -> frozenset[int]:
-        """Numbers of the parts that were left to be rewritten."""
-        return frozenset(self._due)
 
     @property
     def memory_bytes(self) -> int:
@@ -117,11 +110,11 @@ class Compactor:
             yield
             if owes:
                 died = before + added - self._log.live_bytes_locked()
-                self._debt += died * self._below / (1 - self._below)
-            if self._thread is None or not (self._job is None or self._job.done()):
+                self.debt += died * self._below / (1 - self._below)
+            if self._thread is None or not (self.job is None or self.job.done()):
                 return
             if self._rewriting or self._parts_to_rewrite_locked():
-                self._job = self._thread.submit(self.run)
+                self.job = self._thread.submit(self.run)
 
     def run(self) -> None:
         """Take steps while there are any; on the thread."""
@@ -136,11 +129,6 @@ class Compactor:
                 if self._group.failure is None:
                     self._group.fail(error)
 
-    def settle(self) -> None:
-        """Wait until the thread has nothing more to do."""
-        if self._job is not None:
-            self._job.result()
-
     def stop(self) -> None:
         """End the background, after the step that is under way. The log is closed already."""
         if self._thread is None or self._pid != os.getpid():
@@ -153,9 +141,9 @@ class Compactor:
         """Take the steps that are owed; before a commit."""
         # If there is no room nothing is moved, and the commit may make some.
         with suppress(FullError):
-            while (self._debt > 0 or (self._due and self._is_behind())) and self._step():
+            while (self.debt > 0 or (self.due and self._is_behind())) and self._step():
                 continue
-        self._debt = 0.0
+        self.debt = 0.0
 
     def _is_behind(self) -> bool:
         """Whether too much was left for later: too many parts, or more than half of the log is dead."""
@@ -191,7 +179,7 @@ class Compactor:
                     self._rewriting = None
                 else:
                     try:
-                        self._debt -= self.take_locked(rewriting.part, step)
+                        self.debt -= self.take_locked(rewriting.part, step)
                     except FullError:
                         rewriting.waiting = step
                         raise
@@ -211,7 +199,7 @@ class Compactor:
     def _parts_to_rewrite_locked(self) -> list[Part]:
         """Return the parts that the background has to rewrite, the oldest first."""
         if self._later:
-            due = self._due - self._unreadable
+            due = self.due - self._unreadable
             return [part for part in self._log.parts.values() if part.number in due]
         return self._sparse_parts_locked(self._below)
 
@@ -227,7 +215,7 @@ class Compactor:
         """Note the parts that are left for later."""
         if self._later:
             parts = [*self._sparse_parts_locked(self._below), *self._crowded_parts_locked()]
-            self._due = {part.number for part in parts}
+            self.due = {part.number for part in parts}
 
     # At once.
 

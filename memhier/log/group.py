@@ -14,41 +14,25 @@ __all__ = ["TransactionGroup"]
 
 
 class GroupedLog(Protocol):
-    """A log as its group commits it."""
+    """A log as its group commits it; see `Log`."""
 
     name: str
 
-    def check_open(self) -> None:
-        """Raise ClosedError when it is closed or failed."""
-
     @property
-    def waits(self) -> bool:
-        """Whether a commit takes the room on disk first."""
-
-    def give_locked(self) -> int:
-        """Write whole pages, or raise FullError; return the bytes of its value in the catalog."""
-
-    def seal_locked(self) -> None:
-        """Write everything."""
-
-    def catalog_entry_locked(self) -> tuple[str, bytes]:
-        """Return its value in the catalog, by key."""
-
-    def adopt_locked(self) -> None:
-        """Count the parts of the transaction as committed."""
+    def waits(self) -> bool: ...
+    def check_open(self) -> None: ...
+    def give_locked(self) -> int: ...
+    def seal_locked(self) -> None: ...
+    def catalog_entry_locked(self) -> tuple[str, bytes]: ...
+    def adopt_locked(self) -> None: ...
 
 
 class GroupedCompactor(Protocol):
-    """A compactor as its group calls it around a commit."""
+    """A compactor as its group calls it around a commit; see `Compactor`."""
 
-    def pay(self) -> None:
-        """Take the steps that are owed."""
-
-    def merge_locked(self) -> None:
-        """Rewrite small parts that have become many."""
-
-    def plan_locked(self) -> None:
-        """Note the parts that are left for later."""
+    def pay(self) -> None: ...
+    def merge_locked(self) -> None: ...
+    def plan_locked(self) -> None: ...
 
 
 class TransactionGroup:

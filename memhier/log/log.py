@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,9 +56,7 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,70}")
 class RecordFormat(Protocol):
     """The shape of a log's records."""
 
-    @property
-    def kind(self) -> str:
-        """Name of the class for users."""
+    kind: ClassVar[str]
 
     @property
     def record_bytes(self) -> int:

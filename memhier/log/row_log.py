@@ -1,7 +1,7 @@
 """RowLog: rows of one width by key, changed by appending."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class RowFormat:
 
     record_bytes: int
     per_page: int | None
-    kind: str = "RowLog"
+    kind: ClassVar[str] = "RowLog"
 
     def fetch(self, reader: "Reader", handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> Bytes:
         """Read rows from files, uint8 [n, record_bytes]."""

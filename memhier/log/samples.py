@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,7 @@ class SampleFormat:
 
     record_bytes: int = 0
     per_page: int | None = None
-    kind: str = "Samples"
+    kind: ClassVar[str] = "Samples"
 
     def fetch(self, reader: "Reader", handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> list[memoryview]:
         """Read the pages of each record one after the other into one array; the records are slices of it."""

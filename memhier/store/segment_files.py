@@ -6,7 +6,7 @@ names only if it gets the lock alone.
 
 import errno
 import os
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from contextlib import suppress
 
 import numpy as np
@@ -18,20 +18,18 @@ from memhier.io.kernels import crc32c_pages
 from memhier.shield import check_interrupt
 from memhier.store.contents import PAGE_BYTES, SegmentInfo
 
-__all__ = ["check_length", "hold", "read_checked", "read_pages", "remove_unnamed"]
+__all__ = ["check", "hold", "open_segment", "read_checked", "read_pages", "remove_unnamed"]
 
 _READ_BYTES = 4 * 2**20
 
 
-def hold(files: Files, segments: Iterable[SegmentInfo]) -> list[File]:
-    """Open the files of segments with a shared lock on each, and compare their lengths; close them to let go.
+def hold(files: Files, segments: Collection[SegmentInfo], read: bool) -> list[File]:
+    """Open the files of segments with a shared lock on each, and check them as `check` does; close them to let go.
 
     Raises
     ------
     FileNotFoundError
         When one is gone, or a writer is just removing it: it belongs to an older generation.
-    CorruptionError
-        When one is shorter than was committed.
     """
     held: list[File] = []
     try:
@@ -41,8 +39,8 @@ def hold(files: Files, segments: Iterable[SegmentInfo]) -> list[File]:
             held.append(file)
             if not file.lock(exclusive=False) or not files.exists(path):
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            if (size := file.size()) < info.length:
-                raise _cut_short(info, size)
+        for file, info in zip(held, segments, strict=True):
+            check(file, info, read)
     except BaseException:
         for file in held:
             file.close()
@@ -50,17 +48,25 @@ def hold(files: Files, segments: Iterable[SegmentInfo]) -> list[File]:
     return held
 
 
-def check_length(files: Files, info: SegmentInfo) -> None:
-    """Raise CorruptionError unless the file is there and as long as was committed."""
-    with _open(files, info) as file:
-        if (size := file.size()) < info.length:
-            raise _cut_short(info, size)
+def check(file: File, info: SegmentInfo, read: bool) -> None:
+    """Raise CorruptionError if the file is shorter than was committed or, with `read`, a page is damaged."""
+    if read:
+        read_checked(file, info)
+    elif (size := file.size()) < info.length:
+        raise _cut_short(info, size)
 
 
-def read_checked(files: Files, info: SegmentInfo, out: NDArray[np.uint8] | None) -> None:
+def open_segment(files: Files, info: SegmentInfo) -> File:
+    """Open the file of a segment to read; raise CorruptionError if it is gone."""
+    try:
+        return files.open(str(info.path), "r")
+    except FileNotFoundError:
+        raise CorruptionError(f"{info.path}: missing, but the catalog names it") from None
+
+
+def read_checked(file: File, info: SegmentInfo, out: NDArray[np.uint8] | None = None) -> None:
     """Read a segment into `out`, or only to check it; raise CorruptionError unless every page is as committed."""
-    with _open(files, info) as file:
-        damaged = read_pages(file, info, out)
+    damaged = read_pages(file, info, out)
     if damaged:
         raise CorruptionError(
             f"{info.path}: page {damaged[0]} does not match its checksum ({len(damaged)} such pages in all)"
@@ -110,13 +116,6 @@ def remove_unnamed(files: Files, directory: str, named: Collection[str]) -> None
                 with suppress(OSError), files.open(path, "r") as file:
                     if file.lock(exclusive=True):
                         files.remove(path)
-
-
-def _open(files: Files, info: SegmentInfo) -> File:
-    try:
-        return files.open(str(info.path), "r")
-    except FileNotFoundError:
-        raise CorruptionError(f"{info.path}: missing, but the catalog names it") from None
 
 
 def _cut_short(info: SegmentInfo, size: int) -> CorruptionError:

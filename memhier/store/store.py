@@ -22,7 +22,7 @@ from memhier.store.catalog import Catalog, Snapshot
 from memhier.store.check import Finding, check_store
 from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, check_kind
 from memhier.store.copy import copy_contents
-from memhier.store.segment_files import check_length, hold, read_checked, remove_unnamed
+from memhier.store.segment_files import check, hold, open_segment, read_checked, remove_unnamed
 from memhier.store.segments import BUFFER_BYTES, SegmentWriter
 from memhier.store.staging import Staging
 from memhier.store.store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
@@ -169,10 +169,8 @@ class Store:
         try:
             contents = _contents(root, catalog.recover(), kind, verify)
             for info in contents.segments.values():
-                if verify == "open":
-                    read_checked(files, info, None)
-                else:
-                    check_length(files, info)
+                with open_segment(files, info) as file:
+                    check(file, info, verify == "open")
             clear_directory(files, root / "tmp")
             _remove_leftovers(files, root, contents)
         except BaseException:
@@ -242,7 +240,8 @@ class Store:
         """
         info = self._info(name)
         contents = np.empty(info.length, np.uint8)
-        read_checked(self._files, info, contents)
+        with open_segment(self._files, info) as file:
+            read_checked(file, info, contents)
         return contents[: info.payload]
 
     @shielded
@@ -414,20 +413,10 @@ def _load_and_hold(
         snapshot = catalog.read()
         contents = _contents(root, snapshot, kind, verify)
         try:
-            held = hold(files, contents.segments.values())
-            break
+            return contents, hold(files, contents.segments.values(), verify == "open")
         except FileNotFoundError as error:
             if catalog.published() == snapshot.transaction or files.clock() > deadline:
                 raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None
-    try:
-        if verify == "open":
-            for info in contents.segments.values():
-                read_checked(files, info, None)
-    except BaseException:
-        for file in held:
-            file.close()
-        raise
-    return contents, held
 
 
 def _remove_leftovers(files: Files, root: Path, contents: Contents) -> None:

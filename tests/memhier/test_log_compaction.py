@@ -53,7 +53,8 @@ def random_rows(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 def settle(log: RowLog) -> None:
     """Wait until the thread has nothing more to do."""
-    log.compactor.settle()
+    if log.compactor.job is not None:
+        log.compactor.job.result(60)
 
 
 @settings(max_examples=60, deadline=None)
