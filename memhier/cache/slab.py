@@ -16,7 +16,7 @@ from memhier import backend
 from memhier.arguments import as_ints, check_array, check_range
 from memhier.cache.slab_memory import Layout, open_shared_memory, private_memory, shared_memory
 from memhier.errors import ClosedError
-from memhier.io.descriptors import close_descriptor, close_with
+from memhier.files import close_descriptor, close_with
 
 __all__ = ["Slab"]
 

@@ -1,12 +1,15 @@
 """The file layer: everything persistent goes through it, so that faults and crashes can be rehearsed.
 
-`RealFiles` talks to the operating system, `MemoryFiles` remembers what a power cut would leave behind, and
-`FaultyFiles` wraps either to fail at a chosen call.
+`RealFiles` calls the operating system, `MemoryFiles` knows the states that a power cut may leave, and `FaultyFiles`
+wraps either to fail at a chosen call.
 """
 
 from memhier.files._faulty import Fault, FaultyFiles, SimulatedCrash
-from memhier.files._interface import File, Files, Mode, read_file
+from memhier.files._interface import Buffer, File, FileBase, Files, Mode, read_file
 from memhier.files._memory import MemoryFiles
-from memhier.files._real import RealFiles
+from memhier.files._real import RealFiles, close_descriptor, close_with
 
-__all__ = ["Fault", "FaultyFiles", "File", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash", "read_file"]
+__all__ = [
+    "Buffer", "Fault", "FaultyFiles", "File", "FileBase", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash",
+    "close_descriptor", "close_with", "read_file",
+]  # fmt: skip

@@ -11,7 +11,7 @@ __all__ = ["Fault", "FaultyFiles", "SimulatedCrash"]
 
 
 class Fault(Enum):
-    """What happens at the chosen call."""
+    """The failure of the chosen call."""
 
     ENOSPC = errno.ENOSPC
     EIO = errno.EIO
@@ -24,19 +24,23 @@ class SimulatedCrash(BaseException):
 
 
 class FaultyFiles:
-    """Another file layer, failing once at its `fail_at`-th call (1 is the first; 0 never fails and only counts).
+    """Passes calls on to another file layer, and fails once.
 
     Attributes
     ----------
+    fail_at
+        Number of the call that fails, from 1; 0 never fails. May be set at any time.
+    fault
+        The failure.
     calls
-        What was called so far, such as ``"append segments/codes.00000001.seg"``, for messages and for counting.
+        The calls so far, such as ``"pwrite segments/codes.00000001.seg"``.
     """
 
     def __init__(self, inner: Files, fail_at: int = 0, fault: Fault = Fault.EIO) -> None:
         self.calls: list[str] = []
         self._inner = inner
-        self._fail_at = fail_at
-        self._fault = fault
+        self.fail_at = fail_at
+        self.fault = fault
         self._open: list[File] = []
         self._crashed = False
 
@@ -45,13 +49,13 @@ class FaultyFiles:
         if self._crashed:
             raise SimulatedCrash(operation)
         self.calls.append(f"{operation} {os.path.basename(os.path.dirname(path))}/{os.path.basename(path)}")
-        if len(self.calls) != self._fail_at:
+        if len(self.calls) != self.fail_at:
             return False
-        if self._fault is Fault.CRASH:
+        if self.fault is Fault.CRASH:
             self._crash(operation)
-        if self._fault is Fault.SHORT_WRITE and operation in ("append", "pwrite"):
+        if self.fault is Fault.SHORT_WRITE and operation in ("append", "pwrite"):
             return True
-        code = errno.EIO if self._fault is Fault.EIO else errno.ENOSPC
+        code = errno.EIO if self.fault is Fault.EIO else errno.ENOSPC
         raise OSError(code, os.strerror(code), path)
 
     def _crash(self, operation: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""What a file layer is: the few operations a crash-safe store needs, and nothing a test could not imitate."""
+"""The interface of a file layer: the few operations that a crash-safe store needs, all of which a test can imitate."""
 
 from types import TracebackType
 from typing import Literal, Protocol, Self
@@ -8,10 +8,10 @@ __all__ = ["Buffer", "File", "FileBase", "Files", "Mode", "read_file"]
 Buffer = bytes | bytearray | memoryview
 
 Mode = Literal["r", "w", "x", "a", "d"]
-"""``r`` reads what exists; ``w`` empties or creates, ``x`` creates what must not exist, ``a`` keeps what is there.
+"""``r`` reads a file; ``w`` empties or creates one, ``x`` creates one, ``a`` creates one or keeps its bytes.
 
-``d`` is ``x`` for writes past the page cache: of whole pages, at page offsets, from memory that begins on a page. Where
-a file system has no direct I/O it writes as ``x`` does."""
+``d`` is ``x`` for writes past the page cache: of whole pages, at page offsets, from memory that begins on a page. It
+writes as ``x`` does if the file system has no direct I/O."""
 
 
 class File(Protocol):
@@ -25,7 +25,7 @@ class File(Protocol):
         """Length in bytes."""
 
     def read_into(self, buffer: bytearray | memoryview, offset: int) -> int:
-        """Fill `buffer` from `offset` and return the bytes read: fewer than asked for only at the end of the file."""
+        """Fill `buffer` from `offset` and return the bytes read: fewer only at the end of the file."""
 
     def append(self, data: Buffer) -> int:
         """Write `data` at the end and return the offset where it begins."""
@@ -40,7 +40,7 @@ class File(Protocol):
         """Make contents and length survive a power cut. The directory entry needs `Files.sync_directory`."""
 
     def lock(self, *, exclusive: bool) -> bool:
-        """Take the file's lock without waiting; False when another holder stands in the way. Closing gives it back."""
+        """Take the file's lock without waiting; False if another holder has it. Closing gives it back."""
 
     def close(self) -> None:
         """Close; a second call does nothing."""
@@ -59,10 +59,10 @@ class Files(Protocol):
         """Open a file; see `Mode`."""
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file a new name in the same directory, replacing whatever has that name."""
+        """Give a file a new name in the same directory, in place of a file of that name."""
 
     def remove(self, path: str) -> None:
-        """Remove a file's name; whoever has it open keeps it."""
+        """Remove a file's name; an open file stays readable."""
 
     def list(self, path: str) -> list[str]:
         """Return the names in a directory, sorted."""
@@ -71,7 +71,7 @@ class Files(Protocol):
         """Whether a file or directory has this name."""
 
     def make_directory(self, path: str) -> None:
-        """Create a directory in an existing one; one that is already there is left alone."""
+        """Create a directory in an existing one, if it is not there yet."""
 
     def sync_directory(self, path: str) -> None:
         """Make a directory's names survive a power cut."""

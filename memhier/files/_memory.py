@@ -1,8 +1,8 @@
-"""A file layer in memory that knows what a power cut would leave behind.
+"""A file layer in memory that knows the states that a power cut may leave.
 
 Every file has the contents that programs see and the contents known to be on the disk; the writes between the two are
 kept in order. Names work the same way: a change of name is durable only after its directory was synced. `crashes`
-enumerates the states a disk may be found in when the power fails now.
+yields each state of the disk that is possible if the power fails now.
 """
 
 import errno
@@ -53,7 +53,7 @@ def _garbage(inode: _Inode) -> bytearray:
     return inode.apply([(offset, data and b"\xa5" * len(data)) for offset, data in inode.pending])
 
 
-# What may have become of a file's pending changes, by name.
+# The ways in which a power cut may apply a file's pending changes, by name.
 _FATES: dict[str, Callable[[_Inode], bytearray]] = {
     "kept": lambda inode: inode.apply(inode.pending),
     "lost": lambda inode: inode.apply([]),
@@ -64,15 +64,21 @@ _FATES: dict[str, Callable[[_Inode], bytearray]] = {
 }
 
 
-# A change of name: its directory, what paths name afterwards, and paths that name nothing any more.
+# A change of name: its directory, the files that paths name afterwards, and paths that name nothing any more.
 _Change = tuple[str, dict[str, _Inode | None], tuple[str, ...]]
 
 
 class MemoryFiles:
-    """Files in memory below ``/``, with the durable state beside the visible one."""
+    """Files in memory below ``/``, with the durable state beside the visible one.
 
-    def __init__(self) -> None:
-        self._names: dict[str, _Inode | None] = {"/": None}  # None is a directory.
+    Parameters
+    ----------
+    names
+        The files to begin with, durable, by path; None is a directory.
+    """
+
+    def __init__(self, names: "dict[str, _Inode | None] | None" = None) -> None:
+        self._names: dict[str, _Inode | None] = names or {"/": None}
         self._durable = dict(self._names)
         self._renames: list[_Change] = []
 
@@ -130,7 +136,7 @@ class MemoryFiles:
         return time.monotonic()
 
     def crashes(self) -> Iterator[tuple[str, "MemoryFiles"]]:
-        """Yield the states the disk may be in if the power fails now, each with a description.
+        """Yield the states that the disk may have if the power fails now, each with a description.
 
         Changes of name are cut at every prefix; the changed files share one fate, or all but one keep their changes.
         """
@@ -175,16 +181,15 @@ def _renamed(names: dict[str, _Inode | None], changes: list[_Change]) -> dict[st
 
 
 def _restarted(names: dict[str, _Inode | None], changed: dict[int, bytearray]) -> MemoryFiles:
-    """Return the disk after the power is back: what is there is durable."""
-    files = MemoryFiles()
-    files._names = {
-        # A name whose directory never became durable leads nowhere.
-        path: None if inode is None else _Inode(bytes(changed.get(id(inode), inode.durable)))
-        for path, inode in names.items()
-        if os.path.dirname(path) in names
-    }
-    files._durable = dict(files._names)
-    return files
+    """Return the disk after the power is back: all of it is durable."""
+    return MemoryFiles(
+        {
+            # A name in a directory that never became durable is gone.
+            path: None if inode is None else _Inode(bytes(changed.get(id(inode), inode.durable)))
+            for path, inode in names.items()
+            if os.path.dirname(path) in names
+        }
+    )
 
 
 def _fault(code: int, path: str) -> OSError:

@@ -5,13 +5,14 @@ import fcntl
 import os
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, cast
 
-from memhier.files._interface import Buffer, File, FileBase, Mode
-from memhier.io.descriptors import close_descriptor, close_with
+from memhier.files._interface import Buffer, File, Mode
 
-__all__ = ["RealFiles"]
+__all__ = ["RealFiles", "close_descriptor", "close_with"]
 
 _O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _FLAGS = {
@@ -25,6 +26,34 @@ _FLAGS = {
 _fdatasync = getattr(os, "fdatasync", os.fsync)
 
 
+_open: dict[int, "_Descriptor"] = {}
+"""By number. One that went with its owner stays until the next file has its number."""
+
+
+class _Descriptor(weakref.ref[Any]):
+    """A descriptor that is closed once its owner is gone: `os.close` is called with this, and asks for its value.
+
+    Only built-in functions hear of the end of the owner: in `__del__`, or under `weakref.finalize`, an interrupt would
+    be lost, as Python prints the error and goes on, and the file might stay open.
+    """
+
+    __slots__ = ("__index__",)
+    __index__: Callable[[], int]
+
+
+def close_with(owner: object, number: int) -> None:
+    """Close a descriptor once its owner is gone, unless that was done before."""
+    descriptor = _Descriptor(owner, cast(Any, os.close))
+    descriptor.__index__ = number.__index__
+    _open[number] = descriptor
+
+
+def close_descriptor(number: int) -> None:
+    """Close a descriptor now, which is done once."""
+    del _open[number]
+    os.close(number)
+
+
 @contextmanager
 def _naming(path: str) -> Iterator[None]:
     """Calls on a descriptor fail without a path: add it."""
@@ -34,7 +63,7 @@ def _naming(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from None
 
 
-class _RealFile(FileBase):
+class _RealFile:
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
         self._fd = os.open(path, _FLAGS[mode], 0o644)
@@ -118,12 +147,20 @@ class _RealFile(FileBase):
             close_descriptor(fd)
             _exclusive.discard(self)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
 
 _exclusive: weakref.WeakSet[_RealFile] = weakref.WeakSet()
 
 
 def _drop_inherited_locks() -> None:
-    """An flock lives until every copy of its descriptor is closed: a worker process must not outlive its writer's."""
+    """Close the files that this child holds alone: a lock ends once each copy of its descriptor is closed."""
     for file in list(_exclusive):
         file.close()
 
@@ -151,7 +188,11 @@ class RealFiles:
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        return os.path.lexists(path)
+        try:
+            os.lstat(path)
+        except (OSError, ValueError):
+            return False
+        return True
 
     def make_directory(self, path: str) -> None:
         if not os.path.isdir(path):

@@ -7,7 +7,7 @@ import os
 import stat
 import sys
 
-from memhier.io.descriptors import close_with
+from memhier.files import close_with
 
 __all__ = ["PAGE_BYTES", "PageFile"]
 

@@ -1,4 +1,4 @@
-"""Which record of a log is the newest of its key: an index in DRAM of fixed size."""
+"""The index of a log, in DRAM of fixed size: the newest record of each key."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ _BLOCK = 2**16
 
 
 class LogIndex:
-    """Keys to places, and to lengths where records differ in length. All memory is taken at once.
+    """Maps keys to places, and to lengths if records differ in length. All memory is taken at once.
 
     Parameters
     ----------
@@ -27,10 +27,10 @@ class LogIndex:
     length
         Of every record; None keeps one per key.
     key_space
-        Where all keys are 0 to ``key_space - 1``: where that is smaller, a place is kept for each possible key, 8
-        bytes, and `capacity` does not limit.
+        Says that all keys are 0 to ``key_space - 1``. If that takes less, a place is kept for each possible key, 8
+        bytes, and `capacity` is no limit.
     grows
-        Whether `key_space` is only what to begin with: larger keys double it.
+        Whether a larger key doubles `key_space`.
     """
 
     def __init__(self, capacity: int, length: int | None, key_space: int | None = None, grows: bool = False) -> None:
@@ -66,19 +66,19 @@ class LogIndex:
         return self._slots.memory_bytes + self._places.nbytes + self._lengths.nbytes + counts
 
     def places(self, keys: Ints) -> Ints:
-        """Return the place of each key, -1 where there is none."""
+        """Return the place of each key, -1 for none."""
         slots = self._slots.find(keys)
-        # Slot -1 is some other key's: what is found there does not count.
+        # Slot -1 belongs to another key, so its place does not count.
         return np.where(slots >= 0, self._places[slots], -1)
 
     def lengths(self, keys: Ints) -> Ints:
-        """Return the length of each key's record; undefined where there is none."""
+        """Return the length of each key's record; undefined for none."""
         if self._length is not None:
             return np.full(len(keys), self._length, np.int64)
         return self._lengths[self._slots.find(keys)].astype(np.int64)
 
     def reserve(self, keys: Ints) -> Ints:
-        """Return a slot for each key, new ones without a place yet.
+        """Return a slot for each key; new slots have no place yet.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class LogIndex:
             ) from None
 
     def point(self, slots: Ints, places: Ints, lengths: Ints) -> None:
-        """Say where the records of reserved slots are; where a slot comes twice, the last place counts."""
+        """Set the places of reserved slots; if a slot comes twice, its last place counts."""
         if self._length is None:
             # An empty record shares its place with the next one, so places do not tell which is the last.
             last = len(slots) - 1 - np.unique(slots[::-1], return_index=True)[1]
@@ -119,14 +119,14 @@ class LogIndex:
         self._places[slots] = -1
 
     def keys(self) -> Iterator[Ints]:
-        """Yield all keys in blocks, in no order that means anything."""
+        """Yield all keys in blocks, in no particular order."""
         for start in range(0, self.capacity, _BLOCK):
             slots = np.flatnonzero(self._places[start : start + _BLOCK] >= 0) + start
             if len(slots):
                 yield self._slots.keys_of(slots)
 
     def live(self, parts: int) -> tuple[Ints, Ints]:
-        """Return the records and the bytes of records, by slot of the part table, that are the newest of their key."""
+        """Return how many records, and bytes of records, are the newest of their key, by slot of the part table."""
         found = np.zeros((2, parts), np.int64)
         for counts, kept in zip(found, (self._live, self._live_bytes), strict=True):
             known = kept[:parts]
@@ -142,7 +142,7 @@ class LogIndex:
         self._slots = _EveryKey(self.capacity + added)
 
     def _count(self, slots: Ints, sign: int) -> None:
-        """Count what distinct slots hold, or no longer do."""
+        """Count the records of distinct slots in (`sign` 1) or out (-1)."""
         used = slots[self._places[slots] >= 0]
         lengths: Any = self._length if self._length is not None else self._lengths[used]
         self._add(self._places[used], lengths, sign)
@@ -160,7 +160,7 @@ class LogIndex:
 
 
 class _EveryKey:
-    """A map for when each possible key has a slot: its own number."""
+    """A map in which each possible key has a slot: its own number."""
 
     memory_bytes = 0
 
@@ -175,7 +175,7 @@ class _EveryKey:
         return keys
 
     def erase(self, keys: Ints) -> Ints:
-        # Like a real map, once for each key.
+        # As in a real map, a key that comes twice is erased once.
         return self.find(np.unique(keys))
 
     def keys_of(self, slots: Ints) -> Ints:

@@ -1,7 +1,7 @@
-"""The parts of a log: what a commit adds to it, how they are named, and where records lie in them.
+"""The parts of a log: their names, their entries, and the offsets of records in them. A commit adds one or more.
 
-A part is two segments: the records end to end, and beside them an entry per record or deletion, in the same order.
-Where a record begins follows from the lengths before it, so an entry holds no offset.
+A part is two segments: the records end to end, and an entry per record or deletion, in the same order. The offset of a
+record follows from the lengths before it, so an entry holds none.
 """
 
 import struct
@@ -15,6 +15,7 @@ from memhier.store.segments import PAGE_BYTES
 
 __all__ = [
     "DELETED", "ENTRY", "LARGE_BYTES", "LogRecord", "Part", "PartTable", "lay_out", "offset_of", "page_after", "place",
+    "record_size",
     "slot_of",
 ]  # fmt: skip
 
@@ -22,8 +23,8 @@ Ints = NDArray[np.int64]
 
 ENTRY = np.dtype([("key", "<i8"), ("length", "<u4")])
 DELETED = 2**32 - 1
-# Such records begin and end on a page: the device reads them straight into place, and less than this much of a part
-# that is being written has to stay in DRAM to be readable.
+# Records of this size or more begin and end on a page: the device reads them straight into place, and less than this
+# much of a part that is being written has to stay in DRAM to be readable.
 LARGE_BYTES = 2**16
 
 _HEAD = struct.Struct("<QQQQ")  # bytes per record (0: they differ), live records, number of the next part, parts
@@ -46,7 +47,7 @@ class Part:
     size
         Bytes of its records.
     end
-        The same with the padding between them: where the last one ends.
+        The end of the last record, padding between records included.
     """
 
     number: int
@@ -58,12 +59,12 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Bytes that it takes on SSD."""
+        """Bytes on SSD."""
         return self.end + self.entries * ENTRY.itemsize
 
     @property
     def disk_bytes(self) -> int:
-        """The same in whole pages, as its two segments have them."""
+        """Bytes on SSD in whole pages, as its two segments have them."""
         return page_after(self.end) + page_after(self.entries * ENTRY.itemsize)
 
     def segments(self, log: str) -> tuple[str, str]:
@@ -73,7 +74,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """What the catalog says about a log, in its value ``log/<name>``."""
+    """The catalog's record of a log, in the value ``log/<name>``."""
 
     record_bytes: int
     live: int
@@ -87,7 +88,7 @@ class LogRecord:
 
     @classmethod
     def decode(cls, value: bytes) -> "LogRecord | None":
-        """Return the record, None where the length is wrong."""
+        """Return the record, None if the length is wrong."""
         if len(value) < _HEAD.size:
             return None
         record_bytes, live, following, count = _HEAD.unpack_from(value)
@@ -96,8 +97,13 @@ class LogRecord:
         return cls(record_bytes, live, following, list(_PART.iter_unpack(value[_HEAD.size :])))
 
 
+def record_size(parts: int) -> int:
+    """Return the bytes of the encoded `LogRecord` of a log of so many parts."""
+    return _HEAD.size + parts * _PART.size
+
+
 def lay_out(end: int, lengths: Ints, per_page: int | None) -> tuple[Ints, int]:
-    """Return where records begin that follow the first `end` bytes of a part, and where the last one ends.
+    """Return the offsets of records behind the first `end` bytes of a part, and the end of the last one.
 
     Parameters
     ----------
@@ -133,22 +139,22 @@ def page_after(offset: int) -> int:
 
 
 def place(slot: int, offsets: Ints) -> Ints:
-    """Return in one number each which part of the table and where in it; never negative."""
+    """Return the slot of a part and offsets in it as one number each, never negative."""
     return offsets + (slot << _OFFSET_BITS)
 
 
 def slot_of(places: Ints) -> Ints:
-    """Return the slots of the parts in which places lie."""
+    """Return the slots of the parts of places."""
     return places >> _OFFSET_BITS
 
 
 def offset_of(places: Ints) -> Ints:
-    """Return where in their parts places lie."""
+    """Return the offsets of places in their parts."""
     return places & ((1 << _OFFSET_BITS) - 1)
 
 
 class PartTable:
-    """Small numbers for parts, used again, and the reader's handle behind each: places need no more than 20 bits."""
+    """Gives parts small numbers, used again, and keeps the reader's handle of each: places have 20 bits for them."""
 
     def __init__(self) -> None:
         self.handles: NDArray[np.int32] = np.full(16, -1, np.int32)

@@ -1,15 +1,17 @@
 """RowLog: rows of one width by key, changed by appending."""
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier.arguments import check_int
 from memhier.io.read_arguments import empty_rows
-from memhier.log.core import BlockOf, Bytes, Flags, Ints
-from memhier.log.parts import offset_of
+from memhier.log.log import Bytes, Ints, LogOptions
+from memhier.log.parts import ENTRY
 from memhier.log.record_log import RecordLog
+from memhier.log.tail import LogTail
 from memhier.rows.rows import ROW_BYTES_MAX, rows_per_page
 from memhier.shield import shielded
 from memhier.store.store import Store
@@ -17,15 +19,42 @@ from memhier.store.store import Store
 if TYPE_CHECKING:
     from memhier.io.reader import Reader
 
-__all__ = ["RowLog"]
+__all__ = ["RowFormat", "RowLog"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowFormat:
+    """Records of one width, packed into pages as `rows_per_page` says."""
+
+    record_bytes: int
+    per_page: int | None
+    kind: ClassVar[str] = "RowLog"
+
+    def fetch(self, reader: "Reader", handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> Bytes:
+        """Read rows from files, uint8 [n, record_bytes]."""
+        return reader.read(handles, offsets, self.record_bytes)
+
+    def copy(self, tail: LogTail, offsets: Ints, lengths: Ints) -> Bytes:
+        """Copy rows from the tail, uint8 [n, record_bytes]."""
+        return tail.rows(offsets, self.record_bytes)
+
+    def block(self, records: Bytes, start: int, stop: int, offsets: Ints) -> Bytes:
+        """Return a range of rows as they lie in a part."""
+        rows = records[start:stop]
+        if self.per_page is None:
+            return np.ascontiguousarray(rows).reshape(-1)
+        packed = np.zeros(int(offsets[-1] - offsets[0]) + self.record_bytes, np.uint8)
+        places = np.lib.stride_tricks.sliding_window_view(packed, self.record_bytes, writeable=True)
+        places[offsets - offsets[0]] = rows
+        return packed
 
 
 class RowLog(RecordLog):
     """Rows of one width by int64 key, in a store; any number of rows may be replaced or deleted at any time.
 
-    A change is an append to a log, so it costs no read, and is written in order whatever the order of the keys. What
-    was appended is read at once by this log, and by others that open the store after :meth:`commit`. Until then it
-    holds the store's one transaction: two logs of a store change by turns, a commit between them.
+    A change is an append to a log, so it costs no read, and the log is written in order for any order of the keys. This
+    log reads an appended row at once; others that open the store read it after :meth:`commit`. Until then the log holds
+    the store's one transaction: two logs of a store change by turns, a commit between them.
 
     One thread changes a log at a time; any number may read meanwhile. A read sees every row whole, as it was before or
     after a change that runs meanwhile. After a failed write the log refuses everything; the last commit is there when
@@ -36,8 +65,8 @@ class RowLog(RecordLog):
     store
         Open store; for writing, if the log is to be changed.
     name
-        Of the log in the store: 1 to 70 letters, digits, ``-`` or ``_``. The store's segments whose names begin with it
-        and the value ``log/<name>`` are the log's.
+        Of the log in the store: 1 to 70 letters, digits, ``-`` or ``_``. The log owns the store's segments with names
+        that begin with it, and the value ``log/<name>``.
     row_bytes
         Bytes per row, 1 to 2**30.
     reader
@@ -45,20 +74,20 @@ class RowLog(RecordLog):
     capacity
         Most distinct keys at a time, 1 to 2**31 - 1: 36 bytes of DRAM are taken at once for each.
     compact_below
-        While there are changes, a thread rewrites the parts of the log of which less than this share is alive; 0 to
-        0.9, 0 never. Changes wait for a megabyte of it at most. :meth:`commit` moves what the thread has not of what is
-        due: with 0.5 one byte for each that died, with 0.9 nine, so that the log takes little more than its rows
-        divided by this. What is read is the same with and without. A forked child has to open a log of its own.
+        While there are changes, a thread rewrites the parts of the log with a live share below this; 0 to 0.9, 0
+        never. Changes wait for a megabyte of it at most. :meth:`commit` moves the bytes that are due and that
+        the thread has not moved: with 0.5 one byte for each that died, with 0.9 nine, so that the log takes little more
+        than its rows divided by this. Reads return the same rows. A forked child has to open a log of its own.
     key_space
-        Where all keys are 0 to ``key_space - 1``: 8 bytes of DRAM for each possible key take the place of 36 for each
-        of `capacity` where they are less, and `capacity` is then no limit.
+        Says that all keys are 0 to ``key_space - 1``. If 8 bytes of DRAM for each possible key are less than 36 for
+        each of `capacity`, they take their place, and `capacity` is no limit.
     direct
         Write rows past the page cache, by a thread: for many megabytes a commit that are not read back soon.
     grows
-        `key_space` is only what to begin with: a larger key doubles the DRAM taken for places.
+        Whether a larger key doubles `key_space`, and with it the DRAM taken for places.
     beside
-        A log of the same store in whose transaction this one writes: one commit, of that log, makes both durable. They
-        are changed by the same thread, fail together, and are closed together.
+        A log of the same store; this one writes in its transaction, and its commit makes both durable. The same thread
+        changes them, they fail together, and they are closed together.
 
     Raises
     ------
@@ -98,25 +127,12 @@ class RowLog(RecordLog):
         beside: RecordLog | None = None,
     ) -> None:
         self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
-        if key_space is not None:
-            check_int("key_space", key_space, 1, 2**63 - 1)
-        super().__init__(
-            store,
-            name,
-            reader,
-            capacity,
-            self.row_bytes,
-            rows_per_page(self.row_bytes),
-            direct,
-            compact_below,
-            key_space,
-            grows,
-            beside,
-        )
+        options = LogOptions(capacity, direct, compact_below, key_space, grows)
+        super().__init__(store, name, reader, RowFormat(row_bytes, rows_per_page(row_bytes)), options, beside)
 
     @shielded
     def append(self, keys: Any, rows: NDArray[np.uint8]) -> None:
-        """Set rows. Where a key comes twice, its last row counts.
+        """Set rows. If a key comes twice, its last row counts.
 
         Parameters
         ----------
@@ -132,13 +148,13 @@ class RowLog(RecordLog):
         OSError
             When the store is open for reading, or a write fails.
         """
-        self._check_open()
-        wanted = self._as_keys(keys)
+        wanted = self.log.checked_keys(keys)
         if not isinstance(rows, np.ndarray) or rows.dtype != np.uint8:
             raise TypeError(f"rows: expected an array of uint8, got {getattr(rows, 'dtype', type(rows).__name__)}")
         if rows.shape != (len(wanted), self.row_bytes):
             raise ValueError(f"rows: expected shape [{len(wanted)}, {self.row_bytes}], got {list(rows.shape)}")
-        self._append(wanted, np.full(len(wanted), self.row_bytes, np.int64), rows)
+        with self.compactor.owing(rows.size + len(wanted) * ENTRY.itemsize):
+            self.log.append(wanted, np.full(len(wanted), self.row_bytes, np.int64), rows)
 
     @shielded
     def read(self, keys: Any, out: NDArray[np.uint8] | None = None) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
@@ -154,7 +170,7 @@ class RowLog(RecordLog):
         Returns
         -------
         rows : numpy.ndarray
-            uint8 [n, row_bytes]; zeros where there is no row.
+            uint8 [n, row_bytes]; zeros for a key without a row.
         found : numpy.ndarray
             bool [n].
 
@@ -163,8 +179,7 @@ class RowLog(RecordLog):
         CorruptionError
             When a page does not match its checksum.
         """
-        self._check_open()
-        wanted = self._as_keys(keys)
+        wanted = self.log.checked_keys(keys)
         shape = (len(wanted), self.row_bytes)
         if out is None:
             out = empty_rows(*shape)
@@ -172,36 +187,16 @@ class RowLog(RecordLog):
             raise TypeError(f"out: expected an array of uint8, got {getattr(out, 'dtype', type(out).__name__)}")
         elif out.shape != shape or not (out.flags.c_contiguous and out.flags.writeable):
             raise ValueError(f"out: expected a writable, C-contiguous array of shape {list(shape)}")
-        with self._reading():
-            with self._lock:
-                places = self._index.places(wanted)
-                found: Flags = places >= 0
-                in_tail = found & self._in_tail(places)
-                in_file = found & ~in_tail
-                from_tail = self._tail.rows(offset_of(places[in_tail]), self.row_bytes)
-                any_in_file = bool(in_file.any())
-                if any_in_file:
-                    # What is in no file reads the first row that is: one call fills `out` in place, and a page that is
-                    # read anyway is all that it costs.
-                    places[~in_file] = places[int(np.argmax(in_file))]
-                handles, offsets = self._files(places)
-            if any_in_file:
-                self._reader.read(handles, offsets, self.row_bytes, out)
-            out[~found] = 0
-            out[in_tail] = from_tail
-        return out, found
-
-    def _fetch(self, handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> Bytes:
-        return self._reader.read(handles, offsets, self.row_bytes)
-
-    def _block_of(self, records: Bytes) -> BlockOf:
-        def block(start: int, stop: int, offsets: Ints) -> Bytes:
-            rows = records[start:stop]
-            if self._per_page is None:
-                return np.ascontiguousarray(rows).reshape(-1)
-            packed = np.zeros(int(offsets[-1] - offsets[0]) + self.row_bytes, np.uint8)
-            places = np.lib.stride_tricks.sliding_window_view(packed, self.row_bytes, writeable=True)
-            places[offsets - offsets[0]] = rows
-            return packed
-
-        return block
+        with self.log.reading():
+            found = self.log.find(wanted)
+            in_file = found.there & ~found.in_tail
+            if in_file.any():
+                # Other keys read the first row that is in a file: one call fills `out` in place, at no more than the
+                # cost of that page.
+                first, others = int(np.argmax(in_file)), ~in_file
+                found.handles[others], found.offsets[others] = found.handles[first], found.offsets[first]
+                self.log.reader.read(found.handles, found.offsets, self.row_bytes, out)
+            out[~found.there] = 0
+            if found.copied is not None:
+                out[found.in_tail] = found.copied
+        return out, found.there

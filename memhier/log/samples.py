@@ -1,16 +1,17 @@
 """Samples: records of any size by key, changed by appending."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import check_int
 from memhier.arrays import as_bytes
-from memhier.log.core import BlockOf, Bytes, Ints
-from memhier.log.parts import offset_of
+from memhier.log.log import Bytes, Ints, LogOptions
+from memhier.log.parts import ENTRY
 from memhier.log.record_log import RecordLog
+from memhier.log.tail import LogTail
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
 from memhier.store.store import Store
@@ -18,15 +19,47 @@ from memhier.store.store import Store
 if TYPE_CHECKING:
     from memhier.io.reader import Reader
 
-__all__ = ["Samples"]
+__all__ = ["SampleFormat", "Samples"]
 
 SAMPLE_BYTES_MAX = 2**30
 
 
-class Samples(RecordLog):
-    """Records of different sizes by int64 key, in a store: images, texts, whatever is bytes.
+@dataclass(frozen=True, slots=True)
+class SampleFormat:
+    """Records of any size, end to end."""
 
-    As :class:`~memhier.log.row_log.RowLog` in everything but the width: appended, readable at once, durable with
+    record_bytes: int = 0
+    per_page: int | None = None
+    kind: ClassVar[str] = "Samples"
+
+    def fetch(self, reader: "Reader", handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> list[memoryview]:
+        """Read the pages of each record one after the other into one array; the records are slices of it."""
+        first = offsets // PAGE_BYTES
+        pages = np.where(lengths > 0, (offsets + lengths - 1) // PAGE_BYTES - first + 1, 0)
+        starts = np.cumsum(pages) - pages
+        numbers = np.repeat(first - starts, pages) + np.arange(int(pages.sum()))
+        contents = reader.read(np.repeat(handles, pages), numbers * PAGE_BYTES, PAGE_BYTES).reshape(-1)
+        contents.flags.writeable = False
+        begins = starts * PAGE_BYTES + offsets % PAGE_BYTES
+        whole = contents.data
+        return [whole[begin : begin + length] for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)]
+
+    def copy(self, tail: LogTail, offsets: Ints, lengths: Ints) -> list[memoryview]:
+        """Copy records from the tail."""
+        pairs = zip(offsets.tolist(), lengths.tolist(), strict=True)
+        return [memoryview(tail.record(offset, length)) for offset, length in pairs]
+
+    def block(self, records: list[memoryview], start: int, stop: int, offsets: Ints) -> Bytes:
+        """Return a range of records end to end."""
+        if stop - start == 1:
+            return np.frombuffer(records[start], np.uint8)
+        return np.frombuffer(b"".join(records[start:stop]), np.uint8)
+
+
+class Samples(RecordLog):
+    """Records of different sizes by int64 key, in a store: images, texts, any bytes.
+
+    Works as :class:`~memhier.log.row_log.RowLog`: records are appended, readable at once, and durable with
     :meth:`commit`; one thread changes them, any number may read.
 
     Parameters
@@ -34,8 +67,8 @@ class Samples(RecordLog):
     store
         Open store; for writing, if the samples are to be changed.
     name
-        Of the samples in the store: 1 to 70 letters, digits, ``-`` or ``_``. The store's segments whose names begin
-        with it and the value ``log/<name>`` are theirs.
+        Of the samples in the store: 1 to 70 letters, digits, ``-`` or ``_``. They own the store's segments with names
+        that begin with it, and the value ``log/<name>``.
     reader
         Does the reads; stays the caller's.
     capacity
@@ -80,13 +113,12 @@ class Samples(RecordLog):
         grows: bool = False,
         beside: RecordLog | None = None,
     ) -> None:
-        if key_space is not None:
-            check_int("key_space", key_space, 1, 2**63 - 1)
-        super().__init__(store, name, reader, capacity, 0, None, direct, compact_below, key_space, grows, beside)
+        options = LogOptions(capacity, direct, compact_below, key_space, grows)
+        super().__init__(store, name, reader, SampleFormat(), options, beside)
 
     @shielded
     def put(self, keys: Any, records: Sequence[Any]) -> None:
-        """Set records. Where a key comes twice, its last record counts.
+        """Set records. If a key comes twice, its last record counts.
 
         Parameters
         ----------
@@ -102,8 +134,7 @@ class Samples(RecordLog):
         OSError
             When the store is open for reading, or a write fails.
         """
-        self._check_open()
-        wanted = self._as_keys(keys)
+        wanted = self.log.checked_keys(keys)
         if isinstance(records, bytes | bytearray | memoryview | str) or not isinstance(records, Sequence):
             raise TypeError(f"records: expected a list of bytes-like objects, got {type(records).__name__}")
         if len(records) != len(wanted):
@@ -113,7 +144,8 @@ class Samples(RecordLog):
         if len(lengths) and int(lengths.max()) > SAMPLE_BYTES_MAX:
             index = int(np.argmax(lengths))
             raise ValueError(f"records[{index}]: {lengths[index]} bytes, expected at most {SAMPLE_BYTES_MAX}")
-        self._append(wanted, lengths, views)
+        with self.compactor.owing(int(lengths.sum()) + len(wanted) * ENTRY.itemsize):
+            self.log.append(wanted, lengths, views)
 
     @shielded
     def get(self, keys: Any) -> list[memoryview | None]:
@@ -127,47 +159,23 @@ class Samples(RecordLog):
         Returns
         -------
         list of memoryview or None
-            Read-only bytes of each record; None where there is none. Those of one call share memory, whole pages of
-            every record: copy one to keep it for long without the others.
+            Read-only bytes of each record; None for a key without one. The records of one call share memory, whole
+            pages of each: copy one to keep it for long without the others.
 
         Raises
         ------
         CorruptionError
             When a page does not match its checksum.
         """
-        self._check_open()
-        wanted = self._as_keys(keys)
+        wanted = self.log.checked_keys(keys)
         records: list[memoryview | None] = [None] * len(wanted)
-        with self._reading():
-            with self._lock:
-                places, lengths = self._index.places(wanted), self._index.lengths(wanted)
-                found = places >= 0
-                in_tail = found & self._in_tail(places)
-                for index in np.flatnonzero(in_tail).tolist():
-                    offset = int(offset_of(places[index]))
-                    records[index] = memoryview(self._tail.record(offset, int(lengths[index])))
-                in_file = np.flatnonzero(found & ~in_tail)
-                handles, offsets = self._files(places[in_file])
-            for index, record in zip(in_file.tolist(), self._fetch(handles, offsets, lengths[in_file]), strict=True):
+        log = self.log
+        with log.reading():
+            found = log.find(wanted)
+            for index, record in zip(np.flatnonzero(found.in_tail).tolist(), found.copied or (), strict=True):
+                records[index] = record
+            at = np.flatnonzero(found.there & ~found.in_tail)
+            fetched = log.format.fetch(log.reader, found.handles[at], found.offsets[at], found.lengths[at])
+            for index, record in zip(at.tolist(), fetched, strict=True):
                 records[index] = record
         return records
-
-    def _fetch(self, handles: NDArray[np.int32], offsets: Ints, lengths: Ints) -> list[memoryview]:
-        """Read the pages of each record one after the other into one array, of which the records are slices."""
-        first = offsets // PAGE_BYTES
-        pages = np.where(lengths > 0, (offsets + lengths - 1) // PAGE_BYTES - first + 1, 0)
-        starts = np.cumsum(pages) - pages
-        numbers = np.repeat(first - starts, pages) + np.arange(int(pages.sum()))
-        contents = self._reader.read(np.repeat(handles, pages), numbers * PAGE_BYTES, PAGE_BYTES).reshape(-1)
-        contents.flags.writeable = False
-        begins = starts * PAGE_BYTES + offsets % PAGE_BYTES
-        whole = contents.data
-        return [whole[begin : begin + length] for begin, length in zip(begins.tolist(), lengths.tolist(), strict=True)]
-
-    def _block_of(self, records: list[memoryview]) -> BlockOf:
-        def block(start: int, stop: int, offsets: Ints) -> Bytes:
-            if stop - start == 1:
-                return np.frombuffer(records[start], np.uint8)
-            return np.frombuffer(b"".join(records[start:stop]), np.uint8)
-
-        return block

@@ -6,9 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.log.parts import DELETED, LARGE_BYTES, Part, PartTable
-from memhier.store.patient_segment import FullError, PatientSegmentWriter
-from memhier.store.segments import PAGE_BYTES
-from memhier.store.transaction import Transaction
+from memhier.store.segments import PAGE_BYTES, PatientSegmentWriter, SegmentWriter
 
 if TYPE_CHECKING:
     from memhier.io.reader import Reader
@@ -20,7 +18,7 @@ _TAIL_BYTES = 2**20 + PAGE_BYTES  # a page of padding always fits
 
 
 class LogTail:
-    """The end of a part's records, in DRAM because the file may not have it yet: a buffer that every part reuses."""
+    """The end of a part's records, in DRAM because the file may not have it yet. All parts use one buffer in turn."""
 
     def __init__(self) -> None:
         self.buffer: NDArray[np.uint8] = np.empty(_TAIL_BYTES, np.uint8)
@@ -32,7 +30,7 @@ class LogTail:
         self.start, self.filled = start, 0
 
     def holds(self, offsets: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Return which records lie here, whole."""
+        """Return which records lie in the tail, whole."""
         return offsets >= self.start
 
     def rows(self, offsets: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
@@ -52,48 +50,40 @@ class LogTail:
 class OpenPart:
     """Appends records and entries to the two segments of a new part.
 
-    Every record below `LARGE_BYTES` is readable from the tail or from the file: what the file lacks stays in the tail,
-    and so do the `LARGE_BYTES` before that, in which a record that reaches across may begin. Larger records, and what
-    comes before them, are left to `make_readable`: few are read before the commit, and so they are written in peace.
+    Every record below `LARGE_BYTES` is readable from the tail or from the file: the tail keeps the bytes that the file
+    lacks, and the `LARGE_BYTES` before them, in which a record that reaches across may begin. `make_readable` writes
+    larger records, and those before them, when they are read: few are before the commit.
     """
 
     def __init__(
         self,
-        tx: Transaction,
-        log: str,
         part: Part,
+        records: SegmentWriter,
+        entries: SegmentWriter,
         tail: LogTail,
         reader: "Reader",
         table: PartTable,
-        direct: bool,
-        patient: bool,
     ) -> None:
         self.part = part
+        self._records = records
+        self._entries = entries
+        self._tail = tail
         self._reader = reader
         self._table = table
-        self._tail = tail
         self._readable = 0  # bytes of the file that the reader has
         self._given = 0  # bytes of records handed to the segment
-        self._patient = patient
         self._padded = False
         self._sealed: tuple[int, NDArray[np.uint32]] | None = None  # the entries, once they are complete
-        records, entries = part.segments(log)
-        self._records = tx.segment(records, direct=direct, patient=patient)
-        try:
-            self._entries = tx.segment(entries, patient=patient)
-        except FullError:
-            tx.discard(records)
-            raise
         tail.reset(0)
 
     def settle(self) -> None:
-        """Raise FullError where the disk has no room for what waits already; for patient logs, before they append."""
+        """Raise FullError if the disk has no room for the bytes that wait; for patient logs, before they append."""
         for writer in (self._records, self._entries):
             if isinstance(writer, PatientSegmentWriter):
                 writer.settle()
 
     def give(self) -> None:
-        """Hand the segment all records, and write what is whole pages; FullError where these find no room."""
+        """Hand the segment all records, and write the whole pages; FullError if these find no room."""
         self._flush(LARGE_BYTES)
 
     def append(self, data: NDArray[np.uint8], offset: int, end: int) -> None:
@@ -117,7 +107,7 @@ class OpenPart:
         self._tail.reset(end)
 
     def make_readable(self, offsets: NDArray[np.int64]) -> None:
-        """Let the reader have records that are in no tail any more and that the file may not have yet."""
+        """Let the reader have records that left the tail and may not be in the file yet."""
         if self._tail.start > self._readable and len(offsets) and int(offsets.max()) >= self._readable - LARGE_BYTES:
             self._flush(LARGE_BYTES)
 
@@ -138,7 +128,7 @@ class OpenPart:
             self._pad()
         self._padded = True
         self._flush(0)
-        if not self._patient:
+        if not isinstance(self._entries, PatientSegmentWriter):
             self._records.complete()
             self._sealed = self._entries.complete()
 
@@ -158,7 +148,7 @@ class OpenPart:
         self._given = tail.start + tail.filled
 
     def _flush(self, keep: int) -> None:
-        """Write whole pages, let the reader have them, and keep `keep` bytes before those that the file lacks."""
+        """Write whole pages, let the reader have them, and keep `keep` bytes before those not in the file."""
         self._give()
         length, checksums = self._records.flush()
         handle = int(self._table.handles[self.part.slot])

@@ -1,44 +1,116 @@
 """The catalog: everything in a store that must change at once, in one LMDB file behind a guard.
 
-LMDB commits; the guard publishes. ``catalog.sum`` names a transaction and holds the checksum of every block of
-``data.mdb`` as that transaction left it. It is replaced after each commit, by rename, so readers go from one complete
-snapshot to the next. When the process dies between the two steps, readers keep seeing the snapshot before, and the
-next writer publishes the one that LMDB had already made durable.
+LMDB commits; the guard publishes. The guard, ``catalog.sum``, names a transaction and holds the checksum of every block
+of ``data.mdb`` as that transaction left it. It is replaced after each commit, by rename, so readers go from one
+complete snapshot to the next. If the process dies between the two steps, readers keep seeing the snapshot before, and
+the next writer publishes the one that LMDB had already made durable.
 
 LMDB runs without its own lock file: the store's lock lets in one writer, and readers do not use LMDB at all.
 """
 
 import errno
 import mmap
-import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
 
-from memhier.errors import CorruptionError
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files, read_file
 from memhier.io.kernels import crc32c
-from memhier.store.catalog_guard import Guard, Published
-from memhier.store.catalog_tree import CatalogTree, Meta, read_page_size
+from memhier.store.catalog_tree import BLOCK_BYTES, PAGE_SIZES, CatalogTree, Meta
 
-__all__ = ["Catalog", "Snapshot"]
+__all__ = ["Catalog", "Guard", "Published", "Snapshot"]
 
 _MAP_SPARE_BYTES = 2**20
 _CHECKSUM = struct.Struct("<I")
 _NUMBER = struct.Struct("<Q")
 _NUMBER_KEY = b"transaction"
+_GUARD_MAGIC = b"mhguard1"
+_GUARD_HEAD = struct.Struct("<8sQQQ")  # magic, transaction, page size, blocks
 _RACE_SECONDS = 10.0
-_FIRST_PAGES = 3  # Of the first transaction: two roots and a leaf.
+_FIRST_PAGES = 3  # of the first transaction: two roots and a leaf
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the catalog held after one transaction."""
+    """The entries of the catalog after one transaction."""
 
     transaction: int
     entries: dict[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """The contents of ``catalog.sum``: the published transaction, and a checksum for each block of the file."""
+
+    transaction: int
+    page_size: int
+    checksums: NDArray[np.uint32]
+
+    def encode(self) -> bytes:
+        """Return the file's contents."""
+        head = _GUARD_HEAD.pack(_GUARD_MAGIC, self.transaction, self.page_size, len(self.checksums))
+        body = head + self.checksums.astype("<u4").tobytes()
+        return body + _CHECKSUM.pack(crc32c(body))
+
+    @classmethod
+    def decode(cls, contents: bytes, path: str) -> "Guard":
+        """Read the contents of the file at `path`."""
+        body, checksum = contents[: -_CHECKSUM.size], contents[-_CHECKSUM.size :]
+        if len(body) < _GUARD_HEAD.size or checksum != _CHECKSUM.pack(crc32c(body)):
+            raise CorruptionError(f"{path}: does not match its own checksum")
+        magic, transaction, page_size, blocks = _GUARD_HEAD.unpack_from(body)
+        if magic != _GUARD_MAGIC:
+            raise FormatError(f"{path}: unknown format {magic!r}, expected {_GUARD_MAGIC!r}")
+        if len(body) != _GUARD_HEAD.size + 4 * blocks:
+            raise CorruptionError(f"{path}: {len(body)} bytes for {blocks} blocks")
+        if page_size not in PAGE_SIZES or blocks % (page_size // BLOCK_BYTES):
+            raise CorruptionError(f"{path}: {blocks} blocks in pages of {page_size} bytes")
+        return cls(transaction, page_size, np.frombuffer(body, "<u4", blocks, _GUARD_HEAD.size))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A guard, and the pages that were free in its snapshot: the next transaction may write no others.
+
+    So a commit reads the pages that it wrote and not the whole catalog; and a page that was damaged since does not get
+    a checksum that fits the damage.
+    """
+
+    guard: Guard
+    free: NDArray[np.bool_]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        return self.guard.checksums.nbytes + self.free.nbytes
+
+    @classmethod
+    def of(cls, tree: CatalogTree, meta: Meta, before: "Published | None") -> "Published":
+        """Take the checksums of a snapshot that LMDB has made durable.
+
+        Parameters
+        ----------
+        before
+            Of the transaction before; None reads every page.
+        """
+        free = tree.free_pages(meta)
+        pages, blocks = len(free), tree.page_size // BLOCK_BYTES
+        stale = np.ones(pages, np.bool_)
+        checksums = np.zeros(pages * blocks, np.uint32)
+        if before is not None and before.guard.transaction + 1 == meta.transaction:
+            known = min(pages, len(before.free), len(before.guard.checksums) // blocks)
+            checksums[: known * blocks] = before.guard.checksums[: known * blocks]
+            stale[:known] = before.free[:known]
+            stale &= ~free
+            stale[meta.transaction & 1] = True
+        tree.checksum(np.flatnonzero(stale), checksums)
+        return cls(Guard(meta.transaction, tree.page_size, checksums), free)
 
 
 class Catalog:
@@ -47,9 +119,9 @@ class Catalog:
     def __init__(self, files: Files, root: str) -> None:
         self._files = files
         self._root = root
-        self._directory = os.path.join(root, "catalog")
-        self._data = os.path.join(self._directory, "data.mdb")
-        self._sum = os.path.join(root, "catalog.sum")
+        self._directory = f"{root}/catalog"
+        self._data = f"{root}/catalog/data.mdb"
+        self._sum = f"{root}/catalog.sum"
         self._published: Published | None = None  # by the writer, which is alone
 
     @property
@@ -58,12 +130,12 @@ class Catalog:
         return 0 if self._published is None else self._published.memory_bytes
 
     def create(self, entries: Mapping[bytes, bytes]) -> None:
-        """Make and publish the first transaction. Whatever was here before is gone."""
-        for path in (self._sum, self._data):
+        """Make and publish the first transaction, in place of a catalog that is there."""
+        for path, directory in ((self._sum, self._root), (self._data, self._directory)):
             if self._files.exists(path):
                 self._files.remove(path)
-                # The guard goes for good before the catalog does: alone it would speak of damage.
-                self._files.sync_directory(os.path.dirname(path))
+                # The guard goes for good before the catalog does: alone it would look like damage.
+                self._files.sync_directory(directory)
         self._files.make_directory(self._directory)
         self._files.sync_directory(self._root)
         self.commit(entries)
@@ -72,13 +144,13 @@ class Catalog:
 
     def commit(self, changes: Mapping[bytes, bytes | None]) -> None:
         """Apply `changes` (None deletes) in one durable LMDB transaction. Readers see it after `publish`."""
-        map_bytes = _map_bytes(self._files, self._data, changes)
+        map_bytes = map_size(0 if self._published is None else self._published.guard.checksums.size, changes)
         with _lmdb_faults(self._data) as lmdb:
             while True:
                 try:
                     return self._commit(lmdb, changes, map_bytes)
                 except lmdb.MapFullError:
-                    # Nothing of it counts, and what it wrote lies in pages that were free.
+                    # The transaction was aborted, and the pages that it wrote were free.
                     map_bytes *= 2
                 except lmdb.MemoryError as error:
                     raise OSError(
@@ -95,12 +167,13 @@ class Catalog:
         )
         try:
             with environment.begin(write=True) as transaction:
-                number = {_NUMBER_KEY: _NUMBER.pack(transaction.id())}
-                for key, value in {**changes, **number}.items():
+                values = {key: value for key, value in changes.items() if value is not None}
+                values[_NUMBER_KEY] = _NUMBER.pack(transaction.id())
+                for key, value in changes.items():
                     if value is None:
                         transaction.delete(key)
-                    else:
-                        transaction.put(key, value + _seal(key, value))
+                for (key, kept), checksum in zip(values.items(), _checksums(values, values.values()), strict=True):
+                    transaction.put(key, kept + _CHECKSUM.pack(checksum))
         finally:
             environment.close()
 
@@ -108,12 +181,11 @@ class Catalog:
         """Write the guard of LMDB's newest transaction."""
         before, self._published = self._published, None
         with self._files.open(self._data, "r") as file:
-            page_size = read_page_size(file)
-            tree = CatalogTree(file, page_size, None)
-            published = Published.of(file, tree, _newest(tree), page_size, before)
-        fresh = self._sum + ".new"
+            tree = CatalogTree(file)
+            published = Published.of(tree, tree.newest(), before)
+        contents, fresh = published.guard.encode(), self._sum + ".new"
         with self._files.open(fresh, "w") as file:
-            file.append(published.guard.encode())
+            file.append(contents)
             file.fdatasync()
         self._files.rename(fresh, self._sum)
         self._files.sync_directory(self._root)
@@ -146,7 +218,7 @@ class Catalog:
                 checked.read_meta(guard.transaction + 1)
                 return snapshot
             except CorruptionError:
-                tree = CatalogTree(file, guard.page_size, None)
+                tree = CatalogTree(file, guard.page_size)
                 other = tree.read_meta(guard.transaction + 1)
             if other.transaction == guard.transaction + 1:
                 # Its pages have no checksums yet, but its structure is walked and every value has its own.
@@ -165,8 +237,8 @@ class Catalog:
     def is_unfinished(self) -> bool:
         """Whether the catalog was never published: at most its first transaction was made.
 
-        Of that one a power cut may leave anything, but no more pages than it has; any later one makes the file longer,
-        for LMDB never overwrites the snapshot before and never shortens its file.
+        A power cut may leave anything of the first transaction, but no more pages than it has. Any later one makes the
+        file longer, for LMDB never overwrites the snapshot before and never shortens its file.
         """
         if self._files.exists(self._sum):
             return False
@@ -174,7 +246,7 @@ class Catalog:
             return True
         with self._files.open(self._data, "r") as file:
             first_only = file.size() <= _FIRST_PAGES * mmap.PAGESIZE
-            tree = CatalogTree(file, mmap.PAGESIZE if first_only else read_page_size(file), None)
+            tree = CatalogTree(file, mmap.PAGESIZE if first_only else None)
             for slot in (0, 1):
                 try:
                     if tree.read_meta(slot).transaction > 1:
@@ -187,13 +259,16 @@ class Catalog:
     def _snapshot(self, tree: CatalogTree, meta: Meta, expected: int | None = None) -> Snapshot:
         if expected is not None and meta.transaction != expected:
             raise CorruptionError(f"{self._data}: transaction {meta.transaction}, expected {expected}")
+        pairs = list(tree.walk(meta))
+        checksums = _checksums(
+            [key for key, _ in pairs], [memoryview(sealed)[: -_CHECKSUM.size] for _, sealed in pairs]
+        )
         entries: dict[bytes, bytes] = {}
-        for key, sealed in tree.walk(meta):
-            value, seal = sealed[: -_CHECKSUM.size], sealed[-_CHECKSUM.size :]
-            if seal != _seal(key, value):
+        for (key, sealed), checksum in zip(pairs, checksums, strict=True):
+            if sealed[-_CHECKSUM.size :] != _CHECKSUM.pack(checksum):
                 raise CorruptionError(f"{self._data}: the value of {key!r} does not match its checksum")
-            entries[key] = value
-        # A root page could be made to look newer than it is by one bit; its tree tells.
+            entries[key] = sealed[: -_CHECKSUM.size]
+        # One flipped bit could make a root page look newer than it is; its tree tells.
         if entries.pop(_NUMBER_KEY, None) != _NUMBER.pack(meta.transaction):
             raise CorruptionError(f"{self._data}: the tree is not that of transaction {meta.transaction}")
         return Snapshot(meta.transaction, entries)
@@ -202,26 +277,18 @@ class Catalog:
         return Guard.decode(read_file(self._files, self._sum), self._sum)
 
 
-def _newest(tree: CatalogTree) -> Meta:
-    return max((tree.read_meta(slot) for slot in (0, 1)), key=lambda meta: meta.transaction)
-
-
-def _map_bytes(files: Files, data: str, changes: Mapping[bytes, bytes | None]) -> int:
+def map_size(blocks: int, changes: Mapping[bytes, bytes | None]) -> int:
     """Return the address space that a commit should need: most processes have more than any, but some are limited.
 
-    Every change may rewrite a page of the tree and begin a run of pages of its own.
+    Every change may rewrite a page of the tree and begin a run of pages of its own. LMDB maps its file in any case.
     """
-    size = 0
-    if files.exists(data):
-        with files.open(data, "r") as file:
-            size = file.size()
     needed = sum(len(value or b"") for value in changes.values()) + 4 * mmap.PAGESIZE * len(changes)
-    return -(-(size + needed + _MAP_SPARE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
+    return -(-(blocks * BLOCK_BYTES + needed + _MAP_SPARE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _seal(key: bytes, value: bytes) -> bytes:
-    """Return a value's trailer. The key is covered too: a value is right only where it belongs."""
-    return _CHECKSUM.pack(crc32c(value, crc32c(key)))
+def _checksums(keys: Iterable[bytes], values: Iterable[bytes | memoryview]) -> Iterator[int]:
+    """Return the checksum behind each value. It covers the key too: a value is right only under its own key."""
+    return map(crc32c, values, map(crc32c, keys))
 
 
 @contextmanager
@@ -232,6 +299,6 @@ def _lmdb_faults(path: str) -> Iterator[ModuleType]:
     try:
         yield lmdb
     except lmdb.Error as error:
-        # LMDB's own codes are negative; the rest are those of errno.
+        # LMDB's own codes are negative; the others are those of errno.
         code = getattr(error, "code", 0)
         raise OSError(code if code > 0 else errno.EIO, str(error), path) from error

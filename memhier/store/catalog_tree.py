@@ -1,10 +1,10 @@
 """Reads the B-trees of an LMDB 0.9 file without mapping it.
 
-LMDB trusts its file: it has no checksums, and a cut or flipped page can take the process down with SIGSEGV or SIGBUS.
-So the library only ever lets LMDB write, after the file was checked; reading goes through this walk, which compares
-every page with a checksum kept elsewhere and believes no number before it is in range. LMDB never overwrites a page
-of its newest snapshot, so a walk needs no lock: a page that does not match means that the snapshot is no longer the
-newest, or damaged.
+LMDB trusts its file: it has no checksums, and a cut or flipped page can end the process with SIGSEGV or SIGBUS. So the
+library lets LMDB only write, after the file was checked. Reads go through this walk, which compares every page with a
+checksum kept elsewhere and believes no number before it is in range. LMDB never overwrites a page of its newest
+snapshot, so a walk needs no lock: a page that does not match means that the snapshot is no longer the newest, or
+damaged.
 
 The structures are those of lmdb's ``mdb.c`` on 64-bit little-endian machines; FORMAT.md lists them.
 """
@@ -20,10 +20,12 @@ from memhier.errors import CorruptionError, FormatError
 from memhier.files import File
 from memhier.io.kernels import crc32c_pages
 
-__all__ = ["BLOCK_BYTES", "PAGE_SIZES", "CatalogTree", "Meta", "read_page_size"]
+__all__ = ["BLOCK_BYTES", "PAGE_SIZES", "CatalogTree", "Meta"]
 
 BLOCK_BYTES = 4096  # Bytes per checksum; every LMDB page is a whole number of them.
 PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
+_HEAD_BYTES = 2**16
+_READ_BYTES = 2**20
 _MAGIC = 0xBEEFC0DE
 _VERSION = 1
 _NO_PAGE = 2**64 - 1
@@ -42,21 +44,10 @@ class Meta:
     """One of the two root pages: a snapshot."""
 
     transaction: int
-    page_size: int
     last_page: int
     free_root: int
     main_root: int
     entries: int
-
-
-def read_page_size(file: File) -> int:
-    """Return the bytes per page of an LMDB file, from its first root page; for files that have no guard yet."""
-    head = bytearray(_HEADER.size + _META_HEAD.size + 4)
-    if file.read_into(head, 0) == len(head) and _META_HEAD.unpack_from(head, _HEADER.size)[0] == _MAGIC:
-        size = int.from_bytes(head[-4:], "little")
-        if size in PAGE_SIZES:
-            return size
-    raise CorruptionError(f"{file.path}: does not begin with a root page of LMDB")
 
 
 class CatalogTree:
@@ -67,21 +58,43 @@ class CatalogTree:
     file
         Open for reading; stays the caller's.
     page_size
-        Bytes per LMDB page.
+        Bytes per LMDB page; None takes it from the first root page, for files that have no guard yet.
     checksums
         uint32 [blocks], CRC32C of each 4096 bytes from the start; None believes the pages' contents (but no
         number in them).
     """
 
-    def __init__(self, file: File, page_size: int, checksums: NDArray[np.uint32] | None) -> None:
+    def __init__(self, file: File, page_size: int | None = None, checksums: NDArray[np.uint32] | None = None) -> None:
         self._file = file
-        self._page_size = page_size
         self._checksums = checksums
-        self._limit = file.size() // page_size
+        size = file.size()
+        head = memoryview(bytearray(min(size, _HEAD_BYTES)))
+        head = head[: file.read_into(head, 0)].toreadonly()
+        self.page_size = page_size or self._page_size_of(head)
+        self._limit = size // self.page_size
+        # Read and checked at once: a small catalog needs no other read.
+        self._head = head[: len(head) // self.page_size * self.page_size]
+        self._head_checksums = np.empty(0, np.uint32) if checksums is None else crc32c_pages(self._head)
 
     def read_meta(self, transaction: int) -> Meta:
-        """Return the root page where the snapshot of this transaction lies: they alternate."""
-        slot = transaction & 1
+        """Return the root page at the place of a transaction's snapshot: two places take turns."""
+        return Meta(*self._root(transaction & 1))
+
+    def newest(self) -> Meta:
+        """Return the root page of the newest snapshot."""
+        return Meta(*max(self._root(0), self._root(1)))
+
+    def checksum(self, numbers: NDArray[np.int64], out: NDArray[np.uint32]) -> None:
+        """Set the checksums, in `out` by number of the block, of rising pages as they are now."""
+        by_page = out.reshape(-1, self.page_size // BLOCK_BYTES)
+        step = _READ_BYTES // self.page_size
+        for start in range(0, len(numbers), step):
+            some = numbers[start : start + step]
+            runs = np.split(some, np.flatnonzero(np.diff(some) > 1) + 1)
+            contents = b"".join([self._contents(int(run[0]), len(run)) for run in runs])
+            by_page[some] = crc32c_pages(contents).reshape(len(some), -1)
+
+    def _root(self, slot: int) -> tuple[int, int, int, int, int]:
         page = self._read(slot, 1)
         flags = _HEADER.unpack_from(page)[2]
         magic, version = _META_HEAD.unpack_from(page, _HEADER.size)[:2]
@@ -94,10 +107,10 @@ class CatalogTree:
         offset = _HEADER.size + _META_HEAD.size
         page_size, *_, free_root = _DATABASE.unpack_from(page, offset)
         *_, entries, main_root = _DATABASE.unpack_from(page, offset + _DATABASE.size)
-        last_page, found = _META_TAIL.unpack_from(page, offset + 2 * _DATABASE.size)
-        if page_size != self._page_size:
-            raise self._damage(f"root page {slot} says pages of {page_size} bytes, expected {self._page_size}")
-        return Meta(found, page_size, last_page, free_root, main_root, entries)
+        last_page, transaction = _META_TAIL.unpack_from(page, offset + 2 * _DATABASE.size)
+        if page_size != self.page_size:
+            raise self._damage(f"root page {slot} says pages of {page_size} bytes, expected {self.page_size}")
+        return transaction, last_page, free_root, main_root, entries
 
     def walk(self, meta: Meta) -> Iterator[tuple[bytes, bytes]]:
         """Check every page that a snapshot reaches, the list of free pages included, and yield its keys and values."""
@@ -114,7 +127,7 @@ class CatalogTree:
     def free_pages(self, meta: Meta) -> NDArray[np.bool_]:
         """Return which pages, up to the last, are free in a snapshot.
 
-        LMDB takes pages for the next transaction from these and from past the last, and writes no others.
+        The next transaction writes these pages and pages past the last, and no others.
         """
         free = np.zeros(min(meta.last_page + 1, self._limit), np.bool_)
         for _, value in self._walk(meta.free_root, {0, 1}, 0):
@@ -157,7 +170,7 @@ class CatalogTree:
         if data + 8 > len(page):
             raise self._damage(f"page {number}: a reference lies outside")
         first = int.from_bytes(page[data : data + 8], "little")
-        count = -(-(_HEADER.size + size) // self._page_size)
+        count = -(-(_HEADER.size + size) // self.page_size)
         if first in seen:
             raise self._damage(f"page {first} is reached twice")
         seen.add(first)
@@ -170,15 +183,31 @@ class CatalogTree:
         """Return `count` consecutive pages, checked."""
         if number + count > self._limit:
             raise self._damage(f"pages {number} to {number + count - 1} lie past the end at page {self._limit}")
-        contents = memoryview(bytearray(count * self._page_size))
-        if self._file.read_into(contents, number * self._page_size) != len(contents):
-            raise self._damage(f"cut short while page {number} was read")
+        contents = self._contents(number, count)
         if self._checksums is not None:
-            first = number * self._page_size // BLOCK_BYTES
-            expected = self._checksums[first : first + len(contents) // BLOCK_BYTES]
-            if not np.array_equal(crc32c_pages(contents), expected):
+            blocks = slice(number * self.page_size // BLOCK_BYTES, (number + count) * self.page_size // BLOCK_BYTES)
+            in_head = blocks.stop <= len(self._head_checksums)
+            found = self._head_checksums[blocks] if in_head else crc32c_pages(contents)
+            if not np.array_equal(found, self._checksums[blocks]):
                 raise self._damage(f"page {number} does not match its checksum")
+        return contents
+
+    def _contents(self, number: int, count: int) -> memoryview:
+        start, stop = number * self.page_size, (number + count) * self.page_size
+        if stop <= len(self._head):
+            return self._head[start:stop]
+        contents = memoryview(bytearray(stop - start))
+        if self._file.read_into(contents, start) != len(contents):
+            raise self._damage(f"cut short while page {number} was read")
         return contents.toreadonly()
 
-    def _damage(self, what: str) -> CorruptionError:
-        return CorruptionError(f"{self._file.path}: {what}")
+    def _page_size_of(self, head: memoryview) -> int:
+        end = _HEADER.size + _META_HEAD.size + 4
+        if len(head) >= end and _META_HEAD.unpack_from(head, _HEADER.size)[0] == _MAGIC:
+            size = int.from_bytes(head[end - 4 : end], "little")
+            if size in PAGE_SIZES:
+                return size
+        raise self._damage("does not begin with a root page of LMDB")
+
+    def _damage(self, problem: str) -> CorruptionError:
+        return CorruptionError(f"{self._file.path}: {problem}")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files
 from memhier.store.catalog import Catalog
-from memhier.store.segments import SegmentInfo, read_pages
+from memhier.store.contents import SegmentInfo
+from memhier.store.segment_files import read_pages
 from memhier.store.store_directory import LEFTOVER_NAMES, STORE_NAMES
 
 __all__ = ["Finding", "check_store"]
@@ -15,16 +16,16 @@ __all__ = ["Finding", "check_store"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something in a store that should not be there, or is not as it was committed.
+    """A file in a store that should not be there, or is not as it was committed.
 
     Attributes
     ----------
     path
         The file.
     problem
-        What is wrong with it.
+        The damage, or the reason why it should not be there.
     harmless
-        True for what is left of a crash or kept for a reader: it takes space and nothing else.
+        True for a file left by a crash or kept for a reader: it takes space and nothing else.
     """
 
     path: str
@@ -36,7 +37,7 @@ class Finding:
 
 
 def check_store(files: Files, root: str, segments: Iterable[SegmentInfo]) -> list[Finding]:
-    """Return every inconsistency of the store at `root`, whose open generation has these segments."""
+    """Return every inconsistency of the store at `root`; `segments` are those of the open generation."""
     findings = list(_check_catalog(files, root))
     expected: dict[str, SegmentInfo] = {info.path.name: info for info in segments}
     for info in expected.values():

@@ -1,21 +1,104 @@
-"""What a store holds at one generation, and how the catalog's entries spell it."""
+"""The contents of a store at one generation, and the entries of the catalog that describe them.
 
+The checksums of a segment's pages lie here and not in the pages: rows keep their powers of two, and a page that was
+written to the wrong place is found as well.
+"""
+
+import re
 import struct
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from memhier.errors import CorruptionError, FormatError
-from memhier.store.segments import SegmentInfo
 
-__all__ = ["Contents", "check_kind"]
+__all__ = ["CHUNK_PAGES", "PAGE_BYTES", "Contents", "SegmentInfo", "check_kind", "segment_file_name"]
 
+PAGE_BYTES = 4096
 _VERSION = 1
 _GENERATION_MAX = 2**62  # no store has seen as many commits
+CHUNK_PAGES = 8192  # checksums per catalog entry: 32 MiB of a segment in 32 KiB
 _HEADER_KEY = b"store"
 _HEADER = struct.Struct("<IQ")  # format version, generation; the kind follows
+_SEGMENT_RECORD = struct.Struct("<QQQ")  # generation in the file's name, length, payload
 _VALUE = b"value/"
 _SEGMENT = b"segment/"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SegmentInfo:
+    """A committed segment.
+
+    Attributes
+    ----------
+    name
+        Its name in the catalog.
+    path
+        Its file.
+    length
+        Committed bytes, a whole number of pages; the file may be longer, and the rest does not exist.
+    payload
+        Bytes that were appended; up to a page less than `length`.
+    checksums
+        uint32 [length / 4096], CRC32C per page; None if the store was opened with ``verify="off"``.
+    """
+
+    name: str
+    path: Path
+    generation: int
+    length: int
+    payload: int
+    checksums: NDArray[np.uint32] | None
+
+    @classmethod
+    def decode(cls, name: str, directory: Path, entries: Mapping[bytes, bytes], checked: bool) -> "SegmentInfo":
+        """Assemble a segment from the entries of a catalog, with its checksums if `checked`."""
+        record = entries[_SEGMENT + name.encode()]
+        if len(record) != _SEGMENT_RECORD.size:
+            raise CorruptionError(f"{directory}: the record of segment {name!r} has {len(record)} bytes")
+        if not _NAME.fullmatch(name):
+            raise CorruptionError(f"{directory}: a segment is named {name!r}, which is no name of one")
+        generation, length, payload = _SEGMENT_RECORD.unpack(record)
+        if length % PAGE_BYTES or length >= 2**63 or not 0 <= length - payload < PAGE_BYTES or generation >= 2**63:
+            raise CorruptionError(
+                f"{directory}: the record of segment {name!r} says generation {generation}, {payload} bytes in "
+                f"pages of {length}"
+            )
+        checksums = None
+        if checked:
+            # The chunks are found before memory is taken for them: a damaged length could be anything.
+            chunks: list[bytes] = []
+            for key, pages in _chunks(name, generation, length):
+                chunk = entries.get(key, b"")
+                if len(chunk) != 4 * (pages.stop - pages.start):
+                    raise CorruptionError(f"{directory}: {len(chunk)} bytes of checksums for {key!r}")
+                chunks.append(chunk)
+            checksums = np.frombuffer(b"".join(chunks), "<u4").astype(np.uint32)
+            checksums.flags.writeable = False
+        return cls(name, directory / segment_file_name(name, generation), generation, length, payload, checksums)
+
+    def encode(self) -> dict[bytes, bytes]:
+        """Return the entries of the catalog that describe this segment."""
+        assert self.checksums is not None
+        record = _SEGMENT_RECORD.pack(self.generation, self.length, self.payload)
+        entries = {_SEGMENT + self.name.encode(): record}
+        for key, pages in _chunks(self.name, self.generation, self.length):
+            entries[key] = self.checksums[pages].astype("<u4").tobytes()
+        return entries
+
+    def keys(self) -> list[bytes]:
+        """Return the keys of the entries of `encode`."""
+        chunks = _chunks(self.name, self.generation, self.length)
+        return [_SEGMENT + self.name.encode(), *(key for key, _ in chunks)]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by the checksums."""
+        return 0 if self.checksums is None else self.checksums.nbytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +129,9 @@ class Contents:
             names = [key.removeprefix(_SEGMENT).decode() for key in entries if key.startswith(_SEGMENT)]
         except UnicodeDecodeError as error:
             raise CorruptionError(f"{root}: a name in the catalog is no UTF-8: {error}") from error
-        segments = root / "segments"
-        return cls(
-            kind, generation, values, {name: SegmentInfo.decode(name, segments, entries, checked) for name in names}
-        )
+        directory = root / "segments"
+        segments = {name: SegmentInfo.decode(name, directory, entries, checked) for name in names}
+        return cls(kind, generation, values, segments)
 
     def header(self) -> dict[bytes, bytes]:
         """Return the catalog's entry for the generation itself."""
@@ -81,8 +163,25 @@ class Contents:
 
 
 def check_kind(kind: str) -> None:
-    """Refuse what could not be the kind of a store."""
+    """Raise unless `kind` may be the kind of a store."""
     if not isinstance(kind, str):
         raise TypeError(f"kind={kind!r}: expected text")
     if not 1 <= len(kind.encode()) <= 100:
         raise ValueError(f"kind={kind!r}: expected 1 to 100 bytes of UTF-8")
+
+
+def segment_file_name(name: str, generation: int) -> str:
+    """Return the name of a segment's file, or raise unless `name` makes one; no two segments ever share it."""
+    if not isinstance(name, str):
+        raise TypeError(f"name={name!r}: expected text")
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"name={name!r}: expected 1 to 100 letters, digits, '-' or '_'")
+    return f"{name}.{generation:08d}.seg"
+
+
+def _chunks(name: str, generation: int, length: int) -> Iterator[tuple[bytes, slice]]:
+    """Yield the keys of a segment's checksums, and the pages that each covers."""
+    pages = length // PAGE_BYTES
+    for start in range(0, pages, CHUNK_PAGES):
+        key = f"pages/{name}.{generation:08d}/{start // CHUNK_PAGES:08d}"
+        yield key.encode(), slice(start, min(start + CHUNK_PAGES, pages))

@@ -11,8 +11,7 @@ from memhier.files import Files
 from memhier.io.kernels import crc32c_pages
 from memhier.shield import check_interrupt
 from memhier.store.catalog import Catalog
-from memhier.store.contents import Contents
-from memhier.store.segments import PAGE_BYTES, SegmentInfo
+from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo
 from memhier.store.store_directory import clear_directory
 
 __all__ = ["copy_contents"]
@@ -21,9 +20,9 @@ _BLOCK_BYTES = 4 * 2**20
 
 
 def copy_contents(files: Files, contents: Contents, root: Path) -> None:
-    """Copy segments and catalog into the unfinished store at `root`, whose lock is held, and publish it.
+    """Copy segments and catalog into the unfinished store at `root`, and publish it. The caller holds its lock.
 
-    It stays unfinished until the last step, and after a failure: whoever makes a store there takes it over.
+    The store stays unfinished until the last step, and after a failure: the next store made there takes it over.
     """
     segments = root / "segments"
     try:

@@ -1,136 +1,54 @@
-"""Segments: files of whole pages that are only ever appended to, with a checksum per page kept in the catalog.
+"""Writers of segments: files of whole pages that are only ever appended to."""
 
-The checksum lies in the reference and not in the page: rows keep their powers of two, and a page that was written to
-the wrong place is caught as well.
-"""
-
+import errno
+import mmap
 import os
-import re
-import struct
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.errors import ClosedError, CorruptionError
+from memhier.errors import ClosedError
 from memhier.files import File
 from memhier.io.kernels import crc32c_pages
-from memhier.shield import check_interrupt, shielded
+from memhier.shield import shielded
+from memhier.store.contents import PAGE_BYTES, SegmentInfo
 
-__all__ = [
-    "BUFFER_BYTES",
-    "PAGE_BYTES",
-    "SegmentInfo",
-    "SegmentWriter",
-    "as_bytes",
-    "check_segment_name",
-    "read_pages",
-    "segment_file_name",
-]
+if TYPE_CHECKING:
+    from memhier.store.write_behind import WriteBehind
 
-PAGE_BYTES = 4096
-_CHUNK_PAGES = 8192  # Checksums per catalog entry: 32 MiB of a segment in 32 KiB.
+__all__ = ["BUFFER_BYTES", "PAGE_BYTES", "FullError", "PatientSegmentWriter", "SegmentWriter", "said_as_full"]
+
 BUFFER_BYTES = 2**20
 _LEAST_BYTES = 2**14
-_READ_BYTES = 4 * 2**20
-_RECORD = struct.Struct("<QQQ")  # generation in the file's name, length, payload
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
-def check_segment_name(name: str) -> None:
-    """Refuse what would not make a plain file name."""
-    if not isinstance(name, str):
-        raise TypeError(f"name={name!r}: expected text")
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"name={name!r}: expected 1 to 100 letters, digits, '-' or '_'")
+class FullError(OSError):
+    """The disk is full, or a limit of it is reached, and nothing has changed: the call may be made again."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class SegmentInfo:
-    """A committed segment.
-
-    Attributes
-    ----------
-    name
-        What the catalog calls it.
-    path
-        Its file.
-    length
-        Committed bytes, a whole number of pages; the file may be longer, and the rest does not exist.
-    payload
-        Bytes that were appended; up to a page less than `length`.
-    checksums
-        uint32 [length / 4096], CRC32C per page; None where the store was opened with ``verify="off"``.
-    """
-
-    name: str
-    path: Path
-    generation: int
-    length: int
-    payload: int
-    checksums: NDArray[np.uint32] | None
-
-    @classmethod
-    def decode(cls, name: str, directory: Path, entries: Mapping[bytes, bytes], checked: bool) -> "SegmentInfo":
-        """Assemble a segment from the entries of a catalog."""
-        record = entries[b"segment/" + name.encode()]
-        if len(record) != _RECORD.size:
-            raise CorruptionError(f"{directory}: the record of segment {name!r} has {len(record)} bytes")
-        if not _NAME.fullmatch(name):
-            raise CorruptionError(f"{directory}: a segment is named {name!r}, which is no name of one")
-        generation, length, payload = _RECORD.unpack(record)
-        if length % PAGE_BYTES or length >= 2**63 or not 0 <= length - payload < PAGE_BYTES or generation >= 2**63:
-            raise CorruptionError(
-                f"{directory}: the record of segment {name!r} says generation {generation}, {payload} bytes in "
-                f"pages of {length}"
-            )
-        info = cls(name, directory / segment_file_name(name, generation), generation, length, payload, None)
-        if not checked:
-            return info
-        # Found before room is made for them: a length could be anything.
-        chunks: list[bytes] = []
-        for key, part in info.chunk_keys():
-            chunk = entries.get(key, b"")
-            if len(chunk) != 4 * (part.stop - part.start):
-                raise CorruptionError(f"{directory}: {len(chunk)} bytes of checksums for {key!r}")
-            chunks.append(chunk)
-        checksums = np.frombuffer(b"".join(chunks), "<u4").astype(np.uint32)
-        checksums.flags.writeable = False
-        return cls(name, info.path, generation, length, payload, checksums)
-
-    def encode(self) -> dict[bytes, bytes]:
-        """Return the entries of the catalog that describe this segment."""
-        assert self.checksums is not None
-        entries = {b"segment/" + self.name.encode(): _RECORD.pack(self.generation, self.length, self.payload)}
-        for key, part in self.chunk_keys():
-            entries[key] = self.checksums[part].astype("<u4").tobytes()
-        return entries
-
-    def keys(self) -> list[bytes]:
-        """Return the keys of the entries of `encode`."""
-        return [b"segment/" + self.name.encode(), *(key for key, _ in self.chunk_keys())]
-
-    def chunk_keys(self) -> Iterator[tuple[bytes, slice]]:
-        """Yield the keys of the checksums and the pages that each covers."""
-        pages = self.length // PAGE_BYTES
-        for start in range(0, pages, _CHUNK_PAGES):
-            key = f"pages/{self.name}.{self.generation:08d}/{start // _CHUNK_PAGES:08d}"
-            yield key.encode(), slice(start, min(start + _CHUNK_PAGES, pages))
-
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held by the checksums."""
-        return 0 if self.checksums is None else self.checksums.nbytes
+@contextmanager
+def said_as_full() -> Iterator[None]:
+    """Raise errors of a full disk as `FullError`; for blocks that change nothing when they fail."""
+    try:
+        yield
+    except FullError:
+        raise
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise FullError(error.errno, error.strerror, error.filename) from error
 
 
 class SegmentWriter:
     """Appends to a new segment. Made by `Transaction.segment`; for one thread.
 
-    Writes wait in a buffer, of 1 MiB where nothing else is said, less while little waits; long pieces go straight to
-    the file, so that the memory held does not depend on what is written, but for 4 bytes of checksum per page.
+    Writes wait in a buffer of `buffer_bytes` at most, less while little waits. Long pieces go straight to the file, so
+    the memory held does not grow with the segment, but for 4 bytes of checksum per page.
     """
 
     def __init__(
@@ -141,6 +59,7 @@ class SegmentWriter:
         file: File,
         abort: Callable[[], None],
         buffer_bytes: int = BUFFER_BYTES,
+        behind: "WriteBehind | None" = None,
     ) -> None:
         self.name = name
         self.path = path
@@ -148,6 +67,7 @@ class SegmentWriter:
         self._file = file
         self._abort = abort
         self._most = buffer_bytes
+        self._behind = behind
         self._buffer: NDArray[np.uint8] = np.empty(min(_LEAST_BYTES, buffer_bytes), np.uint8)
         self._filled = 0
         self._length = 0
@@ -163,8 +83,9 @@ class SegmentWriter:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held by the buffer and the checksums."""
-        return self._buffer.nbytes + self._checksums.nbytes
+        """DRAM held by the buffers and the checksums."""
+        behind = 0 if self._behind is None else self._behind.memory_bytes
+        return self._buffer.nbytes + self._checksums.nbytes + behind
 
     @shielded
     def append(self, data: Any) -> int:
@@ -183,12 +104,12 @@ class SegmentWriter:
             When the write fails; the transaction is then aborted.
         """
         self._check_open()
-        source = as_bytes(data)
+        source = _as_bytes(data)
         offset = self._length
         try:
             while len(source):
                 if self._filled == 0 and len(source) >= self._most:
-                    # The buffer ends on a page, so what follows an empty one begins on a page: no copy needed.
+                    # The buffer ends on a page, so the bytes after an empty one begin on a page: no copy is needed.
                     whole = min(len(source) // PAGE_BYTES * PAGE_BYTES, BUFFER_BYTES)
                     self._write(source[:whole])
                     source = source[whole:]
@@ -228,7 +149,8 @@ class SegmentWriter:
         try:
             if whole:
                 self._write(self._buffer[:whole])
-            self._drain()
+            if self._behind is not None:
+                self._behind.drain()
         except BaseException:
             self._abort()
             raise
@@ -259,19 +181,14 @@ class SegmentWriter:
         self._filled, self._buffer = 0, np.empty(0, np.uint8)
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
-    def _fill_up(self) -> None:
-        """Write what waits, with zeros to the end of its last page."""
-        end = -(-self._filled // PAGE_BYTES) * PAGE_BYTES
-        self._buffer[self._filled : end] = 0
-        if end:
-            self._write(self._buffer[:end])
-        self._drain()
-
     def finish(self) -> SegmentInfo:
         """Fill up the last page, make the file durable, close it and describe it."""
         self._fill_up()
+        if self._behind is not None:
+            self._behind.close()
+        self._open = False
         self._file.fdatasync()
-        self.close()
+        self._file.close()
         checksums = self._checksums[: self._pages].copy()
         checksums.flags.writeable = False
         length = self._pages * PAGE_BYTES
@@ -279,19 +196,30 @@ class SegmentWriter:
 
     @shielded
     def close(self) -> None:
-        """Close the file; what was appended is part of nothing."""
+        """Close the file; the segment is part of nothing."""
         self._open = False
+        if self._behind is not None:
+            self._behind.close()
         self._file.close()
 
     def _check_open(self) -> None:
         if not self._open:
             raise ClosedError(f"segment {self.name!r}: its transaction is over")
         if self._pid != os.getpid():
-            # A forked child has the file open and the buffers filled, and would write where its parent does.
+            # A forked child has the file open and the buffers filled, and would write over its parent's pages.
             raise ClosedError(f"segment {self.name!r}: belongs to process {self._pid}, which forked this one")
 
+    def _fill_up(self) -> None:
+        """Write the buffer, with zeros to the end of its last page."""
+        end = -(-self._filled // PAGE_BYTES) * PAGE_BYTES
+        self._buffer[self._filled : end] = 0
+        if end:
+            self._write(self._buffer[:end])
+        if self._behind is not None:
+            self._behind.drain()
+
     def _make_room(self, wanted: int) -> None:
-        """Let the buffer hold so many bytes, and those of whole pages, as far as it may."""
+        """Let the buffer hold `wanted` bytes, rounded up to pages, or its limit."""
         size = len(self._buffer)
         if size < min(wanted, self._most):
             grown = np.empty(min(max(2 * size, -(-wanted // PAGE_BYTES) * PAGE_BYTES), self._most), np.uint8)
@@ -299,62 +227,85 @@ class SegmentWriter:
             self._buffer = grown
 
     def _write(self, pages: NDArray[np.uint8]) -> None:
+        """Write whole pages behind those of the file. Pages that were written in part are written again."""
         count = len(pages) // PAGE_BYTES
         if self._pages + count > len(self._checksums):
             grown = np.empty(2 * len(self._checksums), np.uint32)
             grown[: self._pages] = self._checksums[: self._pages]
             self._checksums = grown
         self._checksums[self._pages : self._pages + count] = crc32c_pages(pages)
-        self._put(pages)
+        if self._behind is None:
+            self._file.pwrite(pages.data, self._pages * PAGE_BYTES)
+        else:
+            self._behind.write(pages, self._pages * PAGE_BYTES)
         self._pages += count
 
-    def _put(self, pages: NDArray[np.uint8]) -> None:
-        """Hand pages to the file; the memory may be written again afterwards."""
-        self._file.append(pages.data)
 
-    def _drain(self) -> None:
-        """Wait until the file has all that was handed to it. Here it has it at once."""
+class PatientSegmentWriter(SegmentWriter):
+    """Waits out a full disk: appended bytes stay in DRAM until the file has room, and nothing is aborted.
 
-
-def read_pages(file: File, info: SegmentInfo, out: NDArray[np.uint8] | None = None) -> list[int]:
-    """Read a segment from end to end and return the pages that do not match their checksum.
-
-    Parameters
-    ----------
-    file
-        The segment's file, open for reading.
-    out
-        uint8 [length] to fill; None reads only to check.
-
-    Raises
-    ------
-    CorruptionError
-        When the file is shorter than was committed.
+    `append` takes everything, so callers `settle` first: one append at most waits beside a buffer.
     """
-    size = min(_READ_BYTES, info.length)
-    buffer = np.empty(0 if out is not None else size, np.uint8)
-    damaged: list[int] = []
-    for start in range(0, info.length, _READ_BYTES):
-        if out is None:
-            check_interrupt()
-        stop = min(start + _READ_BYTES, info.length)
-        block = buffer[: stop - start] if out is None else out[start:stop]
-        if file.read_into(block.data, start) != len(block):
-            raise CorruptionError(f"{info.path}: {file.size()} bytes, but {info.length} were committed")
-        if info.checksums is not None:
-            first = start // PAGE_BYTES
-            wrong = crc32c_pages(block) != info.checksums[first : first + len(block) // PAGE_BYTES]
-            damaged.extend((np.flatnonzero(wrong) + first).tolist())
-    return damaged
+
+    def append(self, data: Any) -> int:
+        """Append bytes and return the offset where they begin; they wait in DRAM while the file has no room."""
+        self._check_open()
+        source, offset = _as_bytes(data), self._length
+        if self._filled + len(source) > len(self._buffer):
+            self._move(max(-(-(self._filled + len(source)) // PAGE_BYTES) * PAGE_BYTES, self._most))
+        self._buffer[self._filled : self._filled + len(source)] = source
+        self._filled += len(source)
+        self._length += len(source)
+        try:
+            self.settle()
+        except FullError:
+            return offset
+        return offset
+
+    def settle(self) -> None:
+        """Write the waiting pages if they fill a buffer; raise FullError if the disk has no room for them."""
+        if self._filled >= self._most:
+            self.flush()
+
+    def flush(self) -> tuple[int, NDArray[np.uint32]]:
+        """Write the whole pages that wait; see `SegmentWriter.flush`. After a FullError it may be called again."""
+        self._check_open()
+        whole, start = self._filled // PAGE_BYTES * PAGE_BYTES, 0
+        try:
+            with said_as_full():
+                while start < whole:
+                    stop = min(start + BUFFER_BYTES, whole)
+                    self._write(self._buffer[start:stop])
+                    start = stop
+        except FullError:
+            raise
+        except BaseException:
+            self._abort()
+            raise
+        finally:
+            self._filled -= start
+            self._buffer[: self._filled] = self._buffer[start : start + self._filled].copy()
+            if len(self._buffer) > self._most >= self._filled:
+                self._move(self._most)
+        return self._pages * PAGE_BYTES, self._checksums[: self._pages]
+
+    def reserve(self) -> None:
+        """Write everything, so that `finish` needs no more room; later appends take the place of the padding."""
+        self.flush()
+        if self._filled:
+            page = np.zeros(PAGE_BYTES, np.uint8)
+            page[: self._filled] = self._buffer[: self._filled]
+            with said_as_full():
+                self._file.pwrite(page.data, self._pages * PAGE_BYTES)
+
+    def _move(self, size: int) -> None:
+        # Not from the heap, which would keep the memory that a commit releases: unwritten pages of a map take none.
+        moved = np.frombuffer(mmap.mmap(-1, size), np.uint8)
+        moved[: self._filled] = self._buffer[: self._filled]
+        self._buffer = moved
 
 
-def segment_file_name(name: str, generation: int) -> str:
-    """Return the name of a segment's file. No two segments ever share one, so a file found is the file meant."""
-    return f"{name}.{generation:08d}.seg"
-
-
-def as_bytes(data: Any) -> NDArray[np.uint8]:
-    """Return what a C-contiguous buffer holds."""
+def _as_bytes(data: Any) -> NDArray[np.uint8]:
     view = memoryview(data)
     if not view.c_contiguous:
         raise ValueError("data: expected a C-contiguous buffer; numpy.ascontiguousarray makes one")

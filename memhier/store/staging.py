@@ -1,6 +1,6 @@
-"""Segments that are written outside a transaction, beside others, until one takes them over by their names alone.
+"""Segments that are written beside transactions, until one takes them over by changing the names of their files.
 
-They lie in ``tmp``, which is no part of the store: those of a process that dies go when the next writer opens.
+They lie in ``tmp``, which is no part of the store: the next writer removes those of a process that died.
 """
 
 import itertools
@@ -11,7 +11,8 @@ from pathlib import Path
 
 from memhier.errors import ClosedError
 from memhier.files import Files
-from memhier.store.segments import BUFFER_BYTES, SegmentInfo, SegmentWriter, check_segment_name
+from memhier.store.contents import SegmentInfo, segment_file_name
+from memhier.store.segments import BUFFER_BYTES, SegmentWriter
 
 __all__ = ["Staging"]
 
@@ -21,7 +22,7 @@ _NUMBERS = itertools.count()
 class Staging:
     """Segments to come. Made by `Store.stage`; for one thread, which need not be that of the transactions.
 
-    Leaving its ``with`` block by an error drops it.
+    An error in its ``with`` block drops it.
 
     Parameters
     ----------
@@ -53,16 +54,15 @@ class Staging:
         """
         if not self._open:
             raise ClosedError("the staging is over")
-        check_segment_name(name)
         if name in self._writers:
             raise ValueError(f"name={name!r}: a segment of that name is staged already")
-        path = self._directory / f"{name}.{self._number}.staged"
+        path = self._directory / f"{segment_file_name(name, self._number)}.staged"
         writer = SegmentWriter(name, 0, path, self._files.open(str(path), "x"), self.drop, self._buffer_bytes)
         self._writers[name] = writer
         return writer
 
     def finish(self) -> None:
-        """Make what was written durable; it can then be taken over."""
+        """Make the segments durable; a transaction can then take them over."""
         self._open = False
         try:
             self._written = [writer.finish() for writer in self._writers.values()]
@@ -73,17 +73,17 @@ class Staging:
 
     @property
     def length(self) -> int:
-        """Bytes of what is finished."""
+        """Bytes of the finished segments."""
         return sum(info.length for info in self._written)
 
     def take(self, move: Callable[[SegmentInfo], None]) -> None:
-        """Hand each finished segment to `move`, which gives its file another name. For transactions."""
+        """Pass each finished segment to `move`, which gives its file another name. For transactions."""
         while self._written:
             move(self._written[-1])
             self._written.pop()
 
     def drop(self) -> None:
-        """Remove what was written and not taken over. A second call does nothing, as does one in a forked child."""
+        """Remove the files that no transaction took over. A second call, or one in a forked child, does nothing."""
         if self._pid != os.getpid():
             return
         self._open = False

@@ -1,12 +1,13 @@
 """Store: a directory that changes all at once.
 
-An LMDB catalog names what exists; bulk bytes lie in append-only segment files beside it. A commit writes the
-segments, makes them durable, then makes one durable transaction of the catalog, then publishes it. Whatever the
+An LMDB catalog names the contents; bulk bytes lie in append-only segment files beside it. A commit writes the
+segments, makes them durable, then makes one durable transaction of the catalog, then publishes it. A file that the
 catalog does not name does not exist, so there is nothing to repair after a crash. FORMAT.md describes every file.
 """
 
 import errno
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
@@ -19,10 +20,10 @@ from memhier.files import File, Files, RealFiles
 from memhier.shield import close_made, shielded, shielded_giving
 from memhier.store.catalog import Catalog, Snapshot
 from memhier.store.check import Finding, check_store
-from memhier.store.contents import Contents, check_kind
+from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, check_kind
 from memhier.store.copy import copy_contents
-from memhier.store.segment_files import Pins, check_length, read_checked, remove_unnamed
-from memhier.store.segments import BUFFER_BYTES, PAGE_BYTES, SegmentInfo, SegmentWriter
+from memhier.store.segment_files import check, hold, open_segment, read_checked, remove_unnamed
+from memhier.store.segments import BUFFER_BYTES, SegmentWriter
 from memhier.store.staging import Staging
 from memhier.store.store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier.store.transaction import Transaction
@@ -40,9 +41,9 @@ _RACE_SECONDS = 10.0
 class Store:
     """Named segments and small values on SSD, changed by transactions.
 
-    A store that is open for reading stays at the generation it found, whatever a writer does meanwhile, and keeps that
-    generation's files alive. It holds no LMDB handle, only values and checksums, so it works in forked children. Many
-    threads may read; one process, and in it one thread, may have it open for writing.
+    A store that is open for reading stays at the generation that it found, beside any writer, and keeps the files of
+    that generation. It holds no LMDB handle, only values and checksums, so it works in forked children. Many threads
+    may read; one process, and in it one thread, may have it open for writing.
 
     Examples
     --------
@@ -57,15 +58,18 @@ class Store:
     (1, b'squares of the first numbers', [0, 1, 4, 9, 16])
     """
 
-    def __init__(self, path: Path, kind: str, files: Files, verify: Verify, lock: File | None) -> None:
+    def __init__(
+        self, path: Path, files: Files, verify: Verify, catalog: Catalog, contents: Contents, lock: File | None,
+        held: Sequence[File] = (),
+    ) -> None:  # fmt: skip
         self._path = path
         self._files = files
         self._verify = verify
+        self._catalog = catalog
+        self._contents = contents
         self._lock = lock
+        self._held = held  # a reader's: the files of its segments
         self._writer_pid = os.getpid() if lock is not None else None
-        self._catalog = Catalog(files, str(path))
-        self._contents = Contents(kind)
-        self._pins = Pins(files)
         self._transaction: Transaction | None = None
         self._failure: BaseException | None = None
         self._closed = False
@@ -73,22 +77,22 @@ class Store:
     @classmethod
     @shielded_giving(close_made)
     def create(cls, path: str | os.PathLike[str], kind: str, *, files: Files | None = None) -> Self:
-        """Make a store, open for writing. It cannot be opened by others before its first commit.
+        """Make a store, open for writing. Others cannot open it before its first commit.
 
         Parameters
         ----------
         path
-            The directory to make; its parent must exist. An empty directory, and a store of this library in which
-            nothing was ever committed, are taken over.
+            The directory to make; its parent must exist. An empty directory, or a store of this library in which
+            nothing was ever committed, is taken over.
         kind
-            What the store is for; `open` asks for it.
+            Purpose of the store, in a word; `open` asks for it.
 
         Raises
         ------
         FileExistsError
             When `path` holds anything else.
         LockedError
-            When someone is just making a store there.
+            When another process is just making a store there.
         """
         root, files = Path(path).absolute(), files or RealFiles()
         check_kind(kind)
@@ -96,25 +100,25 @@ class Store:
             refuse_foreign(files, root)
         else:
             if not files.exists(str(root.parent)):
-                what = "the folder that it is to be made in does not exist; make that first, or look at the path again"
-                raise FileNotFoundError(errno.ENOENT, what, str(root.parent))
+                advice = "the folder to make it in does not exist; make that first, or look at the path again"
+                raise FileNotFoundError(errno.ENOENT, advice, str(root.parent))
             files.make_directory(str(root))
             files.sync_directory(str(root.parent))
         lock = take_lock(files, root)
         try:
-            store = cls(root, kind, files, "read", lock)
-            if not store._is_unfinished():
+            catalog, contents = Catalog(files, str(root)), Contents(kind)
+            if not _is_unfinished(files, root, catalog):
                 raise already_exists(root)
-            # Segments first: with the catalog gone, they would look like somebody's data.
+            # Segments first: with the catalog gone, they would look like the user's data.
             for directory in ("segments", "tmp"):
                 files.make_directory(str(root / directory))
                 clear_directory(files, root / directory)
             files.sync_directory(str(root))
-            store._catalog.create(store._contents.header())
+            catalog.create(contents.header())
         except BaseException:
             lock.close()
             raise
-        return store
+        return cls(root, files, "read", catalog, contents, lock)
 
     @classmethod
     @shielded_giving(close_made)
@@ -134,12 +138,12 @@ class Store:
         path
             Its directory. To read, no permission to write there is needed.
         kind
-            What it must be for.
+            The kind that it must have.
         writable
             Whether to take the writer's lock.
         verify
-            When to compare pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now,
-            ``"off"`` never. The catalog is always checked.
+            Compares pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now, ``"off"``
+            never. The catalog is always checked.
 
         Raises
         ------
@@ -148,7 +152,7 @@ class Store:
         FormatError
             When it is not a store, one of another kind or version, or one in which nothing was ever committed.
         CorruptionError
-            When the bytes on disk are not those that were committed.
+            When the bytes on disk differ from the committed ones.
         LockedError
             When another writer has it open.
         """
@@ -157,21 +161,22 @@ class Store:
         if verify not in ("read", "open", "off"):
             raise ValueError(f"verify={verify!r}: expected 'read', 'open' or 'off'")
         require_published(files, root)
-        lock = take_lock(files, root) if writable else None
-        store = cls(root, kind, files, verify, lock)
+        catalog = Catalog(files, str(root))
+        if not writable:
+            contents, held = _load_and_hold(files, root, catalog, kind, verify)
+            return cls(root, files, verify, catalog, contents, None, held)
+        lock = take_lock(files, root)
         try:
-            if writable:
-                store._load(store._catalog.recover())
-                store._check_files()
-                clear_directory(files, root / "tmp")
-                store._remove_leftovers()
-            else:
-                store._load_and_pin()
-                store._check_files()
+            contents = _contents(root, catalog.recover(), kind, verify)
+            for info in contents.segments.values():
+                with open_segment(files, info) as file:
+                    check(file, info, verify == "open")
+            clear_directory(files, root / "tmp")
+            _remove_leftovers(files, root, contents)
         except BaseException:
-            store.close()
+            lock.close()
             raise
-        return store
+        return cls(root, files, verify, catalog, contents, lock)
 
     @property
     def path(self) -> Path:
@@ -180,7 +185,7 @@ class Store:
 
     @property
     def kind(self) -> str:
-        """What the store is for."""
+        """Purpose of the store."""
         return self._contents.kind
 
     @property
@@ -201,7 +206,7 @@ class Store:
         return held + (0 if transaction is None else transaction.memory_bytes)
 
     def get(self, key: str) -> bytes | None:
-        """Return a value of the catalog, None where there is none."""
+        """Return a value of the catalog, None if there is none."""
         self._check_open()
         return self._contents.values.get(key)
 
@@ -235,7 +240,8 @@ class Store:
         """
         info = self._info(name)
         contents = np.empty(info.length, np.uint8)
-        read_checked(self._files, info, contents)
+        with open_segment(self._files, info) as file:
+            read_checked(file, info, contents)
         return contents[: info.payload]
 
     @shielded
@@ -245,7 +251,7 @@ class Store:
         Parameters
         ----------
         buffer_bytes
-            What waits to be written of each segment at most: whole pages of 4,096 bytes, up to a mebibyte.
+            Bytes of each segment that wait to be written at most: whole pages of 4,096 bytes, up to a mebibyte.
 
         Raises
         ------
@@ -262,14 +268,14 @@ class Store:
         if self._transaction is not None:
             raise LockedError(f"{self._path}: another transaction of this store is open; commit or abort it first")
         self._transaction = Transaction(
-            self, self._files, self._path / "segments", self._contents.generation + 1, buffer_bytes
+            self._files, self._path / "segments", self._catalog, self._contents, self._end, buffer_bytes
         )
         return self._transaction
 
     def stage(self, buffer_bytes: int = BUFFER_BYTES) -> Staging:
         """Begin segments that a later transaction may take over (`Transaction.adopt`); others may be open meanwhile.
 
-        May be called by any thread. What is not taken over goes when the next writer opens the store.
+        Any thread may call it. The next writer removes segments that no transaction took over.
 
         Raises
         ------
@@ -290,10 +296,10 @@ class Store:
         return check_store(self._files, str(self._path), contents.segments.values())
 
     def copy(self, path: str | os.PathLike[str]) -> None:
-        """Copy what is committed to a new store, each page checked, while others read and a writer goes on.
+        """Copy the committed contents to a new store, each page checked, while others read and a writer goes on.
 
-        The copy is of the generation that is open here; of a writer, or with ``verify="off"``, of the newest. It can be
-        opened once it is whole; after a failure a new attempt takes its place over.
+        The copy has the generation that is open here; the newest for a writer, or with ``verify="off"``. It can be
+        opened once it is complete; after a failure a new attempt takes its place over.
 
         Parameters
         ----------
@@ -324,7 +330,8 @@ class Store:
         if self._transaction is not None:
             self._transaction.abort()
         self._closed = True
-        self._pins.release()
+        for file in self._held:
+            file.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -363,67 +370,55 @@ class Store:
             raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._contents.segments)}")
         return self._contents.segments[name]
 
-    def _is_unfinished(self) -> bool:
-        """Whether nothing was ever committed here; said with the lock held."""
-        if self._files.exists(str(self._path / "catalog.sum")):
-            try:
-                return Contents.decode(self._catalog.read().entries, self._path, checked=False).generation == 0
-            except (CorruptionError, FormatError):
-                return False
-        segments = str(self._path / "segments")
-        has_segments = self._files.exists(segments) and bool(self._files.list(segments))
-        return not has_segments and self._catalog.is_unfinished()
+    def _end(self, following: Contents | None, error: BaseException | None) -> None:
+        """End the transaction: at the contents that it left, or, after an error, closed for writing.
 
-    def _load(self, snapshot: Snapshot) -> None:
-        contents = Contents.decode(snapshot.entries, self._path, checked=self._verify != "off")
-        if contents.generation == 0:
-            raise FormatError(f"{self._path}: an unfinished store, nothing was ever committed to it; build it again")
-        if contents.kind != self.kind:
-            raise FormatError(f"{self._path}: holds a store of kind {contents.kind!r}, expected {self.kind!r}")
-        self._contents = contents
-
-    def _load_and_pin(self) -> None:
-        """Load the published generation and hold on to its files, which a writer may be replacing meanwhile."""
-        deadline = self._files.clock() + _RACE_SECONDS
-        while True:
-            snapshot = self._catalog.read()
-            self._load(snapshot)
-            try:
-                return self._pins.hold(self._contents.segments.values())
-            except FileNotFoundError as error:
-                if self._catalog.published() == snapshot.transaction or self._files.clock() > deadline:
-                    raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None
-
-    def _check_files(self) -> None:
-        """Compare the segments' files with the catalog, as far as `verify` asks."""
-        for info in self._contents.segments.values():
-            if self._verify == "open":
-                read_checked(self._files, info, None)
-            else:
-                check_length(self._files, info)
-
-    def _commit(self, values: dict[str, bytes | None], written: list[SegmentInfo], dropped: set[str]) -> None:
-        """Make one transaction of the catalog, with every segment durable already."""
-        following, changes = self._contents.changed(values, written, dropped)
-        try:
-            self._catalog.commit(changes)
-            self._catalog.publish()
-        except BaseException as error:
-            # The disk may hold either generation now, so the new files stay until the next writer has looked.
-            self._fail(error)
-            raise
-        finally:
-            self._end_transaction()
-        self._contents = following
-        self._remove_leftovers()
-
-    def _fail(self, error: BaseException) -> None:
-        """Close for writing: after a failed sync nobody knows what the disk holds until it is read again."""
-        self._failure = error
-
-    def _end_transaction(self) -> None:
+        After a failed sync the contents of the disk are unknown until it is read again.
+        """
         self._transaction = None
+        if error is not None:
+            self._failure = error
+        if following is not None:
+            self._contents = following
+            _remove_leftovers(self._files, self._path, following)
 
-    def _remove_leftovers(self) -> None:
-        named = {info.path.name for info in self._contents.segments.values()}
-        remove_unnamed(self._files, str(self._path / "segments"), named)
+
+def _is_unfinished(files: Files, root: Path, catalog: Catalog) -> bool:
+    """Whether nothing was ever committed here; said with the lock held."""
+    if files.exists(str(root / "catalog.sum")):
+        try:
+            return Contents.decode(catalog.read().entries, root, checked=False).generation == 0
+        except (CorruptionError, FormatError):
+            return False
+    segments = str(root / "segments")
+    has_segments = files.exists(segments) and bool(files.list(segments))
+    return not has_segments and catalog.is_unfinished()
+
+
+def _contents(root: Path, snapshot: Snapshot, kind: str, verify: Verify) -> Contents:
+    contents = Contents.decode(snapshot.entries, root, checked=verify != "off")
+    if contents.generation == 0:
+        raise FormatError(f"{root}: an unfinished store, nothing was ever committed to it; build it again")
+    if contents.kind != kind:
+        raise FormatError(f"{root}: holds a store of kind {contents.kind!r}, expected {kind!r}")
+    return contents
+
+
+def _load_and_hold(
+    files: Files, root: Path, catalog: Catalog, kind: str, verify: Verify
+) -> tuple[Contents, list[File]]:
+    """Load the published generation and hold on to its files, which a writer may be replacing meanwhile."""
+    deadline = files.clock() + _RACE_SECONDS
+    while True:
+        snapshot = catalog.read()
+        contents = _contents(root, snapshot, kind, verify)
+        try:
+            return contents, hold(files, contents.segments.values(), verify == "open")
+        except FileNotFoundError as error:
+            if catalog.published() == snapshot.transaction or files.clock() > deadline:
+                raise CorruptionError(f"{error.filename}: missing, but the catalog names it") from None
+
+
+def _remove_leftovers(files: Files, root: Path, contents: Contents) -> None:
+    named = {info.path.name for info in contents.segments.values()}
+    remove_unnamed(files, str(root / "segments"), named)

@@ -1,4 +1,4 @@
-"""What may be done at a path: whose directory it is, and who may write there."""
+"""Checks of the directory of a store, and the lock that lets in one writer."""
 
 import errno
 import gc
@@ -28,7 +28,7 @@ _LOCK_MARK = b"memhier\n"
 
 
 def require_published(files: Files, root: Path) -> None:
-    """Refuse a path where no store was ever published."""
+    """Raise unless a store was published at a path."""
     if not files.exists(str(root)):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(root))
     if files.exists(str(root / "catalog.sum")):
@@ -41,37 +41,37 @@ def require_published(files: Files, root: Path) -> None:
 
 
 def refuse_foreign(files: Files, root: Path) -> None:
-    """Refuse a directory with anything in it that this library did not put there, before touching it."""
+    """Raise if this library did not make all files of a directory, before anything there changes."""
     try:
         names = set(files.list(str(root)))
     except NotADirectoryError:
         raise already_exists(root) from None
     if names <= {_NEW_LOCK}:
         return
-    # The lock is the first file of a new store. Earlier versions could leave it empty, and then alone.
+    # The lock is the first file of a new store. Earlier versions could leave it empty, as the only file.
     mark = read_file(files, str(root / "lock")) if "lock" in names else None
     if not names <= STORE_NAMES or mark is None or not (mark.startswith(_LOCK_MARK) or (not mark and len(names) == 1)):
         raise already_exists(root)
 
 
 def already_exists(root: Path) -> FileExistsError:
-    """Return the error for a path that is taken."""
+    """Return the error for a path at which there is something."""
     return FileExistsError(errno.EEXIST, "something is there already; choose a new path or remove it first", str(root))
 
 
 def take_lock(files: Files, root: Path) -> File:
-    """Become the one writer: return the locked file, to be closed to give the lock back."""
+    """Take the writer's lock and return its file; closing it gives the lock back."""
     path = str(root / "lock")
     file = files.open(path, "a") if files.exists(path) else _make_lock(files, root)
     try:
         if not file.lock(exclusive=True):
             holder = re.search(rb"pid (\d+)", read_file(files, path))
             if holder and int(holder[1]) == os.getpid():
-                gc.collect()  # an interrupt may have kept the store from whoever opened it
+                gc.collect()  # an interrupt may have lost a store that this process opened
                 settle()
             if not file.lock(exclusive=True):
-                who = f"process {int(holder[1])}" if holder else "another process"
-                raise LockedError(f"{root}: {who} has it open for writing")
+                writer = f"process {int(holder[1])}" if holder else "another process"
+                raise LockedError(f"{root}: {writer} has it open for writing")
         if not read_file(files, path).startswith(_LOCK_MARK):
             file.truncate(0)
             file.pwrite(_LOCK_MARK, 0)

@@ -1,28 +1,21 @@
-"""One change of a store, all or nothing."""
+"""Transactions: changes of a store that are made all or not at all."""
 
 import os
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from memhier.errors import ClosedError
 from memhier.files import Files
 from memhier.shield import shielded
-from memhier.store.patient_segment import FullError, PatientSegmentWriter, said_as_full
-from memhier.store.segments import (
-    BUFFER_BYTES,
-    PAGE_BYTES,
-    SegmentInfo,
-    SegmentWriter,
-    check_segment_name,
-    segment_file_name,
-)
+from memhier.store.catalog import Catalog
+from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, segment_file_name
+from memhier.store.segments import BUFFER_BYTES, FullError, PatientSegmentWriter, SegmentWriter, said_as_full
 from memhier.store.staging import Staging
-
-if TYPE_CHECKING:
-    from memhier.store.store import Store
 
 __all__ = ["Transaction", "check_key", "check_value_size"]
 
@@ -33,7 +26,7 @@ _CATALOG_BYTES = 2**18  # more than a commit of few values adds to the catalog
 
 
 def check_key(key: str) -> None:
-    """Refuse a key that the catalog could not hold."""
+    """Raise unless the catalog can hold a key."""
     if not isinstance(key, str):
         raise TypeError(f"key={key!r}: expected text")
     if not 1 <= len(key.encode()) <= _KEY_BYTES_MAX:
@@ -41,7 +34,7 @@ def check_key(key: str) -> None:
 
 
 def check_value_size(key: str, value: bytes) -> None:
-    """Refuse a value that the catalog should not hold."""
+    """Raise if a value is too large for the catalog."""
     if len(value) > _VALUE_BYTES_MAX:
         raise ValueError(
             f"value of {key!r}: {len(value):,} bytes, expected at most {_VALUE_BYTES_MAX:,}; write a segment instead"
@@ -51,16 +44,36 @@ def check_value_size(key: str, value: bytes) -> None:
 class Transaction:
     """Changes that become visible together at `commit`, or not at all. Made by `Store.begin`; for one thread.
 
-    Leaving its ``with`` block without `commit` aborts it and removes what it wrote.
+    Leaving its ``with`` block without `commit` aborts it and removes the files that it wrote.
+
+    Parameters
+    ----------
+    directory
+        The store's segments.
+    catalog
+        Takes the changes at the commit.
+    contents
+        Those of the last commit.
+    ended
+        Called once, at the end: with the contents after the commit, or None, and with the error after which the disk
+        may hold either generation, or None.
     """
 
     def __init__(
-        self, store: "Store", files: Files, directory: Path, generation: int, buffer_bytes: int = BUFFER_BYTES
+        self,
+        files: Files,
+        directory: Path,
+        catalog: Catalog,
+        contents: Contents,
+        ended: Callable[[Contents | None, BaseException | None], None],
+        buffer_bytes: int = BUFFER_BYTES,
     ) -> None:
-        self._store = store
         self._files = files
         self._directory = directory
-        self._generation = generation
+        self._catalog = catalog
+        self._contents = contents
+        self._ended = ended
+        self._generation = contents.generation + 1
         self._buffer_bytes = buffer_bytes
         self._writers: dict[str, SegmentWriter] = {}
         self._adopted: dict[str, SegmentInfo] = {}
@@ -71,7 +84,7 @@ class Transaction:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held by write buffers, checksums and values, in bytes; may be asked for by any thread."""
+        """DRAM held by write buffers, checksums and values, in bytes; any thread may read it."""
         values = sum(len(key) + len(value or b"") for key, value in list(self._values.items()))
         return values + sum(writer.memory_bytes for writer in list(self._writers.values()))
 
@@ -89,11 +102,11 @@ class Transaction:
         Parameters
         ----------
         name
-            What the catalog will call it.
+            Its name in the catalog.
         direct
             Write past the page cache, by a thread, with 2 MiB more of buffers.
         patient
-            A full disk does not end the transaction: see `memhier.store.patient_segment`. Not with `direct`.
+            A full disk does not end the transaction: see `PatientSegmentWriter`. Not with `direct`.
 
         Raises
         ------
@@ -101,7 +114,6 @@ class Transaction:
             When `name` is not 1 to 100 letters, digits, ``-`` or ``_``, or was begun in this transaction already.
         """
         self.check_open()
-        check_segment_name(name)
         self._check_unwritten(name)
         path = self._directory / segment_file_name(name, self._generation)
         try:
@@ -112,18 +124,19 @@ class Transaction:
         except BaseException:
             self.abort()
             raise
-        kind: type[SegmentWriter] = SegmentWriter
+        behind = None
         if direct:
-            # Its thread pool is of no use to those who only read.
-            from memhier.store.direct_segment import DirectSegmentWriter as kind
-        elif patient:
-            kind = PatientSegmentWriter
-        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes)
+            # Its thread pool is imported on use.
+            from memhier.store.write_behind import WriteBehind
+
+            behind = WriteBehind(file)
+        kind = PatientSegmentWriter if patient and not direct else SegmentWriter
+        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes, behind)
         self._writers[name] = writer
         return writer
 
     def reserve(self, values_bytes: int) -> None:
-        """Take the room on disk that `commit` needs with so many bytes of values to come, as far as can be known.
+        """Take the room on disk that `commit` needs, `values_bytes` of values included, as far as it can be known.
 
         Raises
         ------
@@ -136,7 +149,7 @@ class Transaction:
             if isinstance(writer, PatientSegmentWriter):
                 writer.reserve()
             pages += writer.length // PAGE_BYTES
-        # Of the catalog every page on the way to a change is written anew, and then its checksums.
+        # The catalog writes every page on the way to a change anew, and then its checksums.
         room = str(self._directory.parent / "tmp" / "room")
         with said_as_full():
             try:
@@ -149,7 +162,7 @@ class Transaction:
 
     @shielded
     def adopt(self, staging: Staging) -> None:
-        """Take over segments that were written beside transactions, and are finished: only their files' names change.
+        """Take over the finished segments of a staging: only the names of their files change.
 
         Raises
         ------
@@ -186,8 +199,8 @@ class Transaction:
             When there is no such segment.
         """
         self.check_open()
-        if name not in self._store.segments() or name in self._dropped:
-            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._store.segments())}")
+        if name not in self._contents.segments or name in self._dropped:
+            raise KeyError(f"name={name!r}: no such segment; there are {sorted(self._contents.segments)}")
         self._dropped.add(name)
 
     def discard(self, name: str) -> None:
@@ -203,7 +216,7 @@ class Transaction:
             raise KeyError(f"name={name!r}: this transaction writes {self.written}")
         writer = self._writers.pop(name)
         writer.close()
-        # Otherwise it is part of nothing: the commit removes it.
+        # A file that stays is part of nothing: the commit removes it.
         with suppress(OSError):
             self._files.remove(str(writer.path))
 
@@ -218,7 +231,7 @@ class Transaction:
         return [*self._adopted, *self._writers]
 
     def swap_dropped(self, names: list[str]) -> list[str]:
-        """Drop these committed segments, and none of those that were to be dropped, which are returned."""
+        """Drop these committed segments in place of those dropped so far, which are returned."""
         kept, self._dropped = sorted(self._dropped), set(names)
         return kept
 
@@ -251,7 +264,7 @@ class Transaction:
         """
         self.check_open()
         check_key(key)
-        if self._values.get(key, self._store.get(key)) is None:
+        if self._values.get(key, self._contents.values.get(key)) is None:
             raise KeyError(f"key={key!r}: no such value")
         self._values[key] = None
 
@@ -262,40 +275,47 @@ class Transaction:
         Raises
         ------
         OSError
-            When a write fails. The store is then closed for writing: what the disk holds is known again after
-            reopening, which finds the last commit or, if only the last step failed, this one.
+            When a write fails. The store is then closed for writing. It can be opened again, at the last commit or, if
+            only the last step failed, at this one.
         """
         self.check_open()
         try:
-            written = [*self._adopted.values(), *(writer.finish() for writer in self._writers.values())]
+            written = [*self._adopted.values(), *map(methodcaller("finish"), self._writers.values())]
             if written:
                 self._files.sync_directory(str(self._directory))
         except BaseException as error:
-            self._store._fail(error)
-            self.abort()
+            self._forget(error)
             raise
         self._open = False
         self._writers = {}  # they know this transaction: their buffers would stay until Python looks for cycles
-        self._store._commit(self._values, written, self._dropped)
+        following, changes = self._contents.changed(self._values, written, self._dropped)
+        try:
+            self._catalog.commit(changes)
+            self._catalog.publish()
+        except BaseException as error:
+            # The disk may hold either generation now, so the new files stay until the next writer has looked.
+            self._ended(None, error)
+            raise
+        self._ended(following, None)
         return self._generation
 
     @shielded
     def abort(self) -> None:
-        """Forget everything and remove what was written. A second call does nothing."""
-        if not self._open or self._pid != os.getpid():
-            return
+        """Forget everything and remove the files that were written. A second call does nothing."""
+        if self._open and self._pid == os.getpid():
+            self._forget(None)
+
+    def _forget(self, error: BaseException | None) -> None:
         self._open = False
-        self._store._end_transaction()
+        self._ended(None, error)
         writers, self._writers = self._writers, {}
         adopted, self._adopted = self._adopted, {}
         for writer in writers.values():
             writer.close()
         for path in [*(writer.path for writer in writers.values()), *(info.path for info in adopted.values())]:
-            try:
+            # A file that stays is part of nothing; the next writer removes it.
+            with suppress(OSError):
                 self._files.remove(str(path))
-            except OSError:
-                # It is part of nothing; the next writer removes it.
-                continue
 
     def __enter__(self) -> Self:
         return self
@@ -303,4 +323,5 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.abort()
+        if self._open:
+            self.abort()

@@ -1,7 +1,7 @@
-"""A way back from a store's last commit to the one before: for stores that are to be at the same commit, each its own.
+"""A way back from a store's last commit to the one before: several stores use it to stay at the same commit.
 
-A commit that keeps one drops no segment: the next such commit does. What it changed is noted in the catalog beside it,
-so that going back is a commit like any other.
+A commit that keeps a way back drops no segment: the next such commit does. It notes its changes in the catalog, so that
+going back is a commit like any other.
 """
 
 import json
@@ -23,9 +23,9 @@ _OLD = _NOTE + "/"
 
 
 def keep_way_back(tx: "Transaction", store: "Store", further: bool = False) -> None:
-    """Note what a transaction, complete but for this, will change; drop what the way back before this one needed.
+    """Note the changes of a transaction, as its last step; drop the segments that only the way back before it needed.
 
-    With `further` the way leads on to where that one leads.
+    With `further` the way leads on to the commit that the last one kept.
     """
     note, old = _note(store), {key: store.get(key) for key in tx.changed}
     if further:
@@ -36,7 +36,7 @@ def keep_way_back(tx: "Transaction", store: "Store", further: bool = False) -> N
         tx.put(_OLD + key, value)
     dropped, added = tx.swap_dropped(note["dropped"]), tx.written
     if further:
-        # What only the commits between have is dropped; the other segments are needed where the way ends.
+        # Segments that only the commits between have are dropped; the commit at the end of the way needs the others.
         between = set(dropped) & set(note["added"])
         tx.swap_dropped([*between])
         dropped = [*note["dropped"], *(name for name in dropped if name not in between)]
@@ -46,19 +46,19 @@ def keep_way_back(tx: "Transaction", store: "Store", further: bool = False) -> N
 
 
 def before_last(store: "Store", key: str) -> bytes | None:
-    """Return a value of the commit before the last, None where there was none; of the last where no way leads back."""
+    """Return a value of the commit before the last, None for none; of the last commit if no way leads back."""
     return store.get(_OLD + key) if key in _note(store)["values"] else store.get(key)
 
 
 def go_back(store: "Store") -> None:
-    """Make the store what it was before the last commit.
+    """Bring the store back to the commit before the last.
 
     Raises
     ------
     ValueError
-        When that kept no way back.
+        When the last commit kept no way back.
     CorruptionError
-        When what it noted is not so.
+        When the note does not fit the store.
     OSError
         When a write fails.
     """

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from memhier.errors import LockedError
-from memhier.store.patient_segment import FullError
+from memhier.store.segments import FullError
 from memhier.table.calls import Calls
 from memhier.table.parts import TieredParts
 from memhier.table.saving import Saving

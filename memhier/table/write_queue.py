@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from memhier.cache.slots import SlotMap
 from memhier.errors import ClosedError, LockedError
-from memhier.store.patient_segment import FullError
+from memhier.store.segments import FullError
 
 if TYPE_CHECKING:
     from memhier.log.row_log import RowLog

@@ -82,7 +82,7 @@ def test_where_even_that_is_too_much_the_error_says_so(tmp_path: Path) -> None:
 
 
 def test_the_map_grows_until_a_commit_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "_map_bytes", lambda *_: 16 * 4096)
+    monkeypatch.setattr(catalog, "map_size", lambda *_: 16 * 4096)
     values = {str(key): bytes([key]) * size for key, size in enumerate([0, 1, 4095, 4096, 100_000, 2**20, 17])}
     with Store.create(tmp_path / "store", kind="test") as store:
         for keys in (range(7), range(3, 5), range(7)):

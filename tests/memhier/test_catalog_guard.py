@@ -1,4 +1,4 @@
-"""The guard of a catalog: every commit publishes what a reader then finds, and reads only what it wrote."""
+"""The guard of a catalog: a reader finds each published commit, and a commit reads only the pages that it wrote."""
 
 import os
 import tempfile
@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError
 from memhier.files import RealFiles, read_file
 from memhier.io.kernels import crc32c_pages
-from memhier.store import catalog_guard
-from memhier.store.catalog import Catalog
-from memhier.store.catalog_guard import Guard, Published
+from memhier.store import catalog_tree
+from memhier.store.catalog import Catalog, Guard, Published
 from memhier.store.catalog_tree import CatalogTree
 from memhier.store.store import Store
 
@@ -40,13 +39,13 @@ def full(root: Path) -> Guard:
     """Return the guard as it is taken by reading the whole file."""
     guard = read_guard(root)
     with RealFiles().open(str(root / "catalog" / "data.mdb"), "r") as file:
-        tree = CatalogTree(file, guard.page_size, None)
-        return Published.of(file, tree, tree.read_meta(guard.transaction), guard.page_size, None).guard
+        tree = CatalogTree(file, guard.page_size)
+        return Published.of(tree, tree.read_meta(guard.transaction), None).guard
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(CHANGES, st.sampled_from(["publish", "crash", "twice"])), max_size=12))
-def test_what_is_published_is_what_was_committed(commits: list[tuple[dict[int, int | None], str]]) -> None:
+def test_the_published_catalog_is_the_committed_one(commits: list[tuple[dict[int, int | None], str]]) -> None:
     """Where the snapshot reaches, the checksums are those of a guard taken from the whole file."""
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
         root = Path(folder)
@@ -71,12 +70,12 @@ def test_what_is_published_is_what_was_committed(commits: list[tuple[dict[int, i
             guard, whole = read_guard(root), full(root)
             assert (guard.transaction, len(guard.checksums)) == (transaction, len(whole.checksums))
             with RealFiles().open(str(root / "catalog" / "data.mdb"), "r") as file:
-                tree = CatalogTree(file, guard.page_size, None)
+                tree = CatalogTree(file, guard.page_size)
                 used = ~tree.free_pages(tree.read_meta(guard.transaction))[: len(guard.checksums)]
             assert np.array_equal(guard.checksums[used], whole.checksums[used])
 
 
-def test_a_commit_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_reads_the_pages_that_it_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A small change of a catalog of 10 MiB, also where most of that was freed, and in a writer that just opened it."""
     read = 0
 
@@ -93,7 +92,7 @@ def test_a_commit_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Monkey
             tx.commit()
         return read // 4096
 
-    monkeypatch.setattr(catalog_guard, "crc32c_pages", count)
+    monkeypatch.setattr(catalog_tree, "crc32c_pages", count)
     root = tmp_path / "store"
     with Store.create(root, KIND) as store:
         with store.begin() as tx:
@@ -114,7 +113,7 @@ def test_a_commit_reads_what_it_wrote(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_damage_gets_no_checksum(tmp_path: Path) -> None:
-    """What is damaged in the catalog while a writer has it open stays found after the writer's next commit."""
+    """Damage to the catalog while a writer has it open is still found after the writer's next commit."""
     root = tmp_path / "store"
     with Store.create(root, KIND) as store:
         with store.begin() as tx:

@@ -15,8 +15,19 @@ from pathlib import Path
 import pytest
 
 from memhier.errors import ClosedError, CorruptionError, FormatError
-from memhier.files import Fault, FaultyFiles, File, Files, MemoryFiles, Mode, RealFiles, SimulatedCrash, read_file
-from memhier.files._interface import Buffer, FileBase
+from memhier.files import (
+    Buffer,
+    Fault,
+    FaultyFiles,
+    File,
+    FileBase,
+    Files,
+    MemoryFiles,
+    Mode,
+    RealFiles,
+    SimulatedCrash,
+    read_file,
+)
 from memhier.store.store import Store
 
 KIND = "test"
@@ -241,7 +252,7 @@ def test_power_cuts_inside_lmdb(root: Path) -> None:
         shutil.copytree(root, copy)
         complete = len(kept) > len(pages)
         with Store.open(copy, KIND, writable=True, verify="open") as store:
-            assert state(store) == (AFTER if complete else BEFORE), "the next writer finishes what LMDB has committed"
+            assert state(store) == (AFTER if complete else BEFORE), "the next writer publishes LMDB's last commit"
             if not complete:
                 second(store)
         with Store.open(copy, KIND, verify="open") as store:
@@ -314,7 +325,7 @@ def _fail_during(root: Path, operation: str, change: Callable[[Store], None]) ->
         with pytest.raises(OSError, match="error"):
             change(store)
         assert state(store) == BEFORE
-        if operation == "append":
+        if operation == "pwrite":
             change(store)
             assert state(store) == AFTER
         else:
@@ -322,9 +333,9 @@ def _fail_during(root: Path, operation: str, change: Callable[[Store], None]) ->
                 store.begin()
 
 
-@pytest.mark.parametrize("operation", ["append", "fdatasync", "sync_directory", "rename"])
+@pytest.mark.parametrize("operation", ["pwrite", "fdatasync", "sync_directory", "rename"])
 def test_a_failed_sync_is_not_tried_again(root: Path, operation: str) -> None:
-    """A failed append aborts its transaction; a failure inside of a commit closes the store for writing."""
+    """A failed write aborts its transaction; a failure inside a commit closes the store for writing."""
 
     def change(store: Store) -> None:
         with store.begin() as tx:
@@ -348,7 +359,7 @@ def test_lmdb_that_cannot_write_closes_the_store(root: Path, monkeypatch: pytest
     with Store.create(root, KIND) as store:
         first(store)
         # More than a process can map.
-        monkeypatch.setattr(catalog, "_map_bytes", lambda *_: 2**60)
+        monkeypatch.setattr(catalog, "map_size", lambda *_: 2**60)
         with store.begin() as tx:
             tx.put("large", bytes(20 * 4096))
             with pytest.raises(OSError, match="address space") as error:
@@ -451,7 +462,7 @@ def test_a_path_opens_or_can_be_made_again_after_every_power_cut(root: Path) -> 
 
 
 def test_a_takeover_survives_power_cuts_as_well(root: Path) -> None:
-    """A second attempt removes what the first one left, and may be cut short like it."""
+    """A second attempt removes the files of the first one, and may be cut short like it."""
 
     def twice(files: Files) -> None:
         Store.create(root, KIND, files=files).close()
@@ -494,7 +505,7 @@ def parts(count: int) -> list[slice]:
 
 
 @pytest.mark.parametrize("lost", ["nothing", "a root", "both roots", "its end"])
-def test_what_was_committed_is_never_taken_over(root: Path, lost: str) -> None:
+def test_a_committed_store_is_never_taken_over(root: Path, lost: str) -> None:
     path = root
     with Store.create(path, KIND) as store, store.begin() as tx:
         tx.put("value", VALUE)
@@ -519,7 +530,7 @@ def test_what_was_committed_is_never_taken_over(root: Path, lost: str) -> None:
     "files",
     [{"lock": b""}, {"lock": b"memhier\n"}, {"lock.memhier-new": b"\xa5" * 8}, {"lock.memhier-new": b"", "lock": b""}],
 )
-def test_what_is_ours_is_taken_over(root: Path, files: dict[str, bytes]) -> None:
+def test_an_unfinished_store_is_taken_over(root: Path, files: dict[str, bytes]) -> None:
     path = root
     path.mkdir()
     for name, contents in files.items():
@@ -534,7 +545,7 @@ def test_what_is_ours_is_taken_over(root: Path, files: dict[str, bytes]) -> None
 
 
 @pytest.mark.parametrize("files", [{"lock": b"4711\n"}, {"lock": b"", "tmp": b"x"}, {"segments": b"x"}, {"notes": b""}])
-def test_what_is_foreign_stays(root: Path, files: dict[str, bytes]) -> None:
+def test_foreign_files_stay(root: Path, files: dict[str, bytes]) -> None:
     path = root
     path.mkdir()
     for name, contents in files.items():

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import MemoryFiles, RealFiles
-from memhier.store.catalog_tree import CatalogTree, read_page_size
+from memhier.store.catalog_tree import CatalogTree
 from memhier.store.store import Store
 
 KIND = "test"
@@ -41,7 +41,7 @@ def store_files() -> Iterator[dict[str, bytes]]:
 
 
 def found_in(files: MemoryFiles | None, root: str = "/store", writable: bool = False) -> object:
-    """Return what a store holds, or None where it says that it is damaged."""
+    """Return the contents of a store, or None if it says that it is damaged."""
     try:
         with Store.open(root, KIND, files=files, writable=writable) as store:
             values = {key: store.get(key) for key in store.keys()}  # noqa: SIM118
@@ -79,7 +79,7 @@ def test_every_cut(store_files: dict[str, bytes]) -> None:
             with files.open(f"/store/{name}", "a") as file:
                 file.truncate(cut)
             found = found_in(files)
-            # LMDB's last pages may be free ones, which nobody reads.
+            # LMDB's last pages may be free ones, which are never read.
             assert found is None or (name == DATA and found == intact), f"{name} cut to {cut}"
         files.remove(f"/store/{name}")
         assert found_in(files) is None
@@ -229,7 +229,7 @@ def test_a_walk_believes_nothing(store_files: dict[str, bytes], seed: int, count
         file.write(data)
         file.flush()
         with RealFiles().open(file.name, "r") as opened, suppress(CorruptionError, FormatError):
-            tree = CatalogTree(opened, read_page_size(opened), None)
+            tree = CatalogTree(opened)
             for key, value in tree.walk(tree.read_meta(4)):
                 assert len(key) + len(value) < len(data)
 
@@ -243,6 +243,6 @@ def test_a_walk_allocates_nothing_for_a_wrong_size(store_files: dict[str, bytes]
     files = MemoryFiles()
     with files.open("/data", "x") as file:
         file.append(data)
-        tree = CatalogTree(file, 4096, None)
+        tree = CatalogTree(file, 4096)
         with pytest.raises(CorruptionError, match="lie past the end"):
             list(tree.walk(tree.read_meta(4)))

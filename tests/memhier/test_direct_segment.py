@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memhier.files import MemoryFiles, RealFiles, read_file
-from memhier.files._interface import Buffer
+from memhier.files import Buffer, MemoryFiles, RealFiles, read_file
 from memhier.store.store import Store
 
 
 class SlowFiles(RealFiles):
-    """Appends of direct files take a while, as on a slow device, and read their buffer at the end of it."""
+    """Writes of direct files take a while, as on a slow device, and read their buffer at the end of it."""
 
     def __init__(self) -> None:
         self.threads: set[int] = set()
@@ -23,14 +22,14 @@ class SlowFiles(RealFiles):
     def open(self, path, mode):  # type: ignore[no-untyped-def]
         file = super().open(path, mode)
         if mode == "d":
-            append = file.append
+            pwrite = file.pwrite
 
-            def slowly(data: Buffer) -> int:
+            def slowly(data: Buffer, offset: int) -> None:
                 self.threads.add(threading.get_ident())
                 time.sleep(0.02)
-                return append(data)
+                pwrite(data, offset)
 
-            file.append = slowly  # type: ignore[method-assign]
+            file.pwrite = slowly  # type: ignore[method-assign]
         return file
 
 
@@ -64,10 +63,10 @@ def test_a_failed_write_aborts(root: Path) -> None:
             file = super().open(path, mode)
             if mode == "d":
 
-                def fail(data: Buffer) -> int:
+                def fail(data: Buffer, offset: int) -> None:
                     raise OSError(errno.ENOSPC, "full", path)
 
-                file.append = fail
+                file.pwrite = fail
             return file
 
     with Store.create(root, "test", files=Full()) as store:
@@ -82,7 +81,7 @@ def test_a_failed_write_aborts(root: Path) -> None:
 
 
 def test_direct_files_take_any_write(tmp_path: Path) -> None:
-    """What the device cannot take directly goes through the page cache, from then on."""
+    """A write that the device cannot take directly goes through the page cache, as do all later ones."""
     path = str(tmp_path / "file")
     page = np.frombuffer(mmap.mmap(-1, 8192), np.uint8)
     page[:] = 7

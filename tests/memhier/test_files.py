@@ -1,4 +1,4 @@
-"""The file layers: real and in memory do the same; faults come where they were ordered; crashes lose what they may."""
+"""The file layers: the real one and that in memory do the same; faults come as ordered; crashes lose unsynced bytes."""
 
 import errno
 import os
@@ -73,7 +73,7 @@ def test_names(place: tuple[Files, str]) -> None:
     assert files.list(root) == ["b", "c"]
     assert read_file(files, f"{root}/b") == b"a"
     contents = bytearray(1)
-    assert (old.read_into(contents, 0), bytes(contents)) == (1, b"b"), "a replaced file stays with whoever has it open"
+    assert (old.read_into(contents, 0), bytes(contents)) == (1, b"b"), "a replaced file stays readable while it is open"
     old.close()
     files.remove(f"{root}/b")
     assert not files.exists(f"{root}/b")
@@ -255,7 +255,7 @@ def _replace(files: Files, contents: bytes, skip: str) -> None:
 
 
 def _states(skip: str) -> Iterator[tuple[str, bytes | None]]:
-    """Yield what may be found in the file when the power fails after a replacement."""
+    """Yield the possible contents of the file when the power fails after a replacement."""
     files = MemoryFiles()
     _replace(files, b"o" * 3000, "")
     _replace(files, b"n" * 3000, skip)

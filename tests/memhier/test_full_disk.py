@@ -48,7 +48,7 @@ def again(call: Callable[[], Any], failures: list[OSError]) -> Any:
 
 
 def life(tier: Tiered, failures: list[OSError]) -> dict[int, float]:
-    """Write rows over and over, with checkpoints of both kinds; return what they hold."""
+    """Write rows over and over, with checkpoints of both kinds; return the rows."""
     rng, held = np.random.default_rng(0), dict.fromkeys(range(KEYS), 0.0)
     for step in range(60):
         keys = rng.permutation(KEYS)[:20]
@@ -82,7 +82,7 @@ def test_every_write_of_rows_may_find_the_disk_full(tmp_path: Path) -> None:
         for fault in (Fault.ENOSPC, Fault.SHORT_WRITE)[number % 2 :]:
             place = tmp_path / f"{number}-{fault.name}"
             failures: list[OSError] = []
-            # What else happens on the threads' time may shift the chosen call to one that ends the tier.
+            # Other calls of the threads may shift the chosen call to one that ends the tier.
             with Store.create(place, KIND, files=FaultyFiles(RealFiles(), number, fault)) as store:
                 with tier_of(store) as tier:
                     try:

@@ -1,4 +1,4 @@
-"""kill -9 during commits: what had returned is there, and at most the one commit that was being made."""
+"""kill -9 during commits: those that returned are there, and at most the one that was being made."""
 
 import os
 import random

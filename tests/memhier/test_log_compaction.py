@@ -21,7 +21,7 @@ from memhier.io.reader import Reader
 from memhier.log import compaction
 from memhier.log.index import LogIndex
 from memhier.log.parts import place
-from memhier.log.row_log import RowLog
+from memhier.log.row_log import RowFormat, RowLog
 from memhier.log.samples import Samples
 from memhier.store.store import Store
 
@@ -43,8 +43,8 @@ def reader() -> Iterator[Reader]:
 
 @pytest.fixture
 def no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave everything to the commits: what happens is the same every time."""
-    monkeypatch.setattr(RowLog, "_compact_in_background", lambda log: None)
+    """Leave everything to the commits, so that every run is the same."""
+    monkeypatch.setattr(compaction.Compactor, "run", lambda compactor: None)
 
 
 def random_rows(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -53,8 +53,8 @@ def random_rows(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
 
 def settle(log: RowLog) -> None:
     """Wait until the thread has nothing more to do."""
-    if log._job is not None:
-        log._job.result(60)
+    if log.compactor.job is not None:
+        log.compactor.job.result(60)
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,7 +67,7 @@ def settle(log: RowLog) -> None:
         max_size=20,
     ),
 )
-def test_what_is_alive_is_counted(length: int | None, steps: list[tuple[bool, list[tuple[int, int]], int]]) -> None:
+def test_live_records_are_counted(length: int | None, steps: list[tuple[bool, list[tuple[int, int]], int]]) -> None:
     """The counts kept by part equal those of a pass over all records, empty ones at one place included."""
     index = LogIndex(10, length)
     ends: dict[int, int] = {}
@@ -108,7 +108,7 @@ def test_a_thread_moves_while_a_transaction_is_open(root: Path, reader: Reader) 
             store.begin()
         log.commit()
         assert store.segments().keys() == {"t-1", "t-1-keys"}
-        assert log._debt == 0
+        assert log.compactor.debt == 0
     with Store.open(root, KIND, verify="open") as store, RowLog(store, "t", 4096, reader, 2000) as log:
         assert np.array_equal(log.read(np.arange(2000))[0], rows)
         assert store.check() == []
@@ -117,8 +117,8 @@ def test_a_thread_moves_while_a_transaction_is_open(root: Path, reader: Reader) 
 def test_a_part_is_rewritten_over_many_transactions(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, no_thread: None
 ) -> None:
-    """Each commit moves what is due and no more; changes in between to what is still to be moved count."""
-    monkeypatch.setattr(compaction, "_MOVE_BYTES", 2000)
+    """Each commit moves the bytes that are due and no more; changes of rows that are still to be moved count."""
+    monkeypatch.setattr(compaction, "MOVE_BYTES", 2000)
     model = {key: row.tobytes() for key, row in enumerate(random_rows(1000, 100))}
     with (
         Store.create(root, KIND) as store,
@@ -173,7 +173,7 @@ def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, mon
     ):
         log.append(np.arange(100), rows)
         log.commit()
-        fetch = log._fetch
+        fetch = RowFormat.fetch
 
         def fetch_and_wait(*arguments: Any) -> Any:
             records = fetch(*arguments)
@@ -181,7 +181,7 @@ def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, mon
             assert go.wait(30)
             return records
 
-        monkeypatch.setattr(log, "_fetch", fetch_and_wait)
+        monkeypatch.setattr(RowFormat, "fetch", fetch_and_wait)
         log.append(np.arange(20), new[:20])
         assert there.wait(30)
         log.append(np.arange(20, 40), new[20:40])
@@ -196,7 +196,7 @@ def test_moves_stop_where_a_change_comes_between(root: Path, reader: Reader, mon
         assert len(log) == 80
 
 
-def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
+def test_rows_read_as_their_transaction_ended_are_moved_in_the_next(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = random_rows(100, 4096)
@@ -207,7 +207,7 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
     ):
         log.append(np.arange(100), rows)
         log.commit()
-        fetch = log._fetch
+        fetch = RowFormat.fetch
 
         def fetch_and_wait(*arguments: Any) -> Any:
             records = fetch(*arguments)
@@ -215,11 +215,12 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
             assert go.wait(30)
             return records
 
-        monkeypatch.setattr(log, "_fetch", fetch_and_wait)
+        monkeypatch.setattr(RowFormat, "fetch", fetch_and_wait)
         log.append(np.arange(20), rows[20:40])
         assert there.wait(30)
-        log._debt = 0  # or the commit would wait for the thread
-        log.commit()
+        with monkeypatch.context() as patch:
+            patch.setattr(log.compactor, "pay", lambda: None)  # or the commit would wait for the thread
+            log.commit()
         go.set()
         settle(log)
         assert log.memory_bytes > 80 * 4096, "a step waits"
@@ -233,7 +234,7 @@ def test_what_was_read_as_its_transaction_ended_is_moved_in_the_next(
 @pytest.mark.parametrize("when", ["between steps", "before a read"])
 def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch, when: str) -> None:
     """The part that the thread works at is rewritten by a call of the user's, and its place in the table reused."""
-    monkeypatch.setattr(compaction, "_MOVE_BYTES", 10 * 4096)
+    monkeypatch.setattr(compaction, "MOVE_BYTES", 10 * 4096)
     rows = random_rows(100, 4096)
     there, go = threading.Event(), threading.Event()
     with (
@@ -242,7 +243,7 @@ def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pyt
     ):
         log.append(np.arange(100), rows)
         log.commit()
-        take = log._steps
+        take = log.compactor.steps
 
         def late(steps: Any) -> Any:
             if when == "before a read":
@@ -259,12 +260,13 @@ def test_a_part_that_goes_meanwhile(root: Path, reader: Reader, monkeypatch: pyt
             in_thread = threading.current_thread().name.startswith("compact") and not go.is_set()
             return late(take(part)) if in_thread else take(part)
 
-        monkeypatch.setattr(log, "_steps", take_late)
+        monkeypatch.setattr(log.compactor, "steps", take_late)
         log.append(np.arange(50), rows[50:])
         assert there.wait(30)
         assert log.compact(0.9) == 1
-        log._debt = 0  # or the commit would wait for the thread
-        log.commit()
+        with monkeypatch.context() as patch:
+            patch.setattr(log.compactor, "pay", lambda: None)  # or the commit would wait for the thread
+            log.commit()
         log.append(np.arange(3), rows[:3])
         go.set()
         settle(log)
@@ -324,9 +326,7 @@ def test_a_fault_at_every_call(root: Path, reader: Reader, fault: Fault, no_thre
     assert seen == {0, 1, 2}
 
 
-def test_what_goes_wrong_in_the_thread_closes_the_log(
-    root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_in_the_thread_closes_the_log(root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = random_rows(100, 4096)
     with Store.create(root, KIND) as store:
         log = RowLog(store, "t", 4096, reader, 100, compact_below=0.9)
@@ -337,7 +337,7 @@ def test_what_goes_wrong_in_the_thread_closes_the_log(
         def fail(*_: Any) -> Any:
             raise broken
 
-        monkeypatch.setattr(log, "_take", fail)
+        monkeypatch.setattr(log.compactor, "take_locked", fail)
         log.append(np.arange(50), rows[:50])
         settle(log)
         with pytest.raises(ClosedError, match="broken") as refused:
@@ -386,7 +386,7 @@ def test_closing_ends_the_thread_and_lets_go(root: Path) -> None:
             assert np.array_equal(again.read(np.arange(2000))[0], rows)
 
 
-def test_what_is_refused(root: Path, reader: Reader) -> None:
+def test_arguments_that_are_refused(root: Path, reader: Reader) -> None:
     with Store.create(root, KIND) as store:
         for share, error in (
             (0.91, ValueError),

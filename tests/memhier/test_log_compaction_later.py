@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from memhier.io.reader import Reader
+from memhier.log.compaction import Compactor
 from memhier.log.row_log import RowLog
 from memhier.store.store import Store
 
@@ -30,7 +31,7 @@ def reader() -> Iterator[Reader]:
 
 
 def leave_all_to_commits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RowLog, "_compact_in_background", lambda log: None)
+    monkeypatch.setattr(Compactor, "run", lambda compactor: None)
 
 
 def random_rows(count: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -52,21 +53,20 @@ def test_commits_leave_rewriting_for_later(
         ):
             log.compact_later()
             for _ in range(12):
-                due = set(log._due)
+                due = set(log.compactor.due)
                 some = rng.choice(keys, 700, replace=False)
                 rows = random_rows(len(some), width, int(rng.integers(2**31)))
                 log.append(some, rows)
                 truth.update(zip(some.tolist(), rows, strict=True))
                 if threaded:
-                    if log._job is not None:
-                        log._job.result(60)
+                    assert log.compactor.job is None or log.compactor.job.result(60) is None
                     # Beside the changes, before any commit.
-                    assert not due & {part.number for part in log._parts.values()}
+                    assert not due & {part.number for part in log.log.parts.values()}
                 written = log.stats()["written_bytes"]
-                before = {part.number for part in log._parts.values()} - due
+                before = {part.number for part in log.log.parts.values()} - due
                 log.commit()
                 # Nothing that became due by this transaction was rewritten.
-                assert before <= {part.number for part in log._parts.values()}
+                assert before <= {part.number for part in log.log.parts.values()}
                 assert not threaded or log.stats()["written_bytes"] - written < 3 * 4096
                 # Half of the log at most was dead before this transaction, which killed no more than it wrote.
                 assert log.stats()["dead_bytes"] <= log.stats()["live_bytes"] + 700 * width

@@ -1,6 +1,6 @@
 """RowLog against a dict: any order of changes, commits, compactions, reopenings, crashes and faults.
 
-What a log promises beside that, and what it costs, is in `test_row_log_promises.py`.
+`test_row_log_promises.py` has its other promises and its costs.
 """
 
 import os
@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from memhier.errors import ClosedError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.io.reader import Reader
-from memhier.log import compaction, core, replay
+from memhier.log import compaction, replay
+from memhier.log import log as log_module
 from memhier.log.row_log import RowLog
 from memhier.store.store import Store
 
@@ -28,7 +29,7 @@ KEYS = st.integers(0, 40) | st.sampled_from([-1, -(2**63), 2**63 - 1])
 
 
 class RowLogMachine(RuleBasedStateMachine):
-    """`now` is what the log must show, `committed` what a crash must leave, with its generation."""
+    """The log must show `now`; a crash must leave `committed`, with its generation."""
 
     compact_below = 0.0
 
@@ -83,7 +84,7 @@ class RowLogMachine(RuleBasedStateMachine):
     @rule(live_below=st.sampled_from([0, 0.5, 1]))
     def compact(self, live_below: float) -> None:
         self.log.compact(live_below)
-        if live_below == 1 and not self.log._fresh:
+        if live_below == 1 and not self.log.log.fresh:
             stats = self.log.stats()
             assert stats["live_bytes"] == len(self.now) * self.row_bytes
 
@@ -95,7 +96,7 @@ class RowLogMachine(RuleBasedStateMachine):
 
     @rule(exact=st.booleans())
     def restart(self, exact: bool) -> None:
-        """Losing what was not committed; with a capacity that just suffices, too."""
+        """Reopen, which loses all changes since the commit; with a capacity that just suffices, too."""
         self.reopen()
         self.now = dict(self.committed)
         if exact and self.now:
@@ -156,10 +157,10 @@ class SmallPartsMachine(RowLogMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(core, "_PART_BYTES", 20_000)
-        self.patch.setattr(compaction, "_MERGE_PARTS", 3)
-        self.patch.setattr(core, "_ENTRIES_BLOCK", 7)
-        self.patch.setattr(replay, "_BLOCK", 5)
+        self.patch.setattr(log_module, "PART_BYTES", 20_000)
+        self.patch.setattr(compaction, "MERGE_PARTS", 3)
+        self.patch.setattr(log_module, "ENTRIES_BLOCK", 7)
+        self.patch.setattr(replay, "BLOCK_ENTRIES", 5)
 
     def teardown(self) -> None:
         self.patch.undo()
@@ -177,7 +178,7 @@ class BackgroundMachine(SmallPartsMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.patch.setattr(compaction, "_MOVE_BYTES", 300)
+        self.patch.setattr(compaction, "MOVE_BYTES", 300)
 
 
 BackgroundMachine.TestCase.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)

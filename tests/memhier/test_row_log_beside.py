@@ -49,7 +49,7 @@ class Gate:
 
 
 class WatchedLock:
-    """A lock that says when somebody asks for it who may have to wait."""
+    """A lock that sets `asked` when a thread has to wait for it."""
 
     def __init__(self) -> None:
         self.lock, self.asked = threading.Lock(), threading.Event()
@@ -75,14 +75,14 @@ class SlowReader(Reader):
         return super().read(*args, **kwargs)
 
 
-def test_a_part_is_sealed_only_when_nobody_reads_its_tail(
+def test_a_part_is_sealed_only_when_no_thread_reads_its_tail(
     root: Path, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A thread found its rows in the tail and has yet to copy them; a commit that empties the tail has to wait."""
     rows, gate, lock = random_rows(9, 1000), Gate(), WatchedLock()
     with Store.create(root, KIND) as store, Reader() as reader, RowLog(store, "t", 1000, reader, 9) as log:
         log.append(np.arange(9), rows)
-        tail, opened = log._tail, log._fresh[-1]
+        tail, opened = log.log.tail, log.log.fresh[-1]
         copy, seal = tail.rows, opened.seal
 
         def copy_late(offsets: Any, length: int) -> NDArray[np.uint8]:
@@ -95,7 +95,7 @@ def test_a_part_is_sealed_only_when_nobody_reads_its_tail(
 
         monkeypatch.setattr(tail, "rows", copy_late)
         monkeypatch.setattr(opened, "seal", seal_and_tell)
-        monkeypatch.setattr(log, "_lock", lock)
+        monkeypatch.setattr(log.log, "lock", lock)
         reading = threads.submit(log.read, np.arange(9))
         assert gate.there.wait(30)
         committing = threads.submit(log.commit)
@@ -125,7 +125,7 @@ def test_a_file_outlives_its_part_until_the_last_read_of_it(root: Path, threads:
         assert reader.stats()["files"] == 1
 
 
-def test_what_closed_a_log_is_the_cause_of_what_it_says(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_that_closed_a_log_causes_its_later_errors(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.create(root, KIND) as store, Reader() as reader, RowLog(store, "t", 10, reader, 9) as log:
         log.append([1], random_rows(1, 10))
         broken = OSError(5, "broken")
@@ -133,7 +133,7 @@ def test_what_closed_a_log_is_the_cause_of_what_it_says(root: Path, monkeypatch:
         def fail() -> None:
             raise broken
 
-        monkeypatch.setattr(log._fresh[-1], "seal", fail)
+        monkeypatch.setattr(log.log.fresh[-1], "seal", fail)
         with pytest.raises(OSError, match="broken"):
             log.commit()
         with pytest.raises(ClosedError, match="a write failed") as refused:

@@ -41,7 +41,7 @@ def test_one_commit_makes_both_durable(tmp_path: Path) -> None:
         assert store.check() == []
 
 
-def test_what_commits_beside_another_does_not_commit_by_itself(tmp_path: Path) -> None:
+def test_a_log_beside_another_does_not_commit_by_itself(tmp_path: Path) -> None:
     with (
         Store.create(tmp_path / "s", "test") as store,
         Reader() as reader,
@@ -78,7 +78,7 @@ def test_a_failed_write_of_one_closes_both(tmp_path: Path, fails: str) -> None:
         first.commit()
         for log in (first, second):
             log.append([2], rows(2))
-        files._fail_at, files._fault = len(files.calls) + 1, Fault.ENOSPC
+        files.fail_at, files.fault = len(files.calls) + 1, Fault.ENOSPC
         many = np.arange(10**6)
         with pytest.raises(OSError, match="No space"):
             (first if fails == "first" else second).append(many, np.zeros((10**6, 8), np.uint8))
@@ -92,7 +92,7 @@ def test_a_failed_write_of_one_closes_both(tmp_path: Path, fails: str) -> None:
                 assert log.read([1, 2])[1].tolist() == [True, False]
 
 
-def test_closing_one_forgets_what_neither_committed(tmp_path: Path) -> None:
+def test_closing_one_forgets_the_changes_of_both(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
         first = RowLog(store, "first", 8, reader, 10)
         second = RowLog(store, "second", 8, reader, 10, beside=first)
@@ -139,7 +139,7 @@ def test_a_log_that_grows_takes_any_key(tmp_path: Path, kind: type[RowLog] | typ
         log.delete([7, 1000])
         log.commit()
         assert read(log, range(102)) == [None if key in (7, 100, 101) else key for key in range(102)]
-    # Its memory at open need not be what it was: entries name the keys.
+    # Its memory at open may differ from before: entries name the keys.
     with Store.open(tmp_path / "s", "test") as store, Reader() as reader, make(store, reader, 99) as log:
         assert log.capacity == 198
         assert read(log, range(102)) == [None if key in (7, 100, 101) else key for key in range(102)]
@@ -208,5 +208,5 @@ def test_logs_of_one_transaction_have_one_lock(tmp_path: Path) -> None:
         RowLog(store, "second", 8, reader, 10, beside=first) as second,
         RowLog(store, "third", 8, reader, 10) as third,
     ):
-        assert second._writer is first._writer
-        assert third._writer is not first._writer
+        assert second.log.group.lock is first.log.group.lock
+        assert third.log.group.lock is not first.log.group.lock

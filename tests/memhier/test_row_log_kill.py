@@ -1,4 +1,4 @@
-"""RowLog under kill -9: what a commit returned survives, and nothing else appears."""
+"""RowLog under kill -9: a commit that returned survives, and nothing else appears."""
 
 import os
 import random

@@ -15,7 +15,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.io.reader import Reader
-from memhier.log import compaction, core, replay
+from memhier.log import compaction, replay
+from memhier.log import log as log_module
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.store.store import Store
@@ -44,17 +45,17 @@ def record(size: int, seed: int) -> bytes:
 
 
 class SamplesMachine(RuleBasedStateMachine):
-    """`now` is what must be read, `committed` what a crash must leave, with its generation."""
+    """The samples must show `now`; a crash must leave `committed`, with its generation."""
 
     compact_below = 0.0
-    part_bytes, merge_parts, block = core._PART_BYTES, compaction._MERGE_PARTS, replay._BLOCK
+    part_bytes, merge_parts, block = log_module.PART_BYTES, compaction.MERGE_PARTS, replay.BLOCK_ENTRIES
 
     def __init__(self) -> None:
         super().__init__()
         self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(core, "_PART_BYTES", self.part_bytes)
-        self.patch.setattr(compaction, "_MERGE_PARTS", self.merge_parts)
-        self.patch.setattr(replay, "_BLOCK", self.block)
+        self.patch.setattr(log_module, "PART_BYTES", self.part_bytes)
+        self.patch.setattr(compaction, "MERGE_PARTS", self.merge_parts)
+        self.patch.setattr(replay, "BLOCK_ENTRIES", self.block)
         self.folder = tempfile.TemporaryDirectory(dir=FAST)
         self.root = Path(self.folder.name) / "s"
         self.reader = Reader()
@@ -171,10 +172,10 @@ def test_one_submission_and_whole_pages(root: Path, reader: Reader) -> None:
         assert samples.get([]) == []
 
 
-def test_an_empty_record_and_what_follows_at_its_place(
+def test_an_empty_record_and_the_next_one_at_its_place(
     root: Path, reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replay, "_BLOCK", 2)
+    monkeypatch.setattr(replay, "BLOCK_ENTRIES", 2)
     with Store.create(root, KIND) as store, Samples(store, "s", reader, 10) as samples:
         samples.put([1, 2], [b"x" * 9, b""])
         samples.put([2, 3], [b"full", b""])
@@ -185,7 +186,7 @@ def test_an_empty_record_and_what_follows_at_its_place(
         assert samples.get([3]) == [b""]
 
 
-def test_what_is_refused(root: Path, reader: Reader) -> None:
+def test_arguments_that_are_refused(root: Path, reader: Reader) -> None:
     with Store.create(root, KIND) as store, Samples(store, "s", reader, 2) as samples:
         samples.put([1], [np.arange(6, dtype=np.int16).reshape(2, 3)])
         for keys, records, error, message in (

@@ -22,7 +22,7 @@ def held(store):
     return {name: store.read_segment(name).tolist() for name in store.segments()}
 
 
-def test_a_transaction_takes_over_what_was_staged_while_others_were_open(tmp_path):
+def test_a_transaction_takes_over_segments_staged_while_others_were_open(tmp_path):
     with Store.create(tmp_path / "store", kind="example") as store:
         staging = store.stage()
         writer = staging.segment("a")
@@ -47,7 +47,7 @@ def test_a_transaction_takes_over_what_was_staged_while_others_were_open(tmp_pat
         assert held(store) == expected
 
 
-def test_what_is_aborted_or_dropped_leaves_no_file(tmp_path):
+def test_an_abort_or_a_drop_leaves_no_file(tmp_path):
     with Store.create(tmp_path / "store", kind="example") as store:
         with store.begin() as tx:
             tx.segment("a").append(b"\x01")
@@ -72,7 +72,7 @@ def test_what_is_aborted_or_dropped_leaves_no_file(tmp_path):
         assert len(os.listdir(tmp_path / "store" / "segments")) == 1
 
 
-def test_what_nobody_took_over_is_gone_for_the_next_writer(tmp_path):
+def test_the_next_writer_removes_segments_not_taken_over(tmp_path):
     with Store.create(tmp_path / "store", kind="example") as store:
         with store.begin() as tx:
             tx.segment("a").append(b"\x01")

@@ -1,4 +1,4 @@
-"""Store: what is committed is there, what is not is not, and errors at the border change nothing."""
+"""Store: only committed contents are there, and errors at the border change nothing."""
 
 import gc
 import os
@@ -8,7 +8,6 @@ import tempfile
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 import lmdb
 import numpy as np
@@ -19,8 +18,8 @@ from hypothesis import strategies as st
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import RealFiles
 from memhier.io.reader import Reader
-from memhier.store import segments as _segments
-from memhier.store.catalog_tree import CatalogTree, read_page_size
+from memhier.store import contents as store_contents
+from memhier.store.catalog_tree import CatalogTree
 from memhier.store.store import SegmentWriter, Store
 
 KIND = "test"
@@ -100,7 +99,7 @@ def test_segment_offsets_sizes_and_checksums(root: Path) -> None:
         ends = np.cumsum([0, *map(len, pieces)])
         assert [writer.append(piece) for piece in pieces] == ends[:-1].tolist()
         assert writer.length == ends[-1]
-        assert tx.memory_bytes < 2 * 2**20, "what is written must not stay in DRAM"
+        assert tx.memory_bytes < 2 * 2**20, "written bytes must not stay in DRAM"
         tx.commit()
         info = store.segments()["s"]
         assert (info.payload, info.length) == (len(whole), -(-len(whole) // 4096) * 4096)
@@ -134,7 +133,7 @@ def test_appends_take_any_contiguous_buffer(root: Path) -> None:
 
 
 def test_checksums_over_many_catalog_entries(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_segments, "_CHUNK_PAGES", 4)
+    monkeypatch.setattr(store_contents, "CHUNK_PAGES", 4)
     data = np.random.default_rng(2).integers(0, 256, 97 * 4096, np.uint8)
     with Store.create(root, KIND) as store:
         commit(store, s=data.tobytes())
@@ -154,7 +153,7 @@ def test_checksums_over_many_catalog_entries(root: Path, monkeypatch: pytest.Mon
         max_size=4,
     )
 )
-def test_the_walk_sees_what_lmdb_sees(transactions: list[dict[bytes, int | None]]) -> None:
+def test_the_walk_sees_the_same_as_lmdb(transactions: list[dict[bytes, int | None]]) -> None:
     with tempfile.TemporaryDirectory(dir=FAST) as folder:
         for changes in transactions:
             with lmdb.open(folder, map_size=2**30, lock=False) as environment, environment.begin(write=True) as tx:
@@ -167,7 +166,7 @@ def test_the_walk_sees_what_lmdb_sees(transactions: list[dict[bytes, int | None]
             expected = list(tx.cursor())
             number = environment.info()["last_txnid"]
         with RealFiles().open(f"{folder}/data.mdb", "r") as file:
-            tree = CatalogTree(file, read_page_size(file), None)
+            tree = CatalogTree(file)
             meta = tree.read_meta(number)
             assert meta.transaction == number
             assert list(tree.walk(meta)) == expected
@@ -344,20 +343,22 @@ def test_the_catalog_does_not_grow_with_commits(root: Path) -> None:
         assert max(sizes[50:]) == max(sizes[:20]) < 8 * 50_000
 
 
-def test_memory_can_be_asked_for_while_another_thread_begins_a_segment(root: Path) -> None:
+def test_memory_can_be_asked_for_while_another_thread_begins_a_segment(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Store.create(root, KIND) as store, store.begin() as tx:
 
-        class Interrupted:
-            @property
-            def memory_bytes(self) -> int:
+        def memory_bytes(_: SegmentWriter) -> int:
+            if "b" not in tx.written:
                 tx.segment("b")
                 tx.put("c", b"")
-                return 5
+            return 5
 
         tx.segment("a")
-        tx._writers["busy"] = cast(SegmentWriter, Interrupted())
-        assert store.memory_bytes > 5
-        del tx._writers["busy"]
+        with monkeypatch.context() as patch:
+            patch.setattr(SegmentWriter, "memory_bytes", property(memory_bytes))
+            assert store.memory_bytes >= 5
+        assert (tx.written, tx.changed) == (["a", "b"], ["c"])
 
 
 @pytest.mark.parametrize("end", ["commit", "abort"])
@@ -367,9 +368,10 @@ def test_buffers_go_with_their_transaction(root: Path, end: str, request: pytest
     with Store.create(root, KIND) as store:
         tx = store.begin()
         tx.segment("s").append(bytes(2**20 - 1))
-        buffer = weakref.ref(tx._writers["s"]._buffer)
+        writer = weakref.ref(tx.segment("t"))
+        assert writer() is not None
         getattr(tx, end)()
-        assert (tx.memory_bytes, buffer()) == (0, None)
+        assert (tx.memory_bytes, writer()) == (0, None)
 
 
 @settings(max_examples=60, deadline=None)

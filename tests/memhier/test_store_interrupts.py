@@ -24,7 +24,7 @@ def rows_of(keys: Any, change: int) -> NDArray[np.uint8]:
 
 
 class Logs:
-    """A log of rows and one of samples, in two stores, with what they should hold: numbers by key."""
+    """A log of rows and one of samples, in two stores, with the numbers that they should hold, by key."""
 
     def __init__(self, place: Path) -> None:
         self.place = place

@@ -41,32 +41,32 @@ class StoreMachine(RuleBasedStateMachine):
         self.readers: list[tuple[Store, Any]] = []
 
     def plan(self, changes: list[Change]) -> tuple[list[Change], dict[str, bytes], dict[str, bytes]]:
-        """Return those of the changes that are allowed, and what they lead to."""
+        """Return the allowed changes, and the contents after them."""
         allowed, values, segments, touched = [], dict(self.values), dict(self.segments), set()
-        for what, name, data in changes:
-            if what == "put":
+        for action, name, data in changes:
+            if action == "put":
                 values[name] = data
-            elif what == "delete" and name in values:
+            elif action == "delete" and name in values:
                 del values[name]
-            elif what == "write" and ("written", name) not in touched:
+            elif action == "write" and ("written", name) not in touched:
                 touched.add(("written", name))
                 segments[name] = data
-            elif what == "drop" and name in self.segments and not touched & {("written", name), ("dropped", name)}:
+            elif action == "drop" and name in self.segments and not touched & {("written", name), ("dropped", name)}:
                 touched.add(("dropped", name))
                 del segments[name]
             else:
                 continue
-            allowed.append((what, name, data))
+            allowed.append((action, name, data))
         return allowed, values, segments
 
     def apply(self, store: Store, changes: list[Change], commit: bool = True) -> None:
         with store.begin() as tx:
-            for what, name, data in changes:
-                if what == "put":
+            for action, name, data in changes:
+                if action == "put":
                     tx.put(name, data)
-                elif what == "delete":
+                elif action == "delete":
                     tx.delete(name)
-                elif what == "write":
+                elif action == "write":
                     tx.segment(name).append(data)
                 else:
                     tx.drop(name)
@@ -98,7 +98,7 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.generation > 0)
     @rule(changes=CHANGES, call=st.integers(1, 70), fault=st.sampled_from(Fault))
     def fail(self, changes: list[Change], call: int, fault: Fault) -> None:
-        """Reopen and commit on a layer that fails at some call; what is found afterwards is the old or the new."""
+        """Reopen and commit on a layer that fails at some call; the store then has the old contents or the new."""
         allowed, values, segments = self.plan(changes)
         committed = False
         with suppress(OSError, SimulatedCrash):

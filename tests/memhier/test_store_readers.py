@@ -70,7 +70,7 @@ def test_a_reader_keeps_its_generation(root: Path) -> None:
         with Store.open(root, KIND) as new:
             assert (new.generation, contents(new)) == (3, ({"n": b"2"}, {}))
         commit(writer)
-        assert os.listdir(root / "segments") == [], "the next commit removes what the last reader let go of"
+        assert os.listdir(root / "segments") == [], "the next commit removes files that the last reader let go"
         assert reader.read(handle, [4990], 10).tobytes() == b"1" * 10, "a file that is open outlives its name"
 
 

@@ -256,7 +256,7 @@ def test_a_log_of_known_keys_takes_eight_bytes_each(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", kind="t") as store, Reader() as reader:
         rows = np.arange(500, dtype="<u4").view(np.uint8).reshape(-1, 4)
         with RowLog(store, "table", 4, reader, 500, key_space=500) as log:
-            assert log._index.memory_bytes < 500 * 8 + 1024
+            assert log.log.index.memory_bytes < 500 * 8 + 1024
             log.append(np.arange(0, 500, 2), rows[::2])
             log.append([4, 4], rows[[7, 9]])
             log.delete([8, 8, 9])

@@ -321,7 +321,7 @@ def test_a_full_disk_loses_nothing_that_was_saved(tmp_path: Path) -> None:
     buffer.add(images(np.arange(50)))
     buffer.checkpoint()
     kept = buffer.reader().read(np.arange(5)).ids.tolist()
-    files._fail_at, files._fault = len(files.calls) + 3, Fault.ENOSPC
+    files.fail_at, files.fault = len(files.calls) + 3, Fault.ENOSPC
     with pytest.raises(OSError, match="No space") as caught:
         buffer.add(images(np.arange(40_000)))
     assert caught.value.errno == errno.ENOSPC

@@ -33,7 +33,7 @@ from memhier.recsys.embedding.sharding.shard_look_ups import ShardLookUps
 from memhier.recsys.embedding.tables import Ints, Rows, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import indices_of, not_compiled, values_of
 from memhier.shield import shielded
-from memhier.store.patient_segment import FullError
+from memhier.store.segments import FullError
 from memhier.table.saving import Saving
 
 __all__ = ["ShardedEmbeddingBagCollection"]

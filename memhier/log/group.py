@@ -1,0 +1,155 @@
+"""The transaction that logs of one store write in together, and its commit."""
+
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+from memhier.store.segments import FullError
+from memhier.store.store import Store
+from memhier.store.transaction import Transaction
+from memhier.store.way_back import keep_way_back
+
+__all__ = ["TransactionGroup"]
+
+
+class GroupedLog(Protocol):
+    """A log as its group commits it; see `Log`."""
+
+    name: str
+
+    @property
+    def waits(self) -> bool: ...
+    def check_open(self) -> None: ...
+    def give_locked(self) -> int: ...
+    def seal_locked(self) -> None: ...
+    def catalog_entry_locked(self) -> tuple[str, bytes]: ...
+    def adopt_locked(self) -> None: ...
+
+
+class GroupedCompactor(Protocol):
+    """A compactor as its group calls it around a commit; see `Compactor`."""
+
+    def pay(self) -> None: ...
+    def merge_locked(self) -> None: ...
+    def plan_locked(self) -> None: ...
+
+
+class TransactionGroup:
+    """Owns the one transaction in which logs of a store write. The first log commits it; a failure ends all.
+
+    Attributes
+    ----------
+    lock
+        Held through a whole change of any of the logs; their threads that compact take it for each step.
+    failure
+        The error after which the logs take no more calls.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self.lock = threading.RLock()
+        self.failure: BaseException | None = None
+        self._store = store
+        self._tx: Transaction | None = None
+        self._members: list[tuple[GroupedLog, GroupedCompactor]] = []
+
+    def join(self, log: GroupedLog, compactor: GroupedCompactor) -> None:
+        """Commit a log with the others from now on."""
+        self._members.append((log, compactor))
+
+    def is_led_by(self, log: GroupedLog) -> bool:
+        """Whether a log is the one that commits."""
+        return self._members[0][0] is log
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a transaction is open."""
+        return self._tx is not None and self.failure is None
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by the buffers of an open transaction, in bytes."""
+        tx = self._tx  # another thread may end it
+        return 0 if tx is None else tx.memory_bytes
+
+    def begin(self) -> bool:
+        """Make sure that there is a transaction; return whether it is new."""
+        with self.lock:
+            if self._tx is not None:
+                self._tx.check_open()
+                return False
+            self._members[0][0].check_open()
+            self._tx = self._store.begin()
+            return True
+
+    def cancel(self) -> None:
+        """Abort a transaction in which nothing was written."""
+        tx, self._tx = self._tx, None
+        if tx is not None:
+            tx.abort()
+
+    @contextmanager
+    def failing(self, *, waits: bool = False) -> Iterator[Transaction]:
+        """Close the logs if the block fails; but with `waits` not for lack of room on the disk."""
+        assert self._tx is not None
+        try:
+            yield self._tx
+        except BaseException as error:
+            if not (waits and isinstance(error, FullError)):
+                self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Take no more calls: each log holds changes that are gone."""
+        self.failure = error
+        self.cancel()
+
+    def close(self) -> None:
+        """Forget all changes; the transaction stays, and takes no more."""
+        if self._tx is not None:
+            self._tx.abort()
+
+    def commit(self, leader: GroupedLog, values: Mapping[str, bytes], way_back: bool, further: bool) -> int:
+        """Make the changes of all logs durable at once; return the store's new generation.
+
+        Parameters
+        ----------
+        leader
+            The first log. If it waits for room on the disk, FullError is raised while that changes nothing.
+        values
+            Values of the store's catalog to set in the same transaction.
+        way_back, further
+            As `keep_way_back` says.
+        """
+        if not self.is_led_by(leader):
+            raise ValueError(f"log {leader.name!r} was opened beside {self._members[0][0].name!r}: commit that one")
+        for _, compactor in self._members:
+            compactor.pay()
+        with self.lock:
+            self.begin()
+            for log, compactor in self._members:
+                log.check_open()
+                compactor.merge_locked()
+            if leader.waits:
+                self._reserve_locked(values)
+            with self.failing() as tx:
+                for key, value in values.items():
+                    tx.put(key, value)
+                for log, _ in self._members:
+                    log.seal_locked()
+                    tx.put(*log.catalog_entry_locked())
+                if way_back:
+                    keep_way_back(tx, self._store, further)
+                generation = tx.commit()
+                for log, compactor in self._members:
+                    log.adopt_locked()
+                    compactor.plan_locked()
+            self._tx = None
+        return generation
+
+    def _reserve_locked(self, values: Mapping[str, bytes]) -> None:
+        with self.failing(waits=True) as tx:
+            size = sum(len(key) + len(value) for key, value in values.items())
+            for log, _ in self._members:
+                size += log.give_locked()
+            tx.reserve(size)
