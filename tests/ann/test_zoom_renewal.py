@@ -12,7 +12,7 @@ import pytest
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import construct
 from memhier.ann.zoom.renewal import life, merge, renewals, spill
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.pauses import pause
 
 
 def make(count, dimension=12, seed=0, shift=0.0):

@@ -21,9 +21,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
-from memhier.ann.zoom.renewal.pauses import pause
 from memhier.rows.ranking import page_rows_of
 
 __all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]

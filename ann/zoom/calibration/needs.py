@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
-from memhier.ann.zoom.renewal.pauses import pause
 
 __all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]
 

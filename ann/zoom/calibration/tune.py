@@ -1,4 +1,4 @@
-"""What is learned from queries: how hard to look for a recall, and which pages are worth their DRAM."""
+"""Tuning by queries: the effort for each recall, and the pages that are worth their DRAM."""
 
 from dataclasses import replace
 from typing import TypeAlias
@@ -11,12 +11,14 @@ from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.renewal.merge import alive_blocks
-from memhier.ann.zoom.search.search import Limits, Selection, Snapshot, candidate_limit, read_positions, search_snapshot
+from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
+from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
 from memhier.ann.zoom.storage.part import Part, gather
+from memhier.ann.zoom.storage.snapshot import Snapshot
 from memhier.io.reader import PAGE_BYTES, Reader
 from memhier.rows.ranking import HotPages
 
-__all__ = ["load_hot", "measure", "tune_snapshot"]
+__all__ = ["measure", "tune_snapshot"]
 
 _K = 10
 _LEAST_HITS = 0.05  # of the pages asked for, below which a cache is not worth its bytes
@@ -49,7 +51,7 @@ def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) 
     count = sum(part.alive_count for part in state.parts)
     if queries is None:
         own = _sample(state.parts, seed)
-        truth = play_queries(state.space, read_positions(state, reader, own).astype(np.float32), own, count, seed)
+        truth = play_queries(state.space, state.vectors_at(own, reader).astype(np.float32), own, count, seed)
     else:
         lengths = state.space.lengths(queries) if state.preview.inner else None
         truth = NeighbourTruth(state.space.queries(queries), np.full(len(queries), -1), count, lengths)
@@ -57,12 +59,6 @@ def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) 
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
     return calibrate_both(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
-
-
-def load_hot(reader: Reader, keys: Ints) -> HotPages:
-    """Return pages read into DRAM; keys ascend, as `memhier.rows.ranking.HotPages` has them."""
-    files, pages = (keys >> 40).astype(np.int32), keys & ((1 << 40) - 1)
-    return HotPages(keys, reader.read(files, pages * PAGE_BYTES, PAGE_BYTES))
 
 
 def _choose_pages(state: Snapshot, reader: Reader, queries: Floats, most: int) -> Ints:
@@ -82,18 +78,16 @@ def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
     """Return the key of every page that each query reads; those that several ask for several times."""
     k = min(_K, state.count)
     effort, _ = state.calibration.effort(k, TARGET)
-    found = search_snapshot(
-        state, reader, queries, k, effort, Limits(), Selection.everything(state), np.zeros(3, np.int64)
-    )
+    search = Search(state, reader, Selection.of(state, None))
+    found = search.nearest(queries, k, effort)
     keys = []
-    coded = [part.coded(None) for part in state.parts]
     for query, distances in zip(queries, found.distances, strict=True):
         turned = state.preview.turn(state.space.queries(query[None]))
-        candidates = state.preview.search(turned, coded, k, effort, candidate_limit(k, effort, state.scan_bytes))
+        candidates = state.preview.search(turned, search.coded, k, effort, candidate_limit(k, effort, state.scan_bytes))
         lower = state.space.distances(candidates.lower, query[None])[0, : candidates.counts[0]]
         read = candidates.positions[0, : len(lower)][lower <= distances[-1]]
         files, offsets, _ = gather(state.parts, read)
-        keys.append(np.unique(files.astype(np.int64) << 40 | offsets // PAGE_BYTES))
+        keys.append(np.unique(page_keys(files, offsets // PAGE_BYTES)))
     return np.concatenate(keys) if keys else np.empty(0, np.int64)
 
 

@@ -104,7 +104,7 @@ def _commit(
         next_id=max(int(made.arrays.ids.max()) + 1, 0) if ids.texts is None else 0,
         trained_on=source.count,
         calibration=made.calibration,
-        parts=[made.arrays.about("p0")],
+        parts=[made.arrays.entry("p0")],
         id_kind="int64" if ids.texts is None else "str",
     )
     with store.begin() as tx:

@@ -10,16 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.files import SlicedVectors, VectorReader, open_vectors
+from memhier.ann.zoom.arguments import AS_FLOAT32, STORED_DTYPES, as_array, refuse_rounded, stored_dtype
 
-__all__ = ["STORED_DTYPES", "Block", "VectorSource", "as_array", "open_source", "refuse_rounded", "stored_dtype"]
+__all__ = ["Block", "VectorSource", "open_source"]
 
 Block: TypeAlias = npt.NDArray[Any]
 
-STORED_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "int8", "uint8"))
-# Stored as float32: rounded from float64, as they are from bfloat16, and integers only where each is held exactly.
-_AS_FLOAT32 = ("float64", "bfloat16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _BLOCK_BYTES = 8 << 20
-_COMPARED = 2**53  # up to which float64 holds every integer, so that equal means equal
 
 
 class VectorSource:
@@ -184,38 +181,8 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
         advice = "convert it to uint8 (vectors.astype('uint8'))" if dtype.kind == "b" else "convert it to float32"
         raise TypeError(
             f"{name} has dtype {dtype}: expected one of {names}, or one that is stored as float32 "
-            f"({', '.join(_AS_FLOAT32)}); {advice}"
+            f"({', '.join(AS_FLOAT32)}); {advice}"
         )
-
-
-def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return what vectors of a dtype are stored as; itself where that is none of those that can be stored."""
-    native = dtype.newbyteorder("=")
-    return np.dtype(np.float32) if native.name in _AS_FLOAT32 else native
-
-
-def as_array(vectors: Any) -> npt.NDArray[Any]:
-    """Return vectors as an array; tensors of torch, too, that have gradients or a dtype which NumPy has not."""
-    if not _is_tensor(vectors):
-        return np.asarray(vectors)
-    values = vectors.detach().cpu()
-    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
-
-
-def _is_tensor(vectors: Any) -> bool:
-    return type(vectors).__module__.partition(".")[0] == "torch" and hasattr(vectors, "detach")
-
-
-def refuse_rounded(block: Block, stored: Block, start: int, name: str = "vectors") -> None:
-    """Refuse integers that are not stored as they are; `start` is the number of the first row."""
-    if block.dtype.kind in "iu" and stored.dtype.kind == "f":
-        wrong = (stored.astype(np.float64) != block).any(axis=1) | (np.abs(stored) > _COMPARED).any(axis=1)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise ValueError(
-                f"{name} row {start + row} holds integers that {stored.dtype} does not hold exactly: convert them "
-                f"yourself, with {name}.astype('float32') or after scaling"
-            )
 
 
 def _convert(block: Block, dtype: np.dtype[Any], start: int = 0) -> Block:

@@ -25,9 +25,9 @@ def word_count(count: int) -> int:
     return -(-count // 64)
 
 
-def bitmap_bytes(count: int) -> int:
-    """Return the DRAM of a bitmap of `count` rows."""
-    return 8 * word_count(count)
+def bitmap_bytes(*counts: int) -> int:
+    """Return the DRAM of bitmaps of so many rows each."""
+    return 8 * sum([-(-count // 64) for count in counts])
 
 
 def pack(rows: npt.NDArray[np.bool_]) -> Words:

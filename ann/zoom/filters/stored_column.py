@@ -15,7 +15,7 @@ from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, Column
 from memhier.ann.zoom.filters.conditions import AttributeType, Cells
 from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
 from memhier.io.reader import Reader

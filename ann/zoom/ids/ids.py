@@ -14,7 +14,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.preview.code_scan import PART_SHIFT
-from memhier.ann.zoom.renewal.fresh import Fresh
+from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.part import Part, find_ids
 
 __all__ = [

@@ -13,7 +13,7 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.pauses import pause
 
 __all__ = ["LONGEST", "Assigner", "deal_out", "train_centroids", "training_rows"]
 

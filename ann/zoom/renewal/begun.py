@@ -9,7 +9,7 @@ from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Effort, Preview, train_preview
 from memhier.ann.zoom.preview.space import PreviewSpace, fit_space
-from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.storage.snapshot import Snapshot
 
 __all__ = ["begun", "stand_in", "uncalibrated"]
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.ids.ids import Ids, locate_all
 from memhier.ann.zoom.preview.code_scan import PART_SHIFT
-from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.storage.snapshot import Snapshot
 
 __all__ = ["Kept", "values_kept"]
 

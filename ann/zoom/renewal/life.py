@@ -1,15 +1,15 @@
-"""How an index changes: vectors are added to DRAM, written as parts, joined, and made durable by a commit.
+"""Changes of an index: vectors are added to DRAM, written as parts, joined, and made durable by a commit.
 
-A part is committed to the store as soon as it is written, so that it can be read, but as *pending*: only the index's
-own commit makes it one of the index's parts. What is pending when a process dies is dropped by the next writer.
+The store commits a part as soon as it is written, so that it can be read, but as *pending*: only the index's own commit
+makes it one of the index's parts. The next writer drops the parts that are pending when a process dies.
 
-A commit writes the vectors that wait and joins few rows. More are joined beside the commits (`renewals`), as is the
-index made anew where it has changed too much; a later commit takes over the files.
+A commit writes the vectors that wait and joins few rows. Threads join more beside the commits (`beside`), and make the
+index anew where it has changed too much; a later commit takes over the files.
 """
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -17,27 +17,35 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
+from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.filters.attributes import Schema, as_columns, merge_schema, write_attributes
 from memhier.ann.zoom.ids.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.ids.stored_texts import write_texts
+from memhier.ann.zoom.preview.clusters import LONGEST
 from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.layout import Layout, fresh_bytes, lists_anew
-from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.renewal.begun import begun
-from memhier.ann.zoom.renewal.carried import write_carried
-from memhier.ann.zoom.renewal.fresh import Fresh, as_objects, fresh_row_bytes
-from memhier.ann.zoom.renewal.joins import first_to_join, outgrown
+from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
-from memhier.ann.zoom.renewal.merge import Merged, Spread, merge_parts, merged_bytes, radii_of, spread_of
-from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task, recoded, renew
-from memhier.ann.zoom.renewal.renewals import Renewals
+from memhier.ann.zoom.renewal.merge import (
+    Merged,
+    Spread,
+    first_to_join,
+    merge_parts,
+    merged_bytes,
+    radii_of,
+    write_carried,
+)
+from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task, renew, write_recoded
 from memhier.ann.zoom.renewal.room import check_range, check_room
-from memhier.ann.zoom.renewal.spill import spilled
-from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.catalog import Description, write_preview
-from memhier.ann.zoom.storage.fullview import RowWriter, raw_rows
-from memhier.ann.zoom.storage.part import Part, PartFiles
+from memhier.ann.zoom.storage.fresh import Fresh, as_objects, fresh_row_bytes
+from memhier.ann.zoom.storage.fullview import RowWriter
+from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
+from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles
+from memhier.ann.zoom.storage.snapshot import Footprint, Snapshot
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.reader import PAGE_BYTES, Reader
 from memhier.rows.ranking import HotPages
@@ -49,7 +57,9 @@ _BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for what waits 
 _FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew beside those that waited, or as many times these
 _ROUNDS = 4  # of making up for parts that came meanwhile, before a commit takes ever more on itself
 _JOIN_BYTES = 256 << 10  # of the reader and the buffers of a join
-_FIRST_TRAINED = 256  # vectors that an index which was built without any is first made anew for
+_FIRST_TRAINED = 256  # vectors, from which on an index that was built without any is made anew
+_LONG = 2 * LONGEST  # times the mean: how long a list may grow
+_LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -67,14 +77,14 @@ class IndexWriter:
         Read what is written.
     about
         The catalog's description of the index.
-    memory
-        Tells what an index with a given snapshot comes to hold in DRAM, while it is searched and removed from.
+    footprint
+        Counts the DRAM of a snapshot.
     """
 
     def __init__(
-        self, store: Store, reader: Reader, files: PartFiles, about: Description, memory: Callable[[Snapshot], int]
+        self, store: Store, reader: Reader, files: PartFiles, about: Description, footprint: Footprint
     ) -> None:
-        self._store, self._reader, self._files, self._memory = store, reader, files, memory
+        self._store, self._reader, self._files, self._footprint = store, reader, files, footprint
         self.about = about
         self.lock = threading.RLock()
         self._durable = about  # as of the last commit
@@ -148,8 +158,8 @@ class IndexWriter:
     def keep_tuning(self, state: Snapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
         self._renewals.stop()  # it would undo the tuning
-        names = {part.places.file: part.name for part in state.parts}
-        hot = [(names[key >> 40], key & ((1 << 40) - 1)) for key in state.hot.keys.tolist()]
+        names, keys = {part.file: part.name for part in state.parts}, state.hot.keys
+        hot = [(names[file], page) for file, page in zip(files_of(keys).tolist(), pages_of(keys).tolist(), strict=True)]
         with self._all_or_nothing(state), self._begin() as tx:
             self._publish(tx, replace(self.about, calibration=state.calibration, hot=hot), durable=False)
 
@@ -186,8 +196,8 @@ class IndexWriter:
         schema = self.about.schema
         columns: dict[str, npt.NDArray[Any]] = {}
         if attributes is not None:
-            schema = merge_schema(schema, attributes, len(vectors))
-            columns = as_objects(attributes, len(vectors))
+            given = as_columns(attributes, len(vectors))
+            schema, columns = merge_schema(schema, given, len(vectors)), as_objects(given, len(vectors))
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
         # Of an index that begins without vectors the space follows from the first.
@@ -239,26 +249,20 @@ class IndexWriter:
         if first := self._is_untrained(state):
             state = begun(state, self.about.seed)
         fresh, preview, about = state.fresh, state.preview, self.about
-        arrays, order = spilled(state, self._work_bytes)
-        name = f"p{about.next_part}"
+        name, source = f"p{about.next_part}", VectorSource(fresh.vectors)
         with self._begin() as tx:
-            writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
-            step = max(1, self._work_bytes // (4 * state.row_bytes))
-            for start in range(0, len(order), step):
-                writer.append(raw_rows(fresh.vectors[order[start : start + step]]))
-            writer.finish()
-            arrays.write(tx, name)
+            arrays, order = write_coded(tx, name, source, fresh.ids, preview, state.space, self._work_bytes)
             if fresh.attributes:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order, self._written_rows)
             if fresh.texts is not None:
                 write_texts(tx, f"{name}-texts", [fresh.texts.take(order)])
-            pending = [*about.pending, arrays.about(name)]
+            pending = [*about.pending, arrays.entry(name)]
             if first:
                 write_preview(tx, preview)
                 about = replace(about, space=state.space, calibration=state.calibration)
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, state.schema))
-        preview = replace(preview, radii=radii_of(spread_of(each.arrays, preview) for each in parts))
+        preview = replace(preview, radii=radii_of([part.arrays for part in parts], preview))
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
     def _commit_made(self, state: Snapshot, few: int) -> Snapshot:
@@ -313,12 +317,12 @@ class IndexWriter:
         try:
             with self._begin() as tx:
                 entries, parts = self._written(tx, kept, state)
-                spreads = [_spread_of(piece, state.preview) for piece in kept]
+                pieces = [piece.arrays if isinstance(piece, Part) else piece.spread for piece in kept]
                 if any(part.alive_count for part in state.parts[first:]):
                     merged = self._merge(tx, name, state, first)
-                    entries.append(merged.arrays.about(name))
-                    spreads.append(spread_of(merged.arrays, state.preview))
-                preview = replace(state.preview, radii=radii_of(spreads)) if spreads else state.preview
+                    entries.append(merged.arrays.entry(name))
+                    pieces.append(merged.arrays)
+                preview = replace(state.preview, radii=radii_of(pieces, state.preview))
                 tx.segment("radii").append(preview.radii)
                 about = replace(about, next_part=about.next_part + 1, parts=entries, pending=[])
                 self._publish(tx, about, durable=True)
@@ -331,7 +335,9 @@ class IndexWriter:
         if merged is not None:
             opened.append(self._files.open(name, merged.arrays, state.row_bytes, state.schema))
         self._lost = False
-        return replace(state, parts=tuple(opened), preview=preview, hot=_hot_of(state.hot, opened))
+        return replace(
+            state, parts=tuple(opened), preview=preview, hot=hot_in(state.hot, [part.file for part in opened])
+        )
 
     def _join_pending(self, state: Snapshot) -> Snapshot:
         """Join pending parts, as far as their sizes call for it; the new one is pending, too."""
@@ -343,15 +349,14 @@ class IndexWriter:
         with self._begin() as tx:
             if any(part.alive_count for part in state.parts[first:]):
                 merged = self._merge(tx, name, state, first)
-            entries = [] if merged is None else [merged.arrays.about(name)]
-            spreads = [_spread_of(part, state.preview) for part in kept]
-            spreads += [] if merged is None else [spread_of(merged.arrays, state.preview)]
+            entries = [] if merged is None else [merged.arrays.entry(name)]
+            pieces = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
             pending = about.pending[: first - len(about.parts)] + entries
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         if merged is not None:
             kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, state.schema))
-        preview = replace(state.preview, radii=radii_of(spreads)) if spreads else state.preview
-        return replace(state, parts=kept, preview=preview, hot=_hot_of(state.hot, kept))
+        preview = replace(state.preview, radii=radii_of(pieces, state.preview))
+        return replace(state, parts=kept, preview=preview, hot=hot_in(state.hot, [part.file for part in kept]))
 
     def _renew(self, state: Snapshot) -> Snapshot:
         """Write all parts as one, with lists and codes that are made for what they hold now."""
@@ -366,15 +371,13 @@ class IndexWriter:
         try:
             with self._begin() as tx:
                 entries, _ = self._written(tx, renewed.parts, state)
-                spreads = [made.spread for made in renewed.parts]
+                pieces: list[PartArrays | Spread] = [made.spread for made in renewed.parts]
                 tx.adopt(renewed.staging)
                 if any(part.alive_count for part in task.parts):
-                    arrays, rows = recoded(tx, task, task.parts, preview, self._reader)
-                    arrays.write(tx, task.name)
-                    write_carried(tx, task.name, task.parts, task.schema, rows, task.written_rows)
-                    entries.append(arrays.about(task.name))
-                    spreads.append(spread_of(arrays, preview))
-                preview = replace(preview, radii=radii_of(spreads))
+                    arrays, _ = write_recoded(tx, task, task.parts, preview, self._reader)
+                    entries.append(arrays.entry(task.name))
+                    pieces.append(arrays)
+                preview = replace(preview, radii=radii_of(pieces, preview))
                 tx.segment("radii").append(preview.radii)
                 calibration = renewed.calibration.changed(state.calibration.changes - renewed.changes)
                 about = replace(self.about, lists=preview.lists, book_bytes=preview.book.code_bytes, hot=[])
@@ -391,7 +394,7 @@ class IndexWriter:
 
     def _layout_anew(self, state: Snapshot) -> Layout:
         about, book, padded = self.about, state.preview.book, state.space.padded
-        spare = about.dram - self._memory(state)
+        spare = about.dram - self._planned(state)
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
@@ -409,7 +412,7 @@ class IndexWriter:
         for piece in pieces:
             part, alive = None, None
             if isinstance(piece, Part):
-                part, entry = piece, piece.about()
+                part, entry = piece, piece.entry()
                 alive = part.alive if part.alive_name is None else None
             else:
                 tx.adopt(piece.staging)
@@ -426,8 +429,7 @@ class IndexWriter:
 
     def _load(self, entry: dict[str, Any], state: Snapshot) -> Part:
         """Open a part that a commit has just taken over."""
-        shape = state.preview.lists, state.preview.book.code_bytes, 2
-        return self._files.load(entry, shape, state.row_bytes, state.schema)
+        return self._files.load(entry, state.preview, state.row_bytes, state.schema)
 
     def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int) -> Merged:
         """Write the rows of the parts from number `first` on, with what goes with them."""
@@ -500,7 +502,7 @@ class IndexWriter:
         filters = self.about.searches if schema else 0
 
         def check(state: Snapshot) -> None:
-            check_room(state, self._memory(replace(state, schema=schema)), ids, waiting, filters, dram)
+            check_room(state, self._planned(replace(state, schema=schema)), ids, waiting, filters, dram)
 
         if state.hot.memory_bytes:
             try:
@@ -511,10 +513,14 @@ class IndexWriter:
         check(state)
         return state
 
+    def _planned(self, state: Snapshot) -> int:
+        return self._footprint.planned(state) + self.beside_bytes
+
     def _first_to_join(self, state: Snapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
-        room = self.about.dram - self._memory(state) - reserved
-        with_rows = self._moves_rows(state) or reserved > 0
-        return first_to_join(state, earliest, room, strings=self._texts(), with_rows=with_rows, most=most)
+        return first_to_join(
+            state.parts, state.preview, earliest, lambda: self.about.dram - self._planned(state) - reserved,
+            strings=self._texts(), with_rows=self._moves_rows(state) or reserved > 0, most=most,
+        )  # fmt: skip
 
     def _texts(self) -> int:
         return list(self.about.schema.values()).count("str")
@@ -529,17 +535,14 @@ def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
 
 
-def _spread_of(piece: Part | Made, preview: Preview) -> Spread:
-    return spread_of(piece.arrays, preview) if isinstance(piece, Part) else piece.spread
-
-
 def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
     """Return the DRAM of a vector that is not yet written: of those there are, or of those to come."""
     return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
 
 
-def _hot_of(hot: HotPages, parts: Sequence[Part]) -> HotPages:
-    """Return the hot pages that lie in the files of these parts."""
-    files = [part.places.file for part in parts]
-    kept = np.isin(hot.keys >> 40, files)
-    return hot if kept.all() else HotPages(hot.keys[kept], hot.pages[kept])
+def outgrown(state: Snapshot) -> bool:
+    """Return whether so much has changed, or a list grown so long, that the index is worth making anew."""
+    calibration = state.calibration
+    if calibration.worn or calibration.tuned or calibration.changes <= _LONG_CHANGES * calibration.vectors:
+        return calibration.worn
+    return state.longest_list > _LONG

@@ -10,9 +10,9 @@ from memhier.ann.zoom.ids.ids import Ids
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
 from memhier.ann.zoom.preview.layout import PART_BYTES
 from memhier.ann.zoom.preview.space import PreviewSpace
-from memhier.ann.zoom.search.search import Snapshot
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.part import compact_dtype
+from memhier.ann.zoom.storage.snapshot import Snapshot
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.reader import PAGE_BYTES

@@ -12,8 +12,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.renewal.pauses import pause
 from memhier.io.reader import PAGE_BYTES
 from memhier.rows.ranking import page_rows_of
 
