@@ -42,7 +42,8 @@ class FlatVectors(VectorReader):
         super().close()
         self._file.close()
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         row_bytes = self._prefix + self.dimension * self._stored.itemsize
         raw = np.empty((stop - start, row_bytes), np.uint8)
         read_at(self._file, raw, self._header + start * row_bytes)
@@ -65,7 +66,8 @@ class FlatVectors(VectorReader):
 class _ColumnVectors(FlatVectors):
     """A .npy file in Fortran order: one run of values for each dimension."""
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         out = np.empty((stop - start, self.dimension), self.dtype)
         column = np.empty(stop - start, self._stored)
         for number in range(self.dimension):

@@ -46,9 +46,10 @@ class Hdf5Vectors(SlicedVectors):
         super().close()
         self._file.close()
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         with reading(self.name, f"rows {start:,} to {stop - 1:,}"):
-            return super()._read(start, stop)
+            return super().read_rows(start, stop)
 
 
 def _find(h5py: Any, file: Any, path: str, key: str) -> Any:

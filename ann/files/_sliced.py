@@ -43,7 +43,8 @@ class SlicedVectors(VectorReader):
         super().close()
         self._matrix = None
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         block = np.ascontiguousarray(self._matrix[start:stop], self.dtype)
         if block.shape != (stop - start, self.dimension):
             raise FormatError(

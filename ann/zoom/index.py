@@ -31,7 +31,7 @@ from memhier.ann.zoom.preview.layout import attribute_bytes, codes_can_grow, rea
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
-from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResult
+from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.part import PartFiles
@@ -322,26 +322,16 @@ class ZoomIndex:
         """
         if np.ndim(query) != 1:
             raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
-        return self._iterate(query, check_count("batch", batch, 1, None), options)
+        size = check_count("batch", batch, 1, None)
 
-    def _iterate(self, query: npt.ArrayLike, batch: int, options: dict[str, Any]) -> Iterator[SearchResult]:
-        seen: set[int | str] = set()
-        k, last = 2 * batch, False
-        while not last:
-            wanted = min(k, max(1, len(self)))
-            if (most := options.get("candidates")) is not None:  # at least as many as are to be found
-                options["candidates"] = max(wanted, check_count("candidates", most, min(batch, wanted), None))
-            found = self.search(query, wanted, **options)
-            names = found.ids.tolist()
-            there = [name is not None and name != -1 for name in names]
-            new = np.array([real and name not in seen for real, name in zip(there, names, strict=True)], np.bool_)
-            last = len(names) < k or not all(there) or not new.any()
-            ids, distances = found.ids[new], found.distances[new]
-            for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
-                part = slice(start, start + batch)
-                seen.update(ids[part].tolist())
-                yield SearchResult(ids[part], distances[part], found.stats)
-            k *= 2
+        def nearest(k: int) -> SearchResult:
+            k = min(k, max(1, len(self)))
+            if (wanted := options.get("candidates")) is None:
+                return self.search(query, k, **options)
+            most = max(k, check_count("candidates", wanted, min(size, k), None))  # as many as are to be found
+            return self.search(query, k, **options | {"candidates": most})
+
+        return iterate(nearest, size)
 
     def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
         """Search for one query and tell its steps: lists scanned, candidates admitted, pages read, why it stopped.

@@ -176,8 +176,8 @@ def test_a_column_without_nulls_keeps_no_bits_and_one_with_nulls_keeps_them(keep
     full, holed = keep(({"n": np.arange(130)}, np.arange(130)), ({"n": [None, *range(129)]}, np.arange(130)))
     assert popcount(full.bitmap("n is not null")) == 130
     assert np.flatnonzero(unpack(holed.bitmap("n is null"), 130)).tolist() == [0]
-    store = full._columns["n"]
-    assert (store._bits_at, holed._columns["n"]._bits_at) == (None, 130 * 8)
+    assert full.column("n").read(np.arange(130)).nulls is None
+    assert holed.column("n").read(np.arange(130)).nulls.tolist() == [True] + 129 * [False]
 
 
 @pytest.mark.parametrize(

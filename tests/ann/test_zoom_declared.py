@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
+from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.search.declared import main, make_set
 from memhier.benchmarks.workloads.search.filters import make_labelled
+from memhier.store.store import Store
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
 RECALLS = (0.8, 0.9, 0.95, 0.99)
@@ -208,7 +210,8 @@ def test_an_index_that_has_grown_far_beyond_its_calibration_looks_further(tmp_pa
         found = index.search(queries, 10, recall=0.95)
         assert not found.stats["calibrated"]
         assert recall_at_k(found.distances, near) > 0.93
-        calibration = index._state.calibration
+    with Store.open(tmp_path / "index", kind=KIND) as store:
+        calibration = Description.decode(store.get("index"), store.path).calibration
         before = replace(calibration, changes=0).effort(10, 0.95)[0]
         after = calibration.effort(10, 0.95)[0]
         assert after == replace(before, most=None)

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memhier.ann.zoom.construction.source import VectorSource, open_source
-from memhier.ann.zoom.preview.clusters import Assigner, _apportion, train_centroids
+from memhier.ann.zoom.preview.clusters import Assigner, apportion, train_centroids
 from memhier.ann.zoom.preview.layout import lists_anew, plan_layout
 from memhier.ann.zoom.preview.preview import train_preview
 from memhier.ann.zoom.preview.router import router_bytes_per_list
@@ -182,7 +182,7 @@ def test_training_does_not_depend_on_threads(coding):
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(1, 20))
 def test_lists_are_shared_out_exactly(sizes, lists):
     lists = min(lists, sum(sizes))
-    shares = _apportion(np.array(sizes), lists)
+    shares = apportion(np.array(sizes), lists)
     assert shares.sum() == lists
     assert (shares >= 0).all()
 

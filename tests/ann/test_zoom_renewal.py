@@ -11,8 +11,8 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import construct
-from memhier.ann.zoom.renewal import life, merge, renewals, spill
 from memhier.ann.zoom.pauses import pause
+from memhier.ann.zoom.renewal import life, merge, renewals, spill
 
 
 def make(count, dimension=12, seed=0, shift=0.0):

@@ -26,7 +26,7 @@ from memhier.ann.zoom.storage.part import compact_ids
 from memhier.io.reader import PAGE_BYTES, Reader
 from memhier.store.store import Store
 
-__all__ = ["BuildOptions", "write_index"]
+__all__ = ["BuildOptions", "reader_bytes", "write_index"]
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -67,7 +67,7 @@ def _write_source(
     most = max(source.count, options.grow_to, 1)
     layout = plan_layout(
         most, source.dimension, options.metric, options.coding, row_bytes,
-        stored_ids.itemsize, _reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
+        stored_ids.itemsize, reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
         filtered=bool(schema), growing=most > source.count,
     )  # fmt: skip
     if not source.count:
@@ -158,7 +158,7 @@ def _text_pages(ids: Ids, count: int) -> int:
     return -(-pages * count // len(ids))
 
 
-def _reader_bytes(scratch: Path, dram: int) -> int:
+def reader_bytes(scratch: Path, dram: int) -> int:
     """Return the DRAM of a reader that has read: its buffers are made at the first read, and differ by engine."""
     path = scratch / "one-page"
     path.write_bytes(bytes(PAGE_BYTES))

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.pauses import pause
 
-__all__ = ["LONGEST", "Assigner", "deal_out", "train_centroids", "training_rows"]
+__all__ = ["LONGEST", "Assigner", "apportion", "deal_out", "train_centroids", "training_rows"]
 
 _FLAT_LISTS = 512
 _EXACT_ASSIGN = 2048
@@ -65,7 +65,7 @@ def _two_levels(sample: Floats, lists: int, seed: int) -> tuple[Floats, list[Int
     """Return k-means centroids and the rows of the sample that each has."""
     coarse = _kmeans(sample, int(lists**0.5), seed)
     groups = _members(_nearest(sample, coarse), len(coarse))
-    shares = _apportion(np.array([len(rows) for rows in groups]), lists)
+    shares = apportion(np.array([len(rows) for rows in groups]), lists)
     centroids, clusters = [], []
     for number, (rows, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
         if share:
@@ -166,7 +166,7 @@ def _nearest(sample: Floats, centroids: Floats) -> Ints:
     return found
 
 
-def _apportion(sizes: Ints, lists: int) -> Ints:
+def apportion(sizes: Ints, lists: int) -> Ints:
     """Share `lists` out in proportion to `sizes`, exactly, at most one for each member."""
     exact = sizes * (lists / sizes.sum())
     shares: Ints = np.minimum(np.floor(exact).astype(np.int64), sizes)

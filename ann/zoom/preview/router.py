@@ -17,13 +17,14 @@ from memhier import backend
 from memhier.ann.threads import one_thread
 from memhier.errors import CorruptionError
 
-__all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
+__all__ = ["EXACT_LISTS", "Router", "find_strays", "router_bytes_per_list"]
 
 EXACT_LISTS = 12288
 _FOUND_COST, _WALK_COST = 10, 100  # codes scanned in the time that one more list takes, of all and by the graph
 NEIGHBOURS = 16  # M of HNSW: a node has up to 2 M links on the ground level
 _EF_CONSTRUCTION = 80
 _QUERIES_FOR_THREADS = 64
+_WALKED = 4  # times the lists: the square of the sight of a walk that still pays
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -53,7 +54,7 @@ class Router:
         storage = index if self._graph is None else faiss.downcast_index(index.storage)
         raw: npt.NDArray[np.uint8] = faiss.rev_swig_ptr(storage.codes.data(), storage.codes.size())
         self.centroids: npt.NDArray[np.float16] = raw.view(np.float16).reshape(index.ntotal, index.d)
-        strays = np.empty(0, np.int64) if self._graph is None else _find_strays(self._graph)
+        strays = np.empty(0, np.int64) if self._graph is None else find_strays(self._graph)
         # Those of one centroid beside each other.
         rows = self.centroids[strays].view(np.dtype((np.void, 2 * index.d)))[:, 0]
         _, group, sizes = np.unique(rows, return_inverse=True, return_counts=True)
@@ -132,7 +133,7 @@ class Router:
 
     def _compares_all(self, nprobe: int) -> bool:
         # The more a walk has in sight, the longer it takes to keep them in order: beyond so many it is slower.
-        return self._graph is None or self._sight(nprobe) ** 2 > 4 * len(self.centroids)
+        return self._graph is None or self._sight(nprobe) ** 2 > _WALKED * len(self.centroids)
 
     def route(self, queries: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
         """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer.
@@ -202,7 +203,7 @@ def _links_are_sound(graph: Any, lists: int) -> bool:
     return True
 
 
-def _find_strays(graph: Any) -> Ints:
+def find_strays(graph: Any) -> Ints:
     """Return the nodes of the ground level that cannot be walked to from the entry point."""
     offsets = faiss.vector_to_array(graph.offsets).astype(np.int64)
     places = offsets[:-1, None] + np.arange(graph.nb_neighbors(0))

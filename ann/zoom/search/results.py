@@ -1,12 +1,13 @@
 """Results of searches."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Explanation", "RangeResult", "SearchResult"]
+__all__ = ["Explanation", "RangeResult", "SearchResult", "iterate"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -121,3 +122,21 @@ class Explanation:
             f"{self.pages} pages read, {self.hot_pages} in DRAM.\n"
             f"It stopped as {_WHY[self.stopped]}.{known}"
         )
+
+
+def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[SearchResult]:
+    """Yield the results of ever larger searches, `batch` at a time, each id once."""
+    seen: set[int | str] = set()
+    k, last = 2 * batch, False
+    while not last:
+        found = search(k)
+        names = found.ids.tolist()
+        there = [name is not None and name != -1 for name in names]
+        new = np.array([real and name not in seen for real, name in zip(there, names, strict=True)], np.bool_)
+        last = len(names) < k or not all(there) or not new.any()
+        ids, distances = found.ids[new], found.distances[new]
+        for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
+            part = slice(start, start + batch)
+            seen.update(ids[part].tolist())
+            yield SearchResult(ids[part], distances[part], found.stats)
+        k *= 2
