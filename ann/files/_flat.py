@@ -154,10 +154,10 @@ def _open_npy(file: File) -> VectorReader:
     return kind(file, shape[0], shape[1], stored, header=head.tell())
 
 
-def _header(file: File, length: int, what: str) -> bytes:
+def _header(file: File, length: int, content: str) -> bytes:
     raw = bytearray(length)
     if file.read_into(raw, 0) < length:
-        raise FormatError(f"{file.path}: {file.size()} bytes, expected at least {length}: {what}")
+        raise FormatError(f"{file.path}: {file.size()} bytes, expected at least {length}: {content}")
     return bytes(raw)
 
 
@@ -167,8 +167,8 @@ def _check_size(path: str, size: int, header: int, count: int, dimension: int, s
         _refuse_size(path, size, expected, f"{count:,} vectors of dimension {dimension} of {stored.name}")
 
 
-def _refuse_size(path: str, size: int, expected: int, what: str) -> NoReturn:
+def _refuse_size(path: str, size: int, expected: int, content: str) -> NoReturn:
     cause = "the file was cut short" if size < expected else "more follows"
     raise FormatError(
-        f"{path}: {size:,} bytes, expected {expected:,} as the header says {what}: {cause}, or the header is wrong"
+        f"{path}: {size:,} bytes, expected {expected:,} as the header says {content}: {cause}, or the header is wrong"
     )

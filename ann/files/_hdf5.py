@@ -24,7 +24,7 @@ class Hdf5Vectors(SlicedVectors):
     """
 
     def __init__(self, path: str, key: str) -> None:
-        # What h5py says of a missing file hides the error's number in a long line.
+        # The message of h5py for a missing file hides the error's number in a long line.
         with open(path, "rb"):
             pass
         try:

@@ -22,7 +22,7 @@ def open_vectors(
     Parameters
     ----------
     path
-        A file whose suffix says what it holds: ``.fvecs``, ``.bvecs``, ``.ivecs``, ``.fbin``, ``.f16bin``, ``.u8bin``,
+        A file; its suffix names the format: ``.fvecs``, ``.bvecs``, ``.ivecs``, ``.fbin``, ``.f16bin``, ``.u8bin``,
         ``.i8bin``, ``.ibin``, ``.npy``, ``.hdf5`` or ``.h5`` (with the extra ``hdf5``), ``.parquet`` (with the extra
         ``parquet``). Compressed files are not read.
     key
@@ -43,7 +43,7 @@ def open_vectors(
     OSError
         When the file cannot be opened.
     FormatError
-        When it is damaged, or not what its suffix says. Damage further on is found where it is read.
+        When it is damaged, or not of the format that its suffix names. Damage further on is found when it is read.
     ValueError, TypeError
         When the suffix is unknown, or `key` or `column` is not for this file.
     ImportError

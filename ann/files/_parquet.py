@@ -31,7 +31,7 @@ class ParquetVectors(VectorReader):
     """
 
     def __init__(self, path: str, column: str | None) -> None:
-        # What arrow says of a directory has no error number.
+        # The error of arrow for a directory has no number.
         with open(path, "rb"):
             pass
         try:

@@ -1,4 +1,4 @@
-"""What every source of vectors offers: a matrix read in blocks and by row numbers, and never held whole."""
+"""A source of vectors: a matrix read in blocks and by row numbers, and never held whole."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class VectorReader:
     Attributes
     ----------
     name
-        The path, and within it what was chosen, for messages.
+        The path, and the data set or column within it, for messages.
     count, dimension
         Shape of the matrix.
     dtype

@@ -18,7 +18,7 @@ class SlicedVectors(VectorReader):
     matrix
         The array-like; where it has ``chunks``, rows of one chunk are read together.
     name
-        What to call it in messages.
+        Its name in messages.
 
     Raises
     ------

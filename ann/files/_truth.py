@@ -97,7 +97,7 @@ def _read_big_ann(files: Files, path: str) -> GroundTruth:
             distances = np.empty((queries, neighbours), "<f4")
             read_at(file, distances, 8 + values)
     wide = ids.astype(np.int64)
-    wide[wide == _NO_ID] = -1  # what -1 becomes where ids are written as uint32
+    wide[wide == _NO_ID] = -1  # -1 written as uint32
     return GroundTruth(wide, None if distances is None else distances.astype(np.float32, copy=False))
 
 

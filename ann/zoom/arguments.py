@@ -147,13 +147,13 @@ def check_vectors(vectors: npt.ArrayLike, dimension: int, dtype: np.dtype[Any]) 
 
 
 def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return what vectors of a dtype are stored as; itself where that is none of those that can be stored."""
+    """Return the dtype that vectors are stored in; the same dtype if it cannot be stored."""
     native = dtype.newbyteorder("=")
     return np.dtype(np.float32) if native.name in AS_FLOAT32 else native
 
 
 def as_array(vectors: Any) -> npt.NDArray[Any]:
-    """Return vectors as an array; tensors of torch, too, that have gradients or a dtype which NumPy has not."""
+    """Return vectors as an array; also torch tensors with gradients, or of a dtype that NumPy lacks."""
     if not _is_tensor(vectors):
         return np.asarray(vectors)
     values = vectors.detach().cpu()
@@ -165,7 +165,7 @@ def _is_tensor(vectors: Any) -> bool:
 
 
 def refuse_rounded(block: npt.NDArray[Any], stored: npt.NDArray[Any], start: int, name: str = "vectors") -> None:
-    """Refuse integers that are not stored as they are; `start` is the number of the first row."""
+    """Refuse integers that the stored dtype would round; `start` is the number of the first row."""
     if block.dtype.kind in "iu" and stored.dtype.kind == "f":
         wrong = (stored.astype(np.float64) != block).any(axis=1) | (np.abs(stored) > _COMPARED).any(axis=1)
         if wrong.any():

@@ -1,15 +1,16 @@
-"""How hard to look for a declared recall, measured on vectors of the index itself or on the user's queries.
+"""The effort for a declared recall, measured on vectors of the index or on the user's queries.
 
-Held-out vectors play the queries; each must find its nearest neighbours other than itself. Neighbours are lost in two
-ways: their list is not scanned, or their bound, wrong by more than `eps` standard errors, keeps them from being read.
+Held-out vectors play the queries; each must find its nearest neighbours other than itself. A search loses neighbours in
+two ways: it does not scan their list, or it does not read them, as their bound is wrong by more than `eps` standard
+errors.
 Both are measured on the preview alone. The least effort is chosen whose mean loss, by conformal risk control
 (Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
 the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
 
 How far a query looks is not a number of lists but a distance, a multiple of that of its own k-th neighbour: a query
 unlike those measured, and one under a filter, has farther neighbours in more lists, and looks at these. Of held-out
-queries one in two ends at the fewest lists. What is chosen for a recall is in all respects at most what is chosen for a
-higher one, so that a search costs no less for more.
+queries one in two ends at the fewest lists. No part of the effort for a recall exceeds that for a higher one, so a
+higher recall never costs less.
 """
 
 from collections.abc import Sequence
@@ -28,27 +29,27 @@ from memhier.rows.ranking import page_rows_of
 
 __all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
 
-TARGET = 0.99  # what a search reaches when it is not told
+TARGET = 0.99  # the default recall of a search
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
-_CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
-_WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
+_CHANGES = 0.1  # of the vectors, beyond which a calibration may no longer hold
+_WORN = 0.3  # of the vectors, beyond which lists no longer fit their vectors; a vector replaced is two changes
 _LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
-# Codes scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
+# Cost of a page, in codes scanned: a quarter is processor time, to check and rank it, the rest is the device.
 _READ_COST = 6000
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
 _LIMITS_OF_K = (10, 40)  # candidates of a query that are looked at, by k; the more where few do not suffice
 _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
-_NO_BOUND = 1e6  # likewise, where errors are not what they are said to be: all is compared that is not known exactly
+_NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
 _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
-_HOPELESS = 2  # times the cost of what was found, beyond which no more lists are tried
+_HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
@@ -71,9 +72,9 @@ class Calibration:
     alone
         By ascending recall: the recall, and the standard errors that it takes where no row is read for another's sake.
     vectors, changes
-        How many there were then, and how many were added or removed since.
+        The number of vectors measured, and of those added or removed since.
     tuned
-        Whether the queries were the user's, which cannot be had again.
+        Whether the queries were the user's, so that a rebuild would lose the calibration.
     """
 
     queries: int
@@ -86,26 +87,26 @@ class Calibration:
 
     @property
     def worn(self) -> bool:
-        """Whether so much has changed since that the index had better be made anew, and nothing is lost by it."""
+        """Whether so much has changed since that the index is worth making anew; never after tuning, which that undoes."""
         return not self.tuned and self.changes > _WORN * self.vectors
 
     @property
     def changed_much(self) -> bool:
-        """Whether so much has changed since that nobody knows whether it still holds."""
+        """Whether so much has changed since that it may no longer hold."""
         return self.changes > _CHANGES * self.vectors
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether hardly a neighbour lay beyond the widest bounds that were measured, as heavy tails make them."""
+        """Whether the widest bounds measured missed hardly a neighbour; heavy-tailed errors make them miss more."""
         return min(self.reached.values()) >= _SHORT
 
     @property
     def exact_eps(self) -> float:
-        """Standard errors that lie between an estimate and bounds which nothing exceeds."""
+        """Standard errors between an estimate and bounds for exact search."""
         return _EXACT_EPS if self.bounds_hold else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
-        """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""
+        """Return the highest recall measured for `k` neighbours, or for the nearest number measured."""
         return self.reached[self._known(k)]
 
     def changed(self, count: int) -> Self:
@@ -119,7 +120,7 @@ class Calibration:
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
             # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
-            # Lists lie otherwise around what was added: those are looked at that any number of neighbours needs.
+            # Lists do not fit added vectors: the search takes the lists that any number of neighbours needs.
             every = [self._at(each, recall)[0] for each in self.efforts if each >= known]
             least, gap = max(each.least for each in every), max(each.gap for each in every)
             found = replace(found, most=None, least=least, gap=gap)
@@ -191,7 +192,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return what :meth:`to_json` gave."""
+        """Return the calibration from the values of :meth:`to_json`."""
         efforts = {
             int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in of_k]
             for k, of_k in values["efforts"].items()
@@ -226,7 +227,7 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
 
 
 class _Measure:
-    """What efforts are judged by: where the true neighbours of the queries lie."""
+    """The places of the true neighbours of the queries, by which efforts are judged."""
 
     def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, rows_of_page: int) -> None:
         self._preview, self._parts, self._truth = preview, parts, truth
@@ -247,7 +248,7 @@ class _Measure:
         self._away = np.where(present, away, np.inf)
 
     def needs(self, numbers: Sequence[int]) -> dict[int, Needs]:
-        """Return by number of neighbours what reading takes; of more candidates where some are far behind others."""
+        """Return the needs by number of neighbours; looks at more candidates where some are far behind others."""
         preview, truth, most = self._preview, self._truth, numbers[-1]
         found: dict[int, Needs] = {}
         for times in _LIMITS_OF_K:
@@ -268,7 +269,7 @@ class _Measure:
         chosen: list[tuple[float, Effort, float]] = []
         within: tuple[Effort, float] | None = None
         for recall in reversed(RECALLS):
-            # What reaches a higher recall reaches this.
+            # The effort for a higher recall reaches this one, too.
             within = self._cheapest_effort(k, needs, known, recall, within) or within
             if within is not None:
                 chosen.append((recall, *within))

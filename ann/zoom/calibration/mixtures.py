@@ -1,9 +1,9 @@
-"""Queries of the inner product that are no vectors of the index, made up to calibrate with.
+"""Queries of the inner product that are no vectors of the index, made up for calibration.
 
-The users of a recommender ask, and items answer: a user's factors are about the sum of those of the items that were
-chosen, of which some are chosen by many. So sums of vectors play queries beside single ones: of two to many, the longer
-drawn the more often. What is looked for in their directions lies elsewhere than the neighbours of single vectors, and
-the effort that both kinds need is taken.
+In a recommender, queries are users and vectors are items. A user's factors are about the sum of those of the chosen
+items, and some items are chosen by many. So calibration also uses sums of vectors as queries: of two to many vectors,
+longer ones drawn more often. Their neighbours lie elsewhere than those of single vectors. Calibration takes the effort
+that suffices for both kinds.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""What it takes to read the true neighbours of queries: how wide bounds, and how many candidates by these.
+"""The needs of reading the true neighbours of queries: the width of bounds, and the number of candidates.
 
-One scan with the widest bounds gives the candidates of a query; what narrower bounds would leave of them, and for any
-number of neighbours, follows without another.
+One scan with the widest bounds gives the candidates of a query. The candidates left by narrower bounds, for any number
+of neighbours, follow without another scan.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What reading `k` neighbours takes.
+    """The needs of reading `k` neighbours.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class Needs:
     usual
         ``[widths]``: how many candidates the bounds leave as a rule.
     kth
-        float32 ``[q]``: what a scan takes for the k-th distance: of rough estimates the least are too small.
+        float32 ``[q]``: the k-th distance that a scan assumes; it is too small where estimates are rough.
     """
 
     widths: Ints
@@ -67,7 +67,7 @@ def measure_needs(
     nprobe: int,
     limit: int,
 ) -> dict[int, Needs]:
-    """Return what reading takes by each of the `numbers` of neighbours, for candidates in `nprobe` lists of each query.
+    """Return the needs by each of the `numbers` of neighbours, for candidates in `nprobe` lists of each query.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def measure_needs(
             pause()
             positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
             error = (estimates - found.lower[query - start, :count]) / EPS[-1]
-            # Copies have one code. Nobody would read a page for them, were the query not in the index.
+            # Copies of the query have its code. Without the query in the index no page would be read for them.
             others = ~np.isin(estimates, estimates[positions == truth.own[query]])
             of_pages = _pages_of(preview, rows_of_page, positions[others], lists_of(parts, positions[others]))
             wanted = _pages_of(preview, rows_of_page, truth.found[query], lists[query])
@@ -123,8 +123,8 @@ class _Seen:
         upper = estimates + EPS[:, None] * error
         ranks = np.empty(self.lower.shape, np.int32)
         np.put_along_axis(ranks, np.argsort(self.lower, axis=1), np.arange(len(positions), dtype=np.int32)[None], 1)
-        # A row is read with its page, whichever row of that is wanted first; of other lists' rows there nobody knows
-        # whether they are scanned.
+        # A row is read with its page, for whichever row of it. Rows of other lists there do not count, as they may
+        # not be scanned.
         order = np.argsort(of_pages, kind="stable")
         first = np.flatnonzero(np.diff(of_pages[order], prepend=-1))
         self.pages = of_pages[order[first]]
@@ -139,7 +139,7 @@ class _Seen:
 
 
 class _Places:
-    """What :class:`Needs` is made of, as it is found query by query."""
+    """Collects :class:`Needs` query by query."""
 
     def __init__(self, truth: NeighbourTruth, k: int, limit: int) -> None:
         self._truth, self._k, self._limit = truth, k, limit
@@ -154,7 +154,7 @@ class _Places:
         self._reads = np.zeros((count, len(EPS)), np.int64)
 
     def note(self, query: int, seen: _Seen, wanted: Ints) -> None:
-        """Note what one query needs, whose neighbours lie on the pages `wanted`."""
+        """Note the needs of one query, whose neighbours lie on the pages `wanted`."""
         if not len(seen.positions):
             return
         k, truth = self._k, self._truth
@@ -176,7 +176,7 @@ class _Places:
         self._alone[query] = _first((seen.positions[row] == neighbours) & inside[:, row])
 
     def needs(self) -> Needs:
-        """Return what reading takes, all queries known."""
+        """Return the needs, after all queries."""
         limit = self._limit
         usual = np.maximum(1, np.median(self._left, axis=1) if self._left.size else np.ones(len(EPS))).astype(np.int64)
         times = np.clip(self._left / usual[:, None], 1, USUAL_MOST)

@@ -25,7 +25,7 @@ class NeighbourTruth:
         float32 ``[q, d]`` in the preview's space.
     own
         int64 ``[q]``: the number under which :meth:`add` will see each query itself, -1 where it is no vector of the
-        index. Neither itself nor a copy of itself is what such a query looks for: that would be too easy.
+        index. Such a query does not look for itself or a copy of itself: that would be too easy.
     count
         Number of vectors to come.
     lengths
@@ -42,7 +42,7 @@ class NeighbourTruth:
         self._norms = np.einsum("ij,ij->i", queries, queries)
 
     def of(self, rows: Ints) -> "NeighbourTruth":
-        """Return what was found for some of the queries, after :meth:`finish`."""
+        """Return the truth of some of the queries, after :meth:`finish`."""
         lengths = None if self._lengths is None else self._lengths[rows]
         some = NeighbourTruth(self.queries[rows], self.own[rows], 0, lengths)
         some.distances, some.found, some.copies = self.distances[rows], self.found[rows], self.copies[rows]
@@ -74,7 +74,7 @@ class NeighbourTruth:
         self.found = np.take_along_axis(found, order, 1)
 
     def finish(self, position_of: Ints | None = None) -> None:
-        """Turn numbers into positions where they differ, and leave out what is no neighbour; after the last vector."""
+        """Turn numbers into positions where they differ, and drop entries without a neighbour; after all vectors."""
         # To a zero query everything is equally near by cosine and inner product: it has no neighbours to find.
         sound = np.isfinite(self.distances) & (self._norms > 0)[:, None]
         if position_of is not None:

@@ -34,7 +34,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the user chose."""
+    """The user's choices."""
 
     metric: Metric
     coding: Coding

@@ -1,4 +1,4 @@
-"""From vectors to what an index holds of them: lists, codes, and the effort that a recall takes."""
+"""The construction of lists, codes and calibration from vectors."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -35,7 +35,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Constructed:
-    """What was made of the vectors of a source.
+    """The parts of an index made of the vectors of a source.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Constructed:
     arrays
         Codes and ids, in list order.
     calibration
-        What a declared recall takes.
+        The effort for each recall.
     rows
         The full vectors, staged to be written in list order.
     positions
@@ -182,7 +182,7 @@ def _put_in_pages(
     positions: Ints,
     rows: SortedRows,
 ) -> None:
-    """Change the order within lists, in place, so that what is near each other shares a page."""
+    """Change the order within lists, in place, so that vectors near each other share a page."""
     borders = np.union1d(starts, rows.borders)
     order = page_order(book, codes, numbers, borders, rows.row_bytes)
     for low, high in itertools.pairwise(borders.tolist()):  # so that little is copied

@@ -56,7 +56,7 @@ class VectorSource:
 
 
 class _ReaderSource(VectorSource):
-    """A source over a file, or over what gives slices as one does."""
+    """A source over a file, or over an array-like that gives slices."""
 
     def __init__(self, reader: VectorReader, *, owned: bool) -> None:
         _check_matrix((reader.count, reader.dimension), reader.dtype, reader.name)
@@ -85,7 +85,7 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
         An array ``[n, d]``; the path of a file, or a :class:`VectorReader`; anything with ``shape``, a numpy ``dtype``
         and slicing, such as a data set of h5py, which is read by slices; or an iterable of blocks ``[rows, d]``.
     scratch
-        A directory for what can be read only once.
+        A directory for vectors that can be read only once.
 
     Raises
     ------
@@ -186,7 +186,7 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
 
 
 def _convert(block: Block, dtype: np.dtype[Any], start: int = 0) -> Block:
-    with np.errstate(over="ignore"):  # what leaves the range becomes infinity, which _check_finite reports
+    with np.errstate(over="ignore"):  # values out of range become infinity, which _check_finite reports
         made = np.ascontiguousarray(block, dtype=dtype)
     refuse_rounded(block, made, start)
     return made

@@ -1,4 +1,4 @@
-"""Columns of attributes, whatever they come from: a type, its words if it is text, and any rows of it.
+"""Columns of attributes from any source: a type, the words of text, and the values of any rows.
 
 A column of text is read as ranks in the sorted list of its distinct words, so that every comparison with text becomes
 one of integers.
@@ -24,7 +24,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 BLOCK_ROWS = 1 << 16
 _INT64 = np.iinfo(np.int64)
-# How libraries that are not imported here call what is missing.
+# Types of missing values in libraries that are not imported here.
 _MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType"})
 
 

@@ -72,7 +72,7 @@ class Vocabulary:
 
         All are sought together: two reads of each per round, and as many rounds as the vocabulary has binary digits.
         """
-        # A word's head is enough to compare it: one byte more than what is sought.
+        # The head of a word is enough to compare it: one byte more than the longest word sought.
         head = max(map(len, words), default=0) + 1
         step = max(1, _BATCH_BYTES // head)
         low = np.zeros(len(words), np.int64)
@@ -100,7 +100,7 @@ class Vocabulary:
         order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
-            # Words of like length are read together; the longest of a batch decides what each read takes.
+            # Words of like length are read together; the longest of a batch decides the length of each read.
             sizes = lengths[order[start:]] * np.arange(1, len(order) - start + 1)
             stop = start + max(1, int(np.searchsorted(sizes, _BATCH_BYTES)))
             batch = order[start:stop]

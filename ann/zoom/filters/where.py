@@ -85,7 +85,7 @@ def parse(text: str) -> Expression:
     TypeError
         When `text` is not text.
     ValueError
-        When it is no filter; the message shows where, and what was expected there.
+        When it is no filter; the message shows the place, and the tokens expected there.
 
     Examples
     --------
@@ -303,8 +303,8 @@ class _Parser:
         match = _TOKEN.match(self._text, start)
         if match is None:
             character = self._text[start]
-            what = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
-            self._fail(f"{what} at position {start}", start)
+            fault = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
+            self._fail(f"{fault} at position {start}", start)
         self._position = match.end()
         kind, text = str(match.lastgroup), match[0]
         if kind == "number" and self._text[match.end() : match.end() + 1].isidentifier():

@@ -1,7 +1,7 @@
-"""What callers call vectors: int64, or strings, which are kept on SSD and known in DRAM by 63 bits of their hash.
+"""Ids of vectors: int64, or strings, which lie on SSD; DRAM holds 63 bits of their hash.
 
-A hash alone names no vector: where it is found, the string on SSD is compared. Of two strings with one hash an index
-takes the first and refuses the second (with ten million strings the odds of any such pair are 1 in 180,000).
+A look-up compares the string on SSD wherever it finds the hash. An index refuses a string whose hash is that of another
+string in it (with ten million strings the odds of any such pair are 1 in 180,000).
 """
 
 from collections.abc import Sequence
@@ -230,7 +230,7 @@ class Sightings:
         self._positions.append(positions[found >= 0])
 
     def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
-        """Return the strings of what was found, of the shape of `found`, None for -1; `tally` as in a read."""
+        """Return the strings of the ids found, of the shape of `found`, None for -1; `tally` as in a read."""
         numbers, inverse = np.unique(found, return_inverse=True)
         ids = np.concatenate([np.empty(0, np.int64), *self._ids])
         positions = np.concatenate([np.empty(0, np.int64), *self._positions])
@@ -238,7 +238,7 @@ class Sightings:
         wanted = numbers[real]
         rows = _rows_of(wanted, ids)
         fresh = _rows_of(wanted, self._fresh.ids)
-        # Later than the search nobody asks: its snapshot's parts are still there.
+        # The search holds its snapshot, so the parts are still there.
         places = Located(np.where(rows >= 0, positions[rows] if len(ids) else -1, -1), fresh)
         names = np.full(len(numbers), None, np.object_)
         names[real] = texts_at(self._parts, self._fresh, places, tally).objects()

@@ -39,7 +39,7 @@ def write_texts(tx: Transaction | Staging, name: str, blocks: Iterable[Texts]) -
     first, rest = [0], Texts.none()
     for block in blocks:
         rest = Texts.joined([rest, block])
-        # What takes less than a page waits for the next block.
+        # Strings of less than a page wait for the next block.
         sizes = np.cumsum(rest.lengths + _BOUND_BYTES)
         start = 0
         while start < len(rest):
@@ -109,7 +109,7 @@ class StoredTexts:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what the store counts, in bytes."""
+        """DRAM held besides that of the store, in bytes."""
         return self._first.nbytes
 
     def read(self, rows: Ints, tally: Ints | None = None) -> Texts:
@@ -123,7 +123,7 @@ class StoredTexts:
         Raises
         ------
         CorruptionError
-            When a page is not what was written.
+            When a page differs from the page written.
         """
         page_of = np.searchsorted(self._first, rows, side="right") - 1
         order = np.argsort(page_of, kind="stable")
@@ -150,6 +150,6 @@ class StoredTexts:
         bounds = pages.view("<u2")
         low = bounds[place, number].astype(np.int64)
         high = bounds[place, number + 1].astype(np.int64)
-        if ((low >= high) | (high > PAGE_BYTES)).any():  # what no checksum was asked to find
+        if ((low >= high) | (high > PAGE_BYTES)).any():  # damage that no checksum was checked for
             raise CorruptionError(f"{self._name}: a page does not hold the ids that it should")
         return Texts.cut(pages.reshape(-1), place * PAGE_BYTES + low, high - low)

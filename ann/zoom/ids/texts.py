@@ -110,7 +110,7 @@ class Texts:
 
 
 def hash_texts(texts: Texts) -> Ints:
-    """Return 63 bits of each string's BLAKE2b, int64 ``[n]``: what stands for it in DRAM, never negative."""
+    """Return 63 bits of each string's BLAKE2b, int64 ``[n]``, never negative; DRAM holds these in its place."""
     numbers = np.empty(len(texts), np.int64)
     for start in range(0, len(texts), _BLOCK):
         words = texts.part(start, min(start + _BLOCK, len(texts))).words()

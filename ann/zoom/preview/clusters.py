@@ -2,8 +2,8 @@
 
 One level costs ``s * lists * d`` per round for a sample of ``s``; the second splits each of ``sqrt(lists)`` coarse
 clusters into its share of lists, which costs ``2 * s * sqrt(lists) * d``. The longest lists are divided again: SPANN
-(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest. What no
-division makes shorter, as copies of one vector, is dealt into several lists around one centroid.
+(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest. A list
+that no division makes shorter, as of copies of one vector, is dealt into several lists around one centroid.
 """
 
 import heapq
@@ -24,7 +24,7 @@ _ROUNDS = 10
 _DIVIDED = 8  # one list in as many comes from dividing the longest
 _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
-LONGEST = 4  # times the mean: what no list is made longer than
+LONGEST = 4  # times the mean: the most rows of a list
 _LOOKED_AT = 4  # lists, for one that is given up
 _SEEDS = 2**31 - 1  # that faiss takes; each cluster that is divided adds its number to that of the index
 

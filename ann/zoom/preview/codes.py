@@ -27,8 +27,8 @@ _SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more gain less
 _MANY_ROWS = 1024  # are worth BLAS's threads; queries come by fewer, and from several threads that would wait for those
 _HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
 _BYTE, _UNKNOWN = 256, 255  # values of a byte, and the one of an error of which nothing is known
-# What factors and errors may be of those of the sample: beyond, a factor is wrong by more, an error unknown. Errors far
-# below the largest are not told apart.
+# Room for factors and errors beyond those of the sample: beyond it, a factor is wrong by more, and an error is unknown.
+# Errors far below the largest are not told apart.
 _FACTOR_ROOM, _ERROR_ROOM, _ERROR_RANGE = 1.1, 4.0, 2.0**-8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -52,10 +52,10 @@ class CodeBook:
     share
         float32 ``[d]``: each axis' share of the variance of residuals.
     unit
-        The root mean square norm of residuals: what radius, factor and error are kept in, so that they suit fp16.
+        The root mean square norm of residuals: the unit of radius, factor and error, so that they suit fp16.
     ratios
-        int32 ``[4]``: scale of what factors, then errors, are of the radius. A byte ``u`` stands for the float whose
-        bits are ``least + u step``: a logarithm, nearly.
+        int32 ``[4]``: scale of factors, then of errors, in terms of the radius. A byte ``u`` stands for the float with
+        the bits ``least + u step``: nearly a logarithm.
     """
 
     rotation: Floats | npt.NDArray[np.int64]
@@ -87,7 +87,7 @@ class CodeBook:
         return of_each
 
     def spread(self, turned: Floats) -> Floats:
-        """Return what the products of queries ``[n, d]`` with residuals of length one are, root mean square."""
+        """Return the root mean square product of queries ``[n, d]`` with residuals of length one."""
         of_each: Floats = np.sqrt(np.einsum("ij,ij,j->i", turned, turned, self.share))
         return of_each
 
@@ -132,7 +132,7 @@ class CodeBook:
         without bits are estimated as zero). Were ``y`` spread over the axes as residuals are, the standard error of
         the estimate would be ``error |y|``.
         """
-        fields, values, factors = self._factors(residuals)
+        fields, values, factors = self.fields_of(residuals)
         with np.errstate(over="ignore", invalid="ignore"):  # far beyond the unit nothing is known
             numbers = self._numbers(residuals / np.float32(self.unit), values, factors / np.float32(self.unit))
         return self._pack(fields), numbers
@@ -149,7 +149,7 @@ class CodeBook:
         head, tail = residuals[:, : len(self.alpha)], residuals[:, len(self.alpha) :]
         wrong = head - factors[:, None] * values
         error = np.square(wrong) @ self.share[: len(self.alpha)] + np.square(tail) @ self.share[len(self.alpha) :]
-        # What was rounded errs as well: by little, but where a code is all but exact, as of one axis, by all there is.
+        # Rounding errs as well: by little, but where a code is all but exact, as of one axis, it is the whole error.
         norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", head, head)), np.float32(1e-30))
         aligned = np.abs(np.einsum("ij,ij->i", values, head)) / norms
         lost = np.square(radii - kept.astype(np.float32)) + np.square((factors - exact) * aligned)
@@ -166,8 +166,8 @@ class CodeBook:
         errors = np.where(error == _UNKNOWN, np.inf, radii * _floats(self.ratios[2] + error * self.ratios[3]))
         return radii, factors, errors.astype(np.float32)
 
-    def _factors(self, residuals: Floats) -> tuple[Bytes, Floats, Floats]:
-        """Return the fields of residuals, what they stand for, and their factors."""
+    def fields_of(self, residuals: Floats) -> tuple[Bytes, Floats, Floats]:
+        """Return the fields of residuals, the values that they stand for, and their factors."""
         head = residuals[:, : len(self.alpha)]
         energy = np.einsum("ij,ij->i", head, head)
         usual = self.unit * np.sqrt(max(float(self.share[: len(self.alpha)].sum()), 1e-30))
@@ -181,7 +181,7 @@ class CodeBook:
         return fields, values, factors
 
     def decode(self, codes: Bytes, numbers: Shorts) -> Floats:
-        """Return about what residuals codes ``[n, code_bytes]`` stand for, in units, on coded axes ``[n, coded]``."""
+        """Return approximate residuals of codes ``[n, code_bytes]``, in units, on the coded axes ``[n, coded]``."""
         fields = np.empty((len(codes), len(self.alpha)), np.float32)
         for start, first, width, dimensions in chunks(self.dimensions):
             columns = -(-dimensions * width // 8)
@@ -327,7 +327,7 @@ def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
     if not len(turned):
         turned, norms = book.turn(np.ones((1, residuals.shape[1]), np.float32)), np.ones(1, np.float32)
     coded = len(book.alpha)
-    _, values, factors = book._factors(turned)
+    _, values, factors = book.fields_of(turned)
     wrong = turned[:, :coded] - factors[:, None] * values
     error = np.square(wrong) @ book.share[:coded] + np.square(turned[:, coded:]) @ book.share[coded:]
     factors, error = factors[factors > 0] / norms[factors > 0], np.sqrt(error) / norms

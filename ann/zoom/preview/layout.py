@@ -1,4 +1,4 @@
-"""How a DRAM budget is spent: so many lists, so many bytes of code for each vector."""
+"""The division of a DRAM budget: the number of lists, and the bytes of code for each vector."""
 
 from dataclasses import dataclass
 
@@ -34,11 +34,11 @@ _BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, a
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 CONTEXTS_MOST = 4  # that a reader makes
 PART_BYTES = 4096  # of a part, in catalog and description
-_CATALOG_BYTES = 8192  # of the description, most of it what recalls take
+_CATALOG_BYTES = 8192  # of the description, most of it efforts
 _PARTS_MORE = 4  # that an index which grows has beside its first
 _FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
 _FRESH_MOST = 8 << 20
-_ATTRIBUTES_SHARE = 1 / 32  # of the budget, for what is known of attributes and for filters used last
+_ATTRIBUTES_SHARE = 1 / 32  # of the budget, for facts about attributes and for bitmaps of filters
 _ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation: without one codes tell a third as much
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
@@ -82,12 +82,12 @@ def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Codi
 
 
 def fresh_bytes(dram: int) -> int:
-    """Return the most DRAM that vectors take which were not yet written."""
+    """Return the most DRAM for vectors that wait to be written."""
     return min(_FRESH_MOST, int(_FRESH_SHARE * dram))
 
 
 def attribute_bytes(dram: int) -> int:
-    """Return the DRAM for what is held of attributes, most of it bitmaps of filters used last."""
+    """Return the DRAM for attributes, most of it for bitmaps of filters."""
     return max(1, int(_ATTRIBUTES_SHARE * dram))
 
 
@@ -136,7 +136,7 @@ def plan_layout(
     Raises
     ------
     BudgetError
-        When even the shortest codes do not fit; says what would be enough.
+        When even the shortest codes do not fit; the message names a budget that is enough.
     """
     sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
 
@@ -190,7 +190,7 @@ def _fit(
         + attribute_bytes(dram) * filtered
     )
     if coding == "rabitq":
-        fixed += 2 * bits  # what was removed, as it is and as it will be
+        fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
     if growing:
         fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
     for length, code_bytes, padded in _choices(core, coding):

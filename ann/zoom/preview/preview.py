@@ -1,8 +1,8 @@
-"""The preview: what of every vector is kept in DRAM, and the search that runs on it alone.
+"""The preview: inverted lists and a code of every vector in DRAM, and the search on these alone.
 
-Inverted lists, and a code of each vector's residual to the centroid of its list. Codes with bounds
-(`memhier.ann.zoom.preview.codes`) leave as candidates what the bounds cannot exclude; product-quantised codes, as in
-the paper, a fixed number of the nearest.
+A code describes a vector's residual to the centroid of its list. With codes that have bounds
+(`memhier.ann.zoom.preview.codes`), the candidates are the vectors that the bounds cannot exclude; with
+product-quantised codes, as in the paper, a fixed number of the nearest.
 
 For inner products codes are of plain vectors, and the lists worth scanning are not the nearest but those where some
 vector may have a large product: ``<q, c>``, and some times the spread of the list's residuals along the query. The
@@ -118,11 +118,11 @@ class Preview:
         return self.book.turn(mapped) if isinstance(self.book, CodeBook) else mapped
 
     def assigner(self) -> Assigner:
-        """Return what finds the list of turned vectors."""
+        """Return an assigner, which finds the list of turned vectors."""
         return Assigner(self.centroids_of(slice(None)), 0)
 
     def centroids_of(self, lists: Any) -> Floats:
-        """Return the centroids of some lists, float32 ``[..., d]``; what the router alone knows is zero in them."""
+        """Return the centroids of some lists, float32 ``[..., d]``; the coordinates of the router alone are zero."""
         centroids: Floats = self.router.centroids[lists].astype(np.float32)
         if self.inner:
             centroids[..., -_LIFTED:] = 0
@@ -166,7 +166,7 @@ class Preview:
         return squared
 
     def gaps(self, turned: Floats, probes: Ints, away: Floats, kth: Floats) -> Floats:
-        """Return how far lists ``[q, p]``, in their order, lie beyond what a query wants: the `gap` of a scan.
+        """Return the `gap` of lists ``[q, p]``, in their order: how far they lie beyond the k-th neighbour of a query.
 
         `away` is the remoteness of their centroids, `kth` ``[q]`` that of the k-th nearest.
         """
@@ -293,7 +293,7 @@ def train_preview(
     if coding == "pq":
         book = train_product(residuals, sample.shape[1] // code_bytes, seed)
     else:
-        # What is left of copies of a centroid is what half precision loses of that.
+        # The residual of a copy of a centroid is the rounding error of half precision.
         norm = float(np.sqrt(np.einsum("ij,ij->i", centroids, centroids).mean()))
         least, own = max(_HALF_LOSS * norm, 1e-30), sample.shape[1] - _LIFTED * inner
         book = train_codes(residuals[:, :own], code_bytes, seed, rotate=rotate, least=least)

@@ -81,7 +81,7 @@ class Router:
 
     @classmethod
     def load(cls, data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Self:
-        """Return the router from the bytes of :meth:`save`, checked against what the catalog at `path` says."""
+        """Return the router from the bytes of :meth:`save`, checked against the catalog at `path`."""
         try:
             index = faiss.deserialize_index(data)
         except (RuntimeError, MemoryError) as error:
@@ -90,7 +90,7 @@ class Router:
             raise CorruptionError(
                 f"{path}: the router holds {index.ntotal} lists of dimension {index.d}: expected {lists} of {padded}"
             )
-        # faiss believes every number in it.
+        # faiss checks none of its numbers.
         is_graph = lists > EXACT_LISTS
         if type(index) is not (faiss.IndexHNSWSQ if is_graph else faiss.IndexScalarQuantizer):
             raise CorruptionError(f"{path}: the router is a faiss {type(index).__name__}")

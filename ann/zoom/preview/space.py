@@ -20,7 +20,7 @@ __all__ = ["METRICS", "Metric", "PreviewSpace", "fit_space"]
 Metric: TypeAlias = Literal["l2", "ip", "cosine"]
 FloatMatrix: TypeAlias = npt.NDArray[np.float32]
 
-# Squares of what lies between are well within float32.
+# Squares of values between these are well within float32.
 _NORM_MIN, _NORM_MAX = 1e-15, 1e18
 
 METRICS: tuple[Metric, ...] = ("l2", "ip", "cosine")
@@ -115,7 +115,7 @@ class PreviewSpace:
         if unit:
             values /= np.sqrt(np.where(squared > 0, squared, 1.0))[:, None]
         out = np.zeros((len(block), self.padded), np.float32)
-        with np.errstate(over="ignore"):  # queries refuses what does
+        with np.errstate(over="ignore"):  # `queries` refuses values that do
             out[:, : self.dimension] = values
         return out, squared
 

@@ -1,4 +1,4 @@
-"""How an index without vectors begins: what stands for lists and codes until there are vectors to learn them from."""
+"""The beginning of an index without vectors: stand-ins for lists and codes until there are vectors to learn from."""
 
 from dataclasses import replace
 
@@ -20,14 +20,14 @@ _EPS = 8.0  # standard errors: whatever the codes, nothing is lost by their boun
 
 
 def stand_in(space: PreviewSpace, code_bytes: int, seed: int, *, rotate: bool) -> Preview:
-    """Return one list, and codes learned from nothing in particular: those of an index that holds no vector."""
+    """Return one list, and codes learned from random vectors, for an index that holds no vector."""
     sample = np.random.default_rng(seed).normal(size=(_ROWS, space.dimension)).astype(np.float32)
     inner = space.metric == "ip"
     return train_preview(space.vectors(sample), 1, "rabitq", code_bytes, seed, rotate=rotate, inner=inner)
 
 
 def uncalibrated() -> Calibration:
-    """Return what every recall takes where nothing was measured: to look everywhere."""
+    """Return the calibration of an index where nothing was measured: look everywhere for every recall."""
     return Calibration(0, {1: [(1.0, Effort(1, eps=_EPS), 1.0)]}, {1: 1.0})
 
 

@@ -32,10 +32,10 @@ class StoppedError(Exception):
 
 
 class Dropped(Protocol):
-    """A result that leaves something behind unless it is used."""
+    """A result with files on disk, which remain unless it is used or dropped."""
 
     def drop(self) -> None:
-        """Remove what it left."""
+        """Remove it."""
 
 
 T = TypeVar("T", bound=Dropped)

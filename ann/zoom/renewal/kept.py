@@ -1,4 +1,4 @@
-"""Which values of attributes an update leaves as they are, and what these are."""
+"""The values of attributes that an update keeps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,16 +24,16 @@ class Kept:
     Attributes
     ----------
     values
-        Objects ``[n]`` as there were, None for null.
+        Objects ``[n]``, None for null.
     rows
-        bool ``[n]``: for which rows they are kept.
+        bool ``[n]``: the rows that keep them.
     """
 
     values: Objects
     rows: npt.NDArray[np.bool_]
 
     def filled(self, given: Objects | None) -> Objects:
-        """Return what was given, with these where nothing was."""
+        """Return the given values, with the kept ones where none were given."""
         if given is None:
             return self.values
         values = given.copy()
@@ -42,9 +42,9 @@ class Kept:
 
 
 def values_kept(state: Snapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
-    """Return what an update of `ids` with these attributes keeps, by name.
+    """Return the values that an update of `ids` with these attributes keeps, by name.
 
-    A table or columns by name give the whole of each column; of a dict for each row, those that a row has not are kept.
+    A table or columns by name replace whole columns. With a dict per row, a row keeps the names that its dict lacks.
 
     Raises
     ------

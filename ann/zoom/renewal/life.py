@@ -53,9 +53,9 @@ from memhier.store.store import Store, Transaction
 
 __all__ = ["IndexWriter"]
 
-_BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for what waits to be written of each segment
-_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew beside those that waited, or as many times these
-_ROUNDS = 4  # of making up for parts that came meanwhile, before a commit takes ever more on itself
+_BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for the write buffer of each segment
+_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew, or as many times the rows that waited
+_ROUNDS = 4  # of coding newer parts for a renewal, before a commit takes ever more of them
 _JOIN_BYTES = 256 << 10  # of the reader and the buffers of a join
 _FIRST_TRAINED = 256  # vectors, from which on an index that was built without any is made anew
 _LONG = 2 * LONGEST  # times the mean: how long a list may grow
@@ -67,14 +67,14 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class IndexWriter:
     """Changes one index; for one thread at a time, the one that has `lock`.
 
-    Every change takes a snapshot and returns another. Where it fails, the one it took is still what the index is.
+    Every change takes a snapshot and returns another. If it fails, the index stays in the state of the first.
 
     Parameters
     ----------
     store
         Open for writing.
     reader, files
-        Read what is written.
+        Read and open the written parts.
     about
         The catalog's description of the index.
     footprint
@@ -92,7 +92,7 @@ class IndexWriter:
         self._held: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
         self._renewals = Renewals()
-        # What a change may hold beside what is counted: vectors that wait are few then, or in their part already.
+        # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
         share = int(_BUFFER_SHARE * about.dram) // PAGE_BYTES * PAGE_BYTES
         self._buffer_bytes = min(max(share, PAGE_BYTES), _BUFFER_MOST)
@@ -119,10 +119,10 @@ class IndexWriter:
             return self._remove(state, ids)
 
     def commit(self, state: Snapshot, compact: bool | None) -> Snapshot:
-        """Make the snapshot durable, join small parts, and take over what was written anew beside the commits.
+        """Make the snapshot durable, join small parts, and take over the work done beside the commits.
 
-        Where `compact`, make all of it anew from its vectors: lists, codes and calibration. Where None and it no longer
-        fits what it was made for, begin to do so beside the commits that follow.
+        With `compact`, make lists, codes and calibration anew from all vectors. With None, and where so much has
+        changed that they no longer fit, begin to do so beside the commits that follow.
         """
         with self._all_or_nothing(state):
             rows = len(state.fresh)
@@ -139,20 +139,20 @@ class IndexWriter:
         return following
 
     def close(self) -> None:
-        """End what goes on beside the commits, after the step that is under way."""
+        """End the work beside the commits, after the step that is under way."""
         self._renewals.stop()
 
     def failures(self) -> list[BaseException]:
-        """Return what failed beside the commits and was not told yet."""
+        """Return the failures of work beside the commits since the last call."""
         return self._renewals.failures()
 
     def renewal(self, state: Snapshot) -> str:
-        """Return how it stands with making the index anew, as `ZoomIndex.stats` tells it."""
+        """Return the state of the renewal; see `ZoomIndex.stats`."""
         return self._renewals.stats(due=self._is_due(state))
 
     @property
     def beside_bytes(self) -> int:
-        """DRAM of what is joined beside the commits, in bytes."""
+        """DRAM of the join beside the commits, in bytes."""
         return self._renewals.planned_bytes
 
     def keep_tuning(self, state: Snapshot) -> None:
@@ -165,7 +165,7 @@ class IndexWriter:
 
     @contextmanager
     def _all_or_nothing(self, state: Snapshot) -> Iterator[None]:
-        """After an error, be again what goes with `state`; parts it does not know are dropped in time."""
+        """After an error, return to the description of `state`; a later commit drops parts that it does not know."""
         if self._lost:
             raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
         about, dirty = self.about, self._dirty
@@ -174,7 +174,7 @@ class IndexWriter:
             with self._renewals.caller.working():
                 yield
         except BaseException:
-            # The numbers of parts stay used: what was written under them is still in the store.
+            # The numbers of parts stay used: their segments are still in the store.
             self.about, self._dirty = replace(about, next_part=self.about.next_part), dirty
             raise
         finally:
@@ -200,7 +200,7 @@ class IndexWriter:
             schema, columns = merge_schema(schema, given, len(vectors)), as_objects(given, len(vectors))
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
-        # Of an index that begins without vectors the space follows from the first.
+        # The first vectors decide on the space of an index that began without any.
         check_range(state.space, vectors, begun=not self._is_untrained(state))
         state = self._make_room(state, names, schema)
         state = self._count_changes(state, len(vectors))
@@ -266,7 +266,7 @@ class IndexWriter:
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
     def _commit_made(self, state: Snapshot, few: int) -> Snapshot:
-        """Make a snapshot durable, with what is ready, where that leaves few rows to write anew now."""
+        """Make a snapshot durable; take over finished work where that leaves few rows to write anew now."""
         self._renewals.collect(state.calibration.changes)
         renewed = self._renewals.renewed
         if renewed is not None:
@@ -281,7 +281,7 @@ class IndexWriter:
         return self._rewrite(state, first, self._renewals.take_made())
 
     def _begin_beside(self, state: Snapshot, compact: bool | None) -> None:
-        """Let threads begin what is called for, now that all of a snapshot is durable."""
+        """Start the threads that are due, now that all of a snapshot is durable."""
         renewals, about, changes = self._renewals, self.about, state.calibration.changes
         if (renewed := renewals.renewed) is not None:
             renewals.make_up(self._task(state, state.parts[len(renewed.replaced) :]))
@@ -311,7 +311,7 @@ class IndexWriter:
         )  # fmt: skip
 
     def _rewrite(self, state: Snapshot, first: int, made: Made | None = None) -> Snapshot:
-        """Make a snapshot durable: its parts, those from number `first` on as one, `made` in the place of others."""
+        """Make a snapshot durable: join its parts from number `first` on, and put `made` in the place of others."""
         about, name = self.about, f"p{self.about.next_part}"
         kept, merged = _in_place(state.parts[:first], made), None
         try:
@@ -330,7 +330,7 @@ class IndexWriter:
             if made is not None:
                 made.drop()
             raise
-        self._lost = True  # what was committed is another state than the last one until it is open
+        self._lost = True  # until the parts are open, the committed state is not the state in memory
         opened = [part or self._load(entry, state) for part, entry in zip(parts, entries, strict=False)]
         if merged is not None:
             opened.append(self._files.open(name, merged.arrays, state.row_bytes, state.schema))
@@ -359,13 +359,13 @@ class IndexWriter:
         return replace(state, parts=kept, preview=preview, hot=hot_in(state.hot, [part.file for part in kept]))
 
     def _renew(self, state: Snapshot) -> Snapshot:
-        """Write all parts as one, with lists and codes that are made for what they hold now."""
+        """Write all parts as one, with lists and codes made for their vectors."""
         task, layout = self._task(state, state.parts), self._layout_anew(state)
         changes = state.calibration.changes
         return self._switch(state, renew(task, layout, self.about.seed, changes))
 
     def _switch(self, state: Snapshot, renewed: Renewed) -> Snapshot:
-        """Make a snapshot durable as one that was made anew, with the parts that came meanwhile."""
+        """Make a snapshot durable in its renewed form, and code newer parts for it."""
         about, preview = self.about, renewed.preview
         task = self._task(state, state.parts[len(renewed.replaced) :])
         try:
@@ -387,7 +387,7 @@ class IndexWriter:
             renewed.drop()
             raise
         state = replace(state, preview=preview, calibration=calibration, hot=HotPages.none())
-        self._lost = True  # what was committed is another state than the last one until it is open
+        self._lost = True  # until the parts are open, the committed state is not the state in memory
         parts = tuple(self._load(entry, state) for entry in entries)
         self._lost = False
         return replace(state, parts=parts)
@@ -403,9 +403,9 @@ class IndexWriter:
     def _written(
         self, tx: Transaction, pieces: Sequence[Part | Made], state: Snapshot
     ) -> tuple[list[dict[str, Any]], list[Part | None]]:
-        """Return the catalog's entries of parts, with those that are open; take over what was made beside commits.
+        """Return the catalog's entries of parts, with the open parts; adopt the segments made beside commits.
 
-        Which rows were removed is written where that changed since the last commit.
+        The bitmap of rows alive is written if it changed since the last commit.
         """
         entries: list[dict[str, Any]] = []
         parts: list[Part | None] = []
@@ -432,7 +432,7 @@ class IndexWriter:
         return self._files.load(entry, state.preview, state.row_bytes, state.schema)
 
     def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int) -> Merged:
-        """Write the rows of the parts from number `first` on, with what goes with them."""
+        """Write the rows of the parts from number `first` on as one part, with their attributes and strings."""
         joined = state.parts[first:]
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
         merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
@@ -442,7 +442,7 @@ class IndexWriter:
         return merged
 
     def _moves_rows(self, state: Snapshot) -> bool:
-        """Return whether there is more to a row than its vector and its number."""
+        """Return whether rows have attributes or strings."""
         return bool(self.about.schema) or state.id_kind == "str"
 
     @property
@@ -450,11 +450,11 @@ class IndexWriter:
         return max(1, self._work_bytes // WRITTEN_BYTES)
 
     def _publish(self, tx: Transaction, about: Description, *, durable: bool) -> None:
-        """Commit a transaction with a new description, dropping the segments that nobody needs.
+        """Commit a transaction with a new description, dropping the segments that nothing names.
 
-        Where the index itself is not committed, the description says nothing of what was added to it.
+        If `durable` is false, the description leaves out additions to the index.
         """
-        if durable:  # nothing but what follows it is returned to
+        if durable:  # a failure no longer returns to the snapshot before
             self._held = frozenset()
         names = {entry["name"] for entry in about.parts}
         about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
@@ -466,7 +466,7 @@ class IndexWriter:
         try:
             tx.commit()
         except BaseException:
-            self._lost = self._store.generation != generation  # it failed at what comes after the commit
+            self._lost = self._store.generation != generation  # it failed after the commit
             raise
         self.about = about
         if durable:
@@ -527,7 +527,7 @@ class IndexWriter:
 
 
 def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
-    """Return the parts with one that was made in the place of those that it replaces."""
+    """Return the parts with `made` in the place of those that it replaces."""
     if made is None:
         return [*parts]
     first = [part.name for part in parts].index(made.replaced[0])
@@ -536,7 +536,7 @@ def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
 
 
 def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
-    """Return the DRAM of a vector that is not yet written: of those there are, or of those to come."""
+    """Return the DRAM of a vector that waits, the most of those that wait and those to come."""
     return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
 
 

@@ -43,7 +43,7 @@ class Fresh:
 
     @classmethod
     def empty(cls, dimension: int, dtype: np.dtype[Any], texts: bool = False) -> Self:
-        """Return one without vectors; `texts` tells whether their ids are to be strings."""
+        """Return no vectors; `texts` tells whether ids are strings."""
         return cls(np.empty((0, dimension), dtype), np.empty(0, np.int64), {}, Texts.none() if texts else None)
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Fresh:
         return held + (0 if self.texts is None else self.texts.memory_bytes)
 
     def emptied(self) -> "Fresh":
-        """Return one of the kind without vectors."""
+        """Return the same without vectors."""
         return Fresh.empty(self.vectors.shape[1], self.vectors.dtype, self.texts is not None)
 
     def without(self, ids: Ints) -> "Fresh":
@@ -67,7 +67,7 @@ class Fresh:
         return Fresh(self.vectors[kept], self.ids[kept], attributes, texts)
 
     def joined(self, more: "Fresh", names: Iterable[str]) -> "Fresh":
-        """Return these and those; `names` are the attributes of the index."""
+        """Return both together; `names` are the attributes of the index."""
         attributes = {}
         for name in names:
             both = [each.attributes.get(name, np.full(len(each), None, object)) for each in (self, more)]

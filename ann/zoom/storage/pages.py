@@ -1,9 +1,9 @@
-"""The order of rows within their lists: what is near each other shares a page.
+"""The order of rows within their lists: vectors near each other share a page.
 
-A page is read for one row and ranked whole, so the fewer pages the neighbours of a query lie on, the fewer are read.
-The rows of a list are halved, and halved again, across the direction in which they differ most, each time at the border
-of a page. Their codes tell that direction as well as the vectors themselves (neighbours on 7.40 pages instead of 7.38,
-of 7.83 in no order, with 30 bytes for 128 dimensions).
+A search reads a page for one row and ranks all its rows, so it reads fewer pages where the neighbours of a query lie on
+fewer. The rows of a list are halved again and again, across the direction in which they differ most, at the border of a
+page. Their codes tell that direction as well as the vectors themselves: neighbours lie on 7.40 pages instead of 7.38,
+and on 7.83 without an order (30 bytes for 128 dimensions).
 """
 
 import itertools
@@ -21,8 +21,8 @@ __all__ = ["page_order"]
 
 _FEWEST = 8  # rows that are worth a halving
 _ROUNDS = 4
-_COPIES = 8  # of what codes stand for, at most
-_BLOCK_BYTES = 16 << 20  # of what codes stand for, at a time: a longer list is put in order piece by piece
+_COPIES = 8  # of decoded vectors, at most
+_BLOCK_BYTES = 16 << 20  # of vectors decoded at a time: a longer list is put in order piece by piece
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -50,7 +50,7 @@ def page_order(
     first
         The row of the file that row 0 is to be.
     work_bytes
-        What may be held meanwhile; some 128 MiB where nothing is said.
+        DRAM for the work; some 128 MiB by default.
     """
     on_page = page_rows_of(row_bytes) or max(1, PAGE_BYTES // row_bytes)
     block = _BLOCK_BYTES if work_bytes is None else work_bytes // _COPIES

@@ -329,7 +329,7 @@ def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32
 
 
 def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
-    """Return the position of each id among what is alive, int64 ``[n]``, -1 for none; passes over all ids."""
+    """Return the position of each id among the rows alive, int64 ``[n]``, -1 for none; passes over all ids."""
     positions = np.full(len(wanted), -1, np.int64)
     order = np.argsort(wanted, kind="stable")
     ascending = wanted[order]
