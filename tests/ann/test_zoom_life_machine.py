@@ -254,9 +254,6 @@ class Life(RuleBasedStateMachine):
         after = self.index.stats()
         assert all(after[name] == held[name] for name in ("vectors", "parts", "planned_bytes", "file_bytes"))
         assert stored(self.folder / "index") == before
-        names = self.some(5)
-        if len(names):
-            np.testing.assert_array_equal(self.index.reconstruct(names), [self.rows[name] for name in names.tolist()])
 
     @invariant()
     def same_size(self):

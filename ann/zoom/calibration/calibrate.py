@@ -87,7 +87,7 @@ class Calibration:
 
     @property
     def worn(self) -> bool:
-        """Whether so much has changed since that the index is worth making anew; never after tuning, which that undoes."""
+        """Whether so much has changed since that the index is worth making anew; never after tuning."""
         return not self.tuned and self.changes > _WORN * self.vectors
 
     @property

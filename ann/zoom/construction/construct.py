@@ -17,7 +17,7 @@ from memhier.ann.zoom.preview.clusters import deal_out, training_rows
 from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.layout import Layout
-from memhier.ann.zoom.preview.preview import Coding, Preview, train_preview
+from memhier.ann.zoom.preview.preview import Preview, train_preview
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.fullview import SortedRows, raw_rows
@@ -70,7 +70,6 @@ def construct(
     ids: npt.NDArray[Any],
     space: PreviewSpace,
     layout: Layout,
-    coding: Coding,
     seed: int,
     scratch: Path,
     bar: Any,
@@ -80,7 +79,7 @@ def construct(
     Reads the source three times, and stages its vectors in files under `scratch`. `bar` is told of the vectors done.
     """
     held_out = _held_out(source.count, seed)
-    preview = _train(source, space, layout, held_out, coding, seed)
+    preview = _train(source, space, layout, held_out, seed)
     bar.set_description("assign")
     lists = np.empty(source.count, np.int32)
     # The held-out vectors act as queries, so they go through the queries' map.
@@ -99,7 +98,7 @@ def construct(
     positions, starts = _list_order(lists, layout.lists)
     bar.set_description("encode")
     rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)
-    preview, codes, numbers = _encode(source, space, preview, lists, positions, starts, rows, bar)
+    preview, codes, numbers = _encode(source, space, preview, lists, positions, rows, bar)
     if isinstance(preview.book, CodeBook):
         _put_in_pages(preview.book, codes, numbers, starts, positions, rows)
     preview.arrange(codes)
@@ -119,9 +118,7 @@ def _held_out(count: int, seed: int) -> Ints:
     return np.sort(chosen).astype(np.int64)
 
 
-def _train(
-    source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, coding: Coding, seed: int
-) -> Preview:
+def _train(source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, seed: int) -> Preview:
     # Lists that were made with a query in them would find its neighbours all too well.
     random = np.random.default_rng(seed)
     wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)
@@ -138,7 +135,9 @@ def _train(
         part = slice(start, start + _SAMPLE_BLOCK)
         sample[part] = space.vectors(source.take(rows[part]))
     inner = space.metric == "ip"
-    return train_preview(sample, layout.lists, coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner)
+    return train_preview(
+        sample, layout.lists, layout.coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner
+    )
 
 
 def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
@@ -155,7 +154,6 @@ def _encode(
     preview: Preview,
     lists: npt.NDArray[np.int32],
     positions: Ints,
-    starts: Ints,
     rows: SortedRows,
     bar: Any,
 ) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
@@ -171,7 +169,7 @@ def _encode(
         squared += np.bincount(lists[part], radii, preview.lists)
         rows.add(place, raw_rows(block))
         bar.update(len(block))
-    return preview.with_radii(squared, np.diff(starts)), codes, numbers
+    return preview.with_radii(squared, np.bincount(lists, minlength=preview.lists)), codes, numbers
 
 
 def _put_in_pages(

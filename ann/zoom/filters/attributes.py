@@ -18,19 +18,18 @@ from memhier.ann.zoom.filters.conditions import (
     Expression,
     check_name,
     check_types,
-    leaves,
     on_codes,
     on_moments,
     row_bytes,
     select,
-    values_of,
+    texts_of,
 )
 from memhier.ann.zoom.filters.stored_column import NullColumn, StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.where import parse
 from memhier.io.reader import PAGE_BYTES, Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "write_attributes"]
+__all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "merged_schema", "write_attributes"]
 
 Schema: TypeAlias = dict[str, AttributeType]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -64,8 +63,13 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
     >>> merge_schema({}, {"price": [3, None], "lang": ["en", "de"]}, 2)
     {'price': 'int64', 'lang': 'str'}
     """
+    return merged_schema(schema, as_columns(attributes, count), count)
+
+
+def merged_schema(schema: Mapping[str, AttributeType], columns: Mapping[str, Column], count: int) -> Schema:
+    """Return the schema with the types of new columns added; see :func:`merge_schema`."""
     merged = dict(schema)
-    for name, column in as_columns(attributes, count).items():
+    for name, column in columns.items():
         if name in merged:
             for start in range(0, count if must_convert(name, column, merged[name]) else 0, BLOCK_ROWS):
                 rows = np.arange(start, min(start + BLOCK_ROWS, count))
@@ -275,8 +279,11 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
-        expression = self._on_codes(on_moments(expression, self._schema))
-        used = {name: self._columns[name] for name in expression.names if name in self._columns}
+        names = expression.names
+        used = {name: self._columns[name] for name in names if name in self._columns}
+        texts = texts_of(expression, [name for name in used if self._schema[name] == "str"])
+        ranks = {name: used[name].find(found) for name, found in texts.items()}
+        expression = on_codes(on_moments(expression, self._schema), ranks)
         each = sum(column.width + 2 for column in used.values()) + row_bytes(expression)
         step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
         buffers = {name: _aligned(min(step, self._count) * column.width) for name, column in used.items()}
@@ -286,13 +293,6 @@ class Attributes:
             rows = select(expression, _block_cells(used, buffers, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
-
-    def _on_codes(self, expression: Expression) -> Expression:
-        literals: dict[str, dict[str, None]] = {}
-        for leaf in leaves(expression):
-            if leaf.name in self._columns and self._schema[leaf.name] == "str":
-                literals.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
-        return on_codes(expression, {name: self._columns[name].find(list(texts)) for name, texts in literals.items()})
 
     def _take(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         kind = self._schema[name]

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.conditions import KEYWORDS, AttributeType, Cells
-from memhier.ann.zoom.filters.times import microseconds, moments
+from memhier.ann.zoom.filters.times import as_moments, microseconds, moments
 
-__all__ = ["ArrayColumn", "ChainedColumn", "Column", "as_columns"]
+__all__ = ["ArrayColumn", "ChainedColumn", "Column", "as_columns", "as_objects"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -338,6 +338,28 @@ def as_columns(attributes: Any, count: int) -> dict[str, Column]:
             raise ValueError(f"attribute {name!r} has {len(data)} values: expected {count}, one for each row")
         made[name] = data
     return made
+
+
+def as_objects(columns: Mapping[str, Column]) -> dict[str, npt.NDArray[Any]]:
+    """Return columns as arrays of Python values, None for null."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, column in columns.items():
+        if column.type is None:
+            found[name] = np.full(len(column), None, object)
+            continue
+        cells = column.read(np.arange(len(column)))
+        values = cells.values.astype(object)
+        if column.type == "str":
+            words = [word.decode() for word in column.words()]
+            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
+        elif column.type == "datetime":
+            values = as_moments(cells.values)
+        elif column.type == "bool":
+            values[:] = cells.values.astype(np.bool_)
+        if cells.nulls is not None:
+            values[cells.nulls] = None
+        found[name] = values
+    return found
 
 
 def _transposed(rows: Any, count: int) -> dict[str, list[Any]]:

@@ -3,7 +3,7 @@
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -32,6 +32,7 @@ __all__ = [
     "on_moments",
     "row_bytes",
     "select",
+    "texts_of",
     "values_of",
 ]
 
@@ -162,6 +163,15 @@ def values_of(leaf: Leaf) -> tuple[Value, ...]:
     if isinstance(leaf, Comparison):
         return (leaf.value,)
     return leaf.values if isinstance(leaf, Membership) else ()
+
+
+def texts_of(expression: Expression, names: Container[str]) -> dict[str, list[str]]:
+    """Return the different texts that the attributes `names` are compared with, by name."""
+    found: dict[str, dict[str, None]] = {}
+    for leaf in leaves(expression):
+        if leaf.name in names:
+            found.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
+    return {name: list(texts) for name, texts in found.items()}
 
 
 def check_name(name: str, known: Mapping[str, Any]) -> None:

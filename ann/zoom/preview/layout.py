@@ -17,6 +17,7 @@ __all__ = [
     "CONTEXTS_MOST",
     "PART_BYTES",
     "Layout",
+    "Sizes",
     "attribute_bytes",
     "codes_can_grow",
     "fresh_bytes",
@@ -44,13 +45,51 @@ _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code de
 
 
 @dataclass(frozen=True, slots=True)
+class Sizes:
+    """The sizes of an index that its user decides on.
+
+    Attributes
+    ----------
+    count, dimension, metric
+        Of the vectors.
+    coding
+        Kind of the codes.
+    row_bytes
+        Bytes of one vector on SSD; a CRC is kept for each page of them.
+    id_bytes
+        Bytes of an id.
+    reader_bytes
+        DRAM of the reader's buffers for one thread.
+    text_pages
+        Pages of ids that are strings.
+    filtered
+        Whether there are attributes to filter by.
+    growing
+        Whether some of the vectors are still to come.
+    """
+
+    count: int
+    dimension: int
+    metric: Metric
+    coding: Coding
+    row_bytes: int
+    id_bytes: int
+    reader_bytes: int
+    text_pages: int = 0
+    filtered: bool = False
+    growing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """Sizes of an index, decided before it is built.
+    """The layout of an index in DRAM, decided before it is built.
 
     Attributes
     ----------
     lists
         Number of inverted lists.
+    coding
+        Kind of the codes.
     code_bytes
         Bytes of code for each vector, without its numbers.
     padded
@@ -64,6 +103,7 @@ class Layout:
     """
 
     lists: int
+    coding: Coding
     code_bytes: int
     padded: int
     rotate: bool
@@ -96,114 +136,56 @@ def read_depth(dram: int) -> int:
     return max(32, min(128, dram // (128 * PAGE_BYTES)))
 
 
-def plan_layout(
-    count: int,
-    dimension: int,
-    metric: Metric,
-    coding: Coding,
-    row_bytes: int,
-    id_bytes: int,
-    reader_bytes: int,
-    dram: int,
-    text_pages: int = 0,
-    *,
-    filtered: bool = False,
-    growing: bool = False,
-) -> Layout:
+def plan_layout(sizes: Sizes, dram: int) -> Layout:
     """Return the layout with the longest codes that fits `dram` bytes.
-
-    Parameters
-    ----------
-    count, dimension, metric
-        Of the vectors.
-    coding
-        Kind of the codes.
-    row_bytes
-        Bytes of one vector on SSD; a CRC is kept for each page of them.
-    id_bytes
-        Bytes of an id.
-    reader_bytes
-        DRAM of the reader's buffers for one thread.
-    dram
-        The budget in bytes.
-    text_pages
-        Pages of ids that are strings.
-    filtered
-        Whether there are attributes to filter by.
-    growing
-        Whether some of the vectors are still to come.
 
     Raises
     ------
     BudgetError
         When even the shortest codes do not fit; the message names a budget that is enough.
     """
-    sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
-
-    def fit(dram: int, may_rotate: bool) -> Layout | None:
-        strings = PAGE_DRAM * text_pages
-        return _fit(*sizes, dram, strings, may_rotate=may_rotate, filtered=filtered, growing=growing)
-
     # A rotation that would leave no room for codes is done without.
-    fitting = fit(dram, True) or fit(dram, False)
+    fitting = _fit(sizes, dram, may_rotate=True) or _fit(sizes, dram, may_rotate=False)
     if fitting is not None:
         return fitting
-    shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
-    enough = max(dram + 1, count * (shortest + id_bytes))
-    while fit(enough, False) is None:  # buffers grow with the budget
+    choices = _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding)
+    enough = max(dram + 1, sizes.count * (min(code_bytes for _, code_bytes, _ in choices) + sizes.id_bytes))
+    while _fit(sizes, enough, may_rotate=False) is None:  # buffers grow with the budget
         enough = enough * 17 // 16 + 1
     raise BudgetError(
-        f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
+        f"dram={format_bytes(dram)} is too small for {sizes.count:,} vectors of dimension {sizes.dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
 
 
-def _fit(
-    count: int,
-    dimension: int,
-    metric: Metric,
-    coding: Coding,
-    row_bytes: int,
-    id_bytes: int,
-    reader_bytes: int,
-    dram: int,
-    strings: int,
-    *,
-    may_rotate: bool,
-    filtered: bool,
-    growing: bool,
-) -> Layout | None:
+def _fit(sizes: Sizes, dram: int, *, may_rotate: bool) -> Layout | None:
     """Return the layout with the longest codes that fits, None where none does."""
-    core, bits = core_dimension(metric, dimension), bitmap_bytes(count)
-    each = workspace_bytes(row_bytes) + scan_bytes(dram) + bits * filtered
+    count, coded = sizes.count, sizes.coding == "rabitq"
+    bits = bitmap_bytes(count)
+    each = workspace_bytes(sizes.row_bytes) + scan_bytes(dram) + bits * sizes.filtered
     for_searches = int(_SEARCHES_SHARE * dram)
-    searches = for_searches // (each + reader_bytes)
+    searches = for_searches // (each + sizes.reader_bytes)
     if searches >= CONTEXTS_MOST:  # those beyond compute meanwhile
-        searches = (for_searches - CONTEXTS_MOST * reader_bytes) // each
+        searches = (for_searches - CONTEXTS_MOST * sizes.reader_bytes) // each
     searches = max(1, min(_SEARCHES_MOST, searches))
-    buffers = searches * each + min(searches, CONTEXTS_MOST) * reader_bytes
-    fixed = (
-        buffers
-        + _CATALOG_BYTES
-        + strings
-        + _checksum_bytes(stored_bytes(count, row_bytes))
-        + attribute_bytes(dram) * filtered
-    )
-    if coding == "rabitq":
+    fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES
+    fixed += PAGE_DRAM * sizes.text_pages + _checksum_bytes(stored_bytes(count, sizes.row_bytes))
+    fixed += attribute_bytes(dram) * sizes.filtered
+    if coded:
         fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
-    if growing:
+    if sizes.growing:
         fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
-    for length, code_bytes, padded in _choices(core, coding):
-        per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
+    for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding):
+        per_vector = code_bytes + sizes.id_bytes + (_NUMBERS_BYTES if coded else 0)
         per_list = _list_bytes(count, padded)
-        rotate = may_rotate and coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
-        book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
+        rotate = may_rotate and coded and 4 * padded * padded <= _ROTATION_SHARE * dram
+        book = 16 * padded + 4 * padded * padded * rotate if coded else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
         lists = _lists_within(count, padded, dram, length)
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
-        total += 8 * (lists + 1) * _PARTS_MORE * growing
+        total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
         if total <= dram:
-            return Layout(lists, code_bytes, padded, rotate, searches, total)
+            return Layout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
     return None
 
 

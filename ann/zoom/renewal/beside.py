@@ -205,7 +205,7 @@ class Renewals:
         """DRAM of the join under way, until a commit takes it over."""
         return self._planned if self.joining else 0
 
-    def held(self, parts: Sequence[Part]) -> int:
+    def claimed(self, parts: Sequence[Part]) -> int:
         """Return how many parts, from the first on, belong to the join or the renewal."""
         spoken = (self._joined if self.joining else frozenset()) | (self._covered if self.renewing else frozenset())
         return max((number for number, part in enumerate(parts, 1) if part.name in spoken), default=0)

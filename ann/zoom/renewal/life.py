@@ -18,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.construction.source import VectorSource
-from memhier.ann.zoom.filters.attributes import Schema, as_columns, merge_schema, write_attributes
+from memhier.ann.zoom.filters.attributes import Schema, as_columns, merged_schema, write_attributes
+from memhier.ann.zoom.filters.columns import as_objects
 from memhier.ann.zoom.ids.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.preview.clusters import LONGEST
@@ -41,7 +42,7 @@ from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task,
 from memhier.ann.zoom.renewal.room import check_range, check_room
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.catalog import Description, write_preview
-from memhier.ann.zoom.storage.fresh import Fresh, as_objects, fresh_row_bytes
+from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
 from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles
@@ -89,7 +90,7 @@ class IndexWriter:
         self.lock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
-        self._held: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
+        self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
         self._renewals = Renewals()
         # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
@@ -125,7 +126,7 @@ class IndexWriter:
         changed that they no longer fit, begin to do so beside the commits that follow.
         """
         with self._all_or_nothing(state):
-            rows = len(state.fresh)
+            rows = len(state.fresh.ids)
             state = self._spill(state)
             if compact or (compact is None and not state.count and outgrown(state)):
                 self._renewals.stop()
@@ -169,7 +170,7 @@ class IndexWriter:
         if self._lost:
             raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
         about, dirty = self.about, self._dirty
-        self._held = frozenset(part.name for part in state.parts)
+        self._needed = frozenset(part.name for part in state.parts)
         try:
             with self._renewals.caller.working():
                 yield
@@ -178,7 +179,7 @@ class IndexWriter:
             self.about, self._dirty = replace(about, next_part=self.about.next_part), dirty
             raise
         finally:
-            self._held = frozenset()
+            self._needed = frozenset()
 
     def _add(
         self,
@@ -189,20 +190,21 @@ class IndexWriter:
         kept: Mapping[str, Kept] | None = None,
     ) -> tuple[Snapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
-        if len(names) != len(vectors):
-            raise ValueError(f"ids has {len(names)} entries for {len(vectors)} vectors: expected one for each")
+        if len(names.numbers) != len(vectors):
+            raise ValueError(f"ids has {len(names.numbers)} entries for {len(vectors)} vectors: expected one for each")
         if ids is not None:
             refuse_known(state.parts, state.fresh, names)
         schema = self.about.schema
         columns: dict[str, npt.NDArray[Any]] = {}
         if attributes is not None:
             given = as_columns(attributes, len(vectors))
-            schema, columns = merge_schema(schema, given, len(vectors)), as_objects(given, len(vectors))
+            schema, columns = merged_schema(schema, given, len(vectors)), as_objects(given)
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
         # The first vectors decide on the space of an index that began without any.
-        check_range(state.space, vectors, begun=not self._is_untrained(state))
-        state = self._make_room(state, names, schema)
+        check_range(state.space, vectors, fitted=not self._is_untrained(state))
+        each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts)
+        state = self._make_room(state, names, schema, each)
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
             next_id = max(self.about.next_id, int(names.numbers.max(initial=-1)) + 1)
@@ -212,13 +214,13 @@ class IndexWriter:
             parts = tuple(self._files.widened(part, schema) for part in state.parts)
             state = replace(state, schema=schema, parts=parts)
         self._dirty = True
-        most = max(1, fresh_bytes(self.about.dram) // _waiting_bytes(state, names, schema))
+        most = max(1, fresh_bytes(self.about.dram) // each)
         for start in range(0, len(vectors), most):
             part = slice(start, start + most)
-            ids = names.part(start, min(start + most, len(names)))
+            ids = names.part(start, min(start + most, len(names.numbers)))
             values = {name: each[part] for name, each in columns.items()}
             more = Fresh(vectors[part], ids.numbers, values, ids.texts)
-            if len(state.fresh) + len(more) > most:
+            if len(state.fresh.ids) + len(more.ids) > most:
                 state = self._spill(state)
                 state = self._join_pending(state)
             state = replace(state, fresh=state.fresh.joined(more, schema))
@@ -244,7 +246,7 @@ class IndexWriter:
 
     def _spill(self, state: Snapshot) -> Snapshot:
         """Write the fresh vectors, if there are any, as a pending part."""
-        if not len(state.fresh):
+        if not len(state.fresh.ids):
             return state
         if first := self._is_untrained(state):
             state = begun(state, self.about.seed)
@@ -277,7 +279,7 @@ class IndexWriter:
                 return self._switch(state, renewed)
         if not self._dirty and self._renewals.made is None:
             return state
-        first = self._first_to_join(state, self._renewals.held(state.parts), few)
+        first = self._first_to_join(state, self._renewals.claimed(state.parts), few)
         return self._rewrite(state, first, self._renewals.take_made())
 
     def _begin_beside(self, state: Snapshot, compact: bool | None) -> None:
@@ -288,7 +290,7 @@ class IndexWriter:
         elif compact is None and not renewals.renewing and self._is_due(state) and renewals.may_start(changes):
             renewals.start_renewal(self._task(state, state.parts), self._layout_anew(state), about.seed, changes)
         elif not renewals.joining and renewals.may_start(changes):
-            first = self._first_to_join(state, renewals.held(state.parts), None, _JOIN_BYTES + self._work_bytes)
+            first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
             if first < len(state.parts):
                 planned = merged_bytes(state.parts[first:], state.preview, self._texts(), True)
                 planned += _JOIN_BYTES + self._work_bytes
@@ -398,7 +400,7 @@ class IndexWriter:
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
-        return Layout(lists, book.code_bytes, padded, rotate, about.searches, about.dram)
+        return Layout(lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram)
 
     def _written(
         self, tx: Transaction, pieces: Sequence[Part | Made], state: Snapshot
@@ -455,7 +457,7 @@ class IndexWriter:
         If `durable` is false, the description leaves out additions to the index.
         """
         if durable:  # a failure no longer returns to the snapshot before
-            self._held = frozenset()
+            self._needed = frozenset()
         names = {entry["name"] for entry in about.parts}
         about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
         for name in self._stale(about):
@@ -474,7 +476,7 @@ class IndexWriter:
 
     def _stale(self, about: Description) -> list[str]:
         """Return the segments of parts and removals that `about` does not name."""
-        needed = {entry["name"] for entry in (*about.parts, *about.pending)} | self._held
+        needed = {entry["name"] for entry in (*about.parts, *about.pending)} | self._needed
         alive = {entry["alive"] for entry in about.parts}
         stale = []
         for name in self._store.segments():
@@ -495,10 +497,10 @@ class IndexWriter:
     def _begin(self) -> Transaction:
         return self._store.begin(self._buffer_bytes)
 
-    def _make_room(self, state: Snapshot, ids: Ids, schema: Schema) -> Snapshot:
-        """Return the snapshot, without its hot pages where more vectors need their DRAM."""
+    def _make_room(self, state: Snapshot, ids: Ids, schema: Schema, each: int) -> Snapshot:
+        """Return the snapshot, without its hot pages where more vectors, of `each` bytes while they wait, need DRAM."""
         dram = self.about.dram
-        waiting = min(fresh_bytes(dram), (len(ids) + len(state.fresh)) * _waiting_bytes(state, ids, schema))
+        waiting = min(fresh_bytes(dram), (len(ids.numbers) + len(state.fresh.ids)) * each)
         filters = self.about.searches if schema else 0
 
         def check(state: Snapshot) -> None:
@@ -533,11 +535,6 @@ def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
     first = [part.name for part in parts].index(made.replaced[0])
     assert tuple(part.name for part in parts[first : first + len(made.replaced)]) == made.replaced
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
-
-
-def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
-    """Return the DRAM of a vector that waits, the most of those that wait and those to come."""
-    return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
 
 
 def outgrown(state: Snapshot) -> bool:

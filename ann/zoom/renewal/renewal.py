@@ -184,7 +184,7 @@ def renew(task: Task, layout: Layout, seed: int, changes: int) -> Renewed:
         parts, reader = opened
         source = PartsSource(parts, task.dtype, task.space.dimension, reader)
         try:
-            made = construct(source, source.ids, task.space, layout, "rabitq", seed, scratch, tqdm(disable=True))
+            made = construct(source, source.ids, task.space, layout, seed, scratch, tqdm(disable=True))
             for _ in made.rows.write(RowWriter(staging.segment(f"{task.name}-rows"), task.row_bytes)):
                 pause()
         finally:

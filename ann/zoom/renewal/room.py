@@ -47,9 +47,9 @@ def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int,
     BudgetError
         When it is exceeded; the message names a budget that is enough.
     """
-    more, texts = len(ids), ids.texts
-    count = more + len(state.fresh)
-    id_bytes = max(compact_dtype(some).itemsize for some in (ids.numbers, state.fresh.ids))
+    more, texts = len(ids.numbers), ids.texts
+    count = more + len(state.fresh.ids)
+    id_bytes = compact_dtype(ids.numbers, state.fresh.ids).itemsize
     each = state.preview.book.code_bytes + _NUMBERS_BYTES + id_bytes
     per_part = 8 * (state.preview.lists + 1) + PART_BYTES
     # Waiting vectors are copied when others join them. A removal makes a second bitmap.
@@ -69,8 +69,8 @@ def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int,
         )
 
 
-def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, begun: bool) -> None:
-    """Refuse vectors that the preview cannot hold; with `begun`, it was fitted to those of the build.
+def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, fitted: bool) -> None:
+    """Refuse vectors that the preview cannot hold; with `fitted`, it was trained on those of the build.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, begun: bool) 
         values = vectors[start : start + _BLOCK].astype(np.float64)
         squared = np.einsum("ij,ij->i", values, values)
         row = int(squared.argmax())
-        if begun and space.metric == "ip" and squared[row] > (space.reach * _ROUNDING) ** 2:
+        if fitted and space.metric == "ip" and squared[row] > (space.reach * _ROUNDING) ** 2:
             raise ValueError(
                 f"vectors row {start + row} has a norm of {squared[row] ** 0.5:.6g}, the largest at build was "
                 f"{space.reach:.6g}: with metric='ip' the index must be built again, with this vector"

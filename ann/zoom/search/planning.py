@@ -52,7 +52,7 @@ def plan_search(state: Snapshot, k: int, count: int, options: SearchOptions, sel
     ValueError, TypeError
         When `candidates` is no number of at least `k`.
     """
-    recall = TARGET if options.recall is None else options.recall
+    recall = TARGET if options.recall is None else float(options.recall)
     if options.nprobe is None and options.candidates is None:
         plan = _plan_recall(state, k, recall, selection)
         if (found := plan.effort.candidates) is None:
@@ -60,7 +60,7 @@ def plan_search(state: Snapshot, k: int, count: int, options: SearchOptions, sel
         return replace(plan, effort=replace(plan.effort, candidates=min(max(k, found), max(k, count))))
     effort, _ = state.calibration.effort(k, recall)
     if options.nprobe is not None:
-        effort = Effort(min(options.nprobe, state.preview.lists), effort.eps, effort.candidates)
+        effort = Effort(int(min(options.nprobe, state.preview.lists)), effort.eps, effort.candidates)
     wanted = effort.candidates
     if options.candidates is not None:
         wanted = check_count("candidates", options.candidates, k, None)

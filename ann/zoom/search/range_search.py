@@ -179,8 +179,9 @@ class _Scan:
         everything = np.full(len(ids), -np.inf, np.float32)
         request = RankRequest(
             queries=self.queries[chosen], metric=snapshot.space.metric, dtype=snapshot.dtype.name,
-            row_bytes=snapshot.row_bytes, first=np.concatenate([[0], np.cumsum(counts)]), files=files, offsets=offsets,
-            lower=everything, ids=ids, thresholds=np.full(len(chosen), np.inf, np.float32), k=most, first_round=most,
+            row_bytes=self._search.row_bytes, first=np.concatenate([[0], np.cumsum(counts)]), files=files,
+            offsets=offsets, lower=everything, ids=ids, thresholds=np.full(len(chosen), np.inf, np.float32),
+            k=most, first_round=most,
         )  # fmt: skip
         search = self._search
         ranking = rank_rows(search.reader, request, search.workspace, hot=snapshot.hot, tally=search.tally)

@@ -140,8 +140,8 @@ class Search:
         Where the vectors found are; None where nothing asks.
     coded
         The codes of each part.
-    workspace
-        Room for the rows of one submission.
+    row_bytes, workspace
+        Bytes of a vector on SSD, and room for the vectors of one submission.
     """
 
     def __init__(self, snapshot: Snapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
@@ -149,7 +149,9 @@ class Search:
         self.tally = np.zeros(3, np.int64)
         self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
         self.coded = [part.coded(bits) for part, bits in zip(snapshot.parts, selection.parts, strict=True)]
-        self.workspace = make_workspace(snapshot.row_bytes)
+        self.row_bytes = snapshot.row_bytes
+        self.workspace = make_workspace(self.row_bytes)
+        self._on_page = page_rows_of(self.row_bytes)
 
     def nearest(self, queries: Floats, k: int, effort: Effort, limits: Limits = NO_LIMITS) -> Found:
         """Return the `k` nearest of each query, float32 ``[q, d]``; -1 and infinity where there are fewer."""
@@ -195,7 +197,7 @@ class Search:
 
         A query whose lists hold fewer than `k` rows, or that did not scan all near lists, scans more of them.
         """
-        snapshot, lists = self.snapshot, self.snapshot.preview.lists
+        snapshot, lists = self.snapshot, len(self.snapshot.preview.radii)
         candidates = snapshot.preview.search(turned, self.coded, k, effort, limit)
         is_open = candidates.counts < k
         if effort.gap < np.inf:
@@ -227,7 +229,7 @@ class Search:
         files, offsets, ids = gather(snapshot.parts, candidates.positions[inside])
         lower, thresholds = space.distances(candidates.lower, queries), space.distances(candidates.thresholds, queries)
         request = RankRequest(
-            queries=queries, metric=space.metric, dtype=snapshot.dtype.name, row_bytes=snapshot.row_bytes,
+            queries=queries, metric=space.metric, dtype=snapshot.dtype.name, row_bytes=self.row_bytes,
             first=np.concatenate([[0], np.cumsum(candidates.counts)]), files=files, offsets=offsets,
             lower=lower[inside], ids=ids, thresholds=thresholds, k=k,
             first_round=k if effort.candidates is None else effort.candidates,
@@ -240,7 +242,7 @@ class Search:
 
     def _page_rows(self) -> list[PageRows] | None:
         """Return the rows on the pages of each part that may be found; None where rows straddle pages."""
-        if not page_rows_of(self.snapshot.row_bytes):
+        if not self._on_page:
             return None
         both = zip(self.snapshot.parts, self.coded, strict=True)
         return [PageRows(part.file, part.arrays.ids, coded.allowed) for part, coded in both]

@@ -63,14 +63,14 @@ class Searcher:
         """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`."""
         limits, ms = NO_LIMITS, options.deadline_ms
         if timed := ms is not None and ms < np.inf:
-            limits = Limits(deadline=ms / 1000)
+            limits = Limits(deadline=float(ms) / 1000)
         if options.max_reads is not None:
-            limits = replace(limits, max_reads=options.max_reads)
+            limits = replace(limits, max_reads=int(options.max_reads))
         with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
             state = self.state
-            count = state.count
-            k = min(options.k, max(1, count))
-            search = Search(state, self._reader, Selection.of(state, options.where), named=state.id_kind == "str")
+            count, named = state.count, state.fresh.texts is not None
+            k = int(min(options.k, max(1, count)))
+            search = Search(state, self._reader, Selection.of(state, options.where), named=named)
             plan = plan_search(state, k, count, options, search.selection)
             found = search.nearest(queries, k, plan.effort, limits)
             cut = is_cut_short(found, k, plan.effort, state.scan_bytes)
@@ -88,9 +88,8 @@ class Searcher:
                 if limits is NO_LIMITS:
                     stats["recall"] = self._kept(plan, options)
                 else:
-                    # A limit leaves no time to make the search exact.
                     best = plan.kept
-                    if plan.escalation == "exact" or is_cut_short(found, k, plan.effort, state.scan_bytes).any():
+                    if plan.escalation == "exact" or cut.any():  # a limit leaves no time to make the search exact
                         best = min(best, state.calibration.reached_at(k))
                     within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
                     stats["recall"] = self._kept_within(best, within, options, stats, timed=timed)
@@ -100,13 +99,13 @@ class Searcher:
         """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`."""
         with self._turns.next():
             state = self.state
-            search = Search(state, self._reader, Selection.of(state, where), named=state.id_kind == "str")
+            search = Search(state, self._reader, Selection.of(state, where), named=state.fresh.texts is not None)
             effort, calibrated = range_effort(state.calibration, state.preview.lists, recall)
             return _range_result(search_range(search, queries, radii, effort), search, calibrated and where is None)
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
         """Return the recall that a search without limits keeps; warn where it is less than asked for."""
-        recall = TARGET if options.recall is None else options.recall
+        recall = TARGET if options.recall is None else float(options.recall)
         if plan.kept < recall:
             self._warn(
                 "codes", f"recall={recall:g} is not kept: about {plan.kept:g} can be had, as codes of preview='pq' "
@@ -128,7 +127,7 @@ class Searcher:
         timed
             Whether time is limited.
         """
-        recall = TARGET if options.recall is None else options.recall
+        recall = TARGET if options.recall is None else float(options.recall)
         early, queries = stats["stopped_early"], stats["queries"]
         if not early and best >= recall:
             return recall

@@ -7,12 +7,10 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.attributes import as_columns
-from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.io.kernels import distances
 
-__all__ = ["Fresh", "as_objects", "fresh_row_bytes"]
+__all__ = ["Fresh", "fresh_row_bytes"]
 
 _VALUE_BYTES = 64  # of an attribute, as a Python object
 
@@ -96,29 +94,7 @@ class Fresh:
         return found, near
 
 
-def fresh_row_bytes(row_bytes: int, attributes: Collection[str], texts: Texts | None) -> int:
-    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as in `texts`."""
-    text_bytes = 0 if texts is None else 8 + texts.longest
+def fresh_row_bytes(row_bytes: int, attributes: Collection[str], *texts: Texts | None) -> int:
+    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as the longest of `texts`."""
+    text_bytes = max([0 if each is None else 8 + each.longest for each in texts])
     return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes
-
-
-def as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Return attributes as columns of Python values, None for null."""
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name, column in as_columns(attributes, count).items():
-        if column.type is None:
-            columns[name] = np.full(count, None, object)
-            continue
-        cells = column.read(np.arange(count))
-        values = cells.values.astype(object)
-        if column.type == "str":
-            words = [word.decode() for word in column.words()]
-            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
-        elif column.type == "datetime":
-            values = as_moments(cells.values)
-        elif column.type == "bool":
-            values[:] = cells.values.astype(np.bool_)
-        if cells.nulls is not None:
-            values[cells.nulls] = None
-        columns[name] = values
-    return columns

@@ -304,9 +304,9 @@ def held_bytes(parts: Sequence[Part]) -> int:
     return sum([part.memory_bytes for part in parts])
 
 
-def compact_dtype(ids: Ints) -> np.dtype[Any]:
+def compact_dtype(*ids: Ints) -> np.dtype[Any]:
     """Return the dtype in which ids are held: uint32 where all of them fit, else int64."""
-    fit = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < 2**32)
+    fit = all(not len(each) or (int(each.min()) >= 0 and int(each.max()) < 2**32) for each in ids)
     return np.dtype(np.uint32 if fit else np.int64)
 
 

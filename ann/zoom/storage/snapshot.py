@@ -77,7 +77,7 @@ class Snapshot:
     @property
     def count(self) -> int:
         """Vectors that a search can find."""
-        return alive_rows(self.parts) + len(self.fresh)
+        return alive_rows(self.parts) + len(self.fresh.ids)
 
     @property
     def id_kind(self) -> IdKind:
