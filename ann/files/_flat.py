@@ -1,4 +1,4 @@
-"""Vectors that lie one after the other in a file: .fvecs and its kin, .fbin and its kin, and .npy."""
+"""Vectors one after the other in a file: the families of .fvecs and .fbin, and .npy."""
 
 import io
 import os
@@ -77,7 +77,7 @@ class _ColumnVectors(FlatVectors):
 
 
 def open_flat(files: Files, path: str) -> VectorReader:
-    """Open a file of one of the flat formats; its suffix says which.
+    """Open a file of one of the flat formats; its suffix names the format.
 
     Raises
     ------
@@ -126,7 +126,7 @@ def _open_vecs(file: File, stored: np.dtype[Any]) -> VectorReader:
             f"the dimension changes"
         )
     found = FlatVectors(file, size // row_bytes, dimension, stored, prefix=4)
-    # One cheap look before a long build; blocks look at every vector.
+    # A cheap check before a long build; reading blocks checks every vector.
     found.take([found.count - 1])
     return found
 

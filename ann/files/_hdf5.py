@@ -1,4 +1,4 @@
-"""Vectors in HDF5, as ann-benchmarks keeps them: data sets ``train``, ``test``, ``neighbors`` and ``distances``."""
+"""Vectors in HDF5, in the layout of ann-benchmarks: data sets ``train``, ``test``, ``neighbors`` and ``distances``."""
 
 from importlib import import_module
 from typing import Any
@@ -18,7 +18,7 @@ class Hdf5Vectors(SlicedVectors):
     ImportError
         When h5py is not installed.
     ValueError
-        When the file has no data set `key`; the message names those it has.
+        When the file has no data set `key`; the message names its data sets.
     FormatError
         When the file is not HDF5, or the data set is no matrix of numbers.
     """

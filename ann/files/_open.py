@@ -26,10 +26,10 @@ def open_vectors(
         ``.i8bin``, ``.ibin``, ``.npy``, ``.hdf5`` or ``.h5`` (with the extra ``hdf5``), ``.parquet`` (with the extra
         ``parquet``). Compressed files are not read.
     key
-        Of HDF5: the data set; ``"train"`` by default, as ann-benchmarks names the vectors to index. Others there are
+        The data set of an HDF5 file; ``"train"`` by default, the vectors to index in files of ann-benchmarks, beside
         ``"test"``, ``"neighbors"`` and ``"distances"``.
     column
-        Of Parquet: the column of lists; by default the only one.
+        The column of lists of a Parquet file; by default the only one.
     files
         File layer of the formats that need no other package; the operating system's by default.
 

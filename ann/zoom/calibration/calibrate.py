@@ -7,9 +7,9 @@ Both are measured on the preview alone. The least effort is chosen whose mean lo
 (Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
 the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
 
-How far a query looks is not a number of lists but a distance, a multiple of that of its own k-th neighbour: a query
-unlike those measured, and one under a filter, has farther neighbours in more lists, and looks at these. Of held-out
-queries one in two ends at the fewest lists. No part of the effort for a recall exceeds that for a higher one, so a
+A query looks as far as a multiple of the distance of its own k-th neighbour, not at a number of lists: a query unlike
+those measured, or under a filter, has farther neighbours in more lists, and looks at these. One in two of the held-out
+queries ends at the fewest lists. No part of the effort for a recall exceeds that for a higher one, so a
 higher recall never costs less.
 """
 
@@ -34,11 +34,11 @@ RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 
 NEIGHBOURS = (1, 10, 100)
 _CHANGES = 0.1  # of the vectors, beyond which a calibration may no longer hold
 _WORN = 0.3  # of the vectors, beyond which lists no longer fit their vectors; a vector replaced is two changes
-_LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
+_LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # shares of the loss allowed for lists that are not scanned; bounds have the rest
 # Cost of a page, in codes scanned: a quarter is processor time, to check and rank it, the rest is the device.
 _READ_COST = 6000
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
-_LIMITS_OF_K = (10, 40)  # candidates of a query that are looked at, by k; the more where few do not suffice
+_LIMITS_OF_K = (10, 40)  # candidates measured of a query, by k; more where few do not suffice
 _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
@@ -64,13 +64,13 @@ class Calibration:
     Attributes
     ----------
     queries
-        How many it was measured on.
+        The number of queries measured.
     efforts
-        By k, then by ascending recall: the recall, the effort that reaches it, and the pages that a query reads.
+        By k, then by ascending recall: the recall, its effort, and the pages that a query reads.
     reached
         By k, the highest recall measured, with the greatest effort.
     alone
-        By ascending recall: the recall, and the standard errors that it takes where no row is read for another's sake.
+        By ascending recall: the recall, and the standard errors that it takes if no row is read for another's sake.
     vectors, changes
         The number of vectors measured, and of those added or removed since.
     tuned
@@ -119,7 +119,7 @@ class Calibration:
         found, reached = self._at(known, recall)
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
-            # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
+            # The measurements no longer tell how far the k nearest are, nor how many candidates stand before them.
             # Lists do not fit added vectors: the search takes the lists that any number of neighbours needs.
             every = [self._at(each, recall)[0] for each in self.efforts if each >= known]
             least, gap = max(each.least for each in every), max(each.gap for each in every)
@@ -136,9 +136,9 @@ class Calibration:
     def filtered(self, k: int, recall: float, share: float) -> Effort:
         """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors.
 
-        The k nearest of those lie as far as some ``k / share`` of all, and farther still where the filter goes with the
-        vectors: the lists are looked at that any number of neighbours needs, half of the loss is allowed, and as rows
-        that are found lie scattered, none counts on being read for another's sake.
+        The k nearest of those lie as far as some ``k / share`` of all, and farther where the filter correlates with the
+        vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed. As
+        the selected rows lie scattered, no row counts on being read for another's sake.
         """
         strict = 1 - (1 - recall) / 2
         found = self.effort(k, strict)[0]
@@ -155,15 +155,15 @@ class Calibration:
         return Effort(lists, eps=float(EPS[-1]))
 
     def within(self, k: int, pages: float) -> float:
-        """Return the recall that a query has, as a rule, that reads no more than so many pages for `k` neighbours."""
+        """Return the usual recall of a query that reads at most so many pages for `k` neighbours."""
         return max((recall for recall, _, read in self.efforts[self._known(k)] if read <= pages), default=0.0)
 
     def _spread(self, found: Effort, wanted: float, recall: float) -> Effort:
-        """Return an effort for as many as `wanted` neighbours: routed to more lists at first."""
+        """Return an effort for `wanted` neighbours, which is routed to more lists at first."""
         wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
         lists, _ = self._at(wide, recall)
         nprobe = float(max(found.nprobe, lists.nprobe))
-        if wanted > wide:  # as fast as it grew from the number of neighbours before
+        if wanted > wide:  # with the growth from the number of neighbours before
             before = max((each for each in self.efforts if each < wide), default=wide)
             near, _ = self._at(before, recall)
             growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
@@ -203,9 +203,9 @@ class Calibration:
 
 
 def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
-    """Return the efforts for vectors of `parts`; `truth` has been given all of them, and their positions.
+    """Return the efforts for vectors of `parts`; `truth` holds their neighbours and positions.
 
-    Where rows of `row_bytes` bytes lie whole in pages, a neighbour is also found when another row of its page is read.
+    If rows of `row_bytes` bytes lie whole in pages, a read of any row of a page also finds a neighbour on it.
     """
     measure = _Measure(preview, parts, truth, page_rows_of(row_bytes))
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
@@ -219,7 +219,7 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
         for k, needs in measure.needs(numbers).items():
             efforts[k], reached[k], errors = measure.bounded_efforts(k, needs)
             alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
-    if not efforts:  # nothing but copies of one vector, or one vector
+    if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(len(part.codes) for part in parts)
@@ -273,7 +273,7 @@ class _Measure:
             within = self._cheapest_effort(k, needs, known, recall, within) or within
             if within is not None:
                 chosen.append((recall, *within))
-        # Routed alike, a query that needs more lists scans none more often for a lower recall.
+        # With equal routing, a query that needs more lists scans none of them twice for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
         chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
         widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
@@ -283,9 +283,9 @@ class _Measure:
     def _cheapest_effort(
         self, k: int, needs: Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None
     ) -> tuple[Effort, float] | None:
-        """Return the lists and bounds that take the least time for a recall, and pages; None where none reach it.
+        """Return the lists and bounds that take the least time for a recall, and pages; None if none reach it.
 
-        They are in no respect more than those `within`, which reach a higher one.
+        They do not exceed those `within`, which reach a higher recall.
         """
         best, least, tried = None, np.inf, set()
         above = None if within is None else within[0]
@@ -311,12 +311,12 @@ class _Measure:
         recall: float,
         within: Effort | None,
     ) -> tuple[int, int, float] | None:
-        """Return which width of the bounds, with how many candidates at most, reads the fewest pages for a recall.
+        """Return the width of the bounds and the number of candidates that read the fewest pages for a recall.
 
-        Beside them that number of pages, of a query.
+        The third value is the number of pages of a query.
         """
         count = len(self._turned)
-        # Below zero where there are too few queries to tell, though none of them lost anything.
+        # Below zero if there are too few queries to tell, even if none of them lost a neighbour.
         allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
         best: tuple[int, int, float] | None = None
         widths = needs.widths[covered]
@@ -356,7 +356,7 @@ class _Measure:
         return chosen or [(0.0, widest, float(tried[-1]))], best
 
     def _route(self) -> Ints:
-        """Return so many probes ``[q, p]`` that more would find hardly a neighbour more."""
+        """Return probes ``[q, p]``, enough to find nearly all neighbours."""
         centroids = self._preview.router.centroids
         ranks = []
         for start in range(0, len(self._turned), _BLOCK):
@@ -370,7 +370,7 @@ class _Measure:
         return self._preview.route(self._turned, count, in_order=True)
 
     def _fewest_lists(self, k: int, loss: float) -> Effort:
-        """Return the fewest probes, the same for all queries, that leave out at most this share of the neighbours."""
+        """Return the fewest probes, equal for all queries, that miss at most this share of the neighbours."""
         rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
         most, allowed = self._probes.shape[1], self._allowed(k, loss)
         steps = _steps(min(_FIRST_PROBES, most), most)
@@ -380,7 +380,7 @@ class _Measure:
         return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
 
     def _rungs_of(self, k: int, kth: Floats) -> "list[_Rung]":
-        """Return how far queries may look, from near to far, whose k-th distances are `kth`."""
+        """Return steps of how far queries look, from near to far; `kth` are their k-th distances."""
         most, lists = self._probes.shape[1], self._preview.lists
         gaps = self._preview.gaps(self._turned, self._probes, self._away, kth)
         codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
@@ -404,10 +404,10 @@ class _Measure:
     def _probe_effort(
         self, k: int, loss: float, within: Effort | None
     ) -> tuple[Effort, npt.NDArray[np.bool_], float] | None:
-        """Return the probes that scan the fewest codes and leave out at most this share of the neighbours.
+        """Return the probes that scan the fewest codes and miss at most this share of the neighbours.
 
-        Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time. None
-        where that takes more than those `within`.
+        The other values are the neighbours found, bool ``[q, k]``, and the cost in codes scanned. None if that takes
+        more than those `within`.
         """
         allowed, best = self._allowed(k, loss), None
         for rung in self._rungs:
@@ -422,7 +422,7 @@ class _Measure:
         return None if best is None else (best.effort, self._rank[:, :k] < best.ends[:, None], best.cost)
 
     def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
-        """Return the ranks of the true neighbours among the candidates, the query itself not counted."""
+        """Return the ranks of the true neighbours among the candidates, without the query itself."""
         truth = self._truth
         ranks = np.full((len(self._turned), k), most)
         for start in range(0, len(self._turned), _BLOCK):
@@ -451,18 +451,18 @@ def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> f
 
 @dataclass(frozen=True, slots=True)
 class _Rung:
-    """How far queries may look.
+    """One step of how far queries look.
 
     Attributes
     ----------
     effort
         The lists.
     ends
-        ``[q]``: at how many each query ends.
+        ``[q]``: the number of lists at which each query ends.
     missed
-        How many neighbours they leave out.
+        The number of neighbours missed.
     cost
-        Codes that a query scans in the time that they take.
+        The cost for a query, in codes scanned.
     """
 
     effort: Effort
@@ -472,7 +472,7 @@ class _Rung:
 
 
 def _errors_alone(widths: Ints, known: npt.NDArray[np.bool_]) -> dict[float, float]:
-    """Return by recall the standard errors at which so few neighbours are lost that are each read alone."""
+    """Return by recall the standard errors that lose few enough neighbours if each is read alone."""
     lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(EPS))])
     fits = {recall: np.flatnonzero(lost <= _ALONE_LOSS * (1 - recall)) for recall in RECALLS}
     return {recall: float(EPS[width[0] if len(width) else -1]) for recall, width in fits.items()}
@@ -497,7 +497,7 @@ def _squared_distances(queries: Floats, centroids: npt.NDArray[np.float16]) -> F
 
 
 def _ranks(lists: Ints, probes: Ints) -> Ints:
-    """Return where each list stands among the probes of its query; their number where it does not."""
+    """Return the place of each list among the probes of its query; the number of probes if it is absent."""
     ranks = np.full(lists.shape, probes.shape[1])
     for query, (wanted, probed) in enumerate(zip(lists, probes, strict=True)):
         order = np.argsort(probed, kind="stable")

@@ -19,7 +19,7 @@ from memhier.ann.zoom.preview.preview import Effort, Preview
 __all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]
 
 EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)  # standard errors, ascending: the widths of bounds that are tried
-USUAL_MOST = 4  # times as many candidates as usual, beyond which a query gets no more of them
+USUAL_MOST = 4  # times the usual number of candidates: the most that a query gets
 _BLOCK = 64  # queries
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -33,15 +33,15 @@ class Needs:
     Attributes
     ----------
     widths, alone
-        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read, and at which it would be
-        were no other row on its page.
+        ``[q, k]``: the first width of the bounds at which each neighbour is read, and the first at which it would be
+        read without the other rows of its page.
     ranks
-        ``[widths, q, k]``: where the lower bound for which it is read stands among those of its query, the query and
-        its copies not counted; less where the bounds leave more than `usual`, in proportion.
+        ``[widths, q, k]``: the rank of the lower bound for which it is read among those of its query, without the query
+        and its copies; scaled down where the bounds leave more than `usual`.
     pages
-        ``[widths, ranks]``: on how many pages that are read the least bound stands there among those of its query.
+        ``[widths, ranks]``: the number of pages read whose least bound has that rank among those of its query.
     usual
-        ``[widths]``: how many candidates the bounds leave as a rule.
+        ``[widths]``: the usual number of candidates that the bounds leave.
     kth
         float32 ``[q]``: the k-th distance that a scan assumes; it is too small where estimates are rough.
     """
@@ -54,7 +54,7 @@ class Needs:
     kth: Floats
 
     def reads(self, width: int, most: int) -> float:
-        """Return how many pages a query reads where the bounds leave `most` candidates at most."""
+        """Return the pages that a query reads with at most `most` candidates."""
         return float(self.pages[width, :most].sum()) / max(1, len(self.widths))
 
 
@@ -72,16 +72,16 @@ def measure_needs(
     Parameters
     ----------
     rows_of_page
-        How many rows are read together.
+        Rows read together.
     limit
-        The most candidates of a query that are looked at.
+        The most candidates of a query.
     """
     turned, lists = preview.turn(truth.queries), lists_of(parts, truth.found)
     places = {k: _Places(truth, k, limit) for k in numbers}
     wide = Effort(nprobe, eps=float(EPS[-1]))
     for start in range(0, len(turned), _BLOCK):
         part = slice(start, start + _BLOCK)
-        # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
+        # The query and its copies are among its own nearest, and hide as many of its neighbours.
         wanted_k = max(numbers) + 1 + int(truth.copies[part].max(initial=0))
         found = preview.search(turned[part], parts, wanted_k, wide, max(limit, 4 * wanted_k))
         for query, count in enumerate(found.counts.tolist(), start):
@@ -202,17 +202,17 @@ def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
 
 
 def _pages_of(preview: Preview, rows_of_page: int, positions: Ints, lists: Ints) -> Ints:
-    """Return a number for the page, and the list, that each position lies in; -1 for none."""
+    """Return a number for the page and the list of each position; -1 for none."""
     number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
     page = number << PART_SHIFT | rows // rows_of_page
     return np.where(positions >= 0, page * preview.lists + lists, -1)
 
 
 def _first(holds: npt.NDArray[np.bool_]) -> Ints:
-    """Return the first row of each column ``[widths, n]`` that holds; as many as there are rows where none does."""
+    """Return the first true row of each column ``[widths, n]``; the number of rows if none is true."""
     return np.where(holds.any(axis=0), holds.argmax(axis=0), len(holds))
 
 
 def _scaled(places: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> Ints:
-    """Return the places at which those stand where `times` as many candidates are let through."""
+    """Return the places scaled down by `times`."""
     return np.ceil((places + 1.0) / times).astype(np.int64) - 1

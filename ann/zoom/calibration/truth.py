@@ -1,4 +1,4 @@
-"""Exact neighbours of some queries, gathered while all vectors stream by."""
+"""Exact neighbours of some queries, found while all vectors stream by."""
 
 from typing import TypeAlias
 
@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 __all__ = ["QUERIES", "NeighbourTruth"]
 
-QUERIES = 1024  # the loss of a declared recall is known to 1 in as many
+QUERIES = 1024  # which tell the loss of a declared recall to 1 in as many
 _NEIGHBOURS = 100
-_COPIES = 32  # of a vector that are recognised as such
+_COPIES = 32  # of a vector that are recognised
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -24,13 +24,13 @@ class NeighbourTruth:
     queries
         float32 ``[q, d]`` in the preview's space.
     own
-        int64 ``[q]``: the number under which :meth:`add` will see each query itself, -1 where it is no vector of the
-        index. Such a query does not look for itself or a copy of itself: that would be too easy.
+        int64 ``[q]``: the number of each query itself in :meth:`add`, -1 if it is no vector of the index. A query does
+        not look for itself or a copy of itself: that would be too easy.
     count
         Number of vectors to come.
     lengths
-        Where the nearest are those of the largest inner products: float32 ``[q]``, how long the vector of each query,
-        which is of length one, is itself. Distances are then ``-2 <q, x>``.
+        For inner products: float32 ``[q]``, the length of the vector of each query, which is scaled to length one.
+        Distances are then ``-2 <q, x>``.
     """
 
     def __init__(self, queries: Floats, own: Ints, count: int, lengths: Floats | None = None) -> None:
@@ -81,5 +81,5 @@ class NeighbourTruth:
             self.found = position_of[self.found]
             self.own = np.where(self.own >= 0, position_of[self.own], -1)
         self.found = np.where(sound, self.found, -1)
-        # Columns that no query fills say nothing.
+        # Columns that no query fills do not count.
         self.neighbours = int(sound.any(axis=0).sum())

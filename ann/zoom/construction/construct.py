@@ -28,7 +28,7 @@ __all__ = ["Constructed", "construct"]
 
 _BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
 _SAMPLE_BLOCK = 8192
-_HELD_OUT_MOST = 8  # one vector in as many, at most, is kept from training to play a query
+_HELD_OUT_MOST = 8  # at most one vector in as many is held out from training as a query
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
@@ -76,7 +76,7 @@ def construct(
 ) -> Constructed:
     """Train, assign, encode and calibrate; `ids` are those of the vectors of `source`.
 
-    Reads the source three times, and stages its vectors in files under `scratch`. `bar` is told of the vectors done.
+    Reads the source three times, and stages its vectors in files under `scratch`. `bar` shows the vectors done.
     """
     held_out = _held_out(source.count, seed)
     preview = _train(source, space, layout, held_out, seed)
@@ -112,14 +112,14 @@ def construct(
 
 
 def _held_out(count: int, seed: int) -> Ints:
-    """Return the vectors that play queries, ascending; few of a small index, which has to be trained on the rest."""
+    """Return the vectors that play queries, ascending; few of a small index, which trains on the rest."""
     wanted = min(QUERIES, max(count // _HELD_OUT_MOST, min(count, 64)))
     chosen = np.random.default_rng([seed, 1]).permutation(count)[:wanted]
     return np.sort(chosen).astype(np.int64)
 
 
 def _train(source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, seed: int) -> Preview:
-    # Lists that were made with a query in them would find its neighbours all too well.
+    # Lists made with a query in them would find its neighbours too well.
     random = np.random.default_rng(seed)
     wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)
     spare = source.count - len(held_out)

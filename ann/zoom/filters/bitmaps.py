@@ -122,7 +122,7 @@ class BitmapCache:
     def get(self, key: Hashable) -> Words | None:
         """Return a bitmap, read-only, or None."""
         self._guard()
-        words = self._bitmaps.get(key)  # without the lock, which an interrupt could leave locked
+        words = self._bitmaps.get(key)  # without the lock: an interrupt could leave it locked
         with suppress(KeyError):  # which another thread has just removed
             self._bitmaps.move_to_end(key)
         return words

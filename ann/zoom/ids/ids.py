@@ -55,27 +55,27 @@ class Ids:
         return len(self.numbers)
 
     def shown(self, row: int) -> str:
-        """Return one as a caller would write it."""
+        """Return one id as a caller writes it."""
         return str(int(self.numbers[row])) if self.texts is None else repr(self.texts[row])
 
     def values(self) -> npt.NDArray[Any]:
-        """Return them as callers have them, int64 or object ``[n]``."""
+        """Return the ids as callers have them, int64 or object ``[n]``."""
         return self.numbers if self.texts is None else self.texts.objects()
 
     def part(self, start: int, stop: int) -> "Ids":
-        """Return neighbouring ones."""
+        """Return a run of the ids."""
         return Ids(self.numbers[start:stop], None if self.texts is None else self.texts.part(start, stop))
 
 
 def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
-    """Return ids of a kind, or of either where None.
+    """Return ids of a type, or of either type with None.
 
     Raises
     ------
     TypeError
-        When they are of another kind.
+        When they are of another type.
     ValueError
-        When one is there twice.
+        When one of them repeats.
     """
     if not is_text(ids):
         if kind == "str" and np.size(ids):
@@ -100,14 +100,14 @@ def refuse_clashes(ids: Ids) -> None:
 
 
 def _shared(numbers: Ints) -> Ints:
-    """Return the rows of numbers that are there more than once, those of one beside each other."""
+    """Return the rows of repeated numbers, those of one number beside each other."""
     order = np.argsort(numbers, kind="stable")
     equal = numbers[order[1:]] == numbers[order[:-1]]
     return order[np.append(equal, False) | np.insert(equal, 0, False)] if len(order) else order
 
 
 def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
-    """Return the different ones of ids, and for each of `ids` which it is, int64 ``[n]``."""
+    """Return the distinct ids, and the place of each of `ids` among them, int64 ``[n]``."""
     if is_text(ids):
         places: dict[bytes, int] = {}
         texts = as_texts(ids)
@@ -123,14 +123,14 @@ def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where ids are.
+    """The places of ids.
 
     Attributes
     ----------
     positions
-        int64 ``[n]``: a part's number and row in one, -1 where in none.
+        int64 ``[n]``: the number of a part and its row in one, -1 if in none.
     fresh
-        int64 ``[n]``: the row among fresh vectors, -1 where not there.
+        int64 ``[n]``: the row among fresh vectors, -1 if not there.
     """
 
     positions: Ints
@@ -138,13 +138,13 @@ class Located:
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
-        """Which are in the index, bool ``[n]``."""
+        """Whether each is in the index, bool ``[n]``."""
         return (self.positions >= 0) | (self.fresh >= 0)
 
 
 def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
-    """Return where ids are; passes over all ids there are, and reads those strings whose hashes it meets."""
-    numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # as different strings may have one hash
+    """Return the places of ids; passes over all ids of the index, and reads the strings whose hashes match."""
+    numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # different strings may have one hash
     once = _by_number(parts, fresh, numbers)
     found = Located(once.positions[inverse], once.fresh[inverse])
     if ids.texts is not None:
@@ -156,7 +156,7 @@ def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
 
 
 def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
-    """Return where ids are; KeyError for one that is not in the index."""
+    """Return the places of ids; KeyError for an id that is not in the index."""
     found = locate(parts, fresh, ids)
     missing = np.flatnonzero(~found.known)
     if len(missing):
@@ -211,12 +211,12 @@ def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints |
 
 
 class Sightings:
-    """Where a search met the vectors it found, so that their strings can be read when it is over.
+    """The places of the vectors that a search found, to read their strings at its end.
 
     Parameters
     ----------
     parts, fresh
-        Of the snapshot that is searched.
+        Of the snapshot searched.
     """
 
     def __init__(self, parts: Sequence[Part], fresh: Fresh) -> None:
@@ -225,7 +225,7 @@ class Sightings:
         self._positions: list[Ints] = []
 
     def note(self, found: Ints, positions: Ints) -> None:
-        """Note the positions of those that were found; an id of -1 is nothing found."""
+        """Note the positions of vectors found; an id of -1 is none."""
         self._ids.append(found[found >= 0])
         self._positions.append(positions[found >= 0])
 
@@ -234,7 +234,7 @@ class Sightings:
         numbers, inverse = np.unique(found, return_inverse=True)
         ids = np.concatenate([np.empty(0, np.int64), *self._ids])
         positions = np.concatenate([np.empty(0, np.int64), *self._positions])
-        real = numbers >= 0  # as hashes are
+        real = numbers >= 0  # hashes are never negative
         wanted = numbers[real]
         rows = _rows_of(wanted, ids)
         fresh = _rows_of(wanted, self._fresh.ids)

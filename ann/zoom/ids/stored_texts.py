@@ -1,7 +1,7 @@
-"""The string ids of a part on SSD, in list order, packed into pages: the results of a query share few of them.
+"""The string ids of a part on SSD, in list order, packed into pages: the results of a query share few pages.
 
-Each page is complete in itself: u16 [c + 1], where its strings begin and the last one ends, counted from the start of
-the page; their letters; zeros. DRAM holds the first row of each page, so one read finds a string.
+A page holds u16 [c + 1], the bytes at which its strings begin and the last one ends, counted from the start of the
+page; their letters; zeros. DRAM holds the first row of each page, so one read finds a string.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +29,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def text_pages(count: int, letters: int, longest: int) -> int:
-    """Return how many pages `count` strings of so many bytes in all take at most."""
+    """Return the most pages of `count` strings of so many bytes in all."""
     return -(-(letters + _BOUND_BYTES * count) // (_ROOM - min(longest, TEXT_MOST) - _BOUND_BYTES)) + 1 if count else 0
 
 
@@ -58,9 +58,9 @@ def write_texts(tx: Transaction | Staging, name: str, blocks: Iterable[Texts]) -
 
 
 def in_order(take: Callable[[Ints], Texts], rows: Ints) -> Iterator[Texts]:
-    """Yield the strings of rows, block by block, as `take` gives them.
+    """Yield the strings of rows, block by block, from `take`.
 
-    Neighbours in a list were mostly neighbours before, so a block that is taken from pages finds it in few of them.
+    Neighbours in a list were mostly neighbours before, so a block lies on few of the old pages.
     """
     for start in range(0, len(rows), _BLOCK_ROWS):
         yield take(rows[start : start + _BLOCK_ROWS])
@@ -83,14 +83,14 @@ class StoredTexts:
     store, name
         Where :func:`write_texts` put them.
     count
-        How many there are to be.
+        The number expected.
     reader
-        Does the reads; `file` is its handle, which is the caller's to remove.
+        Does the reads; `file` is its handle, which the caller removes.
 
     Raises
     ------
     CorruptionError
-        When they are not as described.
+        When they do not fit the description.
     """
 
     def __init__(self, store: Store, name: str, count: int, reader: Reader) -> None:

@@ -27,11 +27,11 @@ __all__ = [
     "scan_bytes",
 ]
 
-_VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
+_VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
-_BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
+_BITS_MOST = 4  # an axis, on average: with more bits a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 CONTEXTS_MOST = 4  # that a reader makes
 PART_BYTES = 4096  # of a part, in catalog and description
@@ -40,7 +40,7 @@ _PARTS_MORE = 4  # that an index which grows has beside its first
 _FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
 _FRESH_MOST = 8 << 20
 _ATTRIBUTES_SHARE = 1 / 32  # of the budget, for facts about attributes and for bitmaps of filters
-_ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation: without one codes tell a third as much
+_ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation; codes without one tell a third as much
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
 
@@ -95,9 +95,9 @@ class Layout:
     padded
         Dimension of the preview space.
     rotate
-        Whether the codes have axes of their own, which a matrix of ``4 padded^2`` bytes turns vectors into.
+        Whether a matrix of ``4 padded^2`` bytes turns vectors into the axes of the codes.
     searches
-        How many searches may run at a time; each has buffers of its own.
+        Searches at a time; each has its own buffers.
     memory_bytes
         DRAM the index will hold when open, everything counted.
     """
@@ -144,7 +144,7 @@ def plan_layout(sizes: Sizes, dram: int) -> Layout:
     BudgetError
         When even the shortest codes do not fit; the message names a budget that is enough.
     """
-    # A rotation that would leave no room for codes is done without.
+    # Without room for a rotation and codes, the rotation goes.
     fitting = _fit(sizes, dram, may_rotate=True) or _fit(sizes, dram, may_rotate=False)
     if fitting is not None:
         return fitting
@@ -165,7 +165,7 @@ def _fit(sizes: Sizes, dram: int, *, may_rotate: bool) -> Layout | None:
     each = workspace_bytes(sizes.row_bytes) + scan_bytes(dram) + bits * sizes.filtered
     for_searches = int(_SEARCHES_SHARE * dram)
     searches = for_searches // (each + sizes.reader_bytes)
-    if searches >= CONTEXTS_MOST:  # those beyond compute meanwhile
+    if searches >= CONTEXTS_MOST:  # further searches compute while these read
         searches = (for_searches - CONTEXTS_MOST * sizes.reader_bytes) // each
     searches = max(1, min(_SEARCHES_MOST, searches))
     fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES
@@ -195,25 +195,25 @@ def _lists_within(count: int, padded: int, dram: int, length: int) -> int:
 
 
 def lists_anew(count: int, before: int, padded: int, dram: int, spare: int) -> int:
-    """Return how many lists an index that has changed is to have.
+    """Return the number of lists for an index that has changed.
 
     Parameters
     ----------
     count
         Vectors there are now.
     before
-        Lists there were, which may have been made for more vectors to come.
+        The number of lists before, perhaps chosen for more vectors to come.
     padded, dram
         As in :func:`plan_layout`.
     spare
-        Bytes of the budget that nothing takes.
+        Free bytes of the budget.
     """
     wanted = _lists_within(count, padded, dram, _VECTORS_PER_LIST)
     if wanted <= before:
         return max(1, min(before, count // _FEWEST_PER_LIST))
     room = max(0, spare) + before * _each_list(padded, before)
     few = min(wanted, EXACT_LISTS, room // _each_list(padded, EXACT_LISTS))
-    many = min(wanted, room // _each_list(padded, EXACT_LISTS + 1))  # beyond, all of them have links
+    many = min(wanted, room // _each_list(padded, EXACT_LISTS + 1))  # with more lists, all of them have links
     return max(before, few, many if many > EXACT_LISTS else 0)
 
 
@@ -226,9 +226,9 @@ def _each_list(padded: int, lists: int) -> int:
 
 
 def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
-    """Return mean lengths of lists with sizes of code and the dimension that goes with them, the best first.
+    """Return choices of mean length of a list, bytes of a code and padded dimension, the best first.
 
-    Longer lists free DRAM for codes; that is worth it once codes would have less than half a bit an axis.
+    Longer lists free DRAM for codes; that pays if codes would otherwise have less than half a bit an axis.
     """
     if coding == "pq":
         widths = range(min(_NARROWEST, core), _WIDEST + 1)

@@ -1,4 +1,4 @@
-"""Vectors that were just added: in DRAM, searched by brute force, until they are many enough to be written."""
+"""Vectors just added: they wait in DRAM, searched by brute force, until there are enough to write."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Vectors with their ids, never changed: adding makes another.
+    """Immutable vectors with their ids: an addition makes another object.
 
     Attributes
     ----------
@@ -84,7 +84,7 @@ class Fresh:
         kept = min(k, len(ids))
         found, near = np.empty((len(queries), kept), np.int64), np.empty((len(queries), kept), np.float32)
         for row, query in enumerate(queries if kept else ()):
-            away = distances(query, self.vectors, metric)  # of all: to take some out would be a copy of them
+            away = distances(query, self.vectors, metric)  # to all, as a selection would copy vectors
             away = away if selected is None else away[selected]
             if metric == "cosine":
                 np.maximum(away, 0, out=away)
