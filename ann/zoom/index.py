@@ -39,7 +39,8 @@ from memhier.ann.zoom.storage.snapshot import Footprint, Snapshot
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
 from memhier.errors import ClosedError, FormatError
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.shield import close_made, shielded, shielded_giving
 from memhier.store.store import Store, Verify
 
@@ -270,8 +271,9 @@ class ZoomIndex:
             When a page read from SSD differs from the page written.
         """
         self._check_open()
+        dimension = self.dimension
         options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms)
-        matrix, single = check_queries(queries, self.dimension)
+        matrix, single = check_queries(queries, dimension)
         found = self._searcher.search(matrix, options).result
         return SearchResult(found.ids[0], found.distances[0], found.stats) if single else found
 

@@ -160,7 +160,7 @@ def test_many_literals_are_sought_in_batches(keep):
     assert np.flatnonzero(found).tolist() == list(range(0, 1000, 12))
 
 
-def test_what_is_longer_than_all_words_together_is_sought(keep):
+def test_a_text_longer_than_all_words_together_is_sought(keep):
     (part,) = keep(({"s": ["a", "b", "bc", "c"]}, np.arange(4)))
     for text, expected in (("b" * 5000, [2]), ("bb", [2]), ("c" * 5000, [])):
         found = unpack(part.bitmap(f"s > '{text}' and s != 'c'"), 4)
@@ -268,7 +268,7 @@ def test_later_parts_must_fit_the_schema_and_may_bring_attributes(keep):
     assert first.bitmap("s is null").tolist() == [3]
 
 
-def test_what_is_written_is_checked_before(tmp_path):
+def test_attributes_are_checked_before_they_are_written(tmp_path):
     with Store.create(tmp_path / "store", kind="test") as store, store.begin() as tx:
         for attributes, order, error, message in [
             ({"x": [1, 2], "y": [1, 2]}, [0, 1], ValueError, "no attribute 'y'"),

@@ -1,4 +1,4 @@
-"""What only HDF5 and Parquet have: keys, columns, nulls, lists of unequal length, damage within."""
+"""Features of HDF5 and Parquet alone: keys, columns, nulls, lists of unequal length, damage within."""
 
 import importlib
 

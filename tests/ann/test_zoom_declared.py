@@ -127,7 +127,7 @@ def test_a_hundred_neighbours_by_short_codes_cost_by_the_recall_declared(tmp_pat
         assert all(more > 1.05 * less for less, more in itertools.pairwise(pages))
 
 
-def test_what_cannot_be_calibrated_is_said(tmp_path, monkeypatch):
+def test_an_index_that_cannot_be_calibrated_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "_LIMITS_OF_K", (1,))
     queries, base = np.split(np.random.default_rng(9).normal(size=(3200, 256)).astype(np.float32), [200])
     with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram"):

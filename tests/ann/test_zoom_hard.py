@@ -326,7 +326,7 @@ def test_the_largest_seed_builds(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:calibration found")
 def test_codes_that_became_shorter_are_read_back(tmp_path, monkeypatch):
-    """What a code takes follows from the data: where all axes vary alike, a fifth byte is of no use to any."""
+    """The size of a code follows from the data: where all axes vary alike, a fifth byte is of no use."""
     planned = build.plan_layout
     monkeypatch.setattr(build, "plan_layout", lambda *sizes, **more: replace(planned(*sizes, **more), code_bytes=5))
     random = np.random.default_rng(0)

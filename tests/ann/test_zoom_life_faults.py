@@ -1,4 +1,4 @@
-"""What fails amid a change of an index: it is as it was before, and what was committed is there."""
+"""A change of an index that fails leaves it as it was before, and committed vectors stay."""
 
 import errno
 import os
@@ -72,7 +72,7 @@ def built(tmp_path_factory):
 
 @pytest.fixture
 def folder():
-    """Where many commits are fast."""
+    """A folder on a file system where many commits are fast."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as path:
         yield Path(path)
 

@@ -140,7 +140,7 @@ def test_an_index_is_changed_within_its_budget(tmp_path, strings, alike):
 
 
 @pytest.mark.filterwarnings("ignore:calibration found")
-def test_what_a_budget_error_says_is_enough(tmp_path):
+def test_the_budget_that_an_error_names_is_enough(tmp_path):
     vectors, less = make(20_000, 32), 780_000
     with ZoomIndex.build(tmp_path / "index", vectors[:4000], dram=less) as index:
         with pytest.raises(BudgetError, match=r"\(\d+ bytes\).*grow_to=20000") as refused:

@@ -1,4 +1,4 @@
-"""What a search may be told beside its queries, and what it tells: filters, limits, efforts, explanations, copies."""
+"""Options of a search, and its account of itself: filters, limits, efforts, explanations, copies."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What an index does beside its commits: parts joined, and all of it made anew, while it goes on changing."""
+"""Work of an index beside its commits: joins of parts and renewals, while the index goes on changing."""
 
 import gc
 import os
@@ -204,7 +204,7 @@ def test_changes_while_parts_are_joined_are_carried_over(tmp_path, monkeypatch, 
         assert holds(index, model.rows)
 
 
-def test_what_fails_beside_commits_is_told_by_the_next(tmp_path, monkeypatch, renewed):
+def test_the_next_commit_tells_of_a_failure_beside_it(tmp_path, monkeypatch, renewed):
     model = Model(tmp_path / "index", False, 500)
 
     def fails(*arguments):
@@ -318,7 +318,7 @@ def test_a_commit_that_cannot_take_over_leaves_all_as_it_was(tmp_path, monkeypat
         assert index.check() == []
 
 
-def test_what_was_tuned_is_not_undone_by_what_was_under_way(tmp_path, held):
+def test_work_under_way_does_not_undo_tuning(tmp_path, held):
     model = Model(tmp_path / "index", False, 500)
     with model.index as index:
         with held("renew"):

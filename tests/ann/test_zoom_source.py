@@ -1,4 +1,4 @@
-"""What vectors an index can be built from: paths, readers, array-likes that are read by slices, lists of blocks."""
+"""Sources of vectors for an index: paths, readers, array-likes that are read by slices, lists of blocks."""
 
 import os
 from pathlib import Path
@@ -118,7 +118,7 @@ def test_a_list_of_blocks_is_a_stream_and_a_list_of_rows_a_matrix(tmp_path):
         (None, TypeError, "vectors=NoneType"),
     ],
 )
-def test_what_cannot_be_indexed(tmp_path, given, error, words):
+def test_vectors_that_cannot_be_indexed(tmp_path, given, error, words):
     with pytest.raises(error, match=words):
         open_source(given, tmp_path)
 

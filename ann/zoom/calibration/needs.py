@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
+from memhier.ann.zoom.storage.part import positions_of, split_positions
 
 __all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]
 
@@ -194,7 +195,7 @@ class _Places:
 def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
     """Return the list that each position lies in."""
     lists = np.zeros(positions.shape, np.int64)
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    number, rows = split_positions(positions)
     for which, part in enumerate(parts):
         here = number == which
         lists[here] = np.searchsorted(part.starts, rows[here], side="right") - 1
@@ -203,8 +204,8 @@ def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
 
 def _pages_of(preview: Preview, rows_of_page: int, positions: Ints, lists: Ints) -> Ints:
     """Return a number for the page and the list of each position; -1 for none."""
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
-    page = number << PART_SHIFT | rows // rows_of_page
+    number, rows = split_positions(positions)
+    page = positions_of(number, rows // rows_of_page)
     return np.where(positions >= 0, page * preview.lists + lists, -1)
 
 

@@ -9,13 +9,13 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
 from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
-from memhier.ann.zoom.storage.part import Part, gather
+from memhier.ann.zoom.storage.part import Part, gather, positions_of
 from memhier.ann.zoom.storage.snapshot import Snapshot
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 
 __all__ = ["measure", "tune_snapshot"]
@@ -94,6 +94,6 @@ def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
 def _sample(parts: tuple[Part, ...], seed: int) -> Ints:
     """Return the positions of vectors that play queries, ascending."""
     alive = [
-        np.flatnonzero(part.is_alive(np.arange(len(part)))) | number << PART_SHIFT for number, part in enumerate(parts)
+        positions_of(number, np.flatnonzero(part.is_alive(np.arange(len(part))))) for number, part in enumerate(parts)
     ]
     return np.sort(np.random.default_rng([seed, 1]).permutation(np.concatenate(alive))[:QUERIES])

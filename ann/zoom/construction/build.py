@@ -23,7 +23,8 @@ from memhier.ann.zoom.renewal.begun import stand_in, uncalibrated
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.part import compact_ids
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Store, Transaction
 
 __all__ = ["BuildOptions", "reader_bytes", "write_index"]

@@ -26,7 +26,8 @@ from memhier.ann.zoom.filters.conditions import (
 )
 from memhier.ann.zoom.filters.stored_column import NullColumn, StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.where import parse
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "merged_schema", "write_attributes"]
@@ -279,12 +280,12 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
+        texts = texts_of(expression, [name for name in self._columns if self._schema[name] == "str"])
         names = expression.names
         used = {name: self._columns[name] for name in names if name in self._columns}
-        texts = texts_of(expression, [name for name in used if self._schema[name] == "str"])
         ranks = {name: used[name].find(found) for name, found in texts.items()}
         expression = on_codes(on_moments(expression, self._schema), ranks)
-        each = sum(column.width + 2 for column in used.values()) + row_bytes(expression)
+        each = row_bytes(expression) + sum(column.width + 2 for column in used.values())
         step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
         buffers = {name: _aligned(min(step, self._count) * column.width) for name, column in used.items()}
         words = np.zeros(word_count(self._count), np.uint64)

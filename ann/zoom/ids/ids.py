@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.storage.fresh import Fresh
-from memhier.ann.zoom.storage.part import Part, find_ids
+from memhier.ann.zoom.storage.part import Part, find_ids, split_positions
 
 __all__ = [
     "IdKind",
@@ -198,12 +197,12 @@ def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints |
         assert fresh.texts is not None
         pieces.append(fresh.texts.take(places.fresh[waiting]))
         rows.append(waiting)
-    numbers = places.positions >> PART_SHIFT  # of -1 it is -1
+    numbers, at = split_positions(places.positions)
     for which in np.unique(numbers[places.fresh < 0]).tolist():
         stored = parts[which].texts
         assert stored is not None
         here = np.flatnonzero((numbers == which) & (places.fresh < 0))
-        pieces.append(stored.read(places.positions[here] & ((1 << PART_SHIFT) - 1), tally))
+        pieces.append(stored.read(at[here], tally))
         rows.append(here)
     back = np.empty(len(numbers), np.int64)
     back[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(len(numbers))

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from memhier.ann.zoom.ids.texts import TEXT_MOST, Texts
 from memhier.errors import CorruptionError
 from memhier.fields import stored_array, stored_segment
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = ["PAGE_DRAM", "StoredTexts", "in_order", "text_pages", "write_texts"]

@@ -11,7 +11,7 @@ from memhier.ann.zoom.preview.space import Metric, core_dimension
 from memhier.ann.zoom.storage.fullview import stored_bytes, workspace_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = [
     "CONTEXTS_MOST",
@@ -34,7 +34,7 @@ _NUMBERS_BYTES = 4  # radius, factor and error
 _BITS_MOST = 4  # an axis, on average: with more bits a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 CONTEXTS_MOST = 4  # that a reader makes
-PART_BYTES = 4096  # of a part, in catalog and description
+PART_BYTES = PAGE_BYTES  # of a part, in catalog and description
 _CATALOG_BYTES = 8192  # of the description, most of it efforts
 _PARTS_MORE = 4  # that an index which grows has beside its first
 _FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written

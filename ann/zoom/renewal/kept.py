@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.ids.ids import Ids, locate_all
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
+from memhier.ann.zoom.storage.part import split_positions
 from memhier.ann.zoom.storage.snapshot import Snapshot
 
 __all__ = ["Kept", "values_kept"]
@@ -60,7 +60,7 @@ def values_kept(state: Snapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
     for name, values in found.items():
         if name in state.fresh.attributes:
             values[waiting] = state.fresh.attributes[name][places.fresh[waiting]]
-    numbers, rows = places.positions >> PART_SHIFT, places.positions & ((1 << PART_SHIFT) - 1)
+    numbers, rows = split_positions(places.positions)
     for which, part in enumerate(state.parts):
         here = np.flatnonzero((numbers == which) & (places.positions >= 0))
         if not len(here) or part.attributes is None:

@@ -23,7 +23,6 @@ from memhier.ann.zoom.filters.columns import as_objects
 from memhier.ann.zoom.ids.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.preview.clusters import LONGEST
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.layout import Layout, fresh_bytes, lists_anew
 from memhier.ann.zoom.renewal.begun import begun
@@ -45,10 +44,11 @@ from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
-from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles
+from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles, split_positions
 from memhier.ann.zoom.storage.snapshot import Footprint, Snapshot
 from memhier.errors import BudgetError, ClosedError
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 from memhier.store.store import Store, Transaction
 
@@ -237,7 +237,7 @@ class IndexWriter:
             state = self._count_changes(state, len(ids))
             self._dirty = True
         known = positions[positions >= 0]
-        number, rows = known >> PART_SHIFT, known & ((1 << PART_SHIFT) - 1)
+        number, rows = split_positions(known)
         parts = tuple(
             part.without(rows[number == which]) if (number == which).any() else part
             for which, part in enumerate(state.parts)

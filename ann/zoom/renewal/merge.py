@@ -14,13 +14,12 @@ from memhier.ann.zoom.ids.stored_texts import in_order, write_texts
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.blocks import codes_of, interleave
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import Part, PartArrays, alive_rows, compact_ids
+from memhier.ann.zoom.storage.part import Part, PartArrays, alive_rows, compact_ids, positions_of
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction
@@ -217,7 +216,7 @@ def alive_blocks(
             rows = np.arange(start, min(start + step, len(part)))
             rows = rows[part.is_alive(rows)]
             if len(rows):
-                yield rows | number << PART_SHIFT, vectors_of(part.read(reader, rows), dtype)
+                yield positions_of(number, rows), vectors_of(part.read(reader, rows), dtype)
 
 
 def _chunks(parts: Sequence[Part], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
@@ -283,7 +282,7 @@ def write_carried(
 
         def take(some: npt.NDArray[Any]) -> Texts:
             part = np.searchsorted(offsets, some, side="right") - 1
-            positions = part << PART_SHIFT | (some.astype(np.int64) - offsets[part])
+            positions = positions_of(part, some.astype(np.int64) - offsets[part])
             return texts_at(parts, none, Located(positions, np.full(len(some), -1)))
 
         write_texts(tx, f"{name}-texts", in_order(take, rows))

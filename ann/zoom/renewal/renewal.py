@@ -28,7 +28,8 @@ from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.catalog import write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = ["DEPTH", "WRITTEN_BYTES", "Made", "Renewed", "Task", "follow", "join", "renew", "write_recoded"]

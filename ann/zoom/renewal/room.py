@@ -15,7 +15,7 @@ from memhier.ann.zoom.storage.part import compact_dtype
 from memhier.ann.zoom.storage.snapshot import Snapshot
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["check_range", "check_room"]
 

@@ -11,10 +11,10 @@ from memhier.ann.zoom.filters.bitmaps import Words, popcount
 from memhier.ann.zoom.filters.conditions import check_types
 from memhier.ann.zoom.filters.where import evaluate, parse
 from memhier.ann.zoom.ids.ids import Sightings
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT, Candidates
+from memhier.ann.zoom.preview.code_scan import Candidates
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.storage.fullview import make_workspace
-from memhier.ann.zoom.storage.part import alive_rows, gather
+from memhier.ann.zoom.storage.part import alive_rows, gather, positions_of
 from memhier.ann.zoom.storage.snapshot import Snapshot
 from memhier.io.reader import Reader
 from memhier.rows.ranking import PageRows, Ranking, RankRequest, page_rows_of, rank_rows
@@ -65,7 +65,7 @@ class Selection:
         if not snapshot.schema:
             raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
         check_types(expression, snapshot.schema)
-        fresh = evaluate(expression, snapshot.fresh.attributes) if len(snapshot.fresh) else None
+        fresh = evaluate(expression, snapshot.fresh.attributes) if len(snapshot.fresh.ids) else None
         bits = tuple(part.select(expression) for part in snapshot.parts)
         left, every = sum(map(popcount, bits)), alive_rows(snapshot.parts)
         return cls(bits, fresh, left / every if every else 1.0, left if left < every else None)
@@ -188,7 +188,7 @@ class Search:
         positions = np.full(ranking.ids.shape, -1, np.int64)
         for number, part in enumerate(self.snapshot.parts):
             here = ranking.files == part.file
-            positions[here] = part.rows_at(ranking.offsets[here]) | number << PART_SHIFT
+            positions[here] = positions_of(number, part.rows_at(ranking.offsets[here]))
         chosen = slice(None) if wanted is None else wanted
         self.sightings.note(ranking.ids[chosen], positions[chosen])
 

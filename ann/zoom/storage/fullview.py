@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 from memhier.rows.ranking import page_rows_of
 from memhier.rows.rows import rows_per_page
 from memhier.store.segments import SegmentWriter

@@ -6,7 +6,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 
 __all__ = ["files_of", "hot_in", "load_hot", "page_keys", "pages_of"]

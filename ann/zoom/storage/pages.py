@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 from memhier.rows.ranking import page_rows_of
 
 __all__ = ["page_order"]

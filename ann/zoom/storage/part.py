@@ -21,7 +21,8 @@ from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import stored_array, stored_segment
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.rows.rows import rows_per_page
 from memhier.shield import when_gone
 from memhier.store.store import Staging, Store, Transaction
@@ -36,6 +37,8 @@ __all__ = [
     "find_ids",
     "gather",
     "held_bytes",
+    "positions_of",
+    "split_positions",
 ]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -315,9 +318,20 @@ def compact_ids(ids: Ints) -> npt.NDArray[Any]:
     return ids.astype(compact_dtype(ids), copy=False)
 
 
+def positions_of(numbers: Any, rows: Ints) -> Ints:
+    """Return positions: the number of a part and a row of it in one integer."""
+    positions: Ints = numbers << PART_SHIFT | rows
+    return positions
+
+
+def split_positions(positions: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of parts and the rows of positions; the number of -1, which is none, is -1."""
+    return positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+
+
 def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
     """Return file, offset and id of each position, a part's number and row in one."""
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    number, rows = split_positions(positions)
     files = np.empty(len(positions), np.int32)
     offsets, ids = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
     for which, part in enumerate(parts):
@@ -346,5 +360,5 @@ def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
                 place = place[rows]
             rows = rows + start
             alive = part.is_alive(rows)
-            positions[order[place[alive]]] = rows[alive] | number << PART_SHIFT
+            positions[order[place[alive]]] = positions_of(number, rows[alive])
     return positions

@@ -10,7 +10,6 @@ from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
 from memhier.ann.zoom.ids.ids import IdKind, Ids, locate_all
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.preview.layout import CONTEXTS_MOST, scan_bytes
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
@@ -18,7 +17,7 @@ from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
-from memhier.ann.zoom.storage.part import Part, PartFiles, alive_rows, held_bytes
+from memhier.ann.zoom.storage.part import Part, PartFiles, alive_rows, held_bytes, split_positions
 from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 from memhier.shield import settle
@@ -107,7 +106,7 @@ class Snapshot:
     def vectors_at(self, positions: Ints, reader: Reader) -> npt.NDArray[Any]:
         """Return the vectors at positions on SSD, ``[n, d]``."""
         out = np.empty((len(positions), self.space.dimension), self.dtype)
-        number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+        number, rows = split_positions(positions)
         for which, part in enumerate(self.parts):
             here = np.flatnonzero(number == which)
             if len(here):
