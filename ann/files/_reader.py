@@ -22,7 +22,7 @@ class VectorReader:
     """Vectors on disk, read in blocks, forward, any number of times.
 
     Made by :func:`memhier.ann.files.open_vectors`; a context manager. Several threads may read one at once, each
-    through its own call of :meth:`blocks` or :meth:`take`; those of HDF5 and Parquet take turns.
+    through its own call of :meth:`blocks` or :meth:`take`; readers of HDF5 and Parquet take turns.
 
     Attributes
     ----------
@@ -128,7 +128,7 @@ def take_in_windows(
     dtype: np.dtype[Any],
     gap_bytes: int = _GAP_BYTES,
 ) -> Block:
-    """Return ascending `rows` by reading runs of rows: those near each other in one piece, never above 8 MiB."""
+    """Return ascending `rows` by reading runs of rows: near rows in one piece of at most 8 MiB."""
     out = np.empty((len(rows), dimension), dtype)
     gap = gap_bytes // (dimension * dtype.itemsize) + 1
     reach = block_rows(dimension, dtype)

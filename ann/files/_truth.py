@@ -26,7 +26,7 @@ class GroundTruth:
     Attributes
     ----------
     ids
-        int64 ``[q, k]``; -1 where a file says that there is none.
+        int64 ``[q, k]``; -1 where the file has none.
     distances
         float32 ``[q, k]`` as the file has them, or None where it has none.
     """
@@ -41,7 +41,7 @@ def read_ground_truth(path: str | os.PathLike[str], *, files: Files | None = Non
     Parameters
     ----------
     path
-        ``.ivecs``; HDF5 of ann-benchmarks (data sets ``neighbors`` and ``distances``); or, whatever the suffix, the
+        ``.ivecs``; HDF5 of ann-benchmarks (data sets ``neighbors`` and ``distances``); or, with any suffix, the
         form of big-ann-benchmarks: the numbers of queries and neighbours as uint32, the ids as int32 or uint32, and
         the distances as float32, which may be left out.
     files

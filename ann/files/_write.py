@@ -155,7 +155,7 @@ def _prefixed(values: Block) -> Block:
 
 
 def _header(suffix: str, dtype: np.dtype[Any], count: int, dimension: int) -> bytes:
-    """Return a header of the same length whatever `count` is: the true one is put in when all is written."""
+    """Return a header, of the same length for every `count`: the true count is put in at the end."""
     if suffix in VECS_DTYPES:
         return b""
     if suffix in BIN_DTYPES:

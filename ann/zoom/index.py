@@ -35,7 +35,7 @@ from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResu
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.part import PartFiles
-from memhier.ann.zoom.storage.snapshot import Footprint, Snapshot
+from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
 from memhier.errors import ClosedError, FormatError
@@ -78,7 +78,7 @@ class ZoomIndex:
         try:
             self._footprint = Footprint(store, reader, cache, about)
             files = PartFiles(store, reader, cache, about.id_kind == "str", self._footprint.search_bytes)
-            self._searcher = Searcher(Snapshot.load(store, about, files, reader), reader, about.searches)
+            self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)
         except BaseException:
             reader.close()
             raise
@@ -241,9 +241,9 @@ class ZoomIndex:
             The mean share of the true neighbours to find, above 0 and at most 1; 0.99 by default. The build calibrates
             the effort on held-out vectors (see :meth:`tune` for queries of another kind). A search follows the distance
             of a query's own neighbours, so it looks further for a query unlike those vectors, and under a filter. Where
-            no calibrated effort is enough, it looks wider, at last exactly: ``stats["escalated"]``. At 1 it also scans
-            every list and reads every vector that may be nearer than those found even if its code were wrong by eight
-            standard errors.
+            no calibrated effort is enough, it looks wider, in the end exactly: ``stats["escalated"]``. At 1 it
+            also scans every list, and reads every vector that may be nearer than those found even if its code were
+            wrong by eight standard errors.
         where
             A filter on attributes, such as ``"price < 10 and lang == 'en'"``: only vectors that fulfil it are searched.
         candidates
@@ -410,7 +410,7 @@ class ZoomIndex:
         Raises
         ------
         BudgetError
-            When the DRAM given at build cannot hold as many; nothing was added.
+            When the DRAM given at build is too small for them; nothing was added.
         ValueError, TypeError
             When vectors, ids or attributes do not fit; nothing was added.
         """

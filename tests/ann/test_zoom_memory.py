@@ -8,7 +8,7 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import build
-from memhier.ann.zoom.preview.layout import Sizes, attribute_bytes, plan_layout, scan_bytes
+from memhier.ann.zoom.preview.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
 from memhier.ann.zoom.storage.fullview import workspace_bytes
 from memhier.errors import BudgetError
 
@@ -24,7 +24,7 @@ def make(count, dimension=64, seed=0):
 def tightest(tmp_path, count, dimension, dram, **options):
     """Return a budget not above `dram` that an index takes to the last of its codes' bytes."""
     held = build.reader_bytes(tmp_path, dram)
-    sizes = Sizes(count, dimension, "l2", "rabitq", 4 * dimension, 4, held, **options)
+    sizes = IndexSizes(count, dimension, "l2", "rabitq", 4 * dimension, 4, held, **options)
     for _ in range(100):
         planned = plan_layout(sizes, dram).memory_bytes
         if planned == dram:

@@ -12,8 +12,8 @@ from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
 from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
-from memhier.ann.zoom.storage.part import Part, gather, positions_of
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.part import IndexPart, gather, positions_of
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
@@ -21,20 +21,20 @@ from memhier.rows.ranking import HotPages
 __all__ = ["measure", "tune_snapshot"]
 
 _K = 10
-_LEAST_HITS = 0.05  # of the pages asked for, below which a cache is not worth its bytes
+_LEAST_HITS = 0.05  # of the pages read, below which a cache is not worth its bytes
 _ENTRY_BYTES = PAGE_BYTES + 8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) -> Snapshot:
+def tune_snapshot(state: IndexSnapshot, reader: Reader, queries: Floats, spare: int) -> IndexSnapshot:
     """Return the snapshot calibrated for `queries` ``[q, d]``, with hot pages in at most `spare` bytes of DRAM.
 
     Raises
     ------
     ValueError
-        When nothing is on SSD that could be calibrated.
+        When no vector is on SSD.
     """
     if not any(part.alive_count for part in state.parts):
         raise ValueError("no vector of the index is on SSD, so there is nothing to tune: add vectors and commit first")
@@ -46,7 +46,7 @@ def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) 
     return replace(cold, hot=load_hot(reader, pages))
 
 
-def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
+def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
     """Return the calibration for queries ``[q, d]``; for vectors of the index where None."""
     count = sum(part.alive_count for part in state.parts)
     if queries is None:
@@ -61,8 +61,8 @@ def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) 
     return calibrate_both(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
 
 
-def _choose_pages(state: Snapshot, reader: Reader, queries: Floats, most: int) -> Ints:
-    """Return the keys of the pages to hold: the most wanted of half of the queries, if of use to the other half."""
+def _choose_pages(state: IndexSnapshot, reader: Reader, queries: Floats, most: int) -> Ints:
+    """Return the keys of the pages to hold: those that half of the queries read most, if the other half reads them."""
     if most < 1 or not state.parts:
         return np.empty(0, np.int64)
     half = len(queries) // 2
@@ -74,8 +74,8 @@ def _choose_pages(state: Snapshot, reader: Reader, queries: Floats, most: int) -
     return chosen if hits >= _LEAST_HITS else np.empty(0, np.int64)
 
 
-def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
-    """Return the key of every page that each query reads; those that several ask for several times."""
+def _pages_of(state: IndexSnapshot, reader: Reader, queries: Floats) -> Ints:
+    """Return the keys of the pages of each query; a page that several queries read repeats."""
     k = min(_K, state.count)
     effort, _ = state.calibration.effort(k, TARGET)
     search = Search(state, reader, Selection.of(state, None))
@@ -91,7 +91,7 @@ def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
     return np.concatenate(keys) if keys else np.empty(0, np.int64)
 
 
-def _sample(parts: tuple[Part, ...], seed: int) -> Ints:
+def _sample(parts: tuple[IndexPart, ...], seed: int) -> Ints:
     """Return the positions of vectors that play queries, ascending."""
     alive = [
         positions_of(number, np.flatnonzero(part.is_alive(np.arange(len(part))))) for number, part in enumerate(parts)

@@ -16,7 +16,7 @@ from memhier.ann.zoom.construction.source import VectorSource, open_source
 from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
 from memhier.ann.zoom.ids.ids import Ids
 from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
-from memhier.ann.zoom.preview.layout import Layout, Sizes, plan_layout, read_depth
+from memhier.ann.zoom.preview.layout import IndexLayout, IndexSizes, plan_layout, read_depth
 from memhier.ann.zoom.preview.preview import Coding, Preview
 from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
 from memhier.ann.zoom.renewal.begun import stand_in, uncalibrated
@@ -66,7 +66,7 @@ def _write_source(
     stored_ids = compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
     most = max(source.count, options.grow_to, 1)
-    sizes = Sizes(
+    sizes = IndexSizes(
         most, source.dimension, options.metric, options.coding, row_bytes, stored_ids.itemsize,
         reader_bytes(scratch, options.dram), _text_pages(names, most), filtered=bool(schema),
         growing=most > source.count,
@@ -112,7 +112,7 @@ def _describe(
     source: VectorSource,
     space: PreviewSpace,
     preview: Preview,
-    layout: Layout,
+    layout: IndexLayout,
     ids: Ids,
     schema: Schema,
     options: BuildOptions,

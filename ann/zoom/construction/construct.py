@@ -16,7 +16,7 @@ from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import deal_out, training_rows
 from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.layout import Layout
+from memhier.ann.zoom.preview.layout import IndexLayout
 from memhier.ann.zoom.preview.preview import Preview, train_preview
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.space import PreviewSpace
@@ -69,7 +69,7 @@ def construct(
     source: VectorSource,
     ids: npt.NDArray[Any],
     space: PreviewSpace,
-    layout: Layout,
+    layout: IndexLayout,
     seed: int,
     scratch: Path,
     bar: Any,
@@ -118,7 +118,7 @@ def _held_out(count: int, seed: int) -> Ints:
     return np.sort(chosen).astype(np.int64)
 
 
-def _train(source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, seed: int) -> Preview:
+def _train(source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_out: Ints, seed: int) -> Preview:
     # Lists made with a query in them would find its neighbours too well.
     random = np.random.default_rng(seed)
     wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)

@@ -1,4 +1,4 @@
-"""Vectors to index, from an array, a file or an iterator of blocks, read in blocks and never held whole."""
+"""Vectors to index: an array, a file or an iterator of blocks, read in blocks and never held whole."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -44,7 +44,7 @@ class VectorSource:
         return _convert(self._matrix[rows], self.dtype)
 
     def close(self) -> None:
-        """Let go of a file that :func:`open_source` opened. May be called twice."""
+        """Close a file that :func:`open_source` opened. May be called twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -90,8 +90,8 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
     Raises
     ------
     TypeError, ValueError
-        When the vectors are not two-dimensional, are blocks of which there is none, have an unknown dtype, or hold NaN,
-        infinity or integers that float32 does not hold exactly.
+        When the vectors are not two-dimensional, come as no blocks at all, have an unknown dtype, or hold NaN, infinity
+        or integers that float32 does not hold exactly.
     OSError, FormatError
         When a file cannot be read, or is damaged.
     """
@@ -100,7 +100,7 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
     source = _source(vectors)
     try:
         if source.count == 0:
-            return source  # of which the dimension is known
+            return source  # its dimension is known
         for start, block in source.blocks():
             _check_finite(block, start)
     except BaseException:
@@ -144,7 +144,7 @@ def _source(vectors: Any) -> VectorSource:
 
 
 def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
-    """Write the blocks of an iterator, which can be read only once, one after the other into a file."""
+    """Write the blocks of an iterator, which can be read only once, into a file."""
     count, dimension, dtype = 0, 0, np.dtype(np.float32)
     with path.open("wb") as file:
         for number, item in enumerate(blocks):

@@ -337,7 +337,7 @@ def _block_cells(
 
 
 def _block_rows(most: int) -> int:
-    """Return the rows of a block, at most so many: whole pages of every column, where that leaves any."""
+    """Return the rows of a block, at most `most` and at least 64; whole pages of every column if it has a page."""
     rows = max(64, min(BLOCK_ROWS, most))
     return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)
 

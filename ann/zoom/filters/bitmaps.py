@@ -26,7 +26,7 @@ def word_count(count: int) -> int:
 
 
 def bitmap_bytes(*counts: int) -> int:
-    """Return the DRAM of bitmaps of so many rows each."""
+    """Return the DRAM of bitmaps with these counts of rows."""
     return 8 * sum([-(-count // 64) for count in counts])
 
 

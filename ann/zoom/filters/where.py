@@ -11,7 +11,7 @@
     operator    = "<" | "<=" | ">" | ">=" | "==" | "=" | "!="
     value       = [ "+" | "-" ] number | text | "true" | "false"
 
-Text stands in single or double quotes, which are doubled to stand inside. A name alone asks whether a bool is true.
+Text stands in single or double quotes; a quote inside is doubled. A name alone asks whether a bool is true.
 A datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone.
 Keywords may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are
 selected.

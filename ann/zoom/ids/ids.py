@@ -14,7 +14,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.storage.fresh import Fresh
-from memhier.ann.zoom.storage.part import Part, find_ids, split_positions
+from memhier.ann.zoom.storage.part import IndexPart, find_ids, split_positions
 
 __all__ = [
     "IdKind",
@@ -141,7 +141,7 @@ class Located:
         return (self.positions >= 0) | (self.fresh >= 0)
 
 
-def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
+def locate(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
     """Return the places of ids; passes over all ids of the index, and reads the strings whose hashes match."""
     numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # different strings may have one hash
     once = _by_number(parts, fresh, numbers)
@@ -154,7 +154,7 @@ def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
     return found
 
 
-def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
+def locate_all(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
     """Return the places of ids; KeyError for an id that is not in the index."""
     found = locate(parts, fresh, ids)
     missing = np.flatnonzero(~found.known)
@@ -163,7 +163,7 @@ def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
     return found
 
 
-def refuse_known(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> None:
+def refuse_known(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> None:
     """Refuse ids that are in the index, and strings with the hash of another."""
     refuse_clashes(ids)
     found = _by_number(parts, fresh, ids.numbers)
@@ -176,7 +176,7 @@ def refuse_known(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> None:
         raise ValueError(f"ids holds {ids.shown(row)}, which is in the index already: update() replaces vectors")
 
 
-def _by_number(parts: Sequence[Part], fresh: Fresh, numbers: Ints) -> Located:
+def _by_number(parts: Sequence[IndexPart], fresh: Fresh, numbers: Ints) -> Located:
     return Located(find_ids(parts, numbers), _rows_of(numbers, fresh.ids))
 
 
@@ -189,7 +189,7 @@ def _rows_of(wanted: Ints, ids: Ints) -> Ints:
     return np.where(ids[rows] == wanted, rows, -1)
 
 
-def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
+def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
     """Return the string of each place."""
     pieces, rows = [], []
     waiting = np.flatnonzero(places.fresh >= 0)
@@ -218,7 +218,7 @@ class Sightings:
         Of the snapshot searched.
     """
 
-    def __init__(self, parts: Sequence[Part], fresh: Fresh) -> None:
+    def __init__(self, parts: Sequence[IndexPart], fresh: Fresh) -> None:
         self._parts, self._fresh = parts, fresh
         self._ids: list[Ints] = []
         self._positions: list[Ints] = []

@@ -92,7 +92,7 @@ class CodeBook:
         return of_each
 
     def widened(self, more: int) -> "CodeBook":
-        """Return the book for vectors with so many more axes, which codes ignore."""
+        """Return the book for vectors with `more` further axes, which codes ignore."""
         axes = len(self.share)
         rotation: Any = (
             np.concatenate([self.rotation, np.arange(axes, axes + more)])
@@ -320,7 +320,7 @@ def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
 
 
 def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
-    """Return the book with scales for factors and errors such as those of a sample of residuals."""
+    """Return the book with scales that suit the factors and errors of a sample of residuals."""
     turned = book.turn(residuals)
     norms = np.sqrt(np.einsum("ij,ij->i", turned, turned))
     turned, norms = turned[norms > 0], norms[norms > 0]

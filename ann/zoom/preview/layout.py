@@ -16,8 +16,8 @@ from memhier.io.page_file import PAGE_BYTES
 __all__ = [
     "CONTEXTS_MOST",
     "PART_BYTES",
-    "Layout",
-    "Sizes",
+    "IndexLayout",
+    "IndexSizes",
     "attribute_bytes",
     "codes_can_grow",
     "fresh_bytes",
@@ -45,7 +45,7 @@ _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code de
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class IndexSizes:
     """The sizes of an index that its user decides on.
 
     Attributes
@@ -81,7 +81,7 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class IndexLayout:
     """The layout of an index in DRAM, decided before it is built.
 
     Attributes
@@ -136,7 +136,7 @@ def read_depth(dram: int) -> int:
     return max(32, min(128, dram // (128 * PAGE_BYTES)))
 
 
-def plan_layout(sizes: Sizes, dram: int) -> Layout:
+def plan_layout(sizes: IndexSizes, dram: int) -> IndexLayout:
     """Return the layout with the longest codes that fits `dram` bytes.
 
     Raises
@@ -158,7 +158,7 @@ def plan_layout(sizes: Sizes, dram: int) -> Layout:
     )
 
 
-def _fit(sizes: Sizes, dram: int, *, may_rotate: bool) -> Layout | None:
+def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | None:
     """Return the layout with the longest codes that fits, None where none does."""
     count, coded = sizes.count, sizes.coding == "rabitq"
     bits = bitmap_bytes(count)
@@ -185,7 +185,7 @@ def _fit(sizes: Sizes, dram: int, *, may_rotate: bool) -> Layout | None:
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
         total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
         if total <= dram:
-            return Layout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
+            return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
     return None
 
 

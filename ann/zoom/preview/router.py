@@ -65,7 +65,7 @@ class Router:
 
     @classmethod
     def build(cls, centroids: Floats) -> Self:
-        """Return a router over float32 centroids ``[lists, d]``; the same whatever the number of threads."""
+        """Return a router over float32 centroids ``[lists, d]``; independent of the number of threads."""
         dimension = centroids.shape[1]
         if len(centroids) <= EXACT_LISTS:
             index = faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_fp16)
@@ -133,7 +133,7 @@ class Router:
         return max(2 * nprobe, 32) + self._copies
 
     def _compares_all(self, nprobe: int) -> bool:
-        # A walk takes longer to order more nodes in sight: beyond so many a comparison with all is faster.
+        # A walk takes longer with more nodes in sight: at some number a comparison with all is faster.
         return self._graph is None or self._sight(nprobe) ** 2 > _WALKED * len(self.centroids)
 
     def route(self, queries: Floats, nprobe: int, *, in_order: bool = False) -> Ints:

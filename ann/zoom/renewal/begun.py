@@ -9,14 +9,14 @@ from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Effort, Preview, train_preview
 from memhier.ann.zoom.preview.space import PreviewSpace, fit_space
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["begun", "stand_in", "uncalibrated"]
 
-_ROWS = 64  # that codes are learned from which nothing is coded with
+_ROWS = 64  # random vectors, to learn codes that are never used
 _SAMPLE_ROWS = 2048
-_NORM_ROOM = 4  # times the largest norm of the first vectors: how large those to come may be for inner products
-_EPS = 8.0  # standard errors: whatever the codes, nothing is lost by their bounds
+_NORM_ROOM = 4  # times the largest norm of the first vectors: the limit of later norms for inner products
+_EPS = 8.0  # standard errors: bounds so wide lose no neighbour, whatever the codes
 
 
 def stand_in(space: PreviewSpace, code_bytes: int, seed: int, *, rotate: bool) -> Preview:
@@ -31,8 +31,8 @@ def uncalibrated() -> Calibration:
     return Calibration(0, {1: [(1.0, Effort(1, eps=_EPS), 1.0)]}, {1: 1.0})
 
 
-def begun(state: Snapshot, seed: int) -> Snapshot:
-    """Return the snapshot of an index that never held a vector, with one list and codes for those that wait."""
+def begun(state: IndexSnapshot, seed: int) -> IndexSnapshot:
+    """Return the first snapshot with vectors: one list, and codes learned from the vectors that wait."""
     source, book = VectorSource(state.fresh.vectors), state.preview.book
     space = fit_space(source, state.space.metric, state.space.padded)
     inner = space.metric == "ip"

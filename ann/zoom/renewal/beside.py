@@ -16,9 +16,9 @@ from typing import Generic, Protocol, TypeVar
 
 from memhier.ann.threads import one_thread
 from memhier.ann.zoom.pauses import pausing
-from memhier.ann.zoom.preview.layout import Layout
+from memhier.ann.zoom.preview.layout import IndexLayout
 from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, follow, join, renew
-from memhier.ann.zoom.storage.part import Part
+from memhier.ann.zoom.storage.part import IndexPart
 from memhier.shield import when_gone
 
 __all__ = ["Beside", "Caller", "Renewals", "StoppedError"]
@@ -205,7 +205,7 @@ class Renewals:
         """DRAM of the join under way, until a commit takes it over."""
         return self._planned if self.joining else 0
 
-    def claimed(self, parts: Sequence[Part]) -> int:
+    def claimed(self, parts: Sequence[IndexPart]) -> int:
         """Return how many parts, from the first on, belong to the join or the renewal."""
         spoken = (self._joined if self.joining else frozenset()) | (self._covered if self.renewing else frozenset())
         return max((number for number, part in enumerate(parts, 1) if part.name in spoken), default=0)
@@ -219,7 +219,7 @@ class Renewals:
         self._joined, self._planned = frozenset(part.name for part in task.parts), planned
         self._joins.start(partial(join, task))
 
-    def start_renewal(self, task: Task, layout: Layout, seed: int, changes: int) -> None:
+    def start_renewal(self, task: Task, layout: IndexLayout, seed: int, changes: int) -> None:
         """Begin to make the index anew from the parts of a task."""
         self.stop_joins()
         self._covered = frozenset(part.name for part in task.parts)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.ids.ids import Ids, locate_all
 from memhier.ann.zoom.storage.part import split_positions
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["Kept", "values_kept"]
 
@@ -41,7 +41,7 @@ class Kept:
         return values
 
 
-def values_kept(state: Snapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
+def values_kept(state: IndexSnapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
     """Return the values that an update of `ids` with these attributes keeps, by name.
 
     A table or columns by name replace whole columns. With a dict per row, a row keeps the names that its dict lacks.

@@ -24,7 +24,7 @@ from memhier.ann.zoom.ids.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.preview.clusters import LONGEST
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.layout import Layout, fresh_bytes, lists_anew
+from memhier.ann.zoom.preview.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.renewal.begun import begun
 from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
@@ -44,8 +44,8 @@ from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
-from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles, split_positions
-from memhier.ann.zoom.storage.snapshot import Footprint, Snapshot
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles, split_positions
+from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -66,7 +66,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class IndexWriter:
-    """Changes one index; for one thread at a time, the one that has `lock`.
+    """Changes one index. For the thread that holds `lock`.
 
     Every change takes a snapshot and returns another. If it fails, the index stays in the state of the first.
 
@@ -101,25 +101,27 @@ class IndexWriter:
             with self._begin() as tx:
                 self._publish(tx, replace(about, pending=[]), durable=False)
 
-    def add(self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any) -> tuple[Snapshot, Ids]:
+    def add(
+        self, state: IndexSnapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any
+    ) -> tuple[IndexSnapshot, Ids]:
         """Return the snapshot with more vectors, and their ids."""
         with self._all_or_nothing(state):
             return self._add(state, vectors, ids, attributes)
 
-    def update(self, state: Snapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> Snapshot:
-        """Return the snapshot with other vectors for these ids, and the attributes that are not given as they were."""
+    def update(self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> IndexSnapshot:
+        """Return the snapshot with other vectors for these ids; attributes that are not given keep their values."""
         with self._all_or_nothing(state):
             if len(ids) != len(vectors):
                 raise ValueError(f"ids has {len(ids)} entries for {len(vectors)} vectors: expected one for each")
             kept = values_kept(state, ids, attributes)
             return self._add(self._remove(state, ids), vectors, ids, attributes, kept)[0]
 
-    def remove(self, state: Snapshot, ids: Ids) -> Snapshot:
+    def remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         """Return the snapshot without these ids."""
         with self._all_or_nothing(state):
             return self._remove(state, ids)
 
-    def commit(self, state: Snapshot, compact: bool | None) -> Snapshot:
+    def commit(self, state: IndexSnapshot, compact: bool | None) -> IndexSnapshot:
         """Make the snapshot durable, join small parts, and take over the work done beside the commits.
 
         With `compact`, make lists, codes and calibration anew from all vectors. With None, and where so much has
@@ -147,7 +149,7 @@ class IndexWriter:
         """Return the failures of work beside the commits since the last call."""
         return self._renewals.failures()
 
-    def renewal(self, state: Snapshot) -> str:
+    def renewal(self, state: IndexSnapshot) -> str:
         """Return the state of the renewal; see `ZoomIndex.stats`."""
         return self._renewals.stats(due=self._is_due(state))
 
@@ -156,7 +158,7 @@ class IndexWriter:
         """DRAM of the join beside the commits, in bytes."""
         return self._renewals.planned_bytes
 
-    def keep_tuning(self, state: Snapshot) -> None:
+    def keep_tuning(self, state: IndexSnapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
         self._renewals.stop()  # it would undo the tuning
         names, keys = {part.file: part.name for part in state.parts}, state.hot.keys
@@ -165,7 +167,7 @@ class IndexWriter:
             self._publish(tx, replace(self.about, calibration=state.calibration, hot=hot), durable=False)
 
     @contextmanager
-    def _all_or_nothing(self, state: Snapshot) -> Iterator[None]:
+    def _all_or_nothing(self, state: IndexSnapshot) -> Iterator[None]:
         """After an error, return to the description of `state`; a later commit drops parts that it does not know."""
         if self._lost:
             raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
@@ -183,12 +185,12 @@ class IndexWriter:
 
     def _add(
         self,
-        state: Snapshot,
+        state: IndexSnapshot,
         vectors: npt.NDArray[Any],
         ids: Ids | None,
         attributes: Any,
         kept: Mapping[str, Kept] | None = None,
-    ) -> tuple[Snapshot, Ids]:
+    ) -> tuple[IndexSnapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
         if len(names.numbers) != len(vectors):
             raise ValueError(f"ids has {len(names.numbers)} entries for {len(vectors)} vectors: expected one for each")
@@ -226,12 +228,12 @@ class IndexWriter:
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
-    def _count_changes(self, state: Snapshot, count: int) -> Snapshot:
+    def _count_changes(self, state: IndexSnapshot, count: int) -> IndexSnapshot:
         calibration = state.calibration.changed(count)
         self.about = replace(self.about, calibration=calibration)
         return replace(state, calibration=calibration)
 
-    def _remove(self, state: Snapshot, ids: Ids) -> Snapshot:
+    def _remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         positions = locate_all(state.parts, state.fresh, ids).positions
         if len(ids):
             state = self._count_changes(state, len(ids))
@@ -244,7 +246,7 @@ class IndexWriter:
         )
         return replace(state, parts=parts, fresh=state.fresh.without(ids.numbers))
 
-    def _spill(self, state: Snapshot) -> Snapshot:
+    def _spill(self, state: IndexSnapshot) -> IndexSnapshot:
         """Write the fresh vectors, if there are any, as a pending part."""
         if not len(state.fresh.ids):
             return state
@@ -267,13 +269,13 @@ class IndexWriter:
         preview = replace(preview, radii=radii_of([part.arrays for part in parts], preview))
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
-    def _commit_made(self, state: Snapshot, few: int) -> Snapshot:
+    def _commit_made(self, state: IndexSnapshot, few: int) -> IndexSnapshot:
         """Make a snapshot durable; take over finished work where that leaves few rows to write anew now."""
         self._renewals.collect(state.calibration.changes)
         renewed = self._renewals.renewed
         if renewed is not None:
             rest = sum(part.alive_count for part in state.parts[len(renewed.replaced) :])
-            if rest <= few << min(max(0, renewed.rounds - _ROUNDS), 40):  # whatever is added meanwhile, it ends
+            if rest <= few << min(max(0, renewed.rounds - _ROUNDS), 40):  # so that it ends, however much is added
                 self._renewals.stop_joins()
                 self._renewals.take_renewed()
                 return self._switch(state, renewed)
@@ -282,7 +284,7 @@ class IndexWriter:
         first = self._first_to_join(state, self._renewals.claimed(state.parts), few)
         return self._rewrite(state, first, self._renewals.take_made())
 
-    def _begin_beside(self, state: Snapshot, compact: bool | None) -> None:
+    def _begin_beside(self, state: IndexSnapshot, compact: bool | None) -> None:
         """Start the threads that are due, now that all of a snapshot is durable."""
         renewals, about, changes = self._renewals, self.about, state.calibration.changes
         if (renewed := renewals.renewed) is not None:
@@ -296,15 +298,15 @@ class IndexWriter:
                 planned += _JOIN_BYTES + self._work_bytes
                 renewals.start_join(self._task(state, state.parts[first:]), planned)
 
-    def _is_due(self, state: Snapshot) -> bool:
+    def _is_due(self, state: IndexSnapshot) -> bool:
         trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
         return trained and state.count > 0 and outgrown(state)
 
-    def _is_untrained(self, state: Snapshot) -> bool:
+    def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
 
-    def _task(self, state: Snapshot, parts: tuple[Part, ...]) -> Task:
-        """Return the task to write parts anew as one, whose name is taken from now on."""
+    def _task(self, state: IndexSnapshot, parts: tuple[IndexPart, ...]) -> Task:
+        """Return the task to write parts anew as one, under a new name."""
         name = f"p{self.about.next_part}"
         self.about = replace(self.about, next_part=self.about.next_part + 1)
         return Task(
@@ -312,14 +314,14 @@ class IndexWriter:
             self._work_bytes, self._buffer_bytes,
         )  # fmt: skip
 
-    def _rewrite(self, state: Snapshot, first: int, made: Made | None = None) -> Snapshot:
+    def _rewrite(self, state: IndexSnapshot, first: int, made: Made | None = None) -> IndexSnapshot:
         """Make a snapshot durable: join its parts from number `first` on, and put `made` in the place of others."""
         about, name = self.about, f"p{self.about.next_part}"
         kept, merged = _in_place(state.parts[:first], made), None
         try:
             with self._begin() as tx:
                 entries, parts = self._written(tx, kept, state)
-                pieces = [piece.arrays if isinstance(piece, Part) else piece.spread for piece in kept]
+                pieces = [piece.arrays if isinstance(piece, IndexPart) else piece.spread for piece in kept]
                 if any(part.alive_count for part in state.parts[first:]):
                     merged = self._merge(tx, name, state, first)
                     entries.append(merged.arrays.entry(name))
@@ -341,8 +343,8 @@ class IndexWriter:
             state, parts=tuple(opened), preview=preview, hot=hot_in(state.hot, [part.file for part in opened])
         )
 
-    def _join_pending(self, state: Snapshot) -> Snapshot:
-        """Join pending parts, as far as their sizes call for it; the new one is pending, too."""
+    def _join_pending(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Join pending parts where their sizes call for it; the new part is pending, too."""
         about, name = self.about, f"p{self.about.next_part}"
         first = self._first_to_join(state, len(about.parts))
         kept, merged = state.parts[:first], None
@@ -360,13 +362,13 @@ class IndexWriter:
         preview = replace(state.preview, radii=radii_of(pieces, state.preview))
         return replace(state, parts=kept, preview=preview, hot=hot_in(state.hot, [part.file for part in kept]))
 
-    def _renew(self, state: Snapshot) -> Snapshot:
+    def _renew(self, state: IndexSnapshot) -> IndexSnapshot:
         """Write all parts as one, with lists and codes made for their vectors."""
         task, layout = self._task(state, state.parts), self._layout_anew(state)
         changes = state.calibration.changes
         return self._switch(state, renew(task, layout, self.about.seed, changes))
 
-    def _switch(self, state: Snapshot, renewed: Renewed) -> Snapshot:
+    def _switch(self, state: IndexSnapshot, renewed: Renewed) -> IndexSnapshot:
         """Make a snapshot durable in its renewed form, and code newer parts for it."""
         about, preview = self.about, renewed.preview
         task = self._task(state, state.parts[len(renewed.replaced) :])
@@ -394,26 +396,26 @@ class IndexWriter:
         self._lost = False
         return replace(state, parts=parts)
 
-    def _layout_anew(self, state: Snapshot) -> Layout:
+    def _layout_anew(self, state: IndexSnapshot) -> IndexLayout:
         about, book, padded = self.about, state.preview.book, state.space.padded
         spare = about.dram - self._planned(state)
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
-        return Layout(lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram)
+        return IndexLayout(lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram)
 
     def _written(
-        self, tx: Transaction, pieces: Sequence[Part | Made], state: Snapshot
-    ) -> tuple[list[dict[str, Any]], list[Part | None]]:
+        self, tx: Transaction, pieces: Sequence[IndexPart | Made], state: IndexSnapshot
+    ) -> tuple[list[dict[str, Any]], list[IndexPart | None]]:
         """Return the catalog's entries of parts, with the open parts; adopt the segments made beside commits.
 
         The bitmap of rows alive is written if it changed since the last commit.
         """
         entries: list[dict[str, Any]] = []
-        parts: list[Part | None] = []
+        parts: list[IndexPart | None] = []
         for piece in pieces:
             part, alive = None, None
-            if isinstance(piece, Part):
+            if isinstance(piece, IndexPart):
                 part, entry = piece, piece.entry()
                 alive = part.alive if part.alive_name is None else None
             else:
@@ -429,11 +431,11 @@ class IndexWriter:
             parts.append(part)
         return entries, parts
 
-    def _load(self, entry: dict[str, Any], state: Snapshot) -> Part:
+    def _load(self, entry: dict[str, Any], state: IndexSnapshot) -> IndexPart:
         """Open a part that a commit has just taken over."""
         return self._files.load(entry, state.preview, state.row_bytes, state.schema)
 
-    def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int) -> Merged:
+    def _merge(self, tx: Transaction, name: str, state: IndexSnapshot, first: int) -> Merged:
         """Write the rows of the parts from number `first` on as one part, with their attributes and strings."""
         joined = state.parts[first:]
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
@@ -443,7 +445,7 @@ class IndexWriter:
             write_carried(tx, name, joined, self.about.schema, merged.rows, self._written_rows)
         return merged
 
-    def _moves_rows(self, state: Snapshot) -> bool:
+    def _moves_rows(self, state: IndexSnapshot) -> bool:
         """Return whether rows have attributes or strings."""
         return bool(self.about.schema) or state.id_kind == "str"
 
@@ -497,13 +499,13 @@ class IndexWriter:
     def _begin(self) -> Transaction:
         return self._store.begin(self._buffer_bytes)
 
-    def _make_room(self, state: Snapshot, ids: Ids, schema: Schema, each: int) -> Snapshot:
+    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, each: int) -> IndexSnapshot:
         """Return the snapshot, without its hot pages where more vectors, of `each` bytes while they wait, need DRAM."""
         dram = self.about.dram
         waiting = min(fresh_bytes(dram), (len(ids.numbers) + len(state.fresh.ids)) * each)
         filters = self.about.searches if schema else 0
 
-        def check(state: Snapshot) -> None:
+        def check(state: IndexSnapshot) -> None:
             check_room(state, self._planned(replace(state, schema=schema)), ids, waiting, filters, dram)
 
         if state.hot.memory_bytes:
@@ -515,10 +517,10 @@ class IndexWriter:
         check(state)
         return state
 
-    def _planned(self, state: Snapshot) -> int:
+    def _planned(self, state: IndexSnapshot) -> int:
         return self._footprint.planned(state) + self.beside_bytes
 
-    def _first_to_join(self, state: Snapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
+    def _first_to_join(self, state: IndexSnapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
         return first_to_join(
             state.parts, state.preview, earliest, lambda: self.about.dram - self._planned(state) - reserved,
             strings=self._texts(), with_rows=self._moves_rows(state) or reserved > 0, most=most,
@@ -528,7 +530,7 @@ class IndexWriter:
         return list(self.about.schema.values()).count("str")
 
 
-def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
+def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart | Made]:
     """Return the parts with `made` in the place of those that it replaces."""
     if made is None:
         return [*parts]
@@ -537,7 +539,7 @@ def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
 
 
-def outgrown(state: Snapshot) -> bool:
+def outgrown(state: IndexSnapshot) -> bool:
     """Return whether so much has changed, or a list grown so long, that the index is worth making anew."""
     calibration = state.calibration
     if calibration.worn or calibration.tuned or calibration.changes <= _LONG_CHANGES * calibration.vectors:

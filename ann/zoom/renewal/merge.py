@@ -19,7 +19,7 @@ from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import Part, PartArrays, alive_rows, compact_ids, positions_of
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, alive_rows, compact_ids, positions_of
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction
@@ -80,7 +80,7 @@ class _Chunk:
 
 
 def merge_parts(
-    parts: Sequence[Part],
+    parts: Sequence[IndexPart],
     preview: Preview,
     reader: Reader,
     writer: RowWriter,
@@ -130,7 +130,7 @@ def merge_parts(
     return Merged(PartArrays(starts, codes, values, ids), rows if with_rows else None)
 
 
-def merged_bytes(parts: Sequence[Part], preview: Preview, strings: int, with_rows: bool) -> int:
+def merged_bytes(parts: Sequence[IndexPart], preview: Preview, strings: int, with_rows: bool) -> int:
     """Return the DRAM that joining parts takes beside them: the new arrays, and the work on attributes.
 
     `strings` is the number of attributes that are text: their words are numbered anew.
@@ -140,7 +140,7 @@ def merged_bytes(parts: Sequence[Part], preview: Preview, strings: int, with_row
 
 
 def first_to_join(
-    parts: Sequence[Part],
+    parts: Sequence[IndexPart],
     preview: Preview,
     earliest: int,
     room: Callable[[], int],
@@ -206,7 +206,7 @@ def radii_of(pieces: Sequence[PartArrays | Spread], preview: Preview) -> Floats:
 
 
 def alive_blocks(
-    parts: Sequence[Part], dtype: np.dtype[Any], reader: Reader
+    parts: Sequence[IndexPart], dtype: np.dtype[Any], reader: Reader
 ) -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
     """Yield positions and vectors ``[n, d]`` of all rows that are alive, some 8 MiB at a time."""
     for number, part in enumerate(parts):
@@ -219,8 +219,8 @@ def alive_blocks(
                 yield positions_of(number, rows), vectors_of(part.read(reader, rows), dtype)
 
 
-def _chunks(parts: Sequence[Part], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
-    """Yield the first list of each chunk, and the chunk: a few lists, or a piece of a long one."""
+def _chunks(parts: Sequence[IndexPart], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
+    """Yield the first list of each chunk, and the chunk: a few lists, or a piece of a long list."""
     # Three copies at most: the rows taken, those put in order, and those on their way.
     each = 3 * (parts[0].row_bytes + book.code_bytes + _ROW_BYTES)
     limit = max(_FEWEST_ROWS, min(_CHUNK_BYTES, work_bytes) // each)
@@ -249,7 +249,7 @@ def _chunk(taken: Sequence[tuple[npt.NDArray[Any], ...]]) -> _Chunk:
     )  # fmt: skip
 
 
-def _take(part: Part, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
+def _take(part: IndexPart, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
     """Return the rows alive in the lists of a part that begin and end at `starts`: first their number in each list."""
     arrays = part.arrays
     rows = np.arange(starts[0], starts[-1])
@@ -263,7 +263,12 @@ def _take(part: Part, number: int, starts: Ints, book: CodeBook) -> tuple[npt.ND
 
 
 def write_carried(
-    tx: Transaction | Staging, name: str, parts: Sequence[Part], schema: Schema, rows: npt.NDArray[Any], block_rows: int
+    tx: Transaction | Staging,
+    name: str,
+    parts: Sequence[IndexPart],
+    schema: Schema,
+    rows: npt.NDArray[Any],
+    block_rows: int,
 ) -> None:
     """Write the attributes and strings of rows of `parts` as those of the part `name`.
 
@@ -299,7 +304,7 @@ class PartsSource(VectorSource):
         int64 ``[n]``: number of each vector when all rows of all parts are counted, removed ones included.
     """
 
-    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
+    def __init__(self, parts: Sequence[IndexPart], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
         self._parts, self._reader = parts, reader
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]

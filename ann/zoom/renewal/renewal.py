@@ -20,14 +20,14 @@ from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.layout import Layout
+from memhier.ann.zoom.preview.layout import IndexLayout
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.renewal.merge import PartsSource, Spread, merge_parts, spread_of, write_carried
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.catalog import write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
-from memhier.ann.zoom.storage.part import Part, PartArrays, PartFiles
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
@@ -60,7 +60,7 @@ class Task:
 
     store: Store
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[IndexPart, ...]
     preview: Preview
     space: PreviewSpace
     dtype: np.dtype[Any]
@@ -79,7 +79,7 @@ class Task:
         return max(1, self.work_bytes // WRITTEN_BYTES)
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[list[Part], Reader]]:
+    def opened(self) -> Iterator[tuple[list[IndexPart], Reader]]:
         """Open the parts with a reader of their own, which no search uses, and which keeps their files open."""
         with Reader(depth=DEPTH) as reader:
             texts = any(part.texts is not None for part in self.parts)
@@ -118,7 +118,7 @@ class Made:
     rows: npt.NDArray[Any]
     spread: Spread
 
-    def alive(self, parts: Sequence[Part]) -> Words | None:
+    def alive(self, parts: Sequence[IndexPart]) -> Words | None:
         """Return the bitmap of rows that are still alive in `parts`, which it replaces; None for all."""
         if not self.rows.size or all(part.alive is None for part in parts):
             return None
@@ -178,7 +178,7 @@ def join(task: Task) -> Made:
         return _made(task, staging, merged.arrays, task.preview, merged.rows)
 
 
-def renew(task: Task, layout: Layout, seed: int, changes: int) -> Renewed:
+def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
     """Write the parts as one, with lists, codes and calibration made for their vectors."""
     store, scratch = task.store, task.store.path / "tmp"
     with store.stage(task.buffer_bytes) as staging, store.stage(task.buffer_bytes) as lists, task.opened() as opened:
@@ -213,7 +213,7 @@ def follow(task: Task, renewed: Renewed) -> Renewed:
 
 
 def write_recoded(
-    tx: Transaction | Staging, task: Task, parts: Sequence[Part], preview: Preview, reader: Reader
+    tx: Transaction | Staging, task: Task, parts: Sequence[IndexPart], preview: Preview, reader: Reader
 ) -> tuple[PartArrays, npt.NDArray[Any]]:
     """Write the parts of a task as one, coded for another preview; return its arrays, and where its rows come from.
 

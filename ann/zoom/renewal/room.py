@@ -12,7 +12,7 @@ from memhier.ann.zoom.preview.layout import PART_BYTES
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.part import compact_dtype
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
 from memhier.io.page_file import PAGE_BYTES
@@ -24,7 +24,7 @@ _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
-def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
+def check_room(state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
     """Refuse vectors that leave no room in the budget once they are written.
 
     Parameters

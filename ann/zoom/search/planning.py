@@ -9,7 +9,7 @@ from memhier.ann.zoom.arguments import SearchOptions, check_count
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.search import Selection
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["Escalation", "Plan", "plan_search"]
 
@@ -44,7 +44,7 @@ class Plan:
     kept: float
 
 
-def plan_search(state: Snapshot, k: int, count: int, options: SearchOptions, selection: Selection) -> Plan:
+def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions, selection: Selection) -> Plan:
     """Return how to search for `k` neighbours among the `count` vectors of a snapshot.
 
     Raises
@@ -69,7 +69,7 @@ def plan_search(state: Snapshot, k: int, count: int, options: SearchOptions, sel
     return Plan(effort, False, "no", 0.0)
 
 
-def _plan_recall(state: Snapshot, k: int, recall: float, selection: Selection) -> Plan:
+def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Plan:
     """Return how to keep `recall` for `k` neighbours among the selected vectors."""
     calibration = state.calibration
     if selection.left is not None:
@@ -93,7 +93,7 @@ def _measured(calibration: Calibration, k: int) -> bool:
     return k <= max(calibration.efforts) and not calibration.changed_much
 
 
-def _filtered(state: Snapshot, k: int, recall: float, selection: Selection) -> Effort:
+def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Effort:
     """Return the effort for the rows that a filter leaves: all of them where they are few."""
     effort = state.calibration.filtered(k, recall, selection.share)
     assert selection.left is not None

@@ -38,7 +38,7 @@ class Within:
 
 
 def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[Effort, bool]:
-    """Return how hard to look for `recall`, and whether that is known to reach it.
+    """Return the effort for `recall`, and whether it is known to reach it.
 
     A radius is the distance of some k-th neighbour. As k is unknown, the widest bounds of all are taken.
     """
@@ -132,7 +132,7 @@ class _Scan:
     def _lists(self, chosen: Ints, probes: Ints, limit: int) -> None:
         """Look for the vectors of some queries in lists of each, ``[chosen, p]``."""
         found = self._scan(chosen, probes, limit)
-        # With as many as there is room for, some may have been left out.
+        # A full list of candidates may have left some out.
         fits = found.counts < limit
         self._rank(chosen[fits], found, np.flatnonzero(fits))
         for row in np.flatnonzero(~fits):

@@ -15,12 +15,21 @@ from memhier.ann.zoom.preview.code_scan import Candidates
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.storage.fullview import make_workspace
 from memhier.ann.zoom.storage.part import alive_rows, gather, positions_of
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.reader import Reader
 from memhier.rows.ranking import PageRows, Ranking, RankRequest, page_rows_of, rank_rows
 from memhier.shield import check_interrupt
 
-__all__ = ["CANDIDATE_BYTES", "NO_LIMITS", "Found", "Limits", "Search", "Selection", "candidate_limit", "is_cut_short"]
+__all__ = [
+    "CANDIDATE_BYTES",
+    "NO_LIMITS",
+    "Found",
+    "ReadLimits",
+    "Search",
+    "Selection",
+    "candidate_limit",
+    "is_cut_short",
+]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
@@ -51,7 +60,7 @@ class Selection:
     left: int | None = None
 
     @classmethod
-    def of(cls, snapshot: Snapshot, where: str | None) -> Self:
+    def of(cls, snapshot: IndexSnapshot, where: str | None) -> Self:
         """Return the vectors that fulfil a filter; all of them when there is none.
 
         Raises
@@ -72,14 +81,14 @@ class Selection:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ReadLimits:
     """The most pages read for a query, and the second at which a call ends its reads."""
 
     max_reads: int = 2**62
     deadline: float = np.inf
 
 
-NO_LIMITS = Limits()
+NO_LIMITS = ReadLimits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +153,7 @@ class Search:
         Bytes of a vector on SSD, and room for the vectors of one submission.
     """
 
-    def __init__(self, snapshot: Snapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
+    def __init__(self, snapshot: IndexSnapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
         self.snapshot, self.reader, self.selection = snapshot, reader, selection
         self.tally = np.zeros(3, np.int64)
         self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
@@ -153,7 +162,7 @@ class Search:
         self.workspace = make_workspace(self.row_bytes)
         self._on_page = page_rows_of(self.row_bytes)
 
-    def nearest(self, queries: Floats, k: int, effort: Effort, limits: Limits = NO_LIMITS) -> Found:
+    def nearest(self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS) -> Found:
         """Return the `k` nearest of each query, float32 ``[q, d]``; -1 and infinity where there are fewer."""
         snapshot, count = self.snapshot, len(queries)
         found = Found(
@@ -222,7 +231,7 @@ class Search:
             np.minimum(candidates.counts, most, out=candidates.counts)
         return candidates
 
-    def _rank(self, queries: Floats, candidates: Candidates, k: int, effort: Effort, limits: Limits) -> Ranking:
+    def _rank(self, queries: Floats, candidates: Candidates, k: int, effort: Effort, limits: ReadLimits) -> Ranking:
         """Read the vectors of candidates and return the nearest."""
         snapshot, space = self.snapshot, self.snapshot.space
         inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]

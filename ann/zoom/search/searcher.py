@@ -13,9 +13,9 @@ from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import RangeResult, SearchResult
-from memhier.ann.zoom.search.search import NO_LIMITS, Found, Limits, Search, Selection, is_cut_short
+from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection, is_cut_short
 from memhier.ann.zoom.search.turns import Turns
-from memhier.ann.zoom.storage.snapshot import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.callers import user_stacklevel
 from memhier.errors import RecallWarning
 from memhier.io.reader import Reader
@@ -31,7 +31,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 class Answer:
     """The result of a search, with the snapshot and the plan that it comes from."""
 
-    state: Snapshot
+    state: IndexSnapshot
     plan: Plan
     result: SearchResult
 
@@ -54,7 +54,7 @@ class Searcher:
         The snapshot that the next search takes.
     """
 
-    def __init__(self, state: Snapshot, reader: Reader, searches: int) -> None:
+    def __init__(self, state: IndexSnapshot, reader: Reader, searches: int) -> None:
         self.state = state
         self._reader, self._turns = reader, Turns(searches)
         self._warned: set[str] = set()  # reasons why a recall was not kept
@@ -63,7 +63,7 @@ class Searcher:
         """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`."""
         limits, ms = NO_LIMITS, options.deadline_ms
         if timed := ms is not None and ms < np.inf:
-            limits = Limits(deadline=float(ms) / 1000)
+            limits = ReadLimits(deadline=float(ms) / 1000)
         if options.max_reads is not None:
             limits = replace(limits, max_reads=int(options.max_reads))
         with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these

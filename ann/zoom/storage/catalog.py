@@ -87,7 +87,7 @@ _CHECK = record(
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The entry ``index`` of the catalog.
+    """The entry ``index`` of the catalog: the description of an index.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class Description:
     dram, seed
         As given at build.
     searches
-        How many may run at a time.
+        Searches at a time.
     schema
         Types of the attributes.
     next_part, next_id

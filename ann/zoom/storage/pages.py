@@ -19,7 +19,7 @@ from memhier.rows.ranking import page_rows_of
 
 __all__ = ["page_order"]
 
-_FEWEST = 8  # rows that are worth a halving
+_FEWEST = 8  # rows that are worth halving
 _ROUNDS = 4
 _COPIES = 8  # of decoded vectors, at most
 _BLOCK_BYTES = 16 << 20  # of vectors decoded at a time: a longer list is put in order piece by piece
@@ -37,18 +37,18 @@ def page_order(
     first: int = 0,
     work_bytes: int | None = None,
 ) -> Ints:
-    """Return which row goes to each place, int64 ``[n]``; all stay in their list.
+    """Return the row for each place, int64 ``[n]``; all rows stay in their list.
 
     Parameters
     ----------
     book, codes, numbers
         Of the rows: codes uint8 ``[n, code_bytes]``, one row after the other, and their numbers.
     starts
-        int64 ``[lists + 1]``, ascending from 0 to n; where it holds further borders, rows do not cross these.
+        int64 ``[lists + 1]``, ascending from 0 to n; it may hold further borders, which rows do not cross either.
     row_bytes
         Of a row on SSD.
     first
-        The row of the file that row 0 is to be.
+        The row of the file that row 0 becomes.
     work_bytes
         DRAM for the work; some 128 MiB by default.
     """
@@ -68,7 +68,7 @@ def page_order(
 
 
 def _halved(values: Floats, rows: Ints, cuts: list[int]) -> list[Ints]:
-    """Return the rows of values ``[n, d]`` in as many pieces as `cuts`, where these begin, divide them into."""
+    """Return the rows of values ``[n, d]`` in pieces, divided at the places `cuts`."""
     if not cuts:
         return [rows]
     cut = cuts[len(cuts) // 2]
@@ -78,7 +78,7 @@ def _halved(values: Floats, rows: Ints, cuts: list[int]) -> list[Ints]:
 
 
 def _along(values: Floats) -> Floats:
-    """Return where values ``[n, d]`` lie along a direction that tells two halves of them apart."""
+    """Return the places of values ``[n, d]`` along a direction that separates two halves of them."""
     # By einsum: a product of BLAS may depend on the number of threads.
     apart = values - values.mean(axis=0)
     direction = apart[np.einsum("ij,ij->i", apart, apart).argmax()]

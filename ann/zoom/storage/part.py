@@ -28,7 +28,7 @@ from memhier.shield import when_gone
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = [
-    "Part",
+    "IndexPart",
     "PartArrays",
     "PartFiles",
     "alive_rows",
@@ -105,7 +105,7 @@ class PartArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IndexPart:
     """Rows on SSD with their codes and ids.
 
     Attributes
@@ -188,7 +188,7 @@ class Part:
         # A bitmap in the cache belongs to other searches, too.
         return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
 
-    def without(self, rows: Ints) -> "Part":
+    def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
         bits = np.full(word_count(len(self)), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
         if self.alive is None and len(self) % 64:
@@ -249,7 +249,7 @@ class PartFiles:
         schema: Schema,
         alive: Words | None = None,
         alive_name: str | None = None,
-    ) -> Part:
+    ) -> IndexPart:
         """Return a committed part whose arrays are known."""
         texts, lease = None, _Lease()
         file = self._store.attach(f"{name}-rows", self._reader)
@@ -257,10 +257,10 @@ class PartFiles:
         if self._texts:
             texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
             self._when_gone(lease, [texts.file])
-        part = Part(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts)
+        part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts)
         return self.widened(part, schema)
 
-    def widened(self, part: Part, schema: Schema) -> Part:
+    def widened(self, part: IndexPart, schema: Schema) -> IndexPart:
         """Return the part with the attributes of another schema, null in all rows where the part does not have them."""
         if not schema:
             return part
@@ -271,7 +271,7 @@ class PartFiles:
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
         return replace(part, attributes=attributes)
 
-    def load(self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema) -> Part:
+    def load(self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema) -> IndexPart:
         """Return the part that `entry` of the catalog describes, coded with `preview`."""
         name, alive_name = entry["name"], entry["alive"]
         arrays = PartArrays.load(self._store, entry, preview)
@@ -297,12 +297,12 @@ def _close_files(reader: Reader, files: Sequence[int | StoredColumn]) -> None:
                 reader.remove(file)
 
 
-def alive_rows(parts: Sequence[Part]) -> int:
+def alive_rows(parts: Sequence[IndexPart]) -> int:
     """Return the rows of all parts that were not removed."""
     return sum([len(part.arrays.codes) if part.alive is None else popcount(part.alive) for part in parts])
 
 
-def held_bytes(parts: Sequence[Part]) -> int:
+def held_bytes(parts: Sequence[IndexPart]) -> int:
     """Return the DRAM of parts, in bytes."""
     return sum([part.memory_bytes for part in parts])
 
@@ -329,7 +329,7 @@ def split_positions(positions: Ints) -> tuple[Ints, Ints]:
     return positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
 
 
-def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
+def gather(parts: Sequence[IndexPart], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
     """Return file, offset and id of each position, a part's number and row in one."""
     number, rows = split_positions(positions)
     files = np.empty(len(positions), np.int32)
@@ -342,7 +342,7 @@ def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32
     return files, offsets, ids
 
 
-def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
+def find_ids(parts: Sequence[IndexPart], wanted: Ints) -> Ints:
     """Return the position of each id among the rows alive, int64 ``[n]``, -1 for none; passes over all ids."""
     positions = np.full(len(wanted), -1, np.int64)
     order = np.argsort(wanted, kind="stable")

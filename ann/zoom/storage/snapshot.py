@@ -17,19 +17,19 @@ from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
-from memhier.ann.zoom.storage.part import Part, PartFiles, alive_rows, held_bytes, split_positions
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles, alive_rows, held_bytes, split_positions
 from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 from memhier.shield import settle
 from memhier.store.store import Store
 
-__all__ = ["Footprint", "Snapshot"]
+__all__ = ["Footprint", "IndexSnapshot"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class IndexSnapshot:
     """The state of an index at one moment. A search keeps the snapshot that it started with.
 
     Attributes
@@ -54,7 +54,7 @@ class Snapshot:
     dtype: np.dtype[Any]
     schema: Schema
     preview: Preview
-    parts: tuple[Part, ...]
+    parts: tuple[IndexPart, ...]
     fresh: Fresh
     calibration: Calibration
     hot: HotPages
@@ -130,7 +130,7 @@ class Footprint:
         self._searches, self._changes = about.searches, about.coding == "rabitq"
         self.search_bytes = workspace_bytes(about.row_bytes) + scan_bytes(about.dram)  # of one search, filters apart
 
-    def held(self, state: Snapshot) -> int:
+    def held(self, state: IndexSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""
         settle()  # closes the files of parts that no snapshot has any more
         each = self.search_bytes
@@ -140,8 +140,8 @@ class Footprint:
         outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
         return parts + state.hot.memory_bytes + outside + self._searches * each
 
-    def planned(self, state: Snapshot) -> int:
-        """Return the most DRAM: once as many searches run as may, with filters, and rows are removed from every part.
+    def planned(self, state: IndexSnapshot) -> int:
+        """Return the most DRAM: with all searches running, with filters, and rows removed from every part.
 
         Joins of parts come on top.
         """
