@@ -348,6 +348,8 @@ class ZoomIndex:
         if np.ndim(query) != 1:
             raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
         self._check_open()
+        if unknown := options.keys() - SearchOptions.__dataclass_fields__.keys():
+            raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
         chosen = SearchOptions(k, **options)
         answer = self._searcher.search(check_queries(query, self.dimension)[0], chosen)
         state, effort, stats = answer.state, answer.plan.effort, answer.result.stats

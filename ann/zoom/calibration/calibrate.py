@@ -2,15 +2,13 @@
 
 Held-out vectors play the queries; each must find its nearest neighbours other than itself. A search loses neighbours in
 two ways: it does not scan their list, or it does not read them, as their bound is wrong by more than `eps` standard
-errors.
-Both are measured on the preview alone. The least effort is chosen whose mean loss, by conformal risk control
-(Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
-the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
+errors. Both are measured on the preview alone. Calibration chooses the least effort whose mean loss, by conformal risk
+control (Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable
+queries the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
 
-A query looks as far as a multiple of the distance of its own k-th neighbour, not at a number of lists: a query unlike
-those measured, or under a filter, has farther neighbours in more lists, and looks at these. One in two of the held-out
-queries ends at the fewest lists. No part of the effort for a recall exceeds that for a higher one, so a
-higher recall never costs less.
+A query looks as far as a multiple of the distance of its own k-th neighbour. So a query unlike those measured, or under
+a filter, looks at more lists, as its neighbours are farther. One in two of the held-out queries ends at the fewest
+lists. No part of the effort for a recall exceeds that for a higher one, so a higher recall never costs less.
 """
 
 from collections.abc import Sequence
