@@ -1,4 +1,4 @@
-"""Vectors that lie one after the other in a file: .fvecs and its kin, .fbin and its kin, and .npy."""
+"""Vectors one after the other in a file: the families of .fvecs and .fbin, and .npy."""
 
 import io
 import os
@@ -42,7 +42,8 @@ class FlatVectors(VectorReader):
         super().close()
         self._file.close()
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         row_bytes = self._prefix + self.dimension * self._stored.itemsize
         raw = np.empty((stop - start, row_bytes), np.uint8)
         read_at(self._file, raw, self._header + start * row_bytes)
@@ -65,7 +66,8 @@ class FlatVectors(VectorReader):
 class _ColumnVectors(FlatVectors):
     """A .npy file in Fortran order: one run of values for each dimension."""
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         out = np.empty((stop - start, self.dimension), self.dtype)
         column = np.empty(stop - start, self._stored)
         for number in range(self.dimension):
@@ -75,7 +77,7 @@ class _ColumnVectors(FlatVectors):
 
 
 def open_flat(files: Files, path: str) -> VectorReader:
-    """Open a file of one of the flat formats; its suffix says which.
+    """Open a file of one of the flat formats; its suffix names the format.
 
     Raises
     ------
@@ -124,7 +126,7 @@ def _open_vecs(file: File, stored: np.dtype[Any]) -> VectorReader:
             f"the dimension changes"
         )
     found = FlatVectors(file, size // row_bytes, dimension, stored, prefix=4)
-    # One cheap look before a long build; blocks look at every vector.
+    # A cheap check before a long build; reading blocks checks every vector.
     found.take([found.count - 1])
     return found
 
@@ -152,10 +154,10 @@ def _open_npy(file: File) -> VectorReader:
     return kind(file, shape[0], shape[1], stored, header=head.tell())
 
 
-def _header(file: File, length: int, what: str) -> bytes:
+def _header(file: File, length: int, content: str) -> bytes:
     raw = bytearray(length)
     if file.read_into(raw, 0) < length:
-        raise FormatError(f"{file.path}: {file.size()} bytes, expected at least {length}: {what}")
+        raise FormatError(f"{file.path}: {file.size()} bytes, expected at least {length}: {content}")
     return bytes(raw)
 
 
@@ -165,8 +167,8 @@ def _check_size(path: str, size: int, header: int, count: int, dimension: int, s
         _refuse_size(path, size, expected, f"{count:,} vectors of dimension {dimension} of {stored.name}")
 
 
-def _refuse_size(path: str, size: int, expected: int, what: str) -> NoReturn:
+def _refuse_size(path: str, size: int, expected: int, content: str) -> NoReturn:
     cause = "the file was cut short" if size < expected else "more follows"
     raise FormatError(
-        f"{path}: {size:,} bytes, expected {expected:,} as the header says {what}: {cause}, or the header is wrong"
+        f"{path}: {size:,} bytes, expected {expected:,} as the header says {content}: {cause}, or the header is wrong"
     )

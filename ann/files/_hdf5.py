@@ -1,4 +1,4 @@
-"""Vectors in HDF5, as ann-benchmarks keeps them: data sets ``train``, ``test``, ``neighbors`` and ``distances``."""
+"""Vectors in HDF5, in the layout of ann-benchmarks: data sets ``train``, ``test``, ``neighbors`` and ``distances``."""
 
 from importlib import import_module
 from typing import Any
@@ -18,13 +18,13 @@ class Hdf5Vectors(SlicedVectors):
     ImportError
         When h5py is not installed.
     ValueError
-        When the file has no data set `key`; the message names those it has.
+        When the file has no data set `key`; the message names its data sets.
     FormatError
         When the file is not HDF5, or the data set is no matrix of numbers.
     """
 
     def __init__(self, path: str, key: str) -> None:
-        # What h5py says of a missing file hides the error's number in a long line.
+        # The message of h5py for a missing file hides the error's number in a long line.
         with open(path, "rb"):
             pass
         try:
@@ -46,9 +46,10 @@ class Hdf5Vectors(SlicedVectors):
         super().close()
         self._file.close()
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         with reading(self.name, f"rows {start:,} to {stop - 1:,}"):
-            return super()._read(start, stop)
+            return super().read_rows(start, stop)
 
 
 def _find(h5py: Any, file: Any, path: str, key: str) -> Any:

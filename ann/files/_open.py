@@ -22,14 +22,14 @@ def open_vectors(
     Parameters
     ----------
     path
-        A file whose suffix says what it holds: ``.fvecs``, ``.bvecs``, ``.ivecs``, ``.fbin``, ``.f16bin``, ``.u8bin``,
+        A file; its suffix names the format: ``.fvecs``, ``.bvecs``, ``.ivecs``, ``.fbin``, ``.f16bin``, ``.u8bin``,
         ``.i8bin``, ``.ibin``, ``.npy``, ``.hdf5`` or ``.h5`` (with the extra ``hdf5``), ``.parquet`` (with the extra
         ``parquet``). Compressed files are not read.
     key
-        Of HDF5: the data set; ``"train"`` by default, as ann-benchmarks names the vectors to index. Others there are
+        The data set of an HDF5 file; ``"train"`` by default, the vectors to index in files of ann-benchmarks, beside
         ``"test"``, ``"neighbors"`` and ``"distances"``.
     column
-        Of Parquet: the column of lists; by default the only one.
+        The column of lists of a Parquet file; by default the only one.
     files
         File layer of the formats that need no other package; the operating system's by default.
 
@@ -43,7 +43,7 @@ def open_vectors(
     OSError
         When the file cannot be opened.
     FormatError
-        When it is damaged, or not what its suffix says. Damage further on is found where it is read.
+        When it is damaged, or not of the format that its suffix names. Damage further on is found when it is read.
     ValueError, TypeError
         When the suffix is unknown, or `key` or `column` is not for this file.
     ImportError

@@ -1,4 +1,4 @@
-"""Vectors in a list column of a Parquet file, read a row group at a time, and that in batches."""
+"""Vectors in a list column of a Parquet file, read by row groups in batches."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -14,7 +14,7 @@ from memhier.errors import FormatError
 __all__ = ["ParquetVectors"]
 
 _BUFFER_BYTES = 1 << 20  # of a column's pages; without a limit a whole row group of it would be read ahead
-_DECODING = 4  # memory that arrow takes for a batch is several times the batch: smaller ones are no slower
+_DECODING = 4  # arrow takes several times the memory of a batch; smaller batches are no slower
 
 
 class ParquetVectors(VectorReader):
@@ -31,7 +31,7 @@ class ParquetVectors(VectorReader):
     """
 
     def __init__(self, path: str, column: str | None) -> None:
-        # What arrow says of a directory has no error number.
+        # The error of arrow for a directory has no number.
         with open(path, "rb"):
             pass
         try:

@@ -1,4 +1,4 @@
-"""What every source of vectors offers: a matrix read in blocks and by row numbers, and never held whole."""
+"""A source of vectors: a matrix read in blocks and by row numbers, and never held whole."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -22,12 +22,12 @@ class VectorReader:
     """Vectors on disk, read in blocks, forward, any number of times.
 
     Made by :func:`memhier.ann.files.open_vectors`; a context manager. Several threads may read one at once, each
-    through its own call of :meth:`blocks` or :meth:`take`; those of HDF5 and Parquet take turns.
+    through its own call of :meth:`blocks` or :meth:`take`; readers of HDF5 and Parquet take turns.
 
     Attributes
     ----------
     name
-        The path, and within it what was chosen, for messages.
+        The path, and the data set or column within it, for messages.
     count, dimension
         Shape of the matrix.
     dtype
@@ -55,7 +55,7 @@ class VectorReader:
         rows = block_rows(self.dimension, self.dtype)
         for start in range(0, self.count, rows):
             self._check_open()
-            yield start, self._read(start, min(start + rows, self.count))
+            yield start, self.read_rows(start, min(start + rows, self.count))
 
     def take(self, rows: npt.ArrayLike) -> Block:
         """Return the given rows, ``[len(rows), dimension]``.
@@ -90,12 +90,12 @@ class VectorReader:
     def __repr__(self) -> str:
         return f"VectorReader({self.name!r}, {self.count} x {self.dimension} {self.dtype})"
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
         """Return rows `start` to `stop`, at least one, C-contiguous in native byte order."""
         raise NotImplementedError
 
     def _take(self, rows: npt.NDArray[np.int64]) -> Block:
-        return take_in_windows(self._read, rows, self.dimension, self.dtype, self._gap_bytes)
+        return take_in_windows(self.read_rows, rows, self.dimension, self.dtype, self._gap_bytes)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -128,7 +128,7 @@ def take_in_windows(
     dtype: np.dtype[Any],
     gap_bytes: int = _GAP_BYTES,
 ) -> Block:
-    """Return ascending `rows` by reading runs of rows: those near each other in one piece, never above 8 MiB."""
+    """Return ascending `rows` by reading runs of rows: near rows in one piece of at most 8 MiB."""
     out = np.empty((len(rows), dimension), dtype)
     gap = gap_bytes // (dimension * dtype.itemsize) + 1
     reach = block_rows(dimension, dtype)

@@ -18,7 +18,7 @@ class SlicedVectors(VectorReader):
     matrix
         The array-like; where it has ``chunks``, rows of one chunk are read together.
     name
-        What to call it in messages.
+        Its name in messages.
 
     Raises
     ------
@@ -43,7 +43,8 @@ class SlicedVectors(VectorReader):
         super().close()
         self._matrix = None
 
-    def _read(self, start: int, stop: int) -> Block:
+    def read_rows(self, start: int, stop: int) -> Block:
+        """Return rows; see :class:`VectorReader`."""
         block = np.ascontiguousarray(self._matrix[start:stop], self.dtype)
         if block.shape != (stop - start, self.dimension):
             raise FormatError(

@@ -26,7 +26,7 @@ class GroundTruth:
     Attributes
     ----------
     ids
-        int64 ``[q, k]``; -1 where a file says that there is none.
+        int64 ``[q, k]``; -1 where the file has none.
     distances
         float32 ``[q, k]`` as the file has them, or None where it has none.
     """
@@ -41,7 +41,7 @@ def read_ground_truth(path: str | os.PathLike[str], *, files: Files | None = Non
     Parameters
     ----------
     path
-        ``.ivecs``; HDF5 of ann-benchmarks (data sets ``neighbors`` and ``distances``); or, whatever the suffix, the
+        ``.ivecs``; HDF5 of ann-benchmarks (data sets ``neighbors`` and ``distances``); or, with any suffix, the
         form of big-ann-benchmarks: the numbers of queries and neighbours as uint32, the ids as int32 or uint32, and
         the distances as float32, which may be left out.
     files
@@ -97,7 +97,7 @@ def _read_big_ann(files: Files, path: str) -> GroundTruth:
             distances = np.empty((queries, neighbours), "<f4")
             read_at(file, distances, 8 + values)
     wide = ids.astype(np.int64)
-    wide[wide == _NO_ID] = -1  # what -1 becomes where ids are written as uint32
+    wide[wide == _NO_ID] = -1  # -1 written as uint32
     return GroundTruth(wide, None if distances is None else distances.astype(np.float32, copy=False))
 
 

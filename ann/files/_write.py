@@ -30,7 +30,7 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
     path
         A path that does not exist yet. Its suffix says the format: ``.fvecs``, ``.bvecs``, ``.ivecs``, ``.fbin``,
         ``.f16bin``, ``.u8bin``, ``.i8bin``, ``.ibin`` or ``.npy``. Until the file is whole, its name ends in
-        ``.unfinished``; what a killed process left there is written over.
+        ``.unfinished``; a file that a killed process left there is overwritten.
     vectors
         An array ``[n, d]``, a :class:`VectorReader`, or an iterable of blocks ``[rows, d]``. Floats are rounded to a
         format of floats; integers must fit into one of integers. A .npy file takes the dtype of the first block.
@@ -57,7 +57,7 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
         if not file.lock(exclusive=True):
             raise LockedError(f"{name} is being written by another process: wait for it, or choose another name")
         try:
-            # Whoever held the lock before may just have finished, and this is the finished file.
+            # The process that held the lock may just have finished, and this is the finished file.
             _refuse_existing(layer, name)
             file.truncate(0)
             _write(file, suffix, vectors)
@@ -65,7 +65,7 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
             _refuse_existing(layer, name)
             layer.rename(unfinished, name)
         except BaseException:
-            with suppress(OSError):  # what stopped the writing matters more
+            with suppress(OSError):  # the first error matters more
                 layer.remove(unfinished)
             raise
         layer.sync_directory(os.path.dirname(name))
@@ -155,7 +155,7 @@ def _prefixed(values: Block) -> Block:
 
 
 def _header(suffix: str, dtype: np.dtype[Any], count: int, dimension: int) -> bytes:
-    """Return a header of the same length whatever `count` is: the true one is put in when all is written."""
+    """Return a header, of the same length for every `count`: the true count is put in at the end."""
     if suffix in VECS_DTYPES:
         return b""
     if suffix in BIN_DTYPES:

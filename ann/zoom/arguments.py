@@ -1,32 +1,41 @@
-"""Checks at the border of the index: every error names the argument, what came and what was expected."""
+"""Checks at the border of the index: every error names the argument, its value and the values expected."""
 
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.construction.source import STORED_DTYPES, as_array, refuse_rounded, stored_dtype
-
 __all__ = [
+    "AS_FLOAT32",
+    "STORED_DTYPES",
+    "SearchOptions",
+    "as_array",
     "check_count",
     "check_finite",
     "check_fraction",
     "check_ids",
-    "check_milliseconds",
     "check_queries",
     "check_vectors",
+    "refuse_rounded",
+    "stored_dtype",
 ]
+
+STORED_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "int8", "uint8"))
+# Stored as float32: rounded from float64, as they are from bfloat16, and integers only where each is held exactly.
+AS_FLOAT32 = ("float64", "bfloat16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_COMPARED = 2**53  # up to which float64 holds every integer, so that equal means equal
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-def check_count(name: str, value: object, low: int, high: int | None, what: str = "") -> int:
-    """Return an integer between `low` and `high`, which is `what`."""
+def check_count(name: str, value: object, low: int, high: int | None, reason: str = "") -> int:
+    """Return an integer between `low` and `high`; `reason` is why it is not more."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise TypeError(f"{name}={value!r}: expected an integer")
     if value < low or (high is not None and value > high):
-        limit = f"{low} to {high} ({what})" if high is not None else f"at least {low}"
+        limit = f"{low} to {high} ({reason})" if high is not None else f"at least {low}"
         raise ValueError(f"{name}={value}: expected {limit}")
     return int(value)
 
@@ -50,11 +59,33 @@ def check_finite(name: str, value: object) -> float:
     return number
 
 
-def check_milliseconds(name: str, value: object) -> float:
-    """Return a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"{name}={value!r}: expected a number above 0")
-    return float(value)
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """The options of one search, checked; see :meth:`memhier.ann.ZoomIndex.search`."""
+
+    k: int
+    recall: float | None = None
+    where: str | None = None
+    candidates: int | None = None
+    nprobe: int | None = None
+    max_reads: int | None = None
+    deadline_ms: float | None = None
+
+    def __post_init__(self) -> None:
+        ms = self.deadline_ms
+        if self.max_reads is not None:
+            check_count("max_reads", self.max_reads, 1, None)
+        if ms is not None and (isinstance(ms, bool) or not isinstance(ms, int | float) or not ms > 0):
+            raise ValueError(f"deadline_ms={ms!r}: expected a number above 0")
+        check_count("k", self.k, 1, None)
+        if self.recall is not None:
+            check_fraction("recall", self.recall)
+            if self.candidates is not None or self.nprobe is not None:
+                raise ValueError(
+                    f"recall={self.recall}: expected either a recall, or nprobe= and candidates=, not both"
+                )
+        if self.nprobe is not None:
+            check_count("nprobe", self.nprobe, 1, None)
 
 
 def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:
@@ -113,3 +144,33 @@ def check_vectors(vectors: npt.ArrayLike, dimension: int, dtype: np.dtype[Any]) 
         row = int(np.flatnonzero((stored != array).any(axis=1))[0])
         raise ValueError(f"vectors row {row} does not fit {dtype}, that of the index: it would be stored as others")
     return stored
+
+
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that vectors are stored in; the same dtype if it cannot be stored."""
+    native = dtype.newbyteorder("=")
+    return np.dtype(np.float32) if native.name in AS_FLOAT32 else native
+
+
+def as_array(vectors: Any) -> npt.NDArray[Any]:
+    """Return vectors as an array; also torch tensors with gradients, or of a dtype that NumPy lacks."""
+    if not _is_tensor(vectors):
+        return np.asarray(vectors)
+    values = vectors.detach().cpu()
+    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
+
+
+def _is_tensor(vectors: Any) -> bool:
+    return type(vectors).__module__.partition(".")[0] == "torch" and hasattr(vectors, "detach")
+
+
+def refuse_rounded(block: npt.NDArray[Any], stored: npt.NDArray[Any], start: int, name: str = "vectors") -> None:
+    """Refuse integers that the stored dtype would round; `start` is the number of the first row."""
+    if block.dtype.kind in "iu" and stored.dtype.kind == "f":
+        wrong = (stored.astype(np.float64) != block).any(axis=1) | (np.abs(stored) > _COMPARED).any(axis=1)
+        if wrong.any():
+            row = int(np.argmax(wrong))
+            raise ValueError(
+                f"{name} row {start + row} holds integers that {stored.dtype} does not hold exactly: convert them "
+                f"yourself, with {name}.astype('float32') or after scaling"
+            )

@@ -1,54 +1,60 @@
-"""ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067, and what came after)."""
+"""ZoomIndex: search more vectors than fit in DRAM (Zoom, arXiv 1809.04067, and later work)."""
 
 import errno
 import shutil
 import warnings
-import weakref
+from collections.abc import Iterator
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import check_count, check_queries, check_vectors
+from memhier.ann.zoom.arguments import (
+    SearchOptions,
+    check_count,
+    check_finite,
+    check_fraction,
+    check_queries,
+    check_vectors,
+)
 from memhier.ann.zoom.calibration.calibrate import TARGET
-from memhier.ann.zoom.calibration.tune import load_hot, tune_snapshot
+from memhier.ann.zoom.calibration.tune import tune_snapshot
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
-from memhier.ann.zoom.ids.ids import as_ids, refuse_clashes
-from memhier.ann.zoom.preview.layout import CONTEXTS_MOST, attribute_bytes, codes_can_grow, read_depth, scan_bytes
+from memhier.ann.zoom.filters.bitmaps import BitmapCache
+from memhier.ann.zoom.ids.ids import as_ids, locate, refuse_clashes, with_repeats
+from memhier.ann.zoom.preview.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
-from memhier.ann.zoom.renewal.fresh import Fresh
 from memhier.ann.zoom.renewal.life import IndexWriter
-from memhier.ann.zoom.search.search import Snapshot
-from memhier.ann.zoom.search.searched import SearchedIndex
-from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
-from memhier.ann.zoom.storage.fullview import workspace_bytes
+from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResult, iterate
+from memhier.ann.zoom.search.searcher import Searcher
+from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.part import PartFiles
+from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
-from memhier.errors import FormatError
+from memhier.errors import ClosedError, FormatError
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
-from memhier.shield import close_made, settle, shielded, shielded_giving
+from memhier.shield import close_made, shielded, shielded_giving
 from memhier.store.store import Store, Verify
 
 __all__ = ["ZoomIndex"]
 
-Floats: TypeAlias = npt.NDArray[np.float32]
-_TUNING_BYTES = 4096  # that the catalog may grow by, beside the pages named in it
+_TUNING_BYTES = PAGE_BYTES  # that the catalog may grow by, beside the hot pages named in it
 _TUNE_LEAST = 64
 
 
-class ZoomIndex(SearchedIndex):
+class ZoomIndex:
     """A vector index with a compressed preview in DRAM and the full vectors on SSD.
 
     A search scans codes in DRAM, reads the full vectors that their bounds cannot exclude, and ranks those exactly.
-    Make one with :meth:`build` or :meth:`open`. Searches may run from several threads at once.
+    :meth:`build` makes an index, :meth:`open` opens it. Searches may run from several threads at once.
 
     Examples
     --------
@@ -66,29 +72,18 @@ class ZoomIndex(SearchedIndex):
         raw = store.get("index")
         if raw is None:
             raise FormatError(f"{store.path}: the catalog does not describe an index")
-        self._about = Description.decode(raw, store.path)
-        self._cache = BitmapCache(max(1, attribute_bytes(self._about.dram) - _held_of_attributes(store, self._about)))
-        reader = Reader(depth=read_depth(self._about.dram))
+        about = self._about = Description.decode(raw, store.path)
+        cache = BitmapCache(max(1, attribute_bytes(about.dram) - _held_of_attributes(store, about)))
+        self._reader = reader = Reader(depth=read_depth(about.dram))
         try:
-            work_bytes = workspace_bytes(self._about.row_bytes) + scan_bytes(
-                self._about.dram
-            )  # a search's own, before it
-            self._files = PartFiles(store, reader, self._cache, self._about.id_kind == "str", work_bytes)
-            super().__init__(self._load(reader), reader, self._about.searches)
+            self._footprint = Footprint(store, reader, cache, about)
+            files = PartFiles(store, reader, cache, about.id_kind == "str", self._footprint.search_bytes)
+            self._searcher = Searcher(IndexSnapshot.load(store, about, files, reader), reader, about.searches)
         except BaseException:
             reader.close()
             raise
-        self._writer: IndexWriter | None = None
-        if store.writable:
-            # Not strongly: an index that an interrupt has lost goes, and its lock with it, without a collection.
-            planned = weakref.WeakMethod(self._planned)
-
-            def memory(state: Snapshot) -> int:
-                method = planned()
-                assert method is not None, "the writer is used by its index alone"
-                return method(state)
-
-            self._writer = IndexWriter(store, reader, self._files, self._about, memory)
+        self._closed = False
+        self._writer = IndexWriter(store, reader, files, about, self._footprint) if store.writable else None
 
     @classmethod
     def build(
@@ -107,40 +102,41 @@ class ZoomIndex(SearchedIndex):
     ) -> Self:
         """Build an index in the new directory `path` and return it open.
 
-        Nothing appears under `path` as an index before the last step, which is atomic. A build that was killed leaves
-        a directory that :meth:`open` refuses and that the next build takes over.
+        The last step is atomic, and no index appears under `path` before it. A build that was killed leaves a directory
+        that :meth:`open` refuses and that the next build takes over.
 
         Parameters
         ----------
         path
-            A directory that does not exist yet; its parent does.
+            A directory that does not exist yet, in a folder that does.
         vectors
             Array, memmap or h5py data set ``[n, d]``, a file that :func:`memhier.ann.open_vectors` reads, or an
-            iterator of blocks; float32, float16, int8 or uint8 (float64 and bfloat16 are stored as float32, and so are
-            other integers, unless it does not hold them exactly). ``[0, d]`` makes an index to be filled by
-            :meth:`add`; give `grow_to` then. Read in blocks, never held whole. A build takes DRAM for the codes, 32
-            bytes a vector, a training sample of at most 256 MiB twice and some 200 MiB of blocks; and up to three times
-            the vectors' size on disk while it runs.
+            iterator of blocks. The dtype is float32, float16, int8 or uint8. The index stores float64, bfloat16 and
+            other integers as float32; it refuses integers that float32 does not hold exactly. ``[0, d]`` makes an index
+            to be filled by :meth:`add`; give `grow_to` then. The build reads vectors in blocks and never holds them
+            all. It takes DRAM for the codes, 32 bytes a vector, a training sample of at most 256 MiB twice and some
+            200 MiB of blocks, and up to three times the vectors' size on disk.
         ids
-            Integers ``[n]``, -1 excepted, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
-            index has ids of that kind from then on.
+            Integers ``[n]`` other than -1, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
+            index keeps ids of that type.
         attributes
-            What searches may filter by: ``{name: values}``, a table of pandas, polars or pyarrow, or a dict per vector.
+            Values that searches may filter by: ``{name: values}``, a table of pandas, polars or pyarrow, or a dict per
+            vector.
         metric
             ``"l2"``, ``"ip"`` (inner product) or ``"cosine"``.
         preview
-            ``"rabitq"``: codes of a few bits a dimension with bounds, so that a search reads what it needs and a
-            recall can be declared. ``"pq"``: product-quantised codes, the paper's form, which reads a fixed number of
-            candidates; such an index is not changed or filtered.
+            ``"rabitq"``: codes of a few bits a dimension with bounds, so that a search reads only the vectors that it
+            needs and keeps a declared recall. ``"pq"``: product-quantised codes, the paper's form, with which a search
+            reads a fixed number of candidates; such an index cannot be changed or filtered.
         dram
-            What the open index may hold in DRAM, as bytes or text such as ``"64MiB"``: codes, ids, lists, checksums,
-            buffers of as many searches as run at a time, with their filters, marks of what was removed, vectors that
-            were not yet written, and what :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit` work with.
-            Beyond it come only what calls are given and return, Python's own objects, and :meth:`tune` and
-            :meth:`compact` while they run, also where a commit lets a thread compact, which take what a build does.
-            Longer codes, which let a search read less for the same recall, are used as far as it allows.
+            The DRAM that the open index may hold, as bytes or text such as ``"64MiB"``. It covers codes, ids, lists,
+            checksums, the buffers and filters of all searches that run at a time, marks of removed rows, vectors that
+            wait to be written, and the work of :meth:`add`, :meth:`remove`, :meth:`update` and :meth:`commit`. It does
+            not cover arguments and results of calls, Python's own objects, and :meth:`tune` and :meth:`compact` while
+            they run, which take the DRAM of a build, also where a commit lets a thread compact. The build chooses the
+            longest codes that fit: longer codes let a search read less for the same recall.
         grow_to
-            Vectors that the index is to hold in that DRAM some day, where they are more than now.
+            The number of vectors that the index is to hold in that DRAM later, if larger than now.
         seed
             Fixes sampling and training; equal input and seed give an equal index.
         progress
@@ -151,9 +147,9 @@ class ZoomIndex(SearchedIndex):
         FileExistsError
             When `path` holds anything already.
         FileNotFoundError
-            When the folder that `path` is to lie in does not exist.
+            When the folder of `path` does not exist.
         BudgetError
-            When `dram` is too small; the message says what would be enough.
+            When `dram` is too small; the message names a budget that is enough.
         ValueError, TypeError
             When vectors, ids or attributes cannot be indexed. Nothing is left behind.
         """
@@ -168,12 +164,12 @@ class ZoomIndex(SearchedIndex):
             preview,
             parse_bytes(dram, "dram"),
             check_count("grow_to", grow_to, 0, None),
-            check_count("seed", seed, 0, 2**31 - 2, "what faiss takes"),
+            check_count("seed", seed, 0, 2**31 - 2, "the limit of faiss"),
             progress,
         )
         if (names := None if ids is None else as_ids(ids, None)) is not None:
             refuse_clashes(names)
-        place = Path(path).absolute()  # whatever directory a source of vectors may change to
+        place = Path(path).absolute()  # a source of vectors may change the working directory
         existed = place.exists()
         try:
             with Store.create(place, kind=KIND) as store:
@@ -184,7 +180,7 @@ class ZoomIndex(SearchedIndex):
             raise
         index = cls.open(place, writable=True)
         try:
-            index._say_if_short(dram)
+            _warn_if_short(index, dram)
         except BaseException:
             index.close()
             raise
@@ -200,18 +196,18 @@ class ZoomIndex(SearchedIndex):
         path
             A directory made by :meth:`build`.
         writable
-            Whether it may be changed, by one process at a time. Any number search it meanwhile, each the state that was
-            committed when it opened.
+            Whether it may be changed, by one process at a time. Any number of processes may search it meanwhile, each
+            in the state that was committed when it opened the index.
         verify
             ``"read"`` checks each page of vectors as it is read, ``"open"`` checks the whole index now as well,
-            ``"off"`` trusts the disk. Codes and lists are checked at open unless it is ``"off"``.
+            ``"off"`` trusts the disk. Opening checks codes and lists unless it is ``"off"``.
 
         Raises
         ------
         FileNotFoundError, FormatError, CorruptionError
             When there is no index at `path`, or it is damaged.
         LockedError
-            When another process has it open for writing, and this one wants to.
+            When `writable` is true and another process has it open for writing.
         """
         store = Store.open(Path(path), kind=KIND, writable=writable, verify=verify)
         try:
@@ -220,18 +216,193 @@ class ZoomIndex(SearchedIndex):
             store.close()
             raise
 
+    def search(
+        self,
+        queries: npt.ArrayLike,
+        k: int,
+        *,
+        recall: float | None = None,
+        where: str | None = None,
+        candidates: int | None = None,
+        nprobe: int | None = None,
+        max_reads: int | None = None,
+        deadline_ms: float | None = None,
+    ) -> SearchResult:
+        """Return the `k` nearest vectors of each query.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
+        k
+            Number of neighbours. Where the index or a filter leaves fewer, ids of -1 (None for strings) at infinity
+            follow.
+        recall
+            The mean share of the true neighbours to find, above 0 and at most 1; 0.99 by default. The build calibrates
+            the effort on held-out vectors (see :meth:`tune` for queries of another kind). A search follows the distance
+            of a query's own neighbours, so it looks further for a query unlike those vectors, and under a filter. Where
+            no calibrated effort is enough, it looks wider, in the end exactly: ``stats["escalated"]``. At 1 it
+            also scans every list, and reads every vector that may be nearer than those found even if its code were
+            wrong by eight standard errors.
+        where
+            A filter on attributes, such as ``"price < 10 and lang == 'en'"``: only vectors that fulfil it are searched.
+        candidates
+            Instead of a recall: read this many of the nearest by their codes, at least `k`, whatever their bounds. All
+            vectors and all lists give the result of exact search.
+        nprobe
+            Instead of a recall: inverted lists scanned per query. More are scanned where these hold fewer than `k`
+            vectors.
+        max_reads
+            The most pages read for one query.
+        deadline_ms
+            Milliseconds after which no further round of reads starts; the search returns the nearest ranked until then.
+
+        Warns
+        -----
+        RecallWarning
+            When limits, or codes without bounds (``preview="pq"``), keep a search from the recall asked for; once for
+            each cause. ``stats["recall"]`` is the recall that it keeps.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When the dimension is wrong, a query holds NaN or infinity, or a number is out of range.
+        CorruptionError
+            When a page read from SSD differs from the page written.
+        """
+        self._check_open()
+        dimension = self.dimension
+        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms)
+        matrix, single = check_queries(queries, dimension)
+        found = self._searcher.search(matrix, options).result
+        return SearchResult(found.ids[0], found.distances[0], found.stats) if single else found
+
+    def range_search(
+        self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
+    ) -> RangeResult:
+        """Return all vectors within `radius` of each query.
+
+        Parameters
+        ----------
+        queries
+            ``[q, d]``, or ``[d]`` for one.
+        radius
+            The largest distance, as :class:`SearchResult` has them: squared for ``l2``, negative for inner products
+            above zero.
+        recall, where
+            As in :meth:`search`. The search takes the widest bounds that any number of neighbours needs for the recall,
+            as the number of vectors within a radius is not known.
+
+        Raises
+        ------
+        ValueError, TypeError
+            When an argument is no radius, recall, filter or array of queries of this index, or the index has
+            ``preview="pq"``, whose codes have no bounds.
+        """
+        self._check_open()
+        if self._about.coding != "rabitq":
+            raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
+        matrix, _ = check_queries(queries, self.dimension)
+        radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
+        wanted = TARGET if recall is None else check_fraction("recall", recall)
+        return self._searcher.search_range(matrix, radii, wanted, where)
+
+    def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
+        """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
+
+        Every round searches for twice as many. A later batch may hold a neighbour that a recall below 1 missed before,
+        and may or may not hold vectors that are added or removed meanwhile.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        batch
+            How many are yielded at a time; the last batch may hold fewer.
+        **options
+            As in :meth:`search`.
+        """
+        if np.ndim(query) != 1:
+            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        size = check_count("batch", batch, 1, None)
+
+        def nearest(k: int) -> SearchResult:
+            k = min(k, max(1, len(self)))
+            if (wanted := options.get("candidates")) is None:
+                return self.search(query, k, **options)
+            most = max(k, check_count("candidates", wanted, min(size, k), None))  # as many as are to be found
+            return self.search(query, k, **options | {"candidates": most})
+
+        return iterate(nearest, size)
+
+    def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
+        """Search for one query and tell its steps: lists scanned, candidates admitted, pages read, why it stopped.
+
+        Parameters
+        ----------
+        query
+            ``[d]``.
+        k, **options
+            As in :meth:`search`.
+        """
+        if np.ndim(query) != 1:
+            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        self._check_open()
+        if unknown := options.keys() - SearchOptions.__dataclass_fields__.keys():
+            raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
+        chosen = SearchOptions(k, **options)
+        answer = self._searcher.search(check_queries(query, self.dimension)[0], chosen)
+        state, effort, stats = answer.state, answer.plan.effort, answer.result.stats
+        lists = state.preview.lists
+        return Explanation(
+            lists=lists, probed=stats["probed"], routed=min(max(effort.nprobe, stats["probed"]), lists),
+            vectors=state.count, scanned=stats["scanned"], candidates=stats["candidates"],
+            eps=None if effort.candidates is not None else effort.eps, ranked=stats["ranked"],
+            pages=stats["page_requests"], hot_pages=stats["hot_pages"], rounds=stats["rounds"],
+            stopped=stats["stopped"], calibrated=stats["calibrated"],
+        )  # fmt: skip
+
+    def reconstruct(self, ids: object) -> npt.NDArray[Any]:
+        """Return the vectors of these ids, which may repeat, as they are stored: ``[n, d]``.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index.
+        """
+        self._check_open()
+        state = self._searcher.state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        return state.vectors_of(wanted, self._reader)[inverse]
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `reconstruct`.
+
+        Raises
+        ------
+        TypeError
+            When the ids of the index are of another type.
+        """
+        self._check_open()
+        state = self._searcher.state
+        try:
+            wanted = as_ids([name], state.id_kind, "id")
+        except ValueError:  # an id that no vector can have
+            return False
+        return bool(locate(state.parts, state.fresh, wanted).known[0])
+
     @shielded
     def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> npt.NDArray[Any]:
-        """Add vectors; searches find them at once, and :meth:`commit` makes them durable.
+        """Add vectors. Searches find them at once; :meth:`commit` makes them durable.
 
         Parameters
         ----------
         vectors
             ``[n, d]``, or ``[d]`` for one, that fit the dtype of the index.
         ids
-            Integers or strings ``[n]``, as the index has, that are not in it; the next free integers when not given.
+            Integers or strings ``[n]``, of the index's type, that are not in it; the next free integers when not given.
         attributes
-            As in :meth:`build`. An attribute that the index did not have is null for the vectors before.
+            As in :meth:`build`. A new attribute is null for all vectors before.
 
         Returns
         -------
@@ -241,20 +412,20 @@ class ZoomIndex(SearchedIndex):
         Raises
         ------
         BudgetError
-            When the DRAM given at build cannot hold as many; nothing was added.
+            When the DRAM given at build is too small for them; nothing was added.
         ValueError, TypeError
             When vectors, ids or attributes do not fit; nothing was added.
         """
         writer = self._check_writable()
-        matrix = check_vectors(vectors, self.dimension, self._state.dtype)
+        matrix = check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         names = None if ids is None else as_ids(ids, self._about.id_kind)
         with writer.lock:
-            self._state, found = writer.add(self._state, matrix, names, attributes)
+            self._searcher.state, found = writer.add(self._searcher.state, matrix, names, attributes)
         return found.values()
 
     @shielded
     def remove(self, ids: object) -> None:
-        """Remove vectors; searches no longer find them, and :meth:`commit` makes it durable.
+        """Remove vectors. Searches no longer find them; :meth:`commit` makes it durable.
 
         Raises
         ------
@@ -264,21 +435,21 @@ class ZoomIndex(SearchedIndex):
         writer = self._check_writable()
         names = as_ids(ids, self._about.id_kind)
         with writer.lock:
-            self._state = writer.remove(self._state, names)
+            self._searcher.state = writer.remove(self._searcher.state, names)
 
     @shielded
     def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None) -> None:
-        """Replace vectors, and of their attributes those that are given, in one step.
+        """Replace vectors, and the attributes given, in one step.
 
         Parameters
         ----------
         ids
-            Of vectors that are in the index, each once.
+            Ids of vectors in the index, each once.
         vectors
             As in :meth:`add`, one for each id.
         attributes
-            As in :meth:`build`. An attribute that is not given keeps its values: a column that is not there or, of a
-            dict for each vector, a name that its dict has not. None as a value is null.
+            As in :meth:`build`. Other attributes keep their values: a column that the table lacks or, with a dict for
+            each vector, a name that its dict lacks. A value of None is null.
 
         Raises
         ------
@@ -287,68 +458,73 @@ class ZoomIndex(SearchedIndex):
         """
         writer = self._check_writable()
         names = as_ids(ids, self._about.id_kind)
-        matrix = check_vectors(vectors, self.dimension, self._state.dtype)
+        matrix = check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         with writer.lock:
-            self._state = writer.update(self._state, names, matrix, attributes)
+            self._searcher.state = writer.update(self._searcher.state, names, matrix, attributes)
 
     def commit(self, compact: bool | None = None) -> None:
-        """Make everything that was added and removed durable, all of it or nothing.
+        """Make all additions and removals durable, all of them or none.
 
         Parameters
         ----------
         compact
-            Whether to :meth:`compact` as well. None lets a thread make the index anew, beside the calls that follow,
-            once additions and removals exceed three tenths of the vectors that it was made for, or a twentieth and a
-            list has grown to eight times the mean; not after :meth:`tune`, which it undoes. Until a later commit takes
-            over what the thread has made, searches look further instead, so that recall stays that of a build.
+            Whether to :meth:`compact` as well. With None, a thread rebuilds the index beside the calls that follow once
+            additions and removals exceed three tenths of the vectors that it was built for, or a twentieth while a list
+            has grown to eight times the mean; not after :meth:`tune`, which a rebuild would undo. Until a later commit
+            takes the rebuilt index over, searches look further, so that recall stays that of a build.
 
         Warns
         -----
         UserWarning
-            When the thread failed since the last commit, with its error. This commit is made all the same.
+            When the thread failed since the last commit, with its error. This commit succeeds all the same.
 
         Notes
         -----
-        A commit writes what was added since the last one, and joins few rows that were written before; it leaves more
-        to threads, and waits for these as long as they waited for it, where it follows close on another. What they
-        have not finished at :meth:`close`, or when the process dies, is begun anew by the first commit of whoever opens
-        the index next. ``stats()["renewal"]`` tells how it stands: ``none``, ``due`` (by the next commit), ``running``,
-        ``ready`` (to be taken over by the next commit) or ``failed: ...``. The thread that makes the index anew takes
-        the DRAM of a build on top of the budget, until a commit takes over what it made.
+        A commit writes the vectors added since the last one and joins few rows written before. It leaves larger joins
+        to threads. A commit that follows close on another waits for these threads as long as they waited for it. Work
+        that is unfinished at :meth:`close`, or when the process dies, starts again with the first commit after the next
+        opening. ``stats()["renewal"]`` is the state of the rebuild: ``none``, ``due`` (by the next commit),
+        ``running``, ``ready`` (for the next commit to take over) or ``failed: ...``. The rebuilding thread takes the
+        DRAM of a build on top of the budget, until a commit takes over its result.
         """
         writer = self._check_writable()
         self._commit(writer, compact)
         for failure in writer.failures():
             warnings.warn(
-                f"the index could not be made anew, or its parts joined, beside its commits: {failure!r}. What was "
-                f"committed is there and found; it is tried again once more has changed, and compact() does it at once",
+                f"the index could not be made anew, or its parts joined, beside its commits: {failure!r}. This commit "
+                f"is durable all the same; the work starts again once more has changed, and compact() does it at once",
                 stacklevel=user_stacklevel(),
             )
 
     @shielded
     def _commit(self, writer: IndexWriter, compact: bool | None) -> None:
         with writer.lock:
-            self._state = writer.commit(self._state, compact)
+            self._searcher.state = writer.commit(self._searcher.state, compact)
 
     def compact(self) -> None:
-        """Commit, and make the index anew: without what was removed, with lists, codes and calibration as built now.
+        """Commit, and rebuild the index: without removed vectors, with lists, codes and calibration as a build makes.
 
-        Searches go on meanwhile. Takes the time, DRAM and disk space of a build of the same vectors.
+        Searches go on meanwhile. It takes the time, DRAM and disk space of a build of the same vectors.
         """
         self.commit(compact=True)
 
     @shielded
     def tune(self, queries: npt.ArrayLike) -> None:
-        """Calibrate recall for queries like these, and hold the pages they ask for most in DRAM where that pays.
+        """Calibrate recall for queries like these, and hold the pages that they read most in DRAM where that pays.
 
         Parameters
         ----------
         queries
             ``[q, d]``, at least 64; a thousand are enough. They are compared with every vector, which is read once.
 
+        Raises
+        ------
+        ValueError
+            While no vector of the index is on SSD, or for fewer than 64 queries.
+
         Notes
         -----
-        Durable where the index is open for writing. ValueError while no vector of the index is on SSD.
+        The result is durable if the index is open for writing.
         """
         self._check_open()
         matrix, _ = check_queries(queries, self.dimension)
@@ -356,78 +532,52 @@ class ZoomIndex(SearchedIndex):
             raise ValueError(f"queries has {len(matrix)} rows: expected at least {_TUNE_LEAST} to learn from")
         writer = self._writer
         with nullcontext() if writer is None else writer.lock:
-            spare = self._about.dram - self._planned(self._state) - _TUNING_BYTES
-            state = tune_snapshot(self._state, self._reader, matrix, spare)
+            state = self._searcher.state
+            state = tune_snapshot(state, self._reader, matrix, self._about.dram - self._planned() - _TUNING_BYTES)
             if writer is not None:
                 writer.keep_tuning(state)
-            self._state = state
+            self._searcher.state = state
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
-        """Copy what was last committed into the new directory `path`, while it is searched and changed."""
+        """Copy the last committed state into the new directory `path`, while the index is searched and changed."""
         self._check_open()
         self._store.copy(path)
 
-    def _say_if_short(self, dram: int | str) -> None:
-        """Warn where no effort that was calibrated at build reaches the recall of a search that asks for none."""
-        reached = min(self._state.calibration.reached.values())
-        if reached < TARGET - 0.01:
-            coding = self._about.coding
-            longer = codes_can_grow(self._state.preview.book.code_bytes, self.dimension, self.metric, coding)
-            advice = f": more dram than {dram!r} makes longer codes" if longer else ""
-            more = "give candidates= and nprobe=" if coding == "pq" else "searches for more compare vectors exactly"
-            warnings.warn(
-                f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
-                f"{more}, and read more for it{advice}",
-                stacklevel=3,
-            )
-
-    def _load(self, reader: Reader) -> Snapshot:
-        store, about = self._store, self._about
-        preview = load_preview(store, about)
-        dtype = np.dtype(about.dtype)
-        row_bytes = about.row_bytes
-        shape = about.lists, about.book_bytes, 2 if about.coding == "rabitq" else 0
-        parts = tuple(self._files.load(each, shape, row_bytes, about.schema) for each in about.parts)
-        fresh = Fresh.empty(about.space.dimension, dtype, about.id_kind == "str")
-        files = {part.name: part.places.file for part in parts}
-        hot = load_hot(reader, np.array(sorted(files[name] << 40 | page for name, page in about.hot), np.int64))
-        return Snapshot(
-            about.space, dtype, about.schema, preview, parts, fresh, about.calibration, hot, scan_bytes(about.dram)
-        )
+    def __len__(self) -> int:
+        return self._searcher.state.count
 
     def __repr__(self) -> str:
         return (
-            f"ZoomIndex({str(self._store.path)!r}, {len(self)} x {self.dimension} {self._state.dtype}, {self.metric})"
+            f"ZoomIndex({str(self._store.path)!r}, {len(self)} x {self.dimension} {self._about.dtype}, {self.metric})"
         )
+
+    @property
+    def dimension(self) -> int:
+        """Dimension of a vector."""
+        return self._about.space.dimension
+
+    @property
+    def metric(self) -> Metric:
+        """The metric chosen at build."""
+        return self._about.space.metric
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: codes, ids, lists with their centroids, checksums, read and work buffers."""
-        return self._bytes_of(self._state)
+        return self._footprint.held(self._searcher.state)
 
-    def _bytes_of(self, state: Snapshot) -> int:
-        settle()  # files of parts that no snapshot has any more
-        each = workspace_bytes(state.row_bytes) + scan_bytes(self._about.dram)
-        if state.schema:  # a bitmap of what its filter leaves
-            each += sum(bitmap_bytes(len(part)) for part in state.parts)
-        buffers = self._about.searches * each
-        held = state.preview.memory_bytes + sum(part.memory_bytes for part in state.parts) + state.fresh.memory_bytes
-        held += state.hot.memory_bytes + self._cache.memory_bytes
-        return held + self._store.memory_bytes + self._reader.memory_bytes + buffers
-
-    def _planned(self, state: Snapshot) -> int:
-        """Return what an index with a snapshot comes to hold: once as many search as may, with filters, and remove."""
-        idle = min(self._about.searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
-        filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
-        # What was removed, as it is and as it will be.
-        removals = sum(bitmap_bytes(len(part)) * (1 + (part.alive is None)) for part in state.parts)
+    def _planned(self) -> int:
         joins = 0 if self._writer is None else self._writer.beside_bytes
-        return self._bytes_of(state) + max(0, idle) + filters + removals * (self._about.coding == "rabitq") + joins
+        return self._footprint.planned(self._searcher.state) + joins
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers: sizes, what a search takes by default, and what the reader has done since open."""
-        state, about = self._state, self._about
+        """Return plain numbers: sizes, the default effort of a search, and the reader's work since open.
+
+        ``memory_bytes`` is the DRAM held now; ``planned_bytes`` is the most that it becomes while ``searches`` run at a
+        time and vectors are removed. Both stay within ``dram``. ``longest_list`` is in times of the mean.
+        """
+        state, about = self._searcher.state, self._about
         effort, _ = state.calibration.effort(10, TARGET)
         segments = self._store.segments().values()
         return {
@@ -438,10 +588,13 @@ class ZoomIndex(SearchedIndex):
             "preview": about.coding,
             "id_kind": about.id_kind,
             "lists": state.preview.lists,
+            "longest_list": state.longest_list,
             "parts": len(state.parts),
             "code_bytes": state.preview.book.code_bytes,
             "memory_bytes": self.memory_bytes,
+            "planned_bytes": self._planned(),
             "dram": about.dram,
+            "searches": about.searches,
             "vector_bytes": len(self) * state.row_bytes,
             "file_bytes": sum(segment.length for segment in segments),
             "nprobe": effort.nprobe,
@@ -456,11 +609,11 @@ class ZoomIndex(SearchedIndex):
     def check(self) -> list[str]:
         """Read the whole index and return every inconsistency found, empty when there is none."""
         self._check_open()
-        # What a killed writer left takes space until the next one; it is no part of the index.
+        # Files of a killed writer take space until the next one; they are no part of the index.
         found = [str(problem) for problem in self._store.check() if not problem.harmless]
-        if found:  # among them may be pages of what would now be read
+        if found:  # the ids may lie on damaged pages
             return found
-        strangers = [(part.name, part.strangers()) for part in self._state.parts]
+        strangers = [(part.name, part.strangers()) for part in self._searcher.state.parts]
         return [f"part {name}: {count} ids are not those of their rows" for name, count in strangers if count]
 
     @shielded
@@ -481,6 +634,10 @@ class ZoomIndex(SearchedIndex):
     ) -> None:
         self.close()
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("this ZoomIndex is closed: open it again with ZoomIndex.open")
+
     def _check_writable(self) -> IndexWriter:
         self._check_open()
         if self._about.coding == "pq":
@@ -496,7 +653,22 @@ class ZoomIndex(SearchedIndex):
         return self._writer
 
 
+def _warn_if_short(index: ZoomIndex, dram: int | str) -> None:
+    """Warn if no calibrated effort of a new index reaches the default recall."""
+    stats = index.stats()
+    if (reached := stats["calibrated_recall"]) >= TARGET - 0.01:
+        return
+    longer = codes_can_grow(stats["code_bytes"], index.dimension, index.metric, stats["preview"])
+    advice = f": more dram than {dram!r} makes longer codes" if longer else ""
+    more = "give candidates= and nprobe=" if stats["preview"] == "pq" else "searches for more compare vectors exactly"
+    warnings.warn(
+        f"calibration found a recall of {reached:.3f} at most, short of {TARGET}, on held-out vectors; "
+        f"{more}, and read more for it{advice}",
+        stacklevel=3,
+    )
+
+
 def _held_of_attributes(store: Store, about: Description) -> int:
-    """Return the DRAM that attributes take beside the bitmaps of filters: what is known of columns, and checksums."""
+    """Return the DRAM that attributes take beside the bitmaps of filters: facts about columns, and checksums."""
     checksums = sum(info.memory_bytes for name, info in store.segments().items() if "-a-" in name)
     return checksums + COLUMN_BYTES * len(about.schema) * len(about.parts)

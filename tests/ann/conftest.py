@@ -1,4 +1,4 @@
-"""What the tests of an index's life share."""
+"""Fixtures of the tests of an index's life."""
 
 import time
 

@@ -42,7 +42,7 @@ from memhier.store.store import Store
         (7, TypeError, "int: expected columns by name"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(attributes, error, message):
+def test_unstorable_attributes_are_refused(attributes, error, message):
     with pytest.raises(error, match=message):
         merge_schema({}, attributes, 3)
 

@@ -160,7 +160,7 @@ def test_many_literals_are_sought_in_batches(keep):
     assert np.flatnonzero(found).tolist() == list(range(0, 1000, 12))
 
 
-def test_what_is_longer_than_all_words_together_is_sought(keep):
+def test_a_text_longer_than_all_words_together_is_sought(keep):
     (part,) = keep(({"s": ["a", "b", "bc", "c"]}, np.arange(4)))
     for text, expected in (("b" * 5000, [2]), ("bb", [2]), ("c" * 5000, [])):
         found = unpack(part.bitmap(f"s > '{text}' and s != 'c'"), 4)
@@ -176,8 +176,8 @@ def test_a_column_without_nulls_keeps_no_bits_and_one_with_nulls_keeps_them(keep
     full, holed = keep(({"n": np.arange(130)}, np.arange(130)), ({"n": [None, *range(129)]}, np.arange(130)))
     assert popcount(full.bitmap("n is not null")) == 130
     assert np.flatnonzero(unpack(holed.bitmap("n is null"), 130)).tolist() == [0]
-    store = full._columns["n"]
-    assert (store._bits_at, holed._columns["n"]._bits_at) == (None, 130 * 8)
+    assert full.column("n").read(np.arange(130)).nulls is None
+    assert holed.column("n").read(np.arange(130)).nulls.tolist() == [True] + 129 * [False]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_later_parts_must_fit_the_schema_and_may_bring_attributes(keep):
     assert first.bitmap("s is null").tolist() == [3]
 
 
-def test_what_is_written_is_checked_before(tmp_path):
+def test_attributes_are_checked_before_they_are_written(tmp_path):
     with Store.create(tmp_path / "store", kind="test") as store, store.begin() as tx:
         for attributes, order, error, message in [
             ({"x": [1, 2], "y": [1, 2]}, [0, 1], ValueError, "no attribute 'y'"),

@@ -22,7 +22,7 @@ DTYPES = {
     max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 @given(data=st.data())
-def test_what_was_written_comes_back(suffix, data, tmp_path, monkeypatch):
+def test_written_vectors_come_back(suffix, data, tmp_path, monkeypatch):
     block_bytes = data.draw(st.sampled_from([1, 400, 8 << 20]))
     monkeypatch.setattr("memhier.ann.files._reader._BLOCK_BYTES", block_bytes)
     count, dimension = data.draw(st.sampled_from([1, 3, 97])), data.draw(st.sampled_from([1, 3, 97]))
@@ -92,7 +92,7 @@ def test_floats_are_rounded_and_infinity_stays(tmp_path):
         ("x.fvecs", "y.fvecs", TypeError, "vectors=str"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_written_leaves_nothing_behind(tmp_path, name, vectors, error, words):
+def test_refused_vectors_leave_nothing_behind(tmp_path, name, vectors, error, words):
     with pytest.raises(error, match=words):
         write_vectors(tmp_path / name, vectors)
     assert list(tmp_path.iterdir()) == []
@@ -144,7 +144,7 @@ def test_a_writer_that_finishes_just_before_its_lock_is_taken_keeps_its_file(tmp
     assert path.read_bytes() == b"the other's vectors"
 
 
-def test_what_a_killed_writer_left_is_written_over(tmp_path):
+def test_the_file_of_a_killed_writer_is_overwritten(tmp_path):
     (tmp_path / "x.bvecs.unfinished").write_bytes(bytes(1000))
     write_vectors(tmp_path / "x.bvecs", np.ones((2, 3), np.uint8))
     assert [file.name for file in tmp_path.iterdir()] == ["x.bvecs"]

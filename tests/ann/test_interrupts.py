@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from memhier.ann import ZoomIndex
 from memhier.ann.decoder import TopKSoftmax
-from memhier.ann.zoom.renewal.pauses import pausing
+from memhier.ann.zoom.pauses import pausing
 from memhier.ann.zoom.search import search
 from memhier.errors import MemhierError
 from memhier.shield import check_interrupt, uninterrupted

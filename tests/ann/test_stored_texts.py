@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from memhier.ann.zoom.ids.stored_texts import StoredTexts, text_pages, write_texts
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts
 from memhier.errors import CorruptionError
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Store
 
 words = st.text(min_size=1, max_size=12) | st.integers(1, 1024).map("x".__mul__)
@@ -52,7 +53,7 @@ def test_a_hash_is_the_same_on_every_machine():
 
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(texts=strings, data=st.data())
-def test_what_is_written_is_read(tmp_path_factory, texts, data):
+def test_written_strings_are_read(tmp_path_factory, texts, data):
     place, made = tmp_path_factory.mktemp("texts") / "store", as_texts(texts)
     write(place, made, data.draw(st.lists(st.integers(0, len(texts)), max_size=3)))
     rows = data.draw(st.lists(st.integers(0, len(texts) - 1), max_size=60)) if texts else []

@@ -234,7 +234,7 @@ def test_searches_leave_the_page_cache_alone(tmp_path):
 
 
 @pytest.mark.parametrize("count", [97, 1000])
-def test_whatever_suffices_leaves_more_sufficient_and_tuning_within_it(tmp_path, count):
+def test_more_than_a_sufficient_budget_suffices_and_tuning_keeps_it(tmp_path, count):
     """A rotation never crowds the codes out, and hot pages leave room for what searches take."""
     vectors = np.random.default_rng(count).normal(size=(count, 256)).astype(np.float32)
     for number, dram in enumerate([620_000, 650_000, 700_000, 800_000, 900_000]):

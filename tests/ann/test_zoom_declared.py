@@ -10,9 +10,11 @@ from click.testing import CliRunner
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
+from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 from memhier.benchmarks.workloads.search.recall import main
 from memhier.benchmarks.workloads.search.sets import make_labelled, make_set
+from memhier.store.store import Store
 
 TOLERANCE = 0.02  # of a mean over a thousand queries, calibrated on an eighth of a few thousand vectors
 RECALLS = (0.8, 0.9, 0.95, 0.99)
@@ -125,7 +127,7 @@ def test_a_hundred_neighbours_by_short_codes_cost_by_the_recall_declared(tmp_pat
         assert all(more > 1.05 * less for less, more in itertools.pairwise(pages))
 
 
-def test_what_cannot_be_calibrated_is_said(tmp_path, monkeypatch):
+def test_an_index_that_cannot_be_calibrated_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "_LIMITS_OF_K", (1,))
     queries, base = np.split(np.random.default_rng(9).normal(size=(3200, 256)).astype(np.float32), [200])
     with pytest.warns(UserWarning, match=r"short of 0\.99.*more dram"):
@@ -208,7 +210,8 @@ def test_an_index_that_has_grown_far_beyond_its_calibration_looks_further(tmp_pa
         found = index.search(queries, 10, recall=0.95)
         assert not found.stats["calibrated"]
         assert recall_at_k(found.distances, near) > 0.93
-        calibration = index._state.calibration
+    with Store.open(tmp_path / "index", kind=KIND) as store:
+        calibration = Description.decode(store.get("index"), store.path).calibration
         before = replace(calibration, changes=0).effort(10, 0.95)[0]
         after = calibration.effort(10, 0.95)[0]
         assert after == replace(before, most=None)

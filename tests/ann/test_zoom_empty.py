@@ -82,7 +82,7 @@ def held(index, vectors, metric):
     assert (found <= true[:, -1:] + 1e-4 * (1 + np.abs(true[:, -1:]))).mean() >= 0.9
 
 
-def test_what_was_not_committed_to_an_index_of_no_vectors_is_gone(tmp_path, small_sizes):
+def test_uncommitted_vectors_of_an_empty_index_are_gone(tmp_path, small_sizes):
     path = tmp_path / "index"
     with ZoomIndex.build(path, np.empty((0, 12), np.float32), dram="4MiB") as index:
         index.add(1e-3 * make(200))  # more than wait in DRAM
@@ -107,7 +107,7 @@ def test_an_index_of_no_vectors_takes_ids_and_attributes(tmp_path, strings):
         assert index.search(np.zeros(12), 3, where="price == 2 and lang is null").ids.tolist()[0] == names[1]
 
 
-def test_what_an_index_of_no_vectors_cannot_be(tmp_path):
+def test_limits_of_an_empty_index(tmp_path):
     unknown = np.empty((0, 0))
     for vectors, words in (([], "two dimensions"), (iter([]), r"numpy\.empty"), (unknown, "at least 1")):
         with pytest.raises(ValueError, match=words):

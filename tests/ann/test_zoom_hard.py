@@ -18,7 +18,7 @@ from memhier.ann.zoom.construction import build
 from memhier.ann.zoom.preview import clusters, router
 from memhier.ann.zoom.preview.layout import scan_bytes
 from memhier.ann.zoom.preview.router import Router
-from memhier.ann.zoom.search import searched
+from memhier.ann.zoom.search.search import Search
 from memhier.ann.zoom.storage.fullview import workspace_bytes
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 
@@ -56,7 +56,7 @@ def test_copies_of_the_queries_do_not_flatter_calibration(tmp_path, copies):
 def walk_only(monkeypatch):
     """Let lists be found by walking a graph, however few there are and however many are wanted."""
     monkeypatch.setattr(router, "EXACT_LISTS", 0)
-    monkeypatch.setattr(Router, "_compares_all", lambda self, nprobe: self._graph is None)
+    monkeypatch.setattr(router, "_WALKED", np.inf)
 
 
 @pytest.mark.parametrize("dimension", [16, 256])
@@ -64,7 +64,7 @@ def test_a_graph_of_centroids_reaches_every_list(monkeypatch, dimension):
     centroids = text_like(700, dimension, 12)
     walk_only(monkeypatch)
     graph = Router.build(centroids)
-    assert graph._graph is not None
+    assert graph.memory_bytes > graph.centroids.nbytes  # it holds links
     seen = set()
     for nprobe in (1, 30, 699):
         probes = graph.route(centroids, nprobe)
@@ -84,8 +84,10 @@ def test_lists_that_no_walk_reaches_are_probed_where_they_are_near(monkeypatch):
     copies = np.arange(40, 300, 3)
     centroids[copies] = centroids[40]  # more than a node has links: they reach each other alone
     walk_only(monkeypatch)
+    strays, whole = [], router.find_strays
+    monkeypatch.setattr(router, "find_strays", lambda graph: strays.append(whole(graph)) or strays[-1])
     graph = Router.build(centroids)
-    assert len(graph._strays)
+    assert len(strays[0])
     probes = graph.route(centroids, 40)
     away = np.square(centroids[:, None] - centroids[None]).sum(axis=2)
     exact = np.argsort(away, axis=1, kind="stable")[:, :40]
@@ -103,7 +105,7 @@ def test_where_many_lists_are_wanted_of_a_graph_all_are_compared(monkeypatch, li
     centroids = random.integers(-2, 3, (lists, 3)).astype(np.float32)  # copies, and distances that are exact
     monkeypatch.setattr(router, "EXACT_LISTS", 0)
     made = Router.build(centroids)
-    assert made._graph is not None
+    assert made.memory_bytes > made.centroids.nbytes  # it holds links
     queries = random.integers(-2, 3, (5, 3)).astype(np.float32)
     away = np.square(queries[:, None] - centroids).sum(axis=2)
     nearest = np.lexsort((np.broadcast_to(np.arange(lists), away.shape), away), axis=1)[:, :nprobe]
@@ -133,7 +135,7 @@ def test_searching_allocates_no_more_than_was_counted(tmp_path):
     with ZoomIndex.build(tmp_path / "index", vectors, dram="6MiB") as index:
         index.search(vectors[:1], 10)
         reserve = workspace_bytes(4 * 1536) + scan_bytes(6 << 20)
-        planned = index.memory_bytes - index._reader.memory_bytes + index._reader.planned_bytes
+        planned = index.stats()["planned_bytes"]
         for queries, k in ((vectors[:1], 100), (vectors[:300], 10), (vectors[:1], 1000)):
             tracemalloc.start()
             result = index.search(queries, k)
@@ -165,7 +167,7 @@ def test_routes_are_the_nearest_however_many_queries_go_together(dimension, coun
 def test_a_walk_passes_lists_of_one_centroid_in_the_middle_of_all(monkeypatch, copies):
     """As of vectors that are zero: they link to each other alone, and would be all that a walk has in sight."""
     monkeypatch.setattr(router, "EXACT_LISTS", 100)
-    monkeypatch.setattr(Router, "_compares_all", lambda self, nprobe: self._graph is None)
+    monkeypatch.setattr(router, "_WALKED", np.inf)
     random = np.random.default_rng(0)
     centroids = 1.5 * random.normal(size=(100, 64))[random.integers(0, 100, 4000)] + random.normal(size=(4000, 64))
     queries = (centroids[:200] + 0.5 * random.normal(size=(200, 64))).astype(np.float32)
@@ -211,7 +213,7 @@ def test_a_child_of_a_process_that_used_many_threads_can_route(queries):
 
 def test_a_child_can_search_however_many_threads_of_its_parent_did(tmp_path, monkeypatch):
     vectors = np.random.default_rng(0).normal(size=(300, 8)).astype(np.float32)
-    under_way, go_on, whole = threading.Semaphore(0), threading.Event(), searched.search_snapshot
+    under_way, go_on, whole = threading.Semaphore(0), threading.Event(), Search.nearest
 
     def waiting(*arguments):
         if threading.current_thread() is not threading.main_thread():
@@ -219,9 +221,9 @@ def test_a_child_can_search_however_many_threads_of_its_parent_did(tmp_path, mon
             go_on.wait()
         return whole(*arguments)
 
-    monkeypatch.setattr(searched, "search_snapshot", waiting)
+    monkeypatch.setattr(Search, "nearest", waiting)
     with ZoomIndex.build(tmp_path / "index", vectors, dram="2MiB") as index:
-        at_a_time = index._about.searches
+        at_a_time = index.stats()["searches"]
         threads = [threading.Thread(target=index.search, args=(vectors[0], 1)) for _ in range(at_a_time)]
         try:
             for thread in threads:
@@ -324,7 +326,7 @@ def test_the_largest_seed_builds(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:calibration found")
 def test_codes_that_became_shorter_are_read_back(tmp_path, monkeypatch):
-    """What a code takes follows from the data: where all axes vary alike, a fifth byte is of no use to any."""
+    """The size of a code follows from the data: where all axes vary alike, a fifth byte is of no use."""
     planned = build.plan_layout
     monkeypatch.setattr(build, "plan_layout", lambda *sizes, **more: replace(planned(*sizes, **more), code_bytes=5))
     random = np.random.default_rng(0)

@@ -100,7 +100,7 @@ def test_more_recall_never_costs_less(index, queries):
                 assert all(more >= 0.995 * less for less, more in itertools.pairwise(costs)), name
 
 
-def test_what_a_query_finds_does_not_depend_on_those_beside_it(index, queries):
+def test_a_query_finds_the_same_alone_and_beside_others(index, queries):
     far = np.vstack([queries[0][:40], (queries[0][:40] + queries[0][::-1][:40]) / 2]).astype(np.float32)
     for where in (None, "member != 3"):
         together = index.search(far, K, recall=0.95, where=where)

@@ -8,7 +8,12 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction.source import open_source
+from memhier.ann.zoom.filters.attributes import Attributes
 from memhier.ann.zoom.filters.times import moment_of_text
+from memhier.ann.zoom.storage.catalog import KIND
+from memhier.fields import stored_array
+from memhier.io.reader import Reader
+from memhier.store.store import Store
 
 EXACT = ["int16", "uint16", "int32", "uint32", "int64", "uint64"]
 
@@ -138,10 +143,10 @@ def test_dates_without_a_time_and_what_a_part_gives_back(tmp_path):
     with ZoomIndex.build(tmp_path / "index", make(3), attributes={"day": days}, dram="4MiB") as index:
         assert found(index, "day == '2024-02-29T00:00'") == [0]
         assert found(index, "day < '1000-01-01'") == [2]
-        part = index._state.parts[0]
-        values = part.attributes.take(np.arange(3), ["day"])["day"]
+    with Store.open(tmp_path / "index", kind=KIND) as store, Reader() as reader:
+        values = Attributes(store, "p0-a-", {"day": "datetime"}, 3, reader).take(np.arange(3), ["day"])["day"]
         assert values.dtype == "M8[us]"
-        order = np.argsort(part.arrays.ids)
+        order = np.argsort(stored_array(store, "p0-ids", "<u4", (3,)))
         np.testing.assert_array_equal(values[order], np.array(days, "M8[us]"))
 
 

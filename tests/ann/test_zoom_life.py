@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,15 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import construct
+from memhier.ann.zoom.filters.bitmaps import BitmapCache
 from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
+from memhier.ann.zoom.storage.part import PartArrays, PartFiles
 from memhier.errors import BudgetError, LockedError
+from memhier.fields import stored_array
+from memhier.io.reader import Reader
+from memhier.shield import settle
+from memhier.store.store import Store
 
 
 def make(count, dimension=12, seed=0, shift=0.0):
@@ -31,6 +39,19 @@ def contents(index):
 
 def same(one, other):
     return one[0] == other[0] and np.array_equal(one[1], other[1])
+
+
+def stored(path):
+    """Return the description that was committed last."""
+    with Store.open(path, kind=KIND) as store:
+        return Description.decode(store.get("index"), store.path)
+
+
+def starts_of(path):
+    """Return where the lists of the only part start."""
+    (part,) = stored(path).parts
+    with Store.open(path, kind=KIND) as store:
+        return stored_array(store, f"{part['name']}-starts", np.int64, (-1,))
 
 
 def test_an_uncommitted_attribute_leaves_no_trace(tmp_path, small_sizes):
@@ -104,13 +125,19 @@ def test_searches_while_it_changes_see_one_state_each(tmp_path, small_sizes):
 
 
 def test_files_are_closed_with_the_last_that_has_them(tmp_path):
-    index = ZoomIndex.build(tmp_path / "index", make(200), dram="4MiB")
-    files = index.stats()["files"]
-    part = index._files.open("p0", index._state.parts[0].arrays, index._state.row_bytes, {})
-    assert index.stats()["files"] == files + 1
-    del part
-    assert index.stats()["files"] == files
-    index.close()
+    ZoomIndex.build(tmp_path / "index", make(200), dram="4MiB").close()
+    with Store.open(tmp_path / "index", kind=KIND) as store, Reader() as reader:
+        about = Description.decode(store.get("index"), store.path)
+        files = PartFiles(store, reader, BitmapCache(1), texts=False, work_bytes=1 << 16)
+        part = files.load(about.parts[0], load_preview(store, about), about.row_bytes, about.schema)
+        assert reader.stats()["files"] == 1
+        other = replace(part, alive=None)
+        del part
+        settle()
+        assert reader.stats()["files"] == 1
+        del other
+        settle()
+        assert reader.stats()["files"] == 0
 
 
 def test_dram_is_kept_until_it_is_full(tmp_path, monkeypatch):
@@ -197,7 +224,7 @@ def test_lists_are_divided_as_they_grow(tmp_path, monkeypatch, dtype):
         index.add(grown)
         index.remove(np.arange(1000))
         index.compact()
-        lengths = np.diff(index._state.parts[0].arrays.starts)
+        lengths = np.diff(starts_of(tmp_path / "index"))
         assert 30 <= index.stats()["lists"] <= 60
         assert lengths.min() > 0
         assert lengths.max() <= 3.5 * lengths.mean()
@@ -211,16 +238,24 @@ def test_a_commit_drops_what_was_removed_once_it_is_half_of_a_part(tmp_path):
     with ZoomIndex.build(path, make(2000), dram="4MiB") as index:
         index.remove(np.arange(980))
         index.commit(compact=False)
-        assert [len(part) for part in index._state.parts] == [2000]
+        assert [part["rows"] for part in stored(path).parts] == [2000]
         before = index.stats()["file_bytes"]
         index.remove(np.arange(980, 1100))
         index.commit(compact=False)
-        assert [len(part) for part in index._state.parts] == [900]
+        assert [part["rows"] for part in stored(path).parts] == [900]
         assert index.stats()["file_bytes"] < 0.7 * before
-        radii = index._state.preview.radii
+        found = index.search(make(50, seed=1), 5)
+        (part,) = stored(path).parts
+        with Store.open(path, kind=KIND) as store:
+            arrays = PartArrays.load(store, part, preview := load_preview(store, stored(path)))
+            radii = merge.radii_of([arrays], preview)
     with ZoomIndex.open(path) as index:
         assert contents(index)[0] == list(range(1100, 2000))
-        np.testing.assert_array_equal(index._state.preview.radii, radii)
+        again = index.search(make(50, seed=1), 5)
+        np.testing.assert_array_equal(again.ids, found.ids)
+        assert again.stats["scanned"] == found.stats["scanned"]
+    with Store.open(path, kind=KIND) as store:
+        np.testing.assert_array_equal(stored_array(store, "radii", np.float32, (len(radii),)), radii)
 
 
 def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path, renewed, joined):
@@ -241,8 +276,7 @@ def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path,
             result = index.search(queries, 10, recall=0.95)
             found[compact] = float((result.distances <= true[:, None] * (1 + 1e-5)).mean())
             scanned[compact] = result.stats["scanned"]
-            lengths = np.diff(index._state.parts[0].arrays.starts)
-            assert (lengths.max() < 4 * lengths.mean()) == (compact is None)
+            assert (index.stats()["longest_list"] < 4) == (compact is None)
     assert min(found.values()) > 0.94
     assert scanned[None] < scanned[False]  # lists that do not fit what they hold are all looked through
 
@@ -250,15 +284,15 @@ def test_a_commit_makes_an_index_anew_that_has_changed_by_three_tenths(tmp_path,
 def test_a_commit_keeps_what_was_tuned(tmp_path):
     with ZoomIndex.build(tmp_path / "index", make(1000), dram="4MiB", grow_to=2000) as index:
         index.tune(make(100, seed=5))
-        tuned = index._state.calibration.efforts
+        tuned = stored(tmp_path / "index").calibration.efforts
         index.add(make(900, seed=4))
         index.commit()
-        assert index._state.calibration.efforts == tuned
+        assert stored(tmp_path / "index").calibration.efforts == tuned
     with ZoomIndex.open(tmp_path / "index", writable=True) as index:
-        assert index._state.calibration.tuned
+        assert stored(tmp_path / "index").calibration.tuned
         index.compact()
-        assert not index._state.calibration.tuned
-        assert index._state.calibration.changes == 0
+        assert not stored(tmp_path / "index").calibration.tuned
+        assert stored(tmp_path / "index").calibration.changes == 0
 
 
 def test_an_index_without_vectors_is_filled_again(tmp_path, small_sizes):
@@ -305,12 +339,18 @@ def test_bad_changes_say_what_was_wrong_and_change_nothing(tmp_path, change, err
                 index.add(np.ones((1, 12)))
             assert len(index) == 102
             return
-        state, about = index._state, index._writer.about
+        before, held = contents(index), index.stats()
         with pytest.raises(error, match=message):
             change(index)
-        assert index._state is state
-        assert index._writer.about == about
-        assert not index._writer._dirty
+        assert same(contents(index), before)
+        after = index.stats()
+        assert all(after[name] == held[name] for name in ("vectors", "parts", "planned_bytes", "file_bytes"))
+        with Store.open(tmp_path / "index", kind=KIND) as store:
+            generation = store.generation
+        index.commit()  # of nothing
+        with Store.open(tmp_path / "index", kind=KIND) as store:
+            assert store.generation == generation
+        assert index.add(np.ones((1, 12))).tolist() == [100]
 
 
 def test_a_recall_is_no_longer_known_once_a_tenth_of_the_vectors_changed(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom.storage.catalog import KIND, Description
+from memhier.store.store import Store
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 SCRIPT = Path(__file__).with_name("life_until_killed.py")
@@ -51,9 +53,14 @@ def check(folder):
     with ZoomIndex.open(folder / "index", writable=True) as index:
         model = model_of(folder, index)
         assert index.check() == []
-        named = {segment.path.name for segment in index._store.segments().values()}
-        assert set(os.listdir(folder / "index" / "segments")) == named
-        assert index._writer._stale(index._writer.about) == []
+        with Store.open(folder / "index", kind=KIND) as store:
+            about, segments = Description.decode(store.get("index"), store.path), store.segments()
+        assert set(os.listdir(folder / "index" / "segments")) == {each.path.name for each in segments.values()}
+        parts = {entry["name"] for entry in about.parts}
+        assert {name.partition("-")[0] for name in segments if "-" in name} == parts
+        alive = {entry["alive"] for entry in about.parts} - {None}
+        assert {name for name in segments if "-alive" in name} == alive
+        assert about.pending == []
         assert index.stats()["parts"] <= 8
         vectors = child.vectors_of(model)
         result = index.search(vectors, 1, recall=1.0)

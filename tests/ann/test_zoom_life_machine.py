@@ -14,7 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.preview import layout
 from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.errors import BudgetError
+from memhier.store.store import Store
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 DIMENSION = 5
@@ -28,6 +30,12 @@ FILTERS = {
 
 seeds = st.integers(0, 2**31)
 counts = st.sampled_from([0, 1, 3, 17, 97])
+
+
+def stored(path):
+    """Return the description that was committed last, and the names of all segments."""
+    with Store.open(path, kind=KIND) as store:
+        return Description.decode(store.get("index"), store.path), sorted(store.segments())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -146,21 +154,22 @@ class Life(RuleBasedStateMachine):
         assert self.index.stats()["parts"] == min(len(self.rows), 1)
 
     def holds_no_more_than_its_parts(self):
-        parts, names = self.index._state.parts, list(self.index._store.segments())
-        assert {name.split("-")[0] for name in names if "-" in name} == {part.name for part in parts}
-        alive = {part.alive_name for part in parts if part.alive is not None}
+        about, names = stored(self.folder / "index")
+        assert {name.split("-")[0] for name in names if "-" in name} == {entry["name"] for entry in about.parts}
+        alive = {entry["alive"] for entry in about.parts} - {None}
         assert {name for name in names if "-alive" in name} == alive
-        assert [entry["name"] for entry in self.index._writer.about.parts] == [part.name for part in parts]
-        assert self.index._writer.about.pending == []
+        assert len(about.parts) == self.index.stats()["parts"]
+        assert about.pending == []
 
     @rule(verify=st.sampled_from(["read", "open", "off"]))
     def reopen(self, verify):
         self.index.close()
         self.rows = dict(self.committed)
         self.index = ZoomIndex.open(self.folder / "index", writable=True, verify=verify)
-        self.next_id = self.index._writer.about.next_id
+        about, _ = stored(self.folder / "index")
+        self.next_id = about.next_id
         assert self.next_id > max(self.rows, default=-1)
-        self.attributed = bool(self.index._writer.about.schema)
+        self.attributed = bool(about.schema)
         assert self.index.check() == []
 
     @rule()
@@ -212,8 +221,7 @@ class Life(RuleBasedStateMachine):
     @rule(wrong=st.sampled_from(["known", "nan", "range", "attribute", "missing", "update", "budget", "count"]))
     def refused(self, wrong):
         vectors = self.make(30)
-        state = self.index._state
-        about, dirty = self.index._writer.about, self.index._writer._dirty
+        before, held = stored(self.folder / "index"), self.index.stats()
         free = np.setdiff1d(np.arange(2000, 2100), list(self.rows))[:30]
         known = self.some(3)
         if wrong == "known" and len(known):
@@ -243,9 +251,9 @@ class Life(RuleBasedStateMachine):
         elif wrong == "count":
             with pytest.raises(ValueError, match="30 vectors"):
                 self.index.add(vectors, ids=free[:-1])
-        assert self.index._state is state
-        assert self.index._writer.about == about
-        assert self.index._writer._dirty == dirty
+        after = self.index.stats()
+        assert all(after[name] == held[name] for name in ("vectors", "parts", "planned_bytes", "file_bytes"))
+        assert stored(self.folder / "index") == before
 
     @invariant()
     def same_size(self):

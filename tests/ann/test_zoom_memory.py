@@ -8,7 +8,7 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import build
-from memhier.ann.zoom.preview.layout import plan_layout, scan_bytes
+from memhier.ann.zoom.preview.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
 from memhier.ann.zoom.storage.fullview import workspace_bytes
 from memhier.errors import BudgetError
 
@@ -23,9 +23,10 @@ def make(count, dimension=64, seed=0):
 
 def tightest(tmp_path, count, dimension, dram, **options):
     """Return a budget not above `dram` that an index takes to the last of its codes' bytes."""
-    held = build._reader_bytes(tmp_path, dram)
+    held = build.reader_bytes(tmp_path, dram)
+    sizes = IndexSizes(count, dimension, "l2", "rabitq", 4 * dimension, 4, held, **options)
     for _ in range(100):
-        planned = plan_layout(count, dimension, "l2", "rabitq", 4 * dimension, 4, held, dram, **options).memory_bytes
+        planned = plan_layout(sizes, dram).memory_bytes
         if planned == dram:
             break
         dram = planned
@@ -67,7 +68,7 @@ def test_vectors_are_removed_from_an_index_that_is_full(tmp_path):
     dram = tightest(tmp_path, 60_000, 64, 1_800_000)
     with ZoomIndex.build(tmp_path / "index", vectors, dram=dram) as index:
         index.search(vectors[:500], 10)
-        assert dram - index._planned(index._state) < 16 << 10
+        assert dram - index.stats()["planned_bytes"] < 16 << 10
         peak = traced(lambda: index.remove(np.arange(5)))
         assert peak < 2 * 60_000 // 8 + PLAIN
         index.search(vectors[:500], 10)
@@ -93,9 +94,9 @@ def test_filters_take_no_more_than_was_foreseen(tmp_path, where):
     with ZoomIndex.build(tmp_path / "index", vectors, dram=dram, attributes=attributes) as index:
         index.search(vectors[:500], 10)
         index.remove([7])
-        planned = index._planned(index._state)
-        assert planned <= dram
-        searches = index._about.searches
+        assert index.stats()["planned_bytes"] <= dram
+        cache_bytes = attribute_bytes(dram)
+        searches = index.stats()["searches"]
         each = workspace_bytes(256) + scan_bytes(dram) + count // 8
         found = []
 
@@ -105,9 +106,9 @@ def test_filters_take_no_more_than_was_foreseen(tmp_path, where):
             index.range_search(vectors[number], 1.0, where=where)
 
         peak = traced(*(lambda number=number: work(number) for number in range(8)))
-        assert peak <= searches * each + index._cache.limit + PLAIN
+        assert peak <= searches * each + cache_bytes + PLAIN
         assert len(found) == 8
-        assert index.memory_bytes <= index._planned(index._state) <= dram
+        assert index.memory_bytes <= index.stats()["planned_bytes"] <= dram
 
 
 @pytest.mark.parametrize(("strings", "alike"), [(False, False), (True, False), (False, True)])
@@ -121,7 +122,7 @@ def test_an_index_is_changed_within_its_budget(tmp_path, strings, alike):
     with ZoomIndex.build(
         tmp_path / "index", vectors, ids=names[:count], dram="5MiB", attributes=attributes, grow_to=45_000
     ) as index:
-        dram = index._about.dram
+        dram = index.stats()["dram"]
         for step in range(12):
             part = slice(step * 1000, step * 1000 + 1000)
             values = {name: each[part] for name, each in attributes.items()}
@@ -139,7 +140,7 @@ def test_an_index_is_changed_within_its_budget(tmp_path, strings, alike):
 
 
 @pytest.mark.filterwarnings("ignore:calibration found")
-def test_what_a_budget_error_says_is_enough(tmp_path):
+def test_the_budget_that_an_error_names_is_enough(tmp_path):
     vectors, less = make(20_000, 32), 780_000
     with ZoomIndex.build(tmp_path / "index", vectors[:4000], dram=less) as index:
         with pytest.raises(BudgetError, match=r"\(\d+ bytes\).*grow_to=20000") as refused:
@@ -171,8 +172,8 @@ def test_an_index_grows_to_what_was_said_however_it_comes(tmp_path, filtered, st
             index.add(vectors[part], attributes={name: each[part] for name, each in kinds.items()} or None)
             if commits:
                 index.commit(compact=False)
-            assert index._planned(index._state) <= dram
+            assert index.stats()["planned_bytes"] <= dram
         assert len(index) == len(vectors)
         index.commit(compact=False)
         assert index.search(vectors[-5:], 1, recall=1.0).ids[:, 0].tolist() == list(range(10_995, 11_000))
-        assert index._planned(index._state) <= dram
+        assert index.stats()["planned_bytes"] <= dram

@@ -1,10 +1,9 @@
-"""What a search may be told beside its queries, and what it tells: filters, limits, efforts, explanations, copies."""
+"""Options of a search, and its account of itself: filters, limits, efforts, explanations, copies."""
 
 import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.search import explain
 
 COUNT, DIMENSION = 4000, 32
 
@@ -145,8 +144,8 @@ def test_an_explanation_tells_what_the_search_did(index, queries):
     assert told.calibrated
     assert f"{told.ranked} were ranked exactly" in str(told)
     assert "not known" not in str(told)
-    assert explain._WHY["max_reads"] in str(index.explain(queries[3], 7, max_reads=1))
-    assert explain._WHY["all_read"] in str(index.explain(queries[3], 7, candidates=20))
+    assert "the pages allowed by max_reads were read" in str(index.explain(queries[3], 7, max_reads=1))
+    assert "every candidate had been read" in str(index.explain(queries[3], 7, candidates=20))
     with pytest.raises(ValueError, match="one query"):
         index.explain(queries[:2])
 

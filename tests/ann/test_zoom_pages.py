@@ -51,7 +51,7 @@ def test_all_rows_stay_in_their_list(lengths: list[int], row_bytes: int, first: 
 
 
 @pytest.mark.parametrize("power", [-52, 0, 45])
-def test_what_is_near_shares_a_page_whatever_the_scale(power: int) -> None:
+def test_near_vectors_share_a_page_at_any_scale(power: int) -> None:
     residuals, starts = make_residuals(640, 16), np.array([0, 640])
     order = order_of(residuals * np.float32(2.0**power), starts, 128)
     np.testing.assert_array_equal(order, order_of(residuals, starts, 128))

@@ -7,8 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memhier.ann.zoom.construction.source import VectorSource, open_source
-from memhier.ann.zoom.preview.clusters import Assigner, _apportion, train_centroids
-from memhier.ann.zoom.preview.layout import lists_anew, plan_layout
+from memhier.ann.zoom.preview.clusters import Assigner, apportion, train_centroids
+from memhier.ann.zoom.preview.layout import IndexSizes, lists_anew, plan_layout
 from memhier.ann.zoom.preview.preview import train_preview
 from memhier.ann.zoom.preview.router import router_bytes_per_list
 from memhier.ann.zoom.preview.space import core_dimension, fit_space
@@ -120,11 +120,11 @@ def test_overflowing_values_are_refused():
 def test_layout_keeps_the_budget_or_says_what_would(count, dimension, metric, coding, dram):
     sizes = count, dimension, metric, coding, 4 * dimension, 4, 600_000
     try:
-        layout = plan_layout(*sizes, dram)
+        layout = plan_layout(IndexSizes(*sizes), dram)
     except BudgetError as error:
         enough = int(str(error).split("(")[1].split()[0])
         assert enough > dram
-        layout = plan_layout(*sizes, enough)
+        layout = plan_layout(IndexSizes(*sizes), enough)
         dram = enough
     assert layout.memory_bytes <= dram
     assert layout.padded >= core_dimension(metric, dimension)
@@ -156,7 +156,8 @@ def test_lists_that_are_made_anew_take_no_more_than_there_is(count, before, padd
 
 
 def test_more_dram_buys_longer_codes():
-    codes = [plan_layout(10**6, 128, "l2", "rabitq", 512, 4, 0, dram << 20).code_bytes for dram in (20, 40, 60, 120)]
+    sizes = IndexSizes(10**6, 128, "l2", "rabitq", 512, 4, 0)
+    codes = [plan_layout(sizes, dram << 20).code_bytes for dram in (20, 40, 60, 120)]
     assert codes == sorted(codes)
     assert codes[0] < codes[-1]
 
@@ -182,7 +183,7 @@ def test_training_does_not_depend_on_threads(coding):
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=20).filter(any), st.integers(1, 20))
 def test_lists_are_shared_out_exactly(sizes, lists):
     lists = min(lists, sum(sizes))
-    shares = _apportion(np.array(sizes), lists)
+    shares = apportion(np.array(sizes), lists)
     assert shares.sum() == lists
     assert (shares >= 0).all()
 

@@ -24,7 +24,7 @@ def make(count, dimension, dtype, seed):
 
 
 def brute(index, queries, radius):
-    """What lies within a radius of each query among all that the index ranks exactly."""
+    """Return the vectors within a radius of each query among all that the index ranks exactly."""
     found = index.search(queries, len(index), **ALL)
     return [(ids[near <= radius], near[near <= radius]) for ids, near in zip(found.ids, found.distances, strict=True)]
 
@@ -185,7 +185,7 @@ def test_the_iterator_ends_with_the_last_vector(built):
         index.search_iter(vectors[:2])
 
 
-def test_what_a_search_missed_comes_later_and_nothing_twice():
+def test_a_missed_neighbour_comes_later_and_none_twice():
     rounds = {4: [0, 1, 3, 4], 8: [0, 1, 2, 4, 5, 6, 7, 8], 16: [*range(9), -1, -1, -1, -1, -1, -1, -1]}
     batches = iterate(lambda k: SearchResult(np.array(rounds[k]), np.array(rounds[k], np.float32), {}), 2)
     assert [found.ids.tolist() for found in batches] == [[0, 1], [3, 4], [2, 5], [6, 7], [8]]

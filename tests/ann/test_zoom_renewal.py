@@ -1,4 +1,4 @@
-"""What an index does beside its commits: parts joined, and all of it made anew, while it goes on changing."""
+"""Work of an index beside its commits: joins of parts and renewals, while the index goes on changing."""
 
 import gc
 import os
@@ -11,8 +11,8 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import construct
-from memhier.ann.zoom.renewal import life, merge, renewals, spill
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.pauses import pause
+from memhier.ann.zoom.renewal import beside, life, merge, spill
 
 
 def make(count, dimension=12, seed=0, shift=0.0):
@@ -47,7 +47,7 @@ def held(monkeypatch):
 
     @contextmanager
     def hold(name):
-        work, go, begun = getattr(renewals, name), threading.Event(), []
+        work, go, begun = getattr(beside, name), threading.Event(), []
 
         def waits(*arguments):
             begun.append(1)
@@ -55,7 +55,7 @@ def held(monkeypatch):
             return work(*arguments)
 
         with monkeypatch.context() as patch:
-            patch.setattr(renewals, name, waits)
+            patch.setattr(beside, name, waits)
             try:
                 yield begun
             finally:
@@ -204,7 +204,7 @@ def test_changes_while_parts_are_joined_are_carried_over(tmp_path, monkeypatch, 
         assert holds(index, model.rows)
 
 
-def test_what_fails_beside_commits_is_told_by_the_next(tmp_path, monkeypatch, renewed):
+def test_the_next_commit_tells_of_a_failure_beside_it(tmp_path, monkeypatch, renewed):
     model = Model(tmp_path / "index", False, 500)
 
     def fails(*arguments):
@@ -212,7 +212,7 @@ def test_what_fails_beside_commits_is_told_by_the_next(tmp_path, monkeypatch, re
 
     with model.index as index:
         with monkeypatch.context() as patch:
-            patch.setattr(renewals, "renew", fails)
+            patch.setattr(beside, "renew", fails)
             model.add(200)
             index.commit()
             wait_until(index, "ready")
@@ -260,7 +260,7 @@ def test_an_index_that_is_let_go_of_ends_its_threads(tmp_path, monkeypatch):
         finally:
             ended.set()
 
-    monkeypatch.setattr(renewals, "renew", slowly)
+    monkeypatch.setattr(beside, "renew", slowly)
     model = Model(tmp_path / "index", False, 300)
     model.add(200)
     model.index.commit()
@@ -306,7 +306,7 @@ def test_a_commit_that_cannot_take_over_leaves_all_as_it_was(tmp_path, monkeypat
             raise InterruptedError("stopped")
 
         with monkeypatch.context() as patch:
-            patch.setattr(life, "recoded", fails)
+            patch.setattr(life, "write_recoded", fails)
             with pytest.raises(InterruptedError):
                 index.commit()
         assert holds(index, model.rows)
@@ -318,7 +318,7 @@ def test_a_commit_that_cannot_take_over_leaves_all_as_it_was(tmp_path, monkeypat
         assert index.check() == []
 
 
-def test_what_was_tuned_is_not_undone_by_what_was_under_way(tmp_path, held):
+def test_work_under_way_does_not_undo_tuning(tmp_path, held):
     model = Model(tmp_path / "index", False, 500)
     with model.index as index:
         with held("renew"):

@@ -1,4 +1,4 @@
-"""What vectors an index can be built from: paths, readers, array-likes that are read by slices, lists of blocks."""
+"""Sources of vectors for an index: paths, readers, array-likes that are read by slices, lists of blocks."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from memhier.ann.files import open_vectors, write_vectors
+from memhier.ann.files import SlicedVectors, open_vectors, write_vectors
 from memhier.ann.zoom.construction.source import VectorSource, open_source
 from memhier.errors import ClosedError, FormatError
 
@@ -57,9 +57,8 @@ def test_a_path_and_a_reader(tmp_path):
     for given in (path, str(path)):
         with open_source(given, tmp_path) as source:
             check(source, MATRIX)
-            reader = source._reader
         with pytest.raises(ClosedError):
-            reader.take([0])
+            source.take(np.array([0]))
     with open_vectors(path) as reader:
         with open_source(reader, tmp_path) as source:
             check(source, MATRIX)
@@ -92,8 +91,8 @@ def test_a_data_set_of_h5py_is_read_by_slices(tmp_path, monkeypatch):
         # Rows of one chunk come together, however far apart in bytes.
         monkeypatch.setattr("memhier.ann.files._reader._GAP_BYTES", 1)
         source, reads = open_source(data, tmp_path), []
-        inner = source._reader._read
-        monkeypatch.setattr(source._reader, "_read", lambda a, b: reads.append((a, b)) or inner(a, b))
+        inner = SlicedVectors.read_rows
+        monkeypatch.setattr(SlicedVectors, "read_rows", lambda self, a, b: reads.append((a, b)) or inner(self, a, b))
         source.take(np.array([0, 9, 80]))
         assert reads == [(0, 10), (80, 81)]
 
@@ -119,7 +118,7 @@ def test_a_list_of_blocks_is_a_stream_and_a_list_of_rows_a_matrix(tmp_path):
         (None, TypeError, "vectors=NoneType"),
     ],
 )
-def test_what_cannot_be_indexed(tmp_path, given, error, words):
+def test_vectors_that_cannot_be_indexed(tmp_path, given, error, words):
     with pytest.raises(error, match=words):
         open_source(given, tmp_path)
 

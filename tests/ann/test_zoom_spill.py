@@ -4,9 +4,12 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
+from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.preview import layout, router
 from memhier.ann.zoom.preview.blocks import codes_of
-from memhier.ann.zoom.renewal.spill import spilled
+from memhier.ann.zoom.renewal.spill import code_vectors
+from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
+from memhier.store.store import Store
 
 
 @pytest.mark.parametrize(("metric", "per_list", "graph"), [("l2", 200, False), ("cosine", 20, False), ("l2", 20, True)])
@@ -17,13 +20,13 @@ def test_each_goes_to_the_nearest_list_whatever_the_blocks(tmp_path, monkeypatch
     monkeypatch.setattr(layout, "_VECTORS_PER_LIST", per_list)
     if graph:
         monkeypatch.setattr(router, "EXACT_LISTS", 0)
-        monkeypatch.setattr(router.Router, "_compares_all", lambda self, nprobe: self._graph is None)
-    with ZoomIndex.build(tmp_path / "index", vectors[:2500], metric=metric, dram="8MiB", grow_to=4000) as index:
-        index.add(vectors[2500:])
-        state = index._state
-        assert len(state.fresh) == 500
-        preview, space = state.preview, state.space
-        made = [spilled(state, work_bytes) for work_bytes in (1, 200_000, 100 << 20)]
+        monkeypatch.setattr(router, "_WALKED", np.inf)
+    ZoomIndex.build(tmp_path / "index", vectors[:2500], metric=metric, dram="8MiB", grow_to=4000).close()
+    with Store.open(tmp_path / "index", kind=KIND) as store:
+        about = Description.decode(store.get("index"), store.path)
+        preview, space = load_preview(store, about), about.space
+    source, ids = VectorSource(vectors[2500:]), np.arange(2500, 3000)
+    made = [code_vectors(source, ids, preview, space, work_bytes) for work_bytes in (1, 200_000, 100 << 20)]
     turned = preview.turn(space.vectors(vectors[2500:]))
     away = np.square(turned[:, None] - preview.router.centroids.astype(np.float32)).sum(axis=2)
     for arrays, order in made:

@@ -20,7 +20,9 @@ from memhier.ann.zoom.ids.texts import as_texts, hash_texts
 from memhier.ann.zoom.preview import layout
 from memhier.ann.zoom.renewal import merge, room
 from memhier.ann.zoom.storage import part
+from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.errors import BudgetError
+from memhier.store.store import Store
 
 FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 DIMENSION = 5
@@ -112,9 +114,10 @@ class Life(RuleBasedStateMachine):
         else:
             self.index.commit()
         self.committed = dict(self.rows)
-        parts = {each.name for each in self.index._state.parts}
-        assert {name.removesuffix("-texts") for name in self.index._store.segments() if "-texts" in name and
-                not name.endswith("-rows")} == parts  # fmt: skip
+        with Store.open(self.folder / "index", kind=KIND) as store:
+            about, names = Description.decode(store.get("index"), store.path), store.segments()
+        parts = {name.removesuffix("-texts") for name in names if name.endswith("-texts")}
+        assert parts == {entry["name"] for entry in about.parts}
 
     @rule(verify=st.sampled_from(["read", "open", "off"]))
     def reopen(self, verify):
@@ -183,7 +186,7 @@ class Life(RuleBasedStateMachine):
         name = next((each for each in strangers if each not in self.rows and self.hashes([each]) & taken), None)
         if name is None:
             return
-        state = self.index._state
+        before = self.index.stats()
         assert name not in self.index
         with pytest.raises(ValueError, match="the same 63-bit hash"):
             self.index.add(self.make(1), ids=[name])
@@ -200,7 +203,8 @@ class Life(RuleBasedStateMachine):
             ZoomIndex.build(self.folder / "none", self.make(3), ids=[one, "a", other], dram="8MiB")
         with pytest.raises(ValueError, match="more than once"):
             self.index.add(self.make(3), ids=[one, other, one])
-        assert self.index._state is state
+        after = self.index.stats()
+        assert all(after[each] == before[each] for each in ("vectors", "parts", "planned_bytes", "file_bytes"))
 
     @invariant()
     def same(self):
@@ -227,6 +231,11 @@ TestLife.settings = settings(
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
     report_multiple_bugs=False,
 )
+
+
+def generation_of(path):
+    with Store.open(path, kind=KIND) as store:
+        return store.generation
 
 
 @pytest.fixture
@@ -297,12 +306,13 @@ def test_an_id_may_be_asked_for_twice_in_reconstruct(index):
         (None, ValueError, "ids=None: this index has strings"),
     ],
 )
-def test_what_is_refused_changes_nothing(index, ids, error, words):
-    state = index._state
+def test_refused_ids_change_nothing(index, tmp_path, ids, error, words):
+    before = generation_of(tmp_path / "index")
     with pytest.raises(error, match=words):
         index.add(VECTORS[:2] + 1, ids=ids)
-    assert index._state is state
-    assert not index._writer._dirty
+    assert len(index) == len(NAMES)
+    index.commit()  # of nothing
+    assert generation_of(tmp_path / "index") == before
 
 
 def test_the_longest_string_is_taken(index):
@@ -375,7 +385,7 @@ def test_files_of_strings_are_closed_with_their_parts(index):
     gc.collect()
     index.search(VECTORS[0], 1)
     assert index.stats()["parts"] == 1
-    assert len(index._reader._files) == 2  # vectors and strings
+    assert index.stats()["files"] == 2  # vectors and strings
 
 
 def test_waiting_strings_are_counted_and_do_not_outgrow_the_budget(tmp_path):
@@ -404,14 +414,15 @@ def test_pages_of_strings_are_charged_before_they_are_written(tmp_path, monkeypa
 
 def test_check_finds_strings_of_other_rows(tmp_path, index):
     assert index.check() == []
-    with index._store.begin() as tx:
-        tx.drop("p0-texts")
-        tx.drop("p0-texts-rows")
-        tx.commit()
-    with index._store.begin() as tx:
-        write_texts(tx, "p0-texts", [as_texts(NAMES)])  # not in the order of the lists
-        tx.commit()
     index.close()
+    with Store.open(tmp_path / "index", kind=KIND, writable=True) as store:
+        with store.begin() as tx:
+            tx.drop("p0-texts")
+            tx.drop("p0-texts-rows")
+            tx.commit()
+        with store.begin() as tx:
+            write_texts(tx, "p0-texts", [as_texts(NAMES)])  # not in the order of the lists
+            tx.commit()
     with ZoomIndex.open(tmp_path / "index") as damaged:
         (problem,) = damaged.check()
         assert "part p0" in problem

@@ -1,15 +1,14 @@
-"""How hard to look for a declared recall, measured on vectors of the index itself or on the user's queries.
+"""The effort for a declared recall, measured on vectors of the index or on the user's queries.
 
-Held-out vectors play the queries; each must find its nearest neighbours other than itself. Neighbours are lost in two
-ways: their list is not scanned, or their bound, wrong by more than `eps` standard errors, keeps them from being read.
-Both are measured on the preview alone. The least effort is chosen whose mean loss, by conformal risk control
-(Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable queries
-the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
+Held-out vectors play the queries; each must find its nearest neighbours other than itself. A search loses neighbours in
+two ways: it does not scan their list, or it does not read them, as their bound is wrong by more than `eps` standard
+errors. Both are measured on the preview alone. Calibration chooses the least effort whose mean loss, by conformal risk
+control (Angelopoulos et al., ICLR 2024), stays below the loss that a declared recall allows: for ``n`` exchangeable
+queries the expected loss of the next one is at most ``(n mean + 1) / (n + 1)``.
 
-How far a query looks is not a number of lists but a distance, a multiple of that of its own k-th neighbour: a query
-unlike those measured, and one under a filter, has farther neighbours in more lists, and looks at these. Of held-out
-queries one in two ends at the fewest lists. What is chosen for a recall is in all respects at most what is chosen for a
-higher one, so that a search costs no less for more.
+A query looks as far as a multiple of the distance of its own k-th neighbour. So a query unlike those measured, or under
+a filter, looks at more lists, as its neighbours are farther. One in two of the held-out queries ends at the fewest
+lists. No part of the effort for a recall exceeds that for a higher one, so a higher recall never costs less.
 """
 
 from collections.abc import Sequence
@@ -21,34 +20,34 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.needs import EPS, Needs, lists_of, measure_needs
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
-from memhier.ann.zoom.renewal.pauses import pause
 from memhier.rows.ranking import page_rows_of
 
 __all__ = ["RECALLS", "TARGET", "Calibration", "calibrate"]
 
-TARGET = 0.99  # what a search reaches when it is not told
+TARGET = 0.99  # the default recall of a search
 RECALLS = (0.5, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.97, 0.98, 0.985, 0.99, 0.995, 0.998)
 NEIGHBOURS = (1, 10, 100)
-_CHANGES = 0.1  # of the vectors, beyond which nobody knows whether a calibration still holds
-_WORN = 0.3  # of the vectors, beyond which lists no longer fit what they hold; a vector replaced is two changes
-_LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # of the loss allowed, for lists that are not scanned; the rest is for bounds
-# Codes scanned for what a page costs: a quarter of it the processor, to check and rank it, the rest the device.
+_CHANGES = 0.1  # of the vectors, beyond which a calibration may no longer hold
+_WORN = 0.3  # of the vectors, beyond which lists no longer fit their vectors; a vector replaced is two changes
+_LISTS_LOSSES = (0.8, 0.6, 0.4, 0.2)  # shares of the loss allowed for lists that are not scanned; bounds have the rest
+# Cost of a page, in codes scanned: a quarter is processor time, to check and rank it, the rest is the device.
 _READ_COST = 6000
 _CANDIDATES = (10, 15, 20, 30, 40, 60, 80, 100, 150, 200, 300, 400, 600, 800)
-_LIMITS_OF_K = (10, 40)  # candidates of a query that are looked at, by k; the more where few do not suffice
+_LIMITS_OF_K = (10, 40)  # candidates measured of a query, by k; more where few do not suffice
 _LIMIT = 512  # likewise, at least
 _SHORT = 0.995  # of the neighbours found among few candidates, below which more are looked at
 _EXACT_EPS = 8.0  # standard errors that a bound of recall 1 allows for
-_NO_BOUND = 1e6  # likewise, where errors are not what they are said to be: all is compared that is not known exactly
+_NO_BOUND = 1e6  # likewise, where errors exceed their bounds: everything not known exactly is compared
 _LEAST_LISTS, _FIRST_PROBES, _MOST_PROBES = 2, 8, 2048
 _NEARLY_ALL = 1 / 3  # of the lists, beyond which a query is routed to all of them at first
 _COVERED = 0.9995  # of the neighbours; the lists of the rest are not looked for
 _CENTROIDS = 4096  # compared at a time
 _DIFFERENCES = 1 << 22  # of coordinates, held at a time
 _BLOCK = 64
-_HOPELESS = 2  # times the cost of what was found, beyond which no more lists are tried
+_HOPELESS = 2  # times the least cost found, beyond which no more lists are tried
 _ALONE_LOSS = 0.4  # of the loss allowed, where rows are read alone
 _GROWTH = 0.5  # of the lists with the neighbours wanted, at least: a power
 
@@ -63,17 +62,17 @@ class Calibration:
     Attributes
     ----------
     queries
-        How many it was measured on.
+        The number of queries measured.
     efforts
-        By k, then by ascending recall: the recall, the effort that reaches it, and the pages that a query reads.
+        By k, then by ascending recall: the recall, its effort, and the pages that a query reads.
     reached
         By k, the highest recall measured, with the greatest effort.
     alone
-        By ascending recall: the recall, and the standard errors that it takes where no row is read for another's sake.
+        By ascending recall: the recall, and the standard errors that it takes if no row is read for another's sake.
     vectors, changes
-        How many there were then, and how many were added or removed since.
+        The number of vectors measured, and of those added or removed since.
     tuned
-        Whether the queries were the user's, which cannot be had again.
+        Whether the queries were the user's, so that a rebuild would lose the calibration.
     """
 
     queries: int
@@ -86,26 +85,26 @@ class Calibration:
 
     @property
     def worn(self) -> bool:
-        """Whether so much has changed since that the index had better be made anew, and nothing is lost by it."""
+        """Whether so much has changed since that the index is worth making anew; never after tuning."""
         return not self.tuned and self.changes > _WORN * self.vectors
 
     @property
     def changed_much(self) -> bool:
-        """Whether so much has changed since that nobody knows whether it still holds."""
+        """Whether so much has changed since that it may no longer hold."""
         return self.changes > _CHANGES * self.vectors
 
     @property
     def bounds_hold(self) -> bool:
-        """Whether hardly a neighbour lay beyond the widest bounds that were measured, as heavy tails make them."""
+        """Whether the widest bounds measured missed hardly a neighbour; heavy-tailed errors make them miss more."""
         return min(self.reached.values()) >= _SHORT
 
     @property
     def exact_eps(self) -> float:
-        """Standard errors that lie between an estimate and bounds which nothing exceeds."""
+        """Standard errors between an estimate and bounds for exact search."""
         return _EXACT_EPS if self.bounds_hold else _NO_BOUND
 
     def reached_at(self, k: int) -> float:
-        """Return the highest recall that was measured for `k` neighbours, or as near to as many as there was."""
+        """Return the highest recall measured for `k` neighbours, or for the nearest number measured."""
         return self.reached[self._known(k)]
 
     def changed(self, count: int) -> Self:
@@ -118,8 +117,8 @@ class Calibration:
         found, reached = self._at(known, recall)
         reached = reached and not self.changed_much
         if self.changes > _WORN * self.vectors:
-            # Nothing that was measured then says how far the k nearest are now, nor how many stand before them.
-            # Lists lie otherwise around what was added: those are looked at that any number of neighbours needs.
+            # The measurements no longer tell how far the k nearest are, nor how many candidates stand before them.
+            # Lists do not fit added vectors: the search takes the lists that any number of neighbours needs.
             every = [self._at(each, recall)[0] for each in self.efforts if each >= known]
             least, gap = max(each.least for each in every), max(each.gap for each in every)
             found = replace(found, most=None, least=least, gap=gap)
@@ -135,9 +134,9 @@ class Calibration:
     def filtered(self, k: int, recall: float, share: float) -> Effort:
         """Return the effort for `recall` at `k` where a filter leaves a `share` of the vectors.
 
-        The k nearest of those lie as far as some ``k / share`` of all, and farther still where the filter goes with the
-        vectors: the lists are looked at that any number of neighbours needs, half of the loss is allowed, and as rows
-        that are found lie scattered, none counts on being read for another's sake.
+        The k nearest of those lie as far as some ``k / share`` of all, and farther where the filter correlates with the
+        vectors. So the search takes the lists that any number of neighbours needs, and half of the loss is allowed. As
+        the selected rows lie scattered, no row counts on being read for another's sake.
         """
         strict = 1 - (1 - recall) / 2
         found = self.effort(k, strict)[0]
@@ -154,15 +153,15 @@ class Calibration:
         return Effort(lists, eps=float(EPS[-1]))
 
     def within(self, k: int, pages: float) -> float:
-        """Return the recall that a query has, as a rule, that reads no more than so many pages for `k` neighbours."""
+        """Return the usual recall of a query that reads at most so many pages for `k` neighbours."""
         return max((recall for recall, _, read in self.efforts[self._known(k)] if read <= pages), default=0.0)
 
     def _spread(self, found: Effort, wanted: float, recall: float) -> Effort:
-        """Return an effort for as many as `wanted` neighbours: routed to more lists at first."""
+        """Return an effort for `wanted` neighbours, which is routed to more lists at first."""
         wide = min((each for each in self.efforts if each >= wanted), default=max(self.efforts))
         lists, _ = self._at(wide, recall)
         nprobe = float(max(found.nprobe, lists.nprobe))
-        if wanted > wide:  # as fast as it grew from the number of neighbours before
+        if wanted > wide:  # with the growth from the number of neighbours before
             before = max((each for each in self.efforts if each < wide), default=wide)
             near, _ = self._at(before, recall)
             growth = np.log(max(lists.nprobe / near.nprobe, 1)) / np.log(wide / before) if before < wide else _GROWTH
@@ -191,7 +190,7 @@ class Calibration:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> Self:
-        """Return what :meth:`to_json` gave."""
+        """Return the calibration from the values of :meth:`to_json`."""
         efforts = {
             int(k): [(recall, Effort(*effort), pages) for recall, effort, pages in of_k]
             for k, of_k in values["efforts"].items()
@@ -202,9 +201,9 @@ class Calibration:
 
 
 def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
-    """Return the efforts for vectors of `parts`; `truth` has been given all of them, and their positions.
+    """Return the efforts for vectors of `parts`; `truth` holds their neighbours and positions.
 
-    Where rows of `row_bytes` bytes lie whole in pages, a neighbour is also found when another row of its page is read.
+    If rows of `row_bytes` bytes lie whole in pages, a read of any row of a page also finds a neighbour on it.
     """
     measure = _Measure(preview, parts, truth, page_rows_of(row_bytes))
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
@@ -218,7 +217,7 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
         for k, needs in measure.needs(numbers).items():
             efforts[k], reached[k], errors = measure.bounded_efforts(k, needs)
             alone = {recall: max(eps, alone.get(recall, 0.0)) for recall, eps in errors.items()}
-    if not efforts:  # nothing but copies of one vector, or one vector
+    if not efforts:  # only one vector, or copies of it
         some = 10 if preview.coding == "pq" else None
         efforts, reached = {1: [(1.0, Effort(preview.lists, eps=float(EPS[-1]), candidates=some), 1.0)]}, {1: 1.0}
     vectors = sum(len(part.codes) for part in parts)
@@ -226,7 +225,7 @@ def calibrate(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTrut
 
 
 class _Measure:
-    """What efforts are judged by: where the true neighbours of the queries lie."""
+    """The places of the true neighbours of the queries, by which efforts are judged."""
 
     def __init__(self, preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, rows_of_page: int) -> None:
         self._preview, self._parts, self._truth = preview, parts, truth
@@ -247,7 +246,7 @@ class _Measure:
         self._away = np.where(present, away, np.inf)
 
     def needs(self, numbers: Sequence[int]) -> dict[int, Needs]:
-        """Return by number of neighbours what reading takes; of more candidates where some are far behind others."""
+        """Return the needs by number of neighbours; looks at more candidates where some are far behind others."""
         preview, truth, most = self._preview, self._truth, numbers[-1]
         found: dict[int, Needs] = {}
         for times in _LIMITS_OF_K:
@@ -268,11 +267,11 @@ class _Measure:
         chosen: list[tuple[float, Effort, float]] = []
         within: tuple[Effort, float] | None = None
         for recall in reversed(RECALLS):
-            # What reaches a higher recall reaches this.
+            # The effort for a higher recall reaches this one, too.
             within = self._cheapest_effort(k, needs, known, recall, within) or within
             if within is not None:
                 chosen.append((recall, *within))
-        # Routed alike, a query that needs more lists scans none more often for a lower recall.
+        # With equal routing, a query that needs more lists scans none of them twice for a lower recall.
         routed = max((effort.nprobe for _, effort, _ in chosen), default=0)
         chosen = [(recall, replace(effort, nprobe=routed), pages) for recall, effort, pages in chosen]
         widest = Effort(self._probes.shape[1], eps=float(EPS[-1]))
@@ -282,9 +281,9 @@ class _Measure:
     def _cheapest_effort(
         self, k: int, needs: Needs, known: npt.NDArray[np.bool_], recall: float, within: tuple[Effort, float] | None
     ) -> tuple[Effort, float] | None:
-        """Return the lists and bounds that take the least time for a recall, and pages; None where none reach it.
+        """Return the lists and bounds that take the least time for a recall, and pages; None if none reach it.
 
-        They are in no respect more than those `within`, which reach a higher one.
+        They do not exceed those `within`, which reach a higher recall.
         """
         best, least, tried = None, np.inf, set()
         above = None if within is None else within[0]
@@ -310,12 +309,12 @@ class _Measure:
         recall: float,
         within: Effort | None,
     ) -> tuple[int, int, float] | None:
-        """Return which width of the bounds, with how many candidates at most, reads the fewest pages for a recall.
+        """Return the width of the bounds and the number of candidates that read the fewest pages for a recall.
 
-        Beside them that number of pages, of a query.
+        The third value is the number of pages of a query.
         """
         count = len(self._turned)
-        # Below zero where there are too few queries to tell, though none of them lost anything.
+        # Below zero if there are too few queries to tell, even if none of them lost a neighbour.
         allowed = int(np.floor((((1 - recall) * (count + 1) - 1) / count) * known.sum())) if count else 0
         best: tuple[int, int, float] | None = None
         widths = needs.widths[covered]
@@ -355,7 +354,7 @@ class _Measure:
         return chosen or [(0.0, widest, float(tried[-1]))], best
 
     def _route(self) -> Ints:
-        """Return so many probes ``[q, p]`` that more would find hardly a neighbour more."""
+        """Return probes ``[q, p]``, enough to find nearly all neighbours."""
         centroids = self._preview.router.centroids
         ranks = []
         for start in range(0, len(self._turned), _BLOCK):
@@ -369,7 +368,7 @@ class _Measure:
         return self._preview.route(self._turned, count, in_order=True)
 
     def _fewest_lists(self, k: int, loss: float) -> Effort:
-        """Return the fewest probes, the same for all queries, that leave out at most this share of the neighbours."""
+        """Return the fewest probes, equal for all queries, that miss at most this share of the neighbours."""
         rank, known = self._rank[:, :k], self._lists[:, :k] >= 0
         most, allowed = self._probes.shape[1], self._allowed(k, loss)
         steps = _steps(min(_FIRST_PROBES, most), most)
@@ -379,7 +378,7 @@ class _Measure:
         return max(0, int((loss * (len(self._turned) + 1) - 1) * k))
 
     def _rungs_of(self, k: int, kth: Floats) -> "list[_Rung]":
-        """Return how far queries may look, from near to far, whose k-th distances are `kth`."""
+        """Return steps of how far queries look, from near to far; `kth` are their k-th distances."""
         most, lists = self._probes.shape[1], self._preview.lists
         gaps = self._preview.gaps(self._turned, self._probes, self._away, kth)
         codes = np.cumsum(self._sizes, axis=1, dtype=np.int64)
@@ -403,10 +402,10 @@ class _Measure:
     def _probe_effort(
         self, k: int, loss: float, within: Effort | None
     ) -> tuple[Effort, npt.NDArray[np.bool_], float] | None:
-        """Return the probes that scan the fewest codes and leave out at most this share of the neighbours.
+        """Return the probes that scan the fewest codes and miss at most this share of the neighbours.
 
-        Beside them, bool ``[q, k]``: which neighbours they find, and the codes that a query scans in that time. None
-        where that takes more than those `within`.
+        The other values are the neighbours found, bool ``[q, k]``, and the cost in codes scanned. None if that takes
+        more than those `within`.
         """
         allowed, best = self._allowed(k, loss), None
         for rung in self._rungs:
@@ -421,7 +420,7 @@ class _Measure:
         return None if best is None else (best.effort, self._rank[:, :k] < best.ends[:, None], best.cost)
 
     def _candidate_ranks(self, k: int, effort: Effort, most: int) -> Ints:
-        """Return the ranks of the true neighbours among the candidates, the query itself not counted."""
+        """Return the ranks of the true neighbours among the candidates, without the query itself."""
         truth = self._truth
         ranks = np.full((len(self._turned), k), most)
         for start in range(0, len(self._turned), _BLOCK):
@@ -450,18 +449,18 @@ def _mean_share(found: npt.NDArray[np.bool_], known: npt.NDArray[np.bool_]) -> f
 
 @dataclass(frozen=True, slots=True)
 class _Rung:
-    """How far queries may look.
+    """One step of how far queries look.
 
     Attributes
     ----------
     effort
         The lists.
     ends
-        ``[q]``: at how many each query ends.
+        ``[q]``: the number of lists at which each query ends.
     missed
-        How many neighbours they leave out.
+        The number of neighbours missed.
     cost
-        Codes that a query scans in the time that they take.
+        The cost for a query, in codes scanned.
     """
 
     effort: Effort
@@ -471,7 +470,7 @@ class _Rung:
 
 
 def _errors_alone(widths: Ints, known: npt.NDArray[np.bool_]) -> dict[float, float]:
-    """Return by recall the standard errors at which so few neighbours are lost that are each read alone."""
+    """Return by recall the standard errors that lose few enough neighbours if each is read alone."""
     lost = np.array([float((widths[known] > each).mean()) if known.any() else 0.0 for each in range(len(EPS))])
     fits = {recall: np.flatnonzero(lost <= _ALONE_LOSS * (1 - recall)) for recall in RECALLS}
     return {recall: float(EPS[width[0] if len(width) else -1]) for recall, width in fits.items()}
@@ -496,7 +495,7 @@ def _squared_distances(queries: Floats, centroids: npt.NDArray[np.float16]) -> F
 
 
 def _ranks(lists: Ints, probes: Ints) -> Ints:
-    """Return where each list stands among the probes of its query; their number where it does not."""
+    """Return the place of each list among the probes of its query; the number of probes if it is absent."""
     ranks = np.full(lists.shape, probes.shape[1])
     for query, (wanted, probed) in enumerate(zip(lists, probes, strict=True)):
         order = np.argsort(probed, kind="stable")

@@ -1,9 +1,9 @@
-"""Queries of the inner product that are no vectors of the index, made up to calibrate with.
+"""Queries of the inner product that are no vectors of the index, made up for calibration.
 
-The users of a recommender ask, and items answer: a user's factors are about the sum of those of the items that were
-chosen, of which some are chosen by many. So sums of vectors play queries beside single ones: of two to many, the longer
-drawn the more often. What is looked for in their directions lies elsewhere than the neighbours of single vectors, and
-the effort that both kinds need is taken.
+In a recommender, queries are users and vectors are items. A user's factors are about the sum of those of the chosen
+items, and some items are chosen by many. So calibration also uses sums of vectors as queries: of two to many vectors,
+longer ones drawn more often. Their neighbours lie elsewhere than those of single vectors. Calibration takes the effort
+that suffices for both kinds.
 """
 
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from memhier.ann.zoom.preview.space import PreviewSpace
 
 __all__ = ["calibrate_both", "play_queries"]
 
-_MOST = 6  # a mixture has up to two to the power of so many vectors
+_MOST = 6  # a mixture has up to 2 ** 6 vectors
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def play_queries(space: PreviewSpace, vectors: Floats, own: Ints, count: int, seed: int) -> NeighbourTruth:
-    """Return the truth to be found for vectors ``[n, d]`` that play queries, for inner products with as many mixtures.
+    """Return the truth for vectors ``[n, d]`` that play queries; for inner products also for as many mixtures.
 
     Parameters
     ----------
     own
-        int64 ``[n]``: the numbers under which the vectors themselves will be seen.
+        int64 ``[n]``: the numbers of the vectors themselves.
     count
         Number of vectors to come.
     seed
@@ -47,14 +47,14 @@ def play_queries(space: PreviewSpace, vectors: Floats, own: Ints, count: int, se
 
 
 def calibrate_both(preview: Preview, parts: Sequence[CodedPart], truth: NeighbourTruth, row_bytes: int) -> Calibration:
-    """Return the efforts that suffice for queries that are vectors of the index, and for those that are not."""
+    """Return the efforts that suffice for queries among the vectors of the index, and for mixtures."""
     kinds = [np.flatnonzero(kind) for kind in (truth.own >= 0, truth.own < 0)]
     made = [calibrate(preview, parts, truth.of(rows), row_bytes) for rows in kinds if len(rows)]
     return made[0] if len(made) == 1 else _stricter(*made)
 
 
 def _mixtures(vectors: Floats, seed: int) -> Floats:
-    """Return as many sums of vectors as there are vectors."""
+    """Return sums of vectors, one for each vector."""
     random = np.random.default_rng([seed, 4])
     lengths = np.sqrt(np.einsum("ij,ij->i", vectors, vectors, dtype=np.float64))
     total = float(lengths.sum())
@@ -67,10 +67,10 @@ def _mixtures(vectors: Floats, seed: int) -> Floats:
 
 
 def _stricter(one: Calibration, other: Calibration) -> Calibration:
-    """Return the calibration that asks of each effort as much as both do."""
+    """Return the calibration with the greater effort of both."""
     efforts: dict[int, list[tuple[float, Effort, float]]] = {}
     for k in one.efforts.keys() & other.efforts.keys():
-        pairs = zip(one.efforts[k], other.efforts[k], strict=False)  # one may reach further than the other
+        pairs = zip(one.efforts[k], other.efforts[k], strict=False)  # one may reach a higher recall than the other
         efforts[k] = [(min(some[0], more[0]), _harder(some[1], more[1]), max(some[2], more[2])) for some, more in pairs]
     if not efforts:  # one of them had nothing to find
         return one if max(one.efforts) > max(other.efforts) else other

@@ -1,7 +1,7 @@
-"""What it takes to read the true neighbours of queries: how wide bounds, and how many candidates by these.
+"""The needs of reading the true neighbours of queries: the width of bounds, and the number of candidates.
 
-One scan with the widest bounds gives the candidates of a query; what narrower bounds would leave of them, and for any
-number of neighbours, follows without another.
+One scan with the widest bounds gives the candidates of a query. The candidates left by narrower bounds, for any number
+of neighbours, follow without another scan.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.truth import NeighbourTruth
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.pauses import pause
+from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.preview import Effort, Preview
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.storage.part import positions_of, split_positions
 
 __all__ = ["EPS", "USUAL_MOST", "Needs", "lists_of", "measure_needs"]
 
 EPS = np.geomspace(0.2, 5.0, 20, dtype=np.float32)  # standard errors, ascending: the widths of bounds that are tried
-USUAL_MOST = 4  # times as many candidates as usual, beyond which a query gets no more of them
+USUAL_MOST = 4  # times the usual number of candidates: the most that a query gets
 _BLOCK = 64  # queries
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -28,22 +29,22 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What reading `k` neighbours takes.
+    """The needs of reading `k` neighbours.
 
     Attributes
     ----------
     widths, alone
-        ``[q, k]``: the first of the widths of the bounds at which each neighbour is read, and at which it would be
-        were no other row on its page.
+        ``[q, k]``: the first width of the bounds at which each neighbour is read, and the first at which it would be
+        read without the other rows of its page.
     ranks
-        ``[widths, q, k]``: where the lower bound for which it is read stands among those of its query, the query and
-        its copies not counted; less where the bounds leave more than `usual`, in proportion.
+        ``[widths, q, k]``: the rank of the lower bound for which it is read among those of its query, without the query
+        and its copies; scaled down where the bounds leave more than `usual`.
     pages
-        ``[widths, ranks]``: on how many pages that are read the least bound stands there among those of its query.
+        ``[widths, ranks]``: the number of pages read whose least bound has that rank among those of its query.
     usual
-        ``[widths]``: how many candidates the bounds leave as a rule.
+        ``[widths]``: the usual number of candidates that the bounds leave.
     kth
-        float32 ``[q]``: what a scan takes for the k-th distance: of rough estimates the least are too small.
+        float32 ``[q]``: the k-th distance that a scan assumes; it is too small where estimates are rough.
     """
 
     widths: Ints
@@ -54,7 +55,7 @@ class Needs:
     kth: Floats
 
     def reads(self, width: int, most: int) -> float:
-        """Return how many pages a query reads where the bounds leave `most` candidates at most."""
+        """Return the pages that a query reads with at most `most` candidates."""
         return float(self.pages[width, :most].sum()) / max(1, len(self.widths))
 
 
@@ -67,28 +68,28 @@ def measure_needs(
     nprobe: int,
     limit: int,
 ) -> dict[int, Needs]:
-    """Return what reading takes by each of the `numbers` of neighbours, for candidates in `nprobe` lists of each query.
+    """Return the needs by each of the `numbers` of neighbours, for candidates in `nprobe` lists of each query.
 
     Parameters
     ----------
     rows_of_page
-        How many rows are read together.
+        Rows read together.
     limit
-        The most candidates of a query that are looked at.
+        The most candidates of a query.
     """
     turned, lists = preview.turn(truth.queries), lists_of(parts, truth.found)
     places = {k: _Places(truth, k, limit) for k in numbers}
     wide = Effort(nprobe, eps=float(EPS[-1]))
     for start in range(0, len(turned), _BLOCK):
         part = slice(start, start + _BLOCK)
-        # The query is among its own nearest, and so are its copies: they hide as many of those that are looked for.
+        # The query and its copies are among its own nearest, and hide as many of its neighbours.
         wanted_k = max(numbers) + 1 + int(truth.copies[part].max(initial=0))
         found = preview.search(turned[part], parts, wanted_k, wide, max(limit, 4 * wanted_k))
         for query, count in enumerate(found.counts.tolist(), start):
             pause()
             positions, estimates = found.positions[query - start, :count], found.estimates[query - start, :count]
             error = (estimates - found.lower[query - start, :count]) / EPS[-1]
-            # Copies have one code. Nobody would read a page for them, were the query not in the index.
+            # Copies of the query have its code. Without the query in the index no page would be read for them.
             others = ~np.isin(estimates, estimates[positions == truth.own[query]])
             of_pages = _pages_of(preview, rows_of_page, positions[others], lists_of(parts, positions[others]))
             wanted = _pages_of(preview, rows_of_page, truth.found[query], lists[query])
@@ -123,8 +124,8 @@ class _Seen:
         upper = estimates + EPS[:, None] * error
         ranks = np.empty(self.lower.shape, np.int32)
         np.put_along_axis(ranks, np.argsort(self.lower, axis=1), np.arange(len(positions), dtype=np.int32)[None], 1)
-        # A row is read with its page, whichever row of that is wanted first; of other lists' rows there nobody knows
-        # whether they are scanned.
+        # A row is read with its page, for whichever row of it. Rows of other lists there do not count, as they may
+        # not be scanned.
         order = np.argsort(of_pages, kind="stable")
         first = np.flatnonzero(np.diff(of_pages[order], prepend=-1))
         self.pages = of_pages[order[first]]
@@ -139,7 +140,7 @@ class _Seen:
 
 
 class _Places:
-    """What :class:`Needs` is made of, as it is found query by query."""
+    """Collects :class:`Needs` query by query."""
 
     def __init__(self, truth: NeighbourTruth, k: int, limit: int) -> None:
         self._truth, self._k, self._limit = truth, k, limit
@@ -154,7 +155,7 @@ class _Places:
         self._reads = np.zeros((count, len(EPS)), np.int64)
 
     def note(self, query: int, seen: _Seen, wanted: Ints) -> None:
-        """Note what one query needs, whose neighbours lie on the pages `wanted`."""
+        """Note the needs of one query, whose neighbours lie on the pages `wanted`."""
         if not len(seen.positions):
             return
         k, truth = self._k, self._truth
@@ -176,7 +177,7 @@ class _Places:
         self._alone[query] = _first((seen.positions[row] == neighbours) & inside[:, row])
 
     def needs(self) -> Needs:
-        """Return what reading takes, all queries known."""
+        """Return the needs, after all queries."""
         limit = self._limit
         usual = np.maximum(1, np.median(self._left, axis=1) if self._left.size else np.ones(len(EPS))).astype(np.int64)
         times = np.clip(self._left / usual[:, None], 1, USUAL_MOST)
@@ -194,7 +195,7 @@ class _Places:
 def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
     """Return the list that each position lies in."""
     lists = np.zeros(positions.shape, np.int64)
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    number, rows = split_positions(positions)
     for which, part in enumerate(parts):
         here = number == which
         lists[here] = np.searchsorted(part.starts, rows[here], side="right") - 1
@@ -202,17 +203,17 @@ def lists_of(parts: Sequence[CodedPart], positions: Ints) -> Ints:
 
 
 def _pages_of(preview: Preview, rows_of_page: int, positions: Ints, lists: Ints) -> Ints:
-    """Return a number for the page, and the list, that each position lies in; -1 for none."""
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
-    page = number << PART_SHIFT | rows // rows_of_page
+    """Return a number for the page and the list of each position; -1 for none."""
+    number, rows = split_positions(positions)
+    page = positions_of(number, rows // rows_of_page)
     return np.where(positions >= 0, page * preview.lists + lists, -1)
 
 
 def _first(holds: npt.NDArray[np.bool_]) -> Ints:
-    """Return the first row of each column ``[widths, n]`` that holds; as many as there are rows where none does."""
+    """Return the first true row of each column ``[widths, n]``; the number of rows if none is true."""
     return np.where(holds.any(axis=0), holds.argmax(axis=0), len(holds))
 
 
 def _scaled(places: npt.NDArray[Any], times: npt.NDArray[np.float64]) -> Ints:
-    """Return the places at which those stand where `times` as many candidates are let through."""
+    """Return the places scaled down by `times`."""
     return np.ceil((places + 1.0) / times).astype(np.int64) - 1

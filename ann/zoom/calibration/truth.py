@@ -1,4 +1,4 @@
-"""Exact neighbours of some queries, gathered while all vectors stream by."""
+"""Exact neighbours of some queries, found while all vectors stream by."""
 
 from typing import TypeAlias
 
@@ -8,9 +8,9 @@ import numpy.typing as npt
 
 __all__ = ["QUERIES", "NeighbourTruth"]
 
-QUERIES = 1024  # the loss of a declared recall is known to 1 in as many
+QUERIES = 1024  # which tell the loss of a declared recall to 1 in as many
 _NEIGHBOURS = 100
-_COPIES = 32  # of a vector that are recognised as such
+_COPIES = 32  # of a vector that are recognised
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -24,13 +24,13 @@ class NeighbourTruth:
     queries
         float32 ``[q, d]`` in the preview's space.
     own
-        int64 ``[q]``: the number under which :meth:`add` will see each query itself, -1 where it is no vector of the
-        index. Neither itself nor a copy of itself is what such a query looks for: that would be too easy.
+        int64 ``[q]``: the number of each query itself in :meth:`add`, -1 if it is no vector of the index. A query does
+        not look for itself or a copy of itself: that would be too easy.
     count
         Number of vectors to come.
     lengths
-        Where the nearest are those of the largest inner products: float32 ``[q]``, how long the vector of each query,
-        which is of length one, is itself. Distances are then ``-2 <q, x>``.
+        For inner products: float32 ``[q]``, the length of the vector of each query, which is scaled to length one.
+        Distances are then ``-2 <q, x>``.
     """
 
     def __init__(self, queries: Floats, own: Ints, count: int, lengths: Floats | None = None) -> None:
@@ -42,7 +42,7 @@ class NeighbourTruth:
         self._norms = np.einsum("ij,ij->i", queries, queries)
 
     def of(self, rows: Ints) -> "NeighbourTruth":
-        """Return what was found for some of the queries, after :meth:`finish`."""
+        """Return the truth of some of the queries, after :meth:`finish`."""
         lengths = None if self._lengths is None else self._lengths[rows]
         some = NeighbourTruth(self.queries[rows], self.own[rows], 0, lengths)
         some.distances, some.found, some.copies = self.distances[rows], self.found[rows], self.copies[rows]
@@ -74,12 +74,12 @@ class NeighbourTruth:
         self.found = np.take_along_axis(found, order, 1)
 
     def finish(self, position_of: Ints | None = None) -> None:
-        """Turn numbers into positions where they differ, and leave out what is no neighbour; after the last vector."""
+        """Turn numbers into positions where they differ, and drop entries without a neighbour; after all vectors."""
         # To a zero query everything is equally near by cosine and inner product: it has no neighbours to find.
         sound = np.isfinite(self.distances) & (self._norms > 0)[:, None]
         if position_of is not None:
             self.found = position_of[self.found]
             self.own = np.where(self.own >= 0, position_of[self.own], -1)
         self.found = np.where(sound, self.found, -1)
-        # Columns that no query fills say nothing.
+        # Columns that no query fills do not count.
         self.neighbours = int(sound.any(axis=0).sum())

@@ -1,4 +1,4 @@
-"""What is learned from queries: how hard to look for a recall, and which pages are worth their DRAM."""
+"""Tuning by queries: the effort for each recall, and the pages that are worth their DRAM."""
 
 from dataclasses import replace
 from typing import TypeAlias
@@ -9,30 +9,32 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.renewal.merge import alive_blocks
-from memhier.ann.zoom.search.search import Limits, Selection, Snapshot, candidate_limit, read_positions, search_snapshot
-from memhier.ann.zoom.storage.part import Part, gather
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
+from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
+from memhier.ann.zoom.storage.part import IndexPart, gather, positions_of
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 
-__all__ = ["load_hot", "measure", "tune_snapshot"]
+__all__ = ["measure", "tune_snapshot"]
 
 _K = 10
-_LEAST_HITS = 0.05  # of the pages asked for, below which a cache is not worth its bytes
+_LEAST_HITS = 0.05  # of the pages read, below which a cache is not worth its bytes
 _ENTRY_BYTES = PAGE_BYTES + 8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) -> Snapshot:
+def tune_snapshot(state: IndexSnapshot, reader: Reader, queries: Floats, spare: int) -> IndexSnapshot:
     """Return the snapshot calibrated for `queries` ``[q, d]``, with hot pages in at most `spare` bytes of DRAM.
 
     Raises
     ------
     ValueError
-        When nothing is on SSD that could be calibrated.
+        When no vector is on SSD.
     """
     if not any(part.alive_count for part in state.parts):
         raise ValueError("no vector of the index is on SSD, so there is nothing to tune: add vectors and commit first")
@@ -44,12 +46,12 @@ def tune_snapshot(state: Snapshot, reader: Reader, queries: Floats, spare: int) 
     return replace(cold, hot=load_hot(reader, pages))
 
 
-def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
+def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
     """Return the calibration for queries ``[q, d]``; for vectors of the index where None."""
     count = sum(part.alive_count for part in state.parts)
     if queries is None:
         own = _sample(state.parts, seed)
-        truth = play_queries(state.space, read_positions(state, reader, own).astype(np.float32), own, count, seed)
+        truth = play_queries(state.space, state.vectors_at(own, reader).astype(np.float32), own, count, seed)
     else:
         lengths = state.space.lengths(queries) if state.preview.inner else None
         truth = NeighbourTruth(state.space.queries(queries), np.full(len(queries), -1), count, lengths)
@@ -59,14 +61,8 @@ def measure(state: Snapshot, reader: Reader, queries: Floats | None, seed: int) 
     return calibrate_both(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
 
 
-def load_hot(reader: Reader, keys: Ints) -> HotPages:
-    """Return pages read into DRAM; keys ascend, as `memhier.rows.ranking.HotPages` has them."""
-    files, pages = (keys >> 40).astype(np.int32), keys & ((1 << 40) - 1)
-    return HotPages(keys, reader.read(files, pages * PAGE_BYTES, PAGE_BYTES))
-
-
-def _choose_pages(state: Snapshot, reader: Reader, queries: Floats, most: int) -> Ints:
-    """Return the keys of the pages to hold: the most wanted of half of the queries, if of use to the other half."""
+def _choose_pages(state: IndexSnapshot, reader: Reader, queries: Floats, most: int) -> Ints:
+    """Return the keys of the pages to hold: those that half of the queries read most, if the other half reads them."""
     if most < 1 or not state.parts:
         return np.empty(0, np.int64)
     half = len(queries) // 2
@@ -78,28 +74,26 @@ def _choose_pages(state: Snapshot, reader: Reader, queries: Floats, most: int) -
     return chosen if hits >= _LEAST_HITS else np.empty(0, np.int64)
 
 
-def _pages_of(state: Snapshot, reader: Reader, queries: Floats) -> Ints:
-    """Return the key of every page that each query reads; those that several ask for several times."""
+def _pages_of(state: IndexSnapshot, reader: Reader, queries: Floats) -> Ints:
+    """Return the keys of the pages of each query; a page that several queries read repeats."""
     k = min(_K, state.count)
     effort, _ = state.calibration.effort(k, TARGET)
-    found = search_snapshot(
-        state, reader, queries, k, effort, Limits(), Selection.everything(state), np.zeros(3, np.int64)
-    )
+    search = Search(state, reader, Selection.of(state, None))
+    found = search.nearest(queries, k, effort)
     keys = []
-    coded = [part.coded(None) for part in state.parts]
     for query, distances in zip(queries, found.distances, strict=True):
         turned = state.preview.turn(state.space.queries(query[None]))
-        candidates = state.preview.search(turned, coded, k, effort, candidate_limit(k, effort, state.scan_bytes))
+        candidates = state.preview.search(turned, search.coded, k, effort, candidate_limit(k, effort, state.scan_bytes))
         lower = state.space.distances(candidates.lower, query[None])[0, : candidates.counts[0]]
         read = candidates.positions[0, : len(lower)][lower <= distances[-1]]
         files, offsets, _ = gather(state.parts, read)
-        keys.append(np.unique(files.astype(np.int64) << 40 | offsets // PAGE_BYTES))
+        keys.append(np.unique(page_keys(files, offsets // PAGE_BYTES)))
     return np.concatenate(keys) if keys else np.empty(0, np.int64)
 
 
-def _sample(parts: tuple[Part, ...], seed: int) -> Ints:
+def _sample(parts: tuple[IndexPart, ...], seed: int) -> Ints:
     """Return the positions of vectors that play queries, ascending."""
     alive = [
-        np.flatnonzero(part.is_alive(np.arange(len(part)))) | number << PART_SHIFT for number, part in enumerate(parts)
+        positions_of(number, np.flatnonzero(part.is_alive(np.arange(len(part))))) for number, part in enumerate(parts)
     ]
     return np.sort(np.random.default_rng([seed, 1]).permutation(np.concatenate(alive))[:QUERIES])

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -11,22 +11,23 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from memhier.ann.zoom.construction.construct import Constructed, construct
+from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.construction.source import VectorSource, open_source
 from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
 from memhier.ann.zoom.ids.ids import Ids
 from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
-from memhier.ann.zoom.preview.layout import Layout, plan_layout, read_depth
-from memhier.ann.zoom.preview.preview import Coding
+from memhier.ann.zoom.preview.layout import IndexLayout, IndexSizes, plan_layout, read_depth
+from memhier.ann.zoom.preview.preview import Coding, Preview
 from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
 from memhier.ann.zoom.renewal.begun import stand_in, uncalibrated
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.part import compact_ids
-from memhier.io.reader import PAGE_BYTES, Reader
-from memhier.store.store import Store
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
+from memhier.store.store import Store, Transaction
 
-__all__ = ["BuildOptions", "write_index"]
+__all__ = ["BuildOptions", "reader_bytes", "write_index"]
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -34,7 +35,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """What the user chose."""
+    """The user's choices."""
 
     metric: Metric
     coding: Coding
@@ -65,73 +66,63 @@ def _write_source(
     stored_ids = compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
     most = max(source.count, options.grow_to, 1)
-    layout = plan_layout(
-        most, source.dimension, options.metric, options.coding, row_bytes,
-        stored_ids.itemsize, _reader_bytes(scratch, options.dram), options.dram, _text_pages(names, most),
-        filtered=bool(schema), growing=most > source.count,
+    sizes = IndexSizes(
+        most, source.dimension, options.metric, options.coding, row_bytes, stored_ids.itemsize,
+        reader_bytes(scratch, options.dram), _text_pages(names, most), filtered=bool(schema),
+        growing=most > source.count,
     )  # fmt: skip
+    layout = plan_layout(sizes, options.dram)
     if not source.count:
-        return _commit_empty(store, source, layout, names, schema, options)
+        space = PreviewSpace(options.metric, source.dimension, layout.padded, 1.0)
+        preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
+        with store.begin() as tx:
+            write_preview(tx, preview)
+            _commit(tx, _describe(source, space, preview, layout, names, schema, options))
+        return
     space = fit_space(source, options.metric, layout.padded)
     with _progress(options.progress, source.count) as bar:
-        made = construct(source, stored_ids, space, layout, options.coding, options.seed, scratch, bar)
-        _commit(store, source, space, layout, made, names, schema, attributes, options, bar)
+        made = construct(source, stored_ids, space, layout, options.seed, scratch, bar)
+        bar.set_description("write")
+        about = replace(
+            _describe(source, space, made.preview, layout, names, schema, options),
+            next_part=1,
+            next_id=max(int(stored_ids.max()) + 1, 0) if names.texts is None else 0,
+            trained_on=source.count,
+            calibration=made.calibration,
+            parts=[made.arrays.entry("p0")],
+        )
+        with store.begin() as tx:
+            for step in made.rows.write(RowWriter(tx.segment("p0-rows"), row_bytes)):
+                bar.update(step)
+            made.arrays.write(tx, "p0")
+            write_preview(tx, made.preview)
+            if schema:
+                write_attributes(tx, "p0-a-", schema, attributes, made.order)
+            if names.texts is not None:
+                write_texts(tx, "p0-texts", in_order(names.texts.take, made.order))
+            _commit(tx, about)
 
 
-def _commit(
-    store: Store,
+def _commit(tx: Transaction, about: Description) -> None:
+    tx.put("index", json.dumps(about.to_json()).encode())
+    tx.commit()
+
+
+def _describe(
     source: VectorSource,
     space: PreviewSpace,
-    layout: Layout,
-    made: Constructed,
+    preview: Preview,
+    layout: IndexLayout,
     ids: Ids,
     schema: Schema,
-    attributes: Any,
     options: BuildOptions,
-    bar: Any,
-) -> None:
-    about = Description(
+) -> Description:
+    """Return the description of an index without vectors."""
+    return Description(
         dtype=source.dtype.name,
         space=space,
         coding=options.coding,
-        lists=layout.lists,
-        book_bytes=made.preview.book.code_bytes,
-        dram=options.dram,
-        searches=layout.searches,
-        seed=options.seed,
-        schema=schema,
-        next_part=1,
-        next_id=max(int(made.arrays.ids.max()) + 1, 0) if ids.texts is None else 0,
-        trained_on=source.count,
-        calibration=made.calibration,
-        parts=[made.arrays.about("p0")],
-        id_kind="int64" if ids.texts is None else "str",
-    )
-    with store.begin() as tx:
-        bar.set_description("write")
-        for step in made.rows.write(RowWriter(tx.segment("p0-rows"), source.dtype.itemsize * source.dimension)):
-            bar.update(step)
-        made.arrays.write(tx, "p0")
-        write_preview(tx, made.preview)
-        if schema:
-            write_attributes(tx, "p0-a-", schema, attributes, made.order)
-        if ids.texts is not None:
-            write_texts(tx, "p0-texts", in_order(ids.texts.take, made.order))
-        tx.put("index", json.dumps(about.to_json()).encode())
-        tx.commit()
-
-
-def _commit_empty(
-    store: Store, source: VectorSource, layout: Layout, ids: Ids, schema: Schema, options: BuildOptions
-) -> None:
-    """Commit an index of no vectors yet."""
-    space = PreviewSpace(options.metric, source.dimension, layout.padded, 1.0)
-    preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
-    about = Description(
-        dtype=source.dtype.name,
-        space=space,
-        coding=options.coding,
-        lists=1,
+        lists=preview.lists,
         book_bytes=preview.book.code_bytes,
         dram=options.dram,
         searches=layout.searches,
@@ -144,10 +135,6 @@ def _commit_empty(
         parts=[],
         id_kind="int64" if ids.texts is None else "str",
     )
-    with store.begin() as tx:
-        write_preview(tx, preview)
-        tx.put("index", json.dumps(about.to_json()).encode())
-        tx.commit()
 
 
 def _text_pages(ids: Ids, count: int) -> int:
@@ -158,7 +145,7 @@ def _text_pages(ids: Ids, count: int) -> int:
     return -(-pages * count // len(ids))
 
 
-def _reader_bytes(scratch: Path, dram: int) -> int:
+def reader_bytes(scratch: Path, dram: int) -> int:
     """Return the DRAM of a reader that has read: its buffers are made at the first read, and differ by engine."""
     path = scratch / "one-page"
     path.write_bytes(bytes(PAGE_BYTES))

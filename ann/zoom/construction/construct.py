@@ -1,4 +1,4 @@
-"""From vectors to what an index holds of them: lists, codes, and the effort that a recall takes."""
+"""The construction of lists, codes and calibration from vectors."""
 
 import itertools
 from dataclasses import dataclass, replace
@@ -12,14 +12,14 @@ from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
 from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import deal_out, training_rows
 from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.layout import Layout
-from memhier.ann.zoom.preview.preview import Coding, Preview, train_preview
+from memhier.ann.zoom.preview.layout import IndexLayout
+from memhier.ann.zoom.preview.preview import Preview, train_preview
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.space import PreviewSpace
-from memhier.ann.zoom.renewal.pauses import pause
 from memhier.ann.zoom.storage.fullview import SortedRows, raw_rows
 from memhier.ann.zoom.storage.pages import page_order
 from memhier.ann.zoom.storage.part import PartArrays
@@ -28,14 +28,14 @@ __all__ = ["Constructed", "construct"]
 
 _BOOK_ROWS = 8192  # of the sample, that a code book is learned from, at least
 _SAMPLE_BLOCK = 8192
-_HELD_OUT_MOST = 8  # one vector in as many, at most, is kept from training to play a query
+_HELD_OUT_MOST = 8  # at most one vector in as many is held out from training as a query
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Constructed:
-    """What was made of the vectors of a source.
+    """The parts of an index made of the vectors of a source.
 
     Attributes
     ----------
@@ -44,7 +44,7 @@ class Constructed:
     arrays
         Codes and ids, in list order.
     calibration
-        What a declared recall takes.
+        The effort for each recall.
     rows
         The full vectors, staged to be written in list order.
     positions
@@ -69,18 +69,17 @@ def construct(
     source: VectorSource,
     ids: npt.NDArray[Any],
     space: PreviewSpace,
-    layout: Layout,
-    coding: Coding,
+    layout: IndexLayout,
     seed: int,
     scratch: Path,
     bar: Any,
 ) -> Constructed:
     """Train, assign, encode and calibrate; `ids` are those of the vectors of `source`.
 
-    Reads the source three times, and stages its vectors in files under `scratch`. `bar` is told of the vectors done.
+    Reads the source three times, and stages its vectors in files under `scratch`. `bar` shows the vectors done.
     """
     held_out = _held_out(source.count, seed)
-    preview = _train(source, space, layout, held_out, coding, seed)
+    preview = _train(source, space, layout, held_out, seed)
     bar.set_description("assign")
     lists = np.empty(source.count, np.int32)
     # The held-out vectors act as queries, so they go through the queries' map.
@@ -99,7 +98,7 @@ def construct(
     positions, starts = _list_order(lists, layout.lists)
     bar.set_description("encode")
     rows = SortedRows(source.count, source.dtype.itemsize * source.dimension, scratch)
-    preview, codes, numbers = _encode(source, space, preview, lists, positions, starts, rows, bar)
+    preview, codes, numbers = _encode(source, space, preview, lists, positions, rows, bar)
     if isinstance(preview.book, CodeBook):
         _put_in_pages(preview.book, codes, numbers, starts, positions, rows)
     preview.arrange(codes)
@@ -113,16 +112,14 @@ def construct(
 
 
 def _held_out(count: int, seed: int) -> Ints:
-    """Return the vectors that play queries, ascending; few of a small index, which has to be trained on the rest."""
+    """Return the vectors that play queries, ascending; few of a small index, which trains on the rest."""
     wanted = min(QUERIES, max(count // _HELD_OUT_MOST, min(count, 64)))
     chosen = np.random.default_rng([seed, 1]).permutation(count)[:wanted]
     return np.sort(chosen).astype(np.int64)
 
 
-def _train(
-    source: VectorSource, space: PreviewSpace, layout: Layout, held_out: Ints, coding: Coding, seed: int
-) -> Preview:
-    # Lists that were made with a query in them would find its neighbours all too well.
+def _train(source: VectorSource, space: PreviewSpace, layout: IndexLayout, held_out: Ints, seed: int) -> Preview:
+    # Lists made with a query in them would find its neighbours too well.
     random = np.random.default_rng(seed)
     wanted = training_rows(layout.lists, layout.padded, _BOOK_ROWS)
     spare = source.count - len(held_out)
@@ -138,7 +135,9 @@ def _train(
         part = slice(start, start + _SAMPLE_BLOCK)
         sample[part] = space.vectors(source.take(rows[part]))
     inner = space.metric == "ip"
-    return train_preview(sample, layout.lists, coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner)
+    return train_preview(
+        sample, layout.lists, layout.coding, layout.code_bytes, seed, rotate=layout.rotate, inner=inner
+    )
 
 
 def _list_order(lists: npt.NDArray[np.int32], count: int) -> tuple[Ints, Ints]:
@@ -155,7 +154,6 @@ def _encode(
     preview: Preview,
     lists: npt.NDArray[np.int32],
     positions: Ints,
-    starts: Ints,
     rows: SortedRows,
     bar: Any,
 ) -> tuple[Preview, npt.NDArray[np.uint8], npt.NDArray[np.uint16]]:
@@ -171,7 +169,7 @@ def _encode(
         squared += np.bincount(lists[part], radii, preview.lists)
         rows.add(place, raw_rows(block))
         bar.update(len(block))
-    return preview.with_radii(squared, np.diff(starts)), codes, numbers
+    return preview.with_radii(squared, np.bincount(lists, minlength=preview.lists)), codes, numbers
 
 
 def _put_in_pages(
@@ -182,7 +180,7 @@ def _put_in_pages(
     positions: Ints,
     rows: SortedRows,
 ) -> None:
-    """Change the order within lists, in place, so that what is near each other shares a page."""
+    """Change the order within lists, in place, so that vectors near each other share a page."""
     borders = np.union1d(starts, rows.borders)
     order = page_order(book, codes, numbers, borders, rows.row_bytes)
     for low, high in itertools.pairwise(borders.tolist()):  # so that little is copied

@@ -1,4 +1,4 @@
-"""Vectors to index, from an array, a file or an iterator of blocks, read in blocks and never held whole."""
+"""Vectors to index: an array, a file or an iterator of blocks, read in blocks and never held whole."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -10,16 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.files import SlicedVectors, VectorReader, open_vectors
+from memhier.ann.zoom.arguments import AS_FLOAT32, STORED_DTYPES, as_array, refuse_rounded, stored_dtype
 
-__all__ = ["STORED_DTYPES", "Block", "VectorSource", "as_array", "open_source", "refuse_rounded", "stored_dtype"]
+__all__ = ["Block", "VectorSource", "open_source"]
 
 Block: TypeAlias = npt.NDArray[Any]
 
-STORED_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "int8", "uint8"))
-# Stored as float32: rounded from float64, as they are from bfloat16, and integers only where each is held exactly.
-_AS_FLOAT32 = ("float64", "bfloat16", "int16", "uint16", "int32", "uint32", "int64", "uint64")
 _BLOCK_BYTES = 8 << 20
-_COMPARED = 2**53  # up to which float64 holds every integer, so that equal means equal
 
 
 class VectorSource:
@@ -47,7 +44,7 @@ class VectorSource:
         return _convert(self._matrix[rows], self.dtype)
 
     def close(self) -> None:
-        """Let go of a file that :func:`open_source` opened. May be called twice."""
+        """Close a file that :func:`open_source` opened. May be called twice."""
 
     def __enter__(self) -> Self:
         return self
@@ -59,7 +56,7 @@ class VectorSource:
 
 
 class _ReaderSource(VectorSource):
-    """A source over a file, or over what gives slices as one does."""
+    """A source over a file, or over an array-like that gives slices."""
 
     def __init__(self, reader: VectorReader, *, owned: bool) -> None:
         _check_matrix((reader.count, reader.dimension), reader.dtype, reader.name)
@@ -88,13 +85,13 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
         An array ``[n, d]``; the path of a file, or a :class:`VectorReader`; anything with ``shape``, a numpy ``dtype``
         and slicing, such as a data set of h5py, which is read by slices; or an iterable of blocks ``[rows, d]``.
     scratch
-        A directory for what can be read only once.
+        A directory for vectors that can be read only once.
 
     Raises
     ------
     TypeError, ValueError
-        When the vectors are not two-dimensional, are blocks of which there is none, have an unknown dtype, or hold NaN,
-        infinity or integers that float32 does not hold exactly.
+        When the vectors are not two-dimensional, come as no blocks at all, have an unknown dtype, or hold NaN, infinity
+        or integers that float32 does not hold exactly.
     OSError, FormatError
         When a file cannot be read, or is damaged.
     """
@@ -103,7 +100,7 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
     source = _source(vectors)
     try:
         if source.count == 0:
-            return source  # of which the dimension is known
+            return source  # its dimension is known
         for start, block in source.blocks():
             _check_finite(block, start)
     except BaseException:
@@ -147,7 +144,7 @@ def _source(vectors: Any) -> VectorSource:
 
 
 def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
-    """Write the blocks of an iterator, which can be read only once, one after the other into a file."""
+    """Write the blocks of an iterator, which can be read only once, into a file."""
     count, dimension, dtype = 0, 0, np.dtype(np.float32)
     with path.open("wb") as file:
         for number, item in enumerate(blocks):
@@ -184,42 +181,12 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
         advice = "convert it to uint8 (vectors.astype('uint8'))" if dtype.kind == "b" else "convert it to float32"
         raise TypeError(
             f"{name} has dtype {dtype}: expected one of {names}, or one that is stored as float32 "
-            f"({', '.join(_AS_FLOAT32)}); {advice}"
+            f"({', '.join(AS_FLOAT32)}); {advice}"
         )
 
 
-def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return what vectors of a dtype are stored as; itself where that is none of those that can be stored."""
-    native = dtype.newbyteorder("=")
-    return np.dtype(np.float32) if native.name in _AS_FLOAT32 else native
-
-
-def as_array(vectors: Any) -> npt.NDArray[Any]:
-    """Return vectors as an array; tensors of torch, too, that have gradients or a dtype which NumPy has not."""
-    if not _is_tensor(vectors):
-        return np.asarray(vectors)
-    values = vectors.detach().cpu()
-    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
-
-
-def _is_tensor(vectors: Any) -> bool:
-    return type(vectors).__module__.partition(".")[0] == "torch" and hasattr(vectors, "detach")
-
-
-def refuse_rounded(block: Block, stored: Block, start: int, name: str = "vectors") -> None:
-    """Refuse integers that are not stored as they are; `start` is the number of the first row."""
-    if block.dtype.kind in "iu" and stored.dtype.kind == "f":
-        wrong = (stored.astype(np.float64) != block).any(axis=1) | (np.abs(stored) > _COMPARED).any(axis=1)
-        if wrong.any():
-            row = int(np.argmax(wrong))
-            raise ValueError(
-                f"{name} row {start + row} holds integers that {stored.dtype} does not hold exactly: convert them "
-                f"yourself, with {name}.astype('float32') or after scaling"
-            )
-
-
 def _convert(block: Block, dtype: np.dtype[Any], start: int = 0) -> Block:
-    with np.errstate(over="ignore"):  # what leaves the range becomes infinity, which _check_finite reports
+    with np.errstate(over="ignore"):  # values out of range become infinity, which _check_finite reports
         made = np.ascontiguousarray(block, dtype=dtype)
     refuse_rounded(block, made, start)
     return made

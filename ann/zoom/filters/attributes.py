@@ -1,7 +1,7 @@
-"""Attributes of rows, stored with them, column by column: filters over all rows, values of a few.
+"""Attributes of rows, stored column by column: filters over all rows, and the values of a few.
 
-Rows come in parts, each written once and in one transaction; an attribute that a part does not have is null there.
-Columns stay on SSD. A filter passes over those that it names, block by block, and leaves a bitmap.
+Rows come in parts, each written once and in one transaction. An attribute that a part does not have is null there.
+Columns stay on SSD. A filter reads the columns that it names, block by block, and makes a bitmap.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,19 +18,19 @@ from memhier.ann.zoom.filters.conditions import (
     Expression,
     check_name,
     check_types,
-    leaves,
     on_codes,
     on_moments,
     row_bytes,
     select,
-    values_of,
+    texts_of,
 )
 from memhier.ann.zoom.filters.stored_column import NullColumn, StoredColumn, converted, must_convert, write_column
 from memhier.ann.zoom.filters.where import parse
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "write_attributes"]
+__all__ = ["Attributes", "Schema", "as_columns", "chain", "merge_schema", "merged_schema", "write_attributes"]
 
 Schema: TypeAlias = dict[str, AttributeType]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -40,7 +40,7 @@ COLUMN_BYTES = 512
 
 
 def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: int) -> Schema:
-    """Return a schema that `attributes` fit, too: the types there are, then those of new attributes.
+    """Return the schema with the types of new attributes added; check the values of known ones.
 
     Parameters
     ----------
@@ -55,7 +55,7 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
     ------
     ValueError
         For names or values that cannot be stored, for a new attribute without a single value, and for numbers that the
-        type there is cannot hold exactly.
+        known type cannot hold exactly.
     TypeError
         When an attribute is of another type than before.
 
@@ -64,14 +64,19 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
     >>> merge_schema({}, {"price": [3, None], "lang": ["en", "de"]}, 2)
     {'price': 'int64', 'lang': 'str'}
     """
+    return merged_schema(schema, as_columns(attributes, count), count)
+
+
+def merged_schema(schema: Mapping[str, AttributeType], columns: Mapping[str, Column], count: int) -> Schema:
+    """Return the schema with the types of new columns added; see :func:`merge_schema`."""
     merged = dict(schema)
-    for name, column in as_columns(attributes, count).items():
+    for name, column in columns.items():
         if name in merged:
             for start in range(0, count if must_convert(name, column, merged[name]) else 0, BLOCK_ROWS):
                 rows = np.arange(start, min(start + BLOCK_ROWS, count))
                 converted(name, column.read(rows), merged[name], rows)
         elif column.type is None and not count:
-            continue  # of no values nobody can tell
+            continue  # an empty column has no type
         elif column.type is None:
             raise ValueError(f"attribute {name!r} is null in every row: its type cannot be told; leave it out")
         else:
@@ -92,7 +97,7 @@ def write_attributes(
     Parameters
     ----------
     tx
-        The transaction. It holds a buffer for every segment until it is over; text takes two segments.
+        The transaction. It holds a buffer for every segment until it ends; text takes two segments.
     prefix
         Letters, digits, ``-`` or ``_``; the part's own.
     schema
@@ -100,11 +105,11 @@ def write_attributes(
     attributes
         ``{name: values}``, a DataFrame of pandas or polars, a pyarrow Table, or a dict per row. Values are integers,
         floats, bool, text or datetimes (`memhier.ann.zoom.filters.times`); None, NaN, NaT, pandas.NA and masked entries
-        are null. `chain` gives the columns of parts there are.
+        are null. `chain` gives the columns of stored parts.
     order
         int64 ``[n]``: row ``i`` of the part gets the values of row ``order[i]`` of `attributes`.
     block_rows
-        How many rows are on their way at a time, at most 65,536.
+        Rows written at a time, at most 65,536.
     """
     rows = np.asarray(order)
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -121,7 +126,7 @@ def write_attributes(
 
 
 def chain(parts: Sequence["Attributes"], schema: Schema) -> dict[str, Column]:
-    """Return the columns of parts, one part after the other, as attributes that :func:`write_attributes` takes.
+    """Return the columns of parts, one part after the other, as attributes for :func:`write_attributes`.
 
     Rows are read as they are written, so no column is held; text takes 4 bytes of DRAM per distinct word and part.
     """
@@ -136,7 +141,7 @@ class Attributes:
     store
         Open store that holds the part.
     prefix
-        What :func:`write_attributes` was given.
+        As :func:`write_attributes` was given it.
     schema
         Types by name; attributes that the part does not have are null in all its rows.
     count
@@ -146,7 +151,7 @@ class Attributes:
     cache
         Keeps bitmaps; may be shared with other parts.
     work_bytes
-        What a filter that runs may hold, beside its bitmap: blocks of the columns, and arrays while it is evaluated.
+        DRAM for a running filter, beside its bitmap: blocks of the columns, and arrays of the evaluation.
 
     Raises
     ------
@@ -200,21 +205,21 @@ class Attributes:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what store, reader and cache count, in bytes; a filter that runs holds `work_bytes`."""
+        """DRAM held, in bytes, besides that of store, reader and cache; a running filter holds `work_bytes`."""
         return COLUMN_BYTES * len(self._schema)
 
     def bitmap(self, where: str | Expression) -> Words:
-        """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``, not to be written.
+        """Return the rows for which a filter is true, uint64 ``[ceil(n / 64)]``, read-only.
 
         Parameters
         ----------
         where
-            Text, or what :func:`~memhier.ann.zoom.filters.where.parse` made of it.
+            Text, or the expression that :func:`~memhier.ann.zoom.filters.where.parse` made of it.
 
         Raises
         ------
         ValueError, TypeError
-            When it is no filter, asks for an attribute that there is not, or compares one with another kind of value.
+            When it is no filter, names an unknown attribute, or compares one with a value of another type.
         CorruptionError
             When a page of a column does not match its checksum.
         """
@@ -275,9 +280,12 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
-        expression = self._on_codes(on_moments(expression, self._schema))
-        used = {name: self._columns[name] for name in expression.names if name in self._columns}
-        each = sum(column.width + 2 for column in used.values()) + row_bytes(expression)
+        texts = texts_of(expression, [name for name in self._columns if self._schema[name] == "str"])
+        names = expression.names
+        used = {name: self._columns[name] for name in names if name in self._columns}
+        ranks = {name: used[name].find(found) for name, found in texts.items()}
+        expression = on_codes(on_moments(expression, self._schema), ranks)
+        each = row_bytes(expression) + sum(column.width + 2 for column in used.values())
         step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
         buffers = {name: _aligned(min(step, self._count) * column.width) for name, column in used.items()}
         words = np.zeros(word_count(self._count), np.uint64)
@@ -286,13 +294,6 @@ class Attributes:
             rows = select(expression, _block_cells(used, buffers, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
-
-    def _on_codes(self, expression: Expression) -> Expression:
-        literals: dict[str, dict[str, None]] = {}
-        for leaf in leaves(expression):
-            if leaf.name in self._columns and self._schema[leaf.name] == "str":
-                literals.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
-        return on_codes(expression, {name: self._columns[name].find(list(texts)) for name, texts in literals.items()})
 
     def _take(self, name: str, rows: Ints) -> npt.NDArray[Any]:
         kind = self._schema[name]
@@ -336,7 +337,7 @@ def _block_cells(
 
 
 def _block_rows(most: int) -> int:
-    """Return the rows of a block, at most so many: whole pages of every column, where that leaves any."""
+    """Return the rows of a block, at most `most` and at least 64; whole pages of every column if it has a page."""
     rows = max(64, min(BLOCK_ROWS, most))
     return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)
 

@@ -1,4 +1,4 @@
-"""Sets of rows as bitmaps: bit ``i % 64`` of word ``i // 64`` says whether row ``i`` is in; the rest is zero."""
+"""Sets of rows as bitmaps: bit ``i % 64`` of word ``i // 64`` is set if row ``i`` is in the set."""
 
 import os
 import threading
@@ -25,9 +25,9 @@ def word_count(count: int) -> int:
     return -(-count // 64)
 
 
-def bitmap_bytes(count: int) -> int:
-    """Return the DRAM of a bitmap of `count` rows."""
-    return 8 * word_count(count)
+def bitmap_bytes(*counts: int) -> int:
+    """Return the DRAM of bitmaps with these counts of rows."""
+    return 8 * sum([-(-count // 64) for count in counts])
 
 
 def pack(rows: npt.NDArray[np.bool_]) -> Words:
@@ -60,7 +60,7 @@ def from_ids(ids: Any, count: int) -> Words:
     Raises
     ------
     ValueError, TypeError
-        For a row that is not 0 to ``count - 1``, naming it, and for what are no integers.
+        For a row out of 0 to ``count - 1``, naming it, and for values that are no integers.
     """
     rows = np.asarray(ids)
     if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
@@ -83,7 +83,7 @@ def popcount(words: Words) -> int:
 
 
 class BitmapCache:
-    """Bitmaps used last, up to a limit in bytes; for many threads.
+    """The bitmaps most recently used, up to a limit in bytes. For many threads.
 
     Parameters
     ----------
@@ -120,18 +120,18 @@ class BitmapCache:
         return self._held
 
     def get(self, key: Hashable) -> Words | None:
-        """Return a bitmap, not to be written, or None."""
+        """Return a bitmap, read-only, or None."""
         self._guard()
-        words = self._bitmaps.get(key)  # without the lock, which an interrupt could leave locked
+        words = self._bitmaps.get(key)  # without the lock: an interrupt could leave it locked
         with suppress(KeyError):  # which another thread has just removed
             self._bitmaps.move_to_end(key)
         return words
 
     @shielded
     def put(self, key: Hashable, words: Words) -> None:
-        """Keep a bitmap, which becomes read-only, in place of those that were not used for longest.
+        """Keep a bitmap, which becomes read-only, in place of those least recently used.
 
-        One that is larger than the limit is not kept, and stays the caller's.
+        A bitmap larger than the limit is not kept, and stays writable.
         """
         with self._guard():
             self._remove(key)

@@ -1,4 +1,4 @@
-"""Columns of attributes, whatever they come from: a type, its words if it is text, and any rows of it.
+"""Columns of attributes from any source: a type, the words of text, and the values of any rows.
 
 A column of text is read as ranks in the sorted list of its distinct words, so that every comparison with text becomes
 one of integers.
@@ -15,16 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.conditions import KEYWORDS, AttributeType, Cells
-from memhier.ann.zoom.filters.times import microseconds, moments
+from memhier.ann.zoom.filters.times import as_moments, microseconds, moments
 
-__all__ = ["ArrayColumn", "ChainedColumn", "Column", "as_columns"]
+__all__ = ["ArrayColumn", "ChainedColumn", "Column", "as_columns", "as_objects"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 NAME_PATTERN = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 BLOCK_ROWS = 1 << 16
 _INT64 = np.iinfo(np.int64)
-# How libraries that are not imported here call what is missing.
+# Types of missing values in libraries that are not imported here.
 _MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType"})
 
 
@@ -338,6 +338,28 @@ def as_columns(attributes: Any, count: int) -> dict[str, Column]:
             raise ValueError(f"attribute {name!r} has {len(data)} values: expected {count}, one for each row")
         made[name] = data
     return made
+
+
+def as_objects(columns: Mapping[str, Column]) -> dict[str, npt.NDArray[Any]]:
+    """Return columns as arrays of Python values, None for null."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, column in columns.items():
+        if column.type is None:
+            found[name] = np.full(len(column), None, object)
+            continue
+        cells = column.read(np.arange(len(column)))
+        values = cells.values.astype(object)
+        if column.type == "str":
+            words = [word.decode() for word in column.words()]
+            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
+        elif column.type == "datetime":
+            values = as_moments(cells.values)
+        elif column.type == "bool":
+            values[:] = cells.values.astype(np.bool_)
+        if cells.nulls is not None:
+            values[cells.nulls] = None
+        found[name] = values
+    return found
 
 
 def _transposed(rows: Any, count: int) -> dict[str, list[Any]]:

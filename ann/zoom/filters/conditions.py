@@ -1,9 +1,9 @@
-"""Conditions on attributes: the tree of a filter, and the rows it selects by SQL's logic of three values."""
+"""Conditions on attributes: the tree of a filter, and the rows that it selects by SQL's three-valued logic."""
 
 import difflib
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -32,6 +32,7 @@ __all__ = [
     "on_moments",
     "row_bytes",
     "select",
+    "texts_of",
     "values_of",
 ]
 
@@ -149,7 +150,7 @@ def leaves(expression: Expression) -> Iterator[Leaf]:
 
 
 def row_bytes(expression: Expression) -> int:
-    """Return what :func:`select` holds of a row at a time, beside its columns, in bytes."""
+    """Return the bytes that :func:`select` holds for each row, beside its columns."""
     if isinstance(expression, Not):
         return row_bytes(expression.operand)
     if isinstance(expression, And | Or):
@@ -164,8 +165,17 @@ def values_of(leaf: Leaf) -> tuple[Value, ...]:
     return leaf.values if isinstance(leaf, Membership) else ()
 
 
+def texts_of(expression: Expression, names: Container[str]) -> dict[str, list[str]]:
+    """Return the different texts that the attributes `names` are compared with, by name."""
+    found: dict[str, dict[str, None]] = {}
+    for leaf in leaves(expression):
+        if leaf.name in names:
+            found.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
+    return {name: list(texts) for name, texts in found.items()}
+
+
 def check_name(name: str, known: Mapping[str, Any]) -> None:
-    """Refuse an attribute that there is not, naming those that there are."""
+    """Refuse an unknown attribute; the message names the known ones."""
     if name in known:
         return
     near = difflib.get_close_matches(name, known, 1)
@@ -175,7 +185,7 @@ def check_name(name: str, known: Mapping[str, Any]) -> None:
 
 
 def check_types(expression: Expression, types: Mapping[str, AttributeType | None]) -> None:
-    """Refuse attributes that there are not, and comparisons of an attribute with a value of another kind.
+    """Refuse unknown attributes, and comparisons of an attribute with a value of another type.
 
     An attribute of type None is null in every row and compares with anything.
 
@@ -232,7 +242,7 @@ def on_codes(expression: Expression, ranks: Mapping[str, Mapping[str, tuple[int,
     Parameters
     ----------
     ranks
-        By attribute and literal: how many words come before the literal, and whether it is a word itself.
+        By attribute and literal: the number of words before the literal, and whether it is a word itself.
     """
     if isinstance(expression, Not):
         return Not(on_codes(expression.operand, ranks))
@@ -270,7 +280,7 @@ def select(expression: Expression, cells: Callable[[str], Cells | None], count: 
         rows = select(expression.operands[0], cells, count, wanted)
         for operand in expression.operands[1:]:
             if not rows.any() if every else rows.all():
-                break  # A column that cannot change anything is not even read.
+                break  # Further columns cannot change the result: they are not read.
             further = select(operand, cells, count, wanted)
             np.logical_and(rows, further, out=rows) if every else np.logical_or(rows, further, out=rows)
         return rows
@@ -301,7 +311,7 @@ def _matches(values: npt.NDArray[Any], leaf: Comparison | Membership) -> Flags:
 
 
 def _narrow(dtype: np.dtype[Any], operator: Operator, value: Value) -> tuple[Operator, int | float] | bool:
-    """Return a comparison with a value of the column's own type that says just the same, or what it says of all rows.
+    """Return the same comparison with a value of the column's own type, or its result where all rows have the same.
 
     Neither side is rounded: 2**53 + 1 is a number between two floats and 2.5 one between two integers.
     """
@@ -324,7 +334,7 @@ def _narrow(dtype: np.dtype[Any], operator: Operator, value: Value) -> tuple[Ope
 
 
 def _between(operator: Operator, below: float, above: float) -> tuple[Operator, float] | bool:
-    """Return what a comparison with a number says that lies between two neighbours of a type."""
+    """Return the comparison with a number between two neighbouring values of a type; see :func:`_narrow`."""
     if operator in ("==", "!="):
         return operator == "!="
     return ("<=", below) if operator in ("<", "<=") else (">=", above)

@@ -1,4 +1,4 @@
-"""One column of one part on SSD: its layout, how it is written, and how it is read.
+"""One column of one part on SSD: layout, writing and reading.
 
 int64: i64 [n], then, where any row is null, u64 [ceil(n / 64)] with a bit for each that is. datetime: as int64,
 microseconds since 1970 in UTC. float64: f64 [n], NaN where null. bool: i8 [n], -1 where null. str: i32 [n], the word's
@@ -15,7 +15,7 @@ from memhier.ann.zoom.filters.bitmaps import Words, pack, unpack, word_count
 from memhier.ann.zoom.filters.columns import DTYPES, Column
 from memhier.ann.zoom.filters.conditions import AttributeType, Cells
 from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
 from memhier.io.reader import Reader
@@ -51,7 +51,7 @@ class StoredColumn:
         return self._count
 
     def words(self) -> Iterator[bytes]:
-        """Return the words of a text column in the order of their codes, one after the other."""
+        """Yield the words of a text column in the order of their codes."""
         assert self._vocabulary is not None
         return self._vocabulary.stream()
 
@@ -77,7 +77,7 @@ class StoredColumn:
     def find(self, texts: list[str]) -> dict[str, tuple[int, bool]]:
         """Return the rank of each text, and whether it is in the column."""
         assert self._vocabulary is not None
-        # What UTF-8 cannot hold is in no column; where it would stand in the order is a matter of its code points.
+        # No column holds text beyond UTF-8; its code points decide where it stands in the order.
         ranks, present = self._vocabulary.find([text.encode(errors="surrogatepass") for text in texts])
         return dict(zip(texts, zip(ranks.tolist(), present.tolist(), strict=True), strict=True))
 
@@ -116,7 +116,7 @@ class NullColumn:
         return self._count
 
     def words(self) -> Iterator[bytes]:
-        """Return the words of a text column in the order of their codes, one after the other."""
+        """Yield the words of a text column in the order of their codes."""
         return iter(())
 
     def read(self, rows: Ints) -> Cells:
@@ -151,7 +151,7 @@ def write_column(
 
 
 def must_convert(name: str, column: Column, kind: AttributeType) -> bool:
-    """Return whether values are numbers of the other type; refuse what is not of the attribute's kind at all."""
+    """Return whether values are numbers of the other type; refuse values of any other kind."""
     if column.type in (None, kind):
         return False
     if {column.type, kind} != {"int64", "float64"}:

@@ -1,6 +1,6 @@
-"""Moments as attributes: microseconds since 1970 in UTC, from what Python, NumPy and their kin have, and from text.
+"""Moments as attributes: microseconds since 1970 in UTC, from types of Python, NumPy and pandas, and from text.
 
-A moment without a time zone is taken as UTC. What is finer than a microsecond is refused, not rounded.
+A moment without a time zone is taken as UTC. Moments finer than a microsecond are refused, not rounded.
 """
 
 import re
@@ -23,7 +23,7 @@ def moments(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     Raises
     ------
     ValueError
-        When one is no whole number of microseconds, or beyond what 64 bits hold; the message is its number and value.
+        When one is no whole number of microseconds, or does not fit 64 bits; the message names its value and row.
     """
     made = values.astype("M8[us]")
     null = np.isnat(values)

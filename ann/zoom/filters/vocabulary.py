@@ -1,4 +1,4 @@
-"""The distinct words of a column of text, sorted, in a segment: found by bisection on SSD, never held in DRAM.
+"""The sorted distinct words of a text column in a segment: found by bisection on SSD, never held in DRAM.
 
 Layout: the words, UTF-8, end to end; zeros up to a multiple of 8; u64 [w + 1], where each word begins and the last one
 ends; u64 w.
@@ -70,9 +70,9 @@ class Vocabulary:
     def find(self, words: Sequence[bytes]) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Return how many words of the vocabulary come before each of `words`, and whether it is one itself.
 
-        All are sought together: two reads of each per round, and as many rounds as the vocabulary has binary digits.
+        It seeks all words together: two reads of each word per round, and one round per binary digit of the count.
         """
-        # A word's head is enough to compare it: one byte more than what is sought.
+        # The head of a word is enough to compare it: one byte more than the longest word sought.
         head = max(map(len, words), default=0) + 1
         step = max(1, _BATCH_BYTES // head)
         low = np.zeros(len(words), np.int64)
@@ -100,7 +100,7 @@ class Vocabulary:
         order = np.argsort(lengths, kind="stable")
         start = 0
         while start < len(order):
-            # Words of like length are read together; the longest of a batch decides what each read takes.
+            # Words of like length are read together; the longest of a batch decides the length of each read.
             sizes = lengths[order[start:]] * np.arange(1, len(order) - start + 1)
             stop = start + max(1, int(np.searchsorted(sizes, _BATCH_BYTES)))
             batch = order[start:stop]

@@ -11,7 +11,7 @@
     operator    = "<" | "<=" | ">" | ">=" | "==" | "=" | "!="
     value       = [ "+" | "-" ] number | text | "true" | "false"
 
-Text stands in single or double quotes, which are doubled to stand inside. A name alone asks whether a bool is true.
+Text stands in single or double quotes; a quote inside is doubled. A name alone asks whether a bool is true.
 A datetime is compared with text in ISO 8601 (``day >= '2024-01-31'``), in UTC where that names no time zone.
 Keywords may be written in capitals. A null compares to unknown, not unknown is unknown, and only true rows are
 selected.
@@ -85,7 +85,7 @@ def parse(text: str) -> Expression:
     TypeError
         When `text` is not text.
     ValueError
-        When it is no filter; the message shows where, and what was expected there.
+        When it is no filter; the message shows the place, and the tokens expected there.
 
     Examples
     --------
@@ -303,8 +303,8 @@ class _Parser:
         match = _TOKEN.match(self._text, start)
         if match is None:
             character = self._text[start]
-            what = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
-            self._fail(f"{what} at position {start}", start)
+            fault = "text without its closing quote" if character in "'\"" else f"unexpected {character!r}"
+            self._fail(f"{fault} at position {start}", start)
         self._position = match.end()
         kind, text = str(match.lastgroup), match[0]
         if kind == "number" and self._text[match.end() : match.end() + 1].isidentifier():

@@ -1,7 +1,7 @@
-"""What callers call vectors: int64, or strings, which are kept on SSD and known in DRAM by 63 bits of their hash.
+"""Ids of vectors: int64, or strings, which lie on SSD; DRAM holds 63 bits of their hash.
 
-A hash alone names no vector: where it is found, the string on SSD is compared. Of two strings with one hash an index
-takes the first and refuses the second (with ten million strings the odds of any such pair are 1 in 180,000).
+A look-up compares the string on SSD wherever it finds the hash. An index refuses a string whose hash is that of another
+string in it (with ten million strings the odds of any such pair are 1 in 180,000).
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
-from memhier.ann.zoom.renewal.fresh import Fresh
-from memhier.ann.zoom.storage.part import Part, find_ids
+from memhier.ann.zoom.storage.fresh import Fresh
+from memhier.ann.zoom.storage.part import IndexPart, find_ids, split_positions
 
 __all__ = [
     "IdKind",
@@ -55,27 +54,27 @@ class Ids:
         return len(self.numbers)
 
     def shown(self, row: int) -> str:
-        """Return one as a caller would write it."""
+        """Return one id as a caller writes it."""
         return str(int(self.numbers[row])) if self.texts is None else repr(self.texts[row])
 
     def values(self) -> npt.NDArray[Any]:
-        """Return them as callers have them, int64 or object ``[n]``."""
+        """Return the ids as callers have them, int64 or object ``[n]``."""
         return self.numbers if self.texts is None else self.texts.objects()
 
     def part(self, start: int, stop: int) -> "Ids":
-        """Return neighbouring ones."""
+        """Return a run of the ids."""
         return Ids(self.numbers[start:stop], None if self.texts is None else self.texts.part(start, stop))
 
 
 def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
-    """Return ids of a kind, or of either where None.
+    """Return ids of a type, or of either type with None.
 
     Raises
     ------
     TypeError
-        When they are of another kind.
+        When they are of another type.
     ValueError
-        When one is there twice.
+        When one of them repeats.
     """
     if not is_text(ids):
         if kind == "str" and np.size(ids):
@@ -100,14 +99,14 @@ def refuse_clashes(ids: Ids) -> None:
 
 
 def _shared(numbers: Ints) -> Ints:
-    """Return the rows of numbers that are there more than once, those of one beside each other."""
+    """Return the rows of repeated numbers, those of one number beside each other."""
     order = np.argsort(numbers, kind="stable")
     equal = numbers[order[1:]] == numbers[order[:-1]]
     return order[np.append(equal, False) | np.insert(equal, 0, False)] if len(order) else order
 
 
 def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
-    """Return the different ones of ids, and for each of `ids` which it is, int64 ``[n]``."""
+    """Return the distinct ids, and the place of each of `ids` among them, int64 ``[n]``."""
     if is_text(ids):
         places: dict[bytes, int] = {}
         texts = as_texts(ids)
@@ -123,14 +122,14 @@ def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where ids are.
+    """The places of ids.
 
     Attributes
     ----------
     positions
-        int64 ``[n]``: a part's number and row in one, -1 where in none.
+        int64 ``[n]``: the number of a part and its row in one, -1 if in none.
     fresh
-        int64 ``[n]``: the row among fresh vectors, -1 where not there.
+        int64 ``[n]``: the row among fresh vectors, -1 if not there.
     """
 
     positions: Ints
@@ -138,13 +137,13 @@ class Located:
 
     @property
     def known(self) -> npt.NDArray[np.bool_]:
-        """Which are in the index, bool ``[n]``."""
+        """Whether each is in the index, bool ``[n]``."""
         return (self.positions >= 0) | (self.fresh >= 0)
 
 
-def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
-    """Return where ids are; passes over all ids there are, and reads those strings whose hashes it meets."""
-    numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # as different strings may have one hash
+def locate(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
+    """Return the places of ids; passes over all ids of the index, and reads the strings whose hashes match."""
+    numbers, inverse = np.unique(ids.numbers, return_inverse=True)  # different strings may have one hash
     once = _by_number(parts, fresh, numbers)
     found = Located(once.positions[inverse], once.fresh[inverse])
     if ids.texts is not None:
@@ -155,8 +154,8 @@ def locate(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
     return found
 
 
-def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
-    """Return where ids are; KeyError for one that is not in the index."""
+def locate_all(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> Located:
+    """Return the places of ids; KeyError for an id that is not in the index."""
     found = locate(parts, fresh, ids)
     missing = np.flatnonzero(~found.known)
     if len(missing):
@@ -164,7 +163,7 @@ def locate_all(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> Located:
     return found
 
 
-def refuse_known(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> None:
+def refuse_known(parts: Sequence[IndexPart], fresh: Fresh, ids: Ids) -> None:
     """Refuse ids that are in the index, and strings with the hash of another."""
     refuse_clashes(ids)
     found = _by_number(parts, fresh, ids.numbers)
@@ -177,7 +176,7 @@ def refuse_known(parts: Sequence[Part], fresh: Fresh, ids: Ids) -> None:
         raise ValueError(f"ids holds {ids.shown(row)}, which is in the index already: update() replaces vectors")
 
 
-def _by_number(parts: Sequence[Part], fresh: Fresh, numbers: Ints) -> Located:
+def _by_number(parts: Sequence[IndexPart], fresh: Fresh, numbers: Ints) -> Located:
     return Located(find_ids(parts, numbers), _rows_of(numbers, fresh.ids))
 
 
@@ -190,7 +189,7 @@ def _rows_of(wanted: Ints, ids: Ints) -> Ints:
     return np.where(ids[rows] == wanted, rows, -1)
 
 
-def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
+def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
     """Return the string of each place."""
     pieces, rows = [], []
     waiting = np.flatnonzero(places.fresh >= 0)
@@ -198,12 +197,12 @@ def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints |
         assert fresh.texts is not None
         pieces.append(fresh.texts.take(places.fresh[waiting]))
         rows.append(waiting)
-    numbers = places.positions >> PART_SHIFT  # of -1 it is -1
+    numbers, at = split_positions(places.positions)
     for which in np.unique(numbers[places.fresh < 0]).tolist():
         stored = parts[which].texts
         assert stored is not None
         here = np.flatnonzero((numbers == which) & (places.fresh < 0))
-        pieces.append(stored.read(places.positions[here] & ((1 << PART_SHIFT) - 1), tally))
+        pieces.append(stored.read(at[here], tally))
         rows.append(here)
     back = np.empty(len(numbers), np.int64)
     back[np.concatenate([np.empty(0, np.int64), *rows])] = np.arange(len(numbers))
@@ -211,34 +210,34 @@ def texts_at(parts: Sequence[Part], fresh: Fresh, places: Located, tally: Ints |
 
 
 class Sightings:
-    """Where a search met the vectors it found, so that their strings can be read when it is over.
+    """The places of the vectors that a search found, to read their strings at its end.
 
     Parameters
     ----------
     parts, fresh
-        Of the snapshot that is searched.
+        Of the snapshot searched.
     """
 
-    def __init__(self, parts: Sequence[Part], fresh: Fresh) -> None:
+    def __init__(self, parts: Sequence[IndexPart], fresh: Fresh) -> None:
         self._parts, self._fresh = parts, fresh
         self._ids: list[Ints] = []
         self._positions: list[Ints] = []
 
     def note(self, found: Ints, positions: Ints) -> None:
-        """Note the positions of those that were found; an id of -1 is nothing found."""
+        """Note the positions of vectors found; an id of -1 is none."""
         self._ids.append(found[found >= 0])
         self._positions.append(positions[found >= 0])
 
     def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
-        """Return the strings of what was found, of the shape of `found`, None for -1; `tally` as in a read."""
+        """Return the strings of the ids found, of the shape of `found`, None for -1; `tally` as in a read."""
         numbers, inverse = np.unique(found, return_inverse=True)
         ids = np.concatenate([np.empty(0, np.int64), *self._ids])
         positions = np.concatenate([np.empty(0, np.int64), *self._positions])
-        real = numbers >= 0  # as hashes are
+        real = numbers >= 0  # hashes are never negative
         wanted = numbers[real]
         rows = _rows_of(wanted, ids)
         fresh = _rows_of(wanted, self._fresh.ids)
-        # Later than the search nobody asks: its snapshot's parts are still there.
+        # The search holds its snapshot, so the parts are still there.
         places = Located(np.where(rows >= 0, positions[rows] if len(ids) else -1, -1), fresh)
         names = np.full(len(numbers), None, np.object_)
         names[real] = texts_at(self._parts, self._fresh, places, tally).objects()

@@ -1,7 +1,7 @@
-"""The string ids of a part on SSD, in list order, packed into pages: the results of a query share few of them.
+"""The string ids of a part on SSD, in list order, packed into pages: the results of a query share few pages.
 
-Each page is complete in itself: u16 [c + 1], where its strings begin and the last one ends, counted from the start of
-the page; their letters; zeros. DRAM holds the first row of each page, so one read finds a string.
+A page holds u16 [c + 1], the bytes at which its strings begin and the last one ends, counted from the start of the
+page; their letters; zeros. DRAM holds the first row of each page, so one read finds a string.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +13,8 @@ import numpy.typing as npt
 from memhier.ann.zoom.ids.texts import TEXT_MOST, Texts
 from memhier.errors import CorruptionError
 from memhier.fields import stored_array, stored_segment
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = ["PAGE_DRAM", "StoredTexts", "in_order", "text_pages", "write_texts"]
@@ -29,7 +30,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def text_pages(count: int, letters: int, longest: int) -> int:
-    """Return how many pages `count` strings of so many bytes in all take at most."""
+    """Return the most pages of `count` strings of so many bytes in all."""
     return -(-(letters + _BOUND_BYTES * count) // (_ROOM - min(longest, TEXT_MOST) - _BOUND_BYTES)) + 1 if count else 0
 
 
@@ -39,7 +40,7 @@ def write_texts(tx: Transaction | Staging, name: str, blocks: Iterable[Texts]) -
     first, rest = [0], Texts.none()
     for block in blocks:
         rest = Texts.joined([rest, block])
-        # What takes less than a page waits for the next block.
+        # Strings of less than a page wait for the next block.
         sizes = np.cumsum(rest.lengths + _BOUND_BYTES)
         start = 0
         while start < len(rest):
@@ -58,9 +59,9 @@ def write_texts(tx: Transaction | Staging, name: str, blocks: Iterable[Texts]) -
 
 
 def in_order(take: Callable[[Ints], Texts], rows: Ints) -> Iterator[Texts]:
-    """Yield the strings of rows, block by block, as `take` gives them.
+    """Yield the strings of rows, block by block, from `take`.
 
-    Neighbours in a list were mostly neighbours before, so a block that is taken from pages finds it in few of them.
+    Neighbours in a list were mostly neighbours before, so a block lies on few of the old pages.
     """
     for start in range(0, len(rows), _BLOCK_ROWS):
         yield take(rows[start : start + _BLOCK_ROWS])
@@ -83,14 +84,14 @@ class StoredTexts:
     store, name
         Where :func:`write_texts` put them.
     count
-        How many there are to be.
+        The number expected.
     reader
-        Does the reads; `file` is its handle, which is the caller's to remove.
+        Does the reads; `file` is its handle, which the caller removes.
 
     Raises
     ------
     CorruptionError
-        When they are not as described.
+        When they do not fit the description.
     """
 
     def __init__(self, store: Store, name: str, count: int, reader: Reader) -> None:
@@ -109,7 +110,7 @@ class StoredTexts:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what the store counts, in bytes."""
+        """DRAM held besides that of the store, in bytes."""
         return self._first.nbytes
 
     def read(self, rows: Ints, tally: Ints | None = None) -> Texts:
@@ -123,7 +124,7 @@ class StoredTexts:
         Raises
         ------
         CorruptionError
-            When a page is not what was written.
+            When a page differs from the page written.
         """
         page_of = np.searchsorted(self._first, rows, side="right") - 1
         order = np.argsort(page_of, kind="stable")
@@ -150,6 +151,6 @@ class StoredTexts:
         bounds = pages.view("<u2")
         low = bounds[place, number].astype(np.int64)
         high = bounds[place, number + 1].astype(np.int64)
-        if ((low >= high) | (high > PAGE_BYTES)).any():  # what no checksum was asked to find
+        if ((low >= high) | (high > PAGE_BYTES)).any():  # damage that no checksum was checked for
             raise CorruptionError(f"{self._name}: a page does not hold the ids that it should")
         return Texts.cut(pages.reshape(-1), place * PAGE_BYTES + low, high - low)

@@ -1,4 +1,4 @@
-"""Ids that are strings, end to end as UTF-8 in one array: a few bytes each beside their letters."""
+"""String ids, end to end as UTF-8 in one array: a few bytes each beside their letters."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Strings in an order of their own, never changed.
+    """Immutable strings in a fixed order.
 
     Attributes
     ----------
@@ -71,7 +71,7 @@ class Texts:
 
     @property
     def longest(self) -> int:
-        """Bytes of the longest, 0 where there is none."""
+        """Bytes of the longest, 0 without strings."""
         return int(self.lengths.max(initial=0))
 
     @property
@@ -104,13 +104,13 @@ class Texts:
         return self.letters[self.bounds[row] : self.bounds[row + 1]].tobytes().decode(errors="replace")
 
     def equal(self, other: "Texts") -> npt.NDArray[np.bool_]:
-        """Return which strings are those of `other`, one by one, bool ``[n]``."""
+        """Return whether each string equals that of `other`, bool ``[n]``."""
         pairs = zip(self.words(), other.words(), strict=True)
         return np.fromiter((mine == theirs for mine, theirs in pairs), np.bool_, len(self))
 
 
 def hash_texts(texts: Texts) -> Ints:
-    """Return 63 bits of each string's BLAKE2b, int64 ``[n]``: what stands for it in DRAM, never negative."""
+    """Return 63 bits of each string's BLAKE2b, int64 ``[n]``, never negative; DRAM holds these in its place."""
     numbers = np.empty(len(texts), np.int64)
     for start in range(0, len(texts), _BLOCK):
         words = texts.part(start, min(start + _BLOCK, len(texts))).words()
@@ -120,7 +120,7 @@ def hash_texts(texts: Texts) -> Ints:
 
 
 def is_text(ids: object) -> bool:
-    """Whether ids are meant to be strings, by the dtype of an array or by the first of a sequence."""
+    """Whether ids are strings, by the dtype of an array or by the first of a sequence."""
     if isinstance(ids, str):
         return True
     if not isinstance(ids, list | tuple):
@@ -137,7 +137,7 @@ def as_texts(ids: Any, name: str = "ids") -> Texts:
     Raises
     ------
     TypeError
-        When something else is among them.
+        When one of them is no string.
     ValueError
         For an empty string, one of more than 1,024 bytes, and one that UTF-8 cannot hold.
     """

@@ -1,7 +1,7 @@
-"""The order of codes in DRAM and on SSD: blocks of 16 rows, of which the scan loads the same bytes at once.
+"""The order of codes in DRAM and on SSD: blocks of 16 rows; a scan loads the same bytes of all 16 at once.
 
-Of each chunk of a code (`memhier.ann.zoom.preview.codes.chunks`) a block has the first four bytes of all its rows, then
-the next four, at last the two and the one that are left. The rows after the last whole block lie one after the other.
+A block holds the first four bytes of each chunk of a code (`memhier.ann.zoom.preview.codes.chunks`) for all its rows,
+then the next four, at last the two bytes and the one byte left. Rows after the last whole block are not interleaved.
 """
 
 from typing import TypeAlias

@@ -1,9 +1,9 @@
-"""Centroids of the inverted lists: k-means, in two levels where one would cost too much, with no list left too long.
+"""Centroids of the inverted lists: k-means, in two levels where one costs too much, without overlong lists.
 
 One level costs ``s * lists * d`` per round for a sample of ``s``; the second splits each of ``sqrt(lists)`` coarse
 clusters into its share of lists, which costs ``2 * s * sqrt(lists) * d``. The longest lists are divided again: SPANN
-(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest. What no
-division makes shorter, as copies of one vector, is dealt into several lists around one centroid.
+(Chen et al., NeurIPS 2021) balances its lists for the same reason, that a search pays most for the longest. A list
+that no division makes shorter, as of copies of one vector, is dealt into several lists around one centroid.
 """
 
 import heapq
@@ -13,20 +13,20 @@ import faiss
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.pauses import pause
 
-__all__ = ["LONGEST", "Assigner", "deal_out", "train_centroids", "training_rows"]
+__all__ = ["LONGEST", "Assigner", "apportion", "deal_out", "train_centroids", "training_rows"]
 
 _FLAT_LISTS = 512
 _EXACT_ASSIGN = 2048
 _GROUPS_VISITED = 6
 _ROUNDS = 10
-_DIVIDED = 8  # one list in as many comes from dividing the longest
+_DIVIDED = 8  # one list in eight comes from dividing the longest
 _ROWS_PER_CENTROID = 48
 _SAMPLE_BYTES = 256 << 20
-LONGEST = 4  # times the mean: what no list is made longer than
-_LOOKED_AT = 4  # lists, for one that is given up
-_SEEDS = 2**31 - 1  # that faiss takes; each cluster that is divided adds its number to that of the index
+LONGEST = 4  # times the mean: the most rows of a list
+_LOOKED_AT = 4  # candidates for each list that is given up
+_SEEDS = 2**31 - 1  # the limit of faiss; a divided cluster adds its number to the seed of the index
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -39,14 +39,14 @@ def training_rows(lists: int, dimension: int, least: int) -> int:
 
 
 def train_centroids(sample: Floats, lists: int, seed: int) -> Floats:
-    """Return centroids float32 ``[lists, d]`` for vectors like those of `sample`; the same whatever the threads.
+    """Train centroids float32 ``[lists, d]`` for vectors like those of `sample`; independent of the number of threads.
 
     Parameters
     ----------
     sample
         float32 ``[s, d]``.
     lists
-        How many; at most ``s`` of them differ.
+        Number of centroids; at most ``s`` of them differ.
     seed
         Fixes every random choice.
     """
@@ -65,7 +65,7 @@ def _two_levels(sample: Floats, lists: int, seed: int) -> tuple[Floats, list[Int
     """Return k-means centroids and the rows of the sample that each has."""
     coarse = _kmeans(sample, int(lists**0.5), seed)
     groups = _members(_nearest(sample, coarse), len(coarse))
-    shares = _apportion(np.array([len(rows) for rows in groups]), lists)
+    shares = apportion(np.array([len(rows) for rows in groups]), lists)
     centroids, clusters = [], []
     for number, (rows, share) in enumerate(zip(groups, shares.tolist(), strict=True)):
         if share:
@@ -76,7 +76,7 @@ def _two_levels(sample: Floats, lists: int, seed: int) -> tuple[Floats, list[Int
 
 
 def _divide_longest(sample: Floats, centroids: Floats, clusters: list[Ints], lists: int, seed: int) -> Floats:
-    """Return `lists` centroids: the longest cluster, whose rows `clusters` has, becomes two, over and over."""
+    """Return `lists` centroids: the longest of `clusters` is divided into two, over and over."""
     kept = list(centroids)
     longest = [(-len(rows), number) for number, rows in enumerate(clusters) if len(rows) > 1]
     heapq.heapify(longest)
@@ -99,8 +99,8 @@ def _divide_longest(sample: Floats, centroids: Floats, clusters: list[Ints], lis
 def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.bool_]:
     """Make no list longer than four times the mean (rounded up), in place; return which lists have another centroid.
 
-    A longer one is dealt, in the order of its vectors, into the fewest lists that may hold it, all around its centroid.
-    These are lists of at most twice the mean whose vectors lose least by going to the nearest list with room for them.
+    A longer list is dealt, in the order of its vectors, into the fewest lists that may hold it, all of one centroid.
+    It takes lists of at most twice the mean whose own vectors lose least by going to the nearest list with room.
 
     Parameters
     ----------
@@ -111,9 +111,10 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
 
     Notes
     -----
-    There always is room. Of ``L`` lists those that are too long, with a share ``s`` of the vectors, become fewer than
-    ``s L / 2``. Of the others fewer than ``(1 - s) L / 2`` have more than twice the mean, so enough have not; and those
-    that stay hold no more than the mean on average, so that one of them and one that is given up make three at most.
+    There always is room. Let the overlong lists of ``L`` hold a share ``s`` of the vectors: they become fewer than
+    ``s L / 2`` lists. Fewer than ``(1 - s) L / 2`` of the others have more than twice the mean, so there are enough to
+    give up. The lists that stay hold at most the mean on average; with one that is given up they hold at most three
+    times the mean.
     """
     count = len(centroids)
     most = -(-LONGEST * len(lists) // count)
@@ -138,16 +139,16 @@ def deal_out(lists: npt.NDArray[np.int32], centroids: Floats) -> npt.NDArray[np.
     for each, share in zip(long.tolist(), pieces.tolist(), strict=True):
         taken, free = free[: share - 1], free[share - 1 :]
         own, rows = rows[: sizes[each]], rows[sizes[each] :]
-        # The first vectors to the list of the lowest number: of centroids equally far a search takes that first.
+        # The first vectors go to the list of the lowest number: a search takes it first among equally far centroids.
         lists[own] = np.sort(np.append(taken, each))[np.arange(len(own)) * share // len(own)]
         centroids[taken], changed[taken] = centroids[each], True
     return changed
 
 
 def _cheapest(centroids: Floats, sizes: Ints, lists: Ints, count: int) -> Ints:
-    """Return `count` of some lists whose vectors are few and near another centroid, the fewest vectors first."""
+    """Return `count` of the given lists, with few vectors near another centroid, the fewest vectors first."""
     lists = lists[np.argsort(sizes[lists], kind="stable")][: _LOOKED_AT * count]
-    # The first found is itself, or a copy.
+    # The first centroid found is the own one, or a copy.
     cost = sizes[lists] * faiss.knn(centroids[lists], centroids, 2)[0][:, 1]
     chosen = lists[np.argsort(cost, kind="stable")[:count]]
     return chosen[np.argsort(sizes[chosen], kind="stable")]
@@ -166,7 +167,7 @@ def _nearest(sample: Floats, centroids: Floats) -> Ints:
     return found
 
 
-def _apportion(sizes: Ints, lists: int) -> Ints:
+def apportion(sizes: Ints, lists: int) -> Ints:
     """Share `lists` out in proportion to `sizes`, exactly, at most one for each member."""
     exact = sizes * (lists / sizes.sum())
     shares: Ints = np.minimum(np.floor(exact).astype(np.int64), sizes)
@@ -176,9 +177,9 @@ def _apportion(sizes: Ints, lists: int) -> Ints:
 
 
 def _distinct(sample: Floats, most: int) -> Floats | None:
-    """Return the different vectors of a sample; None where there are more than `most`."""
+    """Return the distinct vectors of a sample; None if there are more than `most`."""
     rows = np.ascontiguousarray(sample).view(np.dtype((np.void, sample[0].nbytes)))[:, 0]
-    for count in (2 * most + _FLAT_LISTS, len(rows)):  # mostly a few tell that there are many
+    for count in (2 * most + _FLAT_LISTS, len(rows)):  # mostly a few rows show that there are many
         first = np.unique(rows[:count], return_index=True)[1]
         if len(first) > most:
             return None
@@ -190,7 +191,7 @@ def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
     if clusters >= len(sample):
         return sample[np.resize(np.arange(len(sample)), clusters)]
     few = _distinct(sample, clusters)
-    if few is not None:  # k-means would move centroids off their vectors, to have as many as it was asked for
+    if few is not None:  # to make as many centroids, k-means would move them off their vectors
         return few[np.resize(np.arange(len(few)), clusters)]
     trainer = faiss.Kmeans(
         sample.shape[1], clusters, niter=_ROUNDS, seed=seed % _SEEDS, min_points_per_centroid=1,
@@ -203,8 +204,8 @@ def _kmeans(sample: Floats, clusters: int, seed: int) -> Floats:
 class Assigner:
     """Finds the nearest of many centroids for many vectors at a time, by matrix products.
 
-    Up to 2,048 centroids all are compared. Beyond, centroids are grouped, and a vector is compared with those of its
-    nearest groups: some four times faster than a graph, and as often right.
+    It compares a vector with all of up to 2,048 centroids. More centroids are grouped, and a vector is compared with
+    those of the nearest groups: some four times faster than a graph, and as often right.
 
     Parameters
     ----------
@@ -220,7 +221,7 @@ class Assigner:
         if len(centroids) <= _EXACT_ASSIGN:
             return
         coarse = _kmeans(centroids, int(len(centroids) ** 0.5), seed)
-        # Beside copies of one centroid stand groups without any, which would only take the place of others.
+        # Copies of one centroid leave groups empty; these would only take the place of others.
         used, member = np.unique(_nearest(centroids, coarse), return_inverse=True)
         self._coarse = coarse[used]
         self._groups = _members(member, len(used))

@@ -1,9 +1,9 @@
 """Codes of a few bits a dimension with a bound on the error of every distance.
 
-RaBitQ (Gao and Long, SIGMOD 2024) keeps the sign of every rotated dimension, its extension (Gao et al., SIGMOD 2025)
-several bits of each. Here dimensions get 8, 4, 2, 1 or no bits by their share of the variance (as in SAQ, Li et al.,
-2025), so that any number of bytes can be used: within the principal axes of the residuals, and turned at random among
-axes of equal width, so that no single one matters.
+RaBitQ (Gao and Long, SIGMOD 2024) keeps the sign of every rotated dimension; its extension (Gao et al., SIGMOD 2025)
+keeps several bits. Here dimensions get 8, 4, 2, 1 or no bits by their share of the variance (as in SAQ, Li et al.,
+2025), so a code may have any number of bytes. The dimensions are the principal axes of the residuals; axes of equal
+width are rotated at random, so that no single axis matters.
 """
 
 import heapq
@@ -18,17 +18,17 @@ from memhier import backend
 __all__ = ["WIDTHS", "CodeBook", "train_codes"]
 
 WIDTHS = (8, 4, 2, 1)
-_BLOCK = 8  # dimensions that get their bits together, so that each takes whole bytes; twice as many from 128 on, where
-# widths of a few axes would cost a scan more than they tell it
+_BLOCK = 8  # dimensions that get the same bits, so that they take whole bytes. From 128 dimensions on twice as many:
+# there, a width for a few axes costs a scan more than it tells
 # Of a Gaussian of variance one: the best step of a uniform quantiser with 2^bits levels, and its mean squared error.
 _STEP = {1: 1.596, 2: 0.996, 4: 0.335, 8: 0.031}
 _ERROR = {0: 1.0, 1: 0.3634, 2: 0.1188, 4: 0.01154, 8: 0.00012}
-_SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more gain less than 2 % of its error
-_MANY_ROWS = 1024  # are worth BLAS's threads; queries come by fewer, and from several threads that would wait for those
+_SCALES = (0.75, 0.87, 1.0, 1.15, 1.33)  # tried for each vector; more scales lower the error by less than 2 %
+_MANY_ROWS = 1024  # from which on BLAS's threads pay; fewer queries, from several threads, would wait for them
 _HALF_MAX, _HALF_LEAST = 65504.0, 2.0**-24
-_BYTE, _UNKNOWN = 256, 255  # values of a byte, and the one of an error of which nothing is known
-# What factors and errors may be of those of the sample: beyond, a factor is wrong by more, an error unknown. Errors far
-# below the largest are not told apart.
+_BYTE, _UNKNOWN = 256, 255  # values of a byte, and the value of an unknown error
+# Room for factors and errors beyond those of the sample: beyond it, a factor is wrong by more, and an error is unknown.
+# Errors far below the largest are not told apart.
 _FACTOR_ROOM, _ERROR_ROOM, _ERROR_RANGE = 1.1, 4.0, 2.0**-8
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -43,19 +43,19 @@ class CodeBook:
     Attributes
     ----------
     rotation
-        float32 ``[d, d]``, orthonormal: a vector times it stands in the axes of the codes. Or int64 ``[d]``: those axes
-        are the vector's own in another order, which takes no DRAM to speak of.
+        float32 ``[d, d]``, orthonormal: it turns vectors into the axes of the codes. Or int64 ``[d]``: the axes of the
+        codes are the vector's own in another order, which takes little DRAM.
     dimensions
-        How many of the first axes get 8, 4, 2 and 1 bits; those after them get none.
+        The number of axes with 8, 4, 2 and 1 bits, in this order; further axes get none.
     alpha
         float32 ``[coded]``: the step of each axis, relative to the others.
     share
         float32 ``[d]``: each axis' share of the variance of residuals.
     unit
-        The root mean square norm of residuals: what radius, factor and error are kept in, so that they suit fp16.
+        The root mean square norm of residuals: the unit of radius, factor and error, so that they suit fp16.
     ratios
-        int32 ``[4]``: scale of what factors, then errors, are of the radius. A byte ``u`` stands for the float whose
-        bits are ``least + u step``: a logarithm, nearly.
+        int32 ``[4]``: scale of factors, then of errors, in terms of the radius. A byte ``u`` stands for the float with
+        the bits ``least + u step``: nearly a logarithm.
     """
 
     rotation: Floats | npt.NDArray[np.int64]
@@ -76,7 +76,7 @@ class CodeBook:
         return self.rotation.nbytes + self.alpha.nbytes + self.share.nbytes
 
     def wrongness(self, turned: Floats) -> Floats:
-        """Return of queries ``[n, d]`` the standard error of a product, by that of a query that is as residuals are."""
+        """Return the standard error of products with queries ``[n, d]``, relative to a query like residuals."""
         error = np.zeros(len(self.share), np.float32)
         widths = np.repeat(WIDTHS, self.dimensions)
         error[: len(widths)] = [_ERROR[int(width)] for width in widths]
@@ -87,12 +87,12 @@ class CodeBook:
         return of_each
 
     def spread(self, turned: Floats) -> Floats:
-        """Return what the products of queries ``[n, d]`` with residuals of length one are, root mean square."""
+        """Return the root mean square product of queries ``[n, d]`` with residuals of length one."""
         of_each: Floats = np.sqrt(np.einsum("ij,ij,j->i", turned, turned, self.share))
         return of_each
 
     def widened(self, more: int) -> "CodeBook":
-        """Return the book for vectors with so many further axes, which no code knows of."""
+        """Return the book for vectors with `more` further axes, which codes ignore."""
         axes = len(self.share)
         rotation: Any = (
             np.concatenate([self.rotation, np.arange(axes, axes + more)])
@@ -132,24 +132,24 @@ class CodeBook:
         without bits are estimated as zero). Were ``y`` spread over the axes as residuals are, the standard error of
         the estimate would be ``error |y|``.
         """
-        fields, values, factors = self._factors(residuals)
-        with np.errstate(over="ignore", invalid="ignore"):  # far beyond the unit nothing is known
+        fields, values, factors = self.fields_of(residuals)
+        with np.errstate(over="ignore", invalid="ignore"):  # errors far beyond the unit are unknown
             numbers = self._numbers(residuals / np.float32(self.unit), values, factors / np.float32(self.unit))
         return self._pack(fields), numbers
 
     def _numbers(self, residuals: Floats, values: Floats, exact: Floats) -> Shorts:
-        """Return the numbers of residuals, in units, whose codes stand for `values` times a factor."""
+        """Return the numbers of residuals, in units; their codes stand for `values` times a factor."""
         radii = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))
         kept = np.minimum(np.where(radii > 0, np.maximum(radii, _HALF_LEAST), 0), _HALF_MAX).astype(np.float16)
         units = np.maximum(kept.astype(np.float32), np.float32(_HALF_LEAST))
-        # To the nearest factor, and for each error the next that is no less.
+        # Factors are rounded to the nearest, errors up.
         place = (_bits(exact / units) - self.ratios[0]) / self.ratios[1]
         factor = np.clip(np.rint(place), 0, _BYTE - 1).astype(np.int64)
         factors = units * _floats(self.ratios[0] + factor * self.ratios[1])
         head, tail = residuals[:, : len(self.alpha)], residuals[:, len(self.alpha) :]
         wrong = head - factors[:, None] * values
         error = np.square(wrong) @ self.share[: len(self.alpha)] + np.square(tail) @ self.share[len(self.alpha) :]
-        # What was rounded errs as well: by little, but where a code is all but exact, as of one axis, by all there is.
+        # Rounding errs as well: by little, but where a code is all but exact, as of one axis, it is the whole error.
         norms = np.maximum(np.sqrt(np.einsum("ij,ij->i", head, head)), np.float32(1e-30))
         aligned = np.abs(np.einsum("ij,ij->i", values, head)) / norms
         lost = np.square(radii - kept.astype(np.float32)) + np.square((factors - exact) * aligned)
@@ -159,15 +159,15 @@ class CodeBook:
         return np.stack([kept.view(np.uint16), (place.astype(np.int64) << 8 | factor).astype(np.uint16)])
 
     def numbers_of(self, numbers: Shorts) -> tuple[Floats, Floats, Floats]:
-        """Return radius, factor and error, float32 ``[n]`` each and in units, of numbers uint16 ``[2, n]``."""
+        """Return radius, factor and error of numbers uint16 ``[2, n]``, float32 ``[n]`` each, in units."""
         radii = np.ascontiguousarray(numbers[0]).view(np.float16).astype(np.float32)
         factor, error = (numbers[1] & 255).astype(np.int64), (numbers[1] >> 8).astype(np.int64)
         factors = radii * _floats(self.ratios[0] + factor * self.ratios[1])
         errors = np.where(error == _UNKNOWN, np.inf, radii * _floats(self.ratios[2] + error * self.ratios[3]))
         return radii, factors, errors.astype(np.float32)
 
-    def _factors(self, residuals: Floats) -> tuple[Bytes, Floats, Floats]:
-        """Return the fields of residuals, what they stand for, and their factors."""
+    def fields_of(self, residuals: Floats) -> tuple[Bytes, Floats, Floats]:
+        """Return the fields of residuals, the values that they stand for, and their factors."""
         head = residuals[:, : len(self.alpha)]
         energy = np.einsum("ij,ij->i", head, head)
         usual = self.unit * np.sqrt(max(float(self.share[: len(self.alpha)].sum()), 1e-30))
@@ -181,7 +181,7 @@ class CodeBook:
         return fields, values, factors
 
     def decode(self, codes: Bytes, numbers: Shorts) -> Floats:
-        """Return about what residuals codes ``[n, code_bytes]`` stand for, in units, on coded axes ``[n, coded]``."""
+        """Return approximate residuals of codes ``[n, code_bytes]``, in units, on the coded axes ``[n, coded]``."""
         fields = np.empty((len(codes), len(self.alpha)), np.float32)
         for start, first, width, dimensions in chunks(self.dimensions):
             columns = -(-dimensions * width // 8)
@@ -199,7 +199,7 @@ class CodeBook:
         """Return the fields of axes in steps ``[n, coded]``, at the scale of each row that errs least."""
         fields = np.zeros(relative.shape, np.uint8)
         least = np.full(len(relative), np.inf, np.float32)
-        # The error along each axis weighs as much as queries have along it.
+        # The error along an axis weighs as much as the share of queries along it.
         weight = np.square(self.alpha) * self.share[: len(self.alpha)]
         half, middle = levels / 2, (levels - 1) / 2
         tried, wrong = np.empty_like(relative), np.empty_like(relative)
@@ -247,7 +247,7 @@ def chunks(dimensions: tuple[int, int, int, int]) -> list[tuple[int, int, int, i
 def train_codes(
     residuals: Floats, code_bytes: int, seed: int, *, rotate: bool = True, least: float = 1e-30
 ) -> CodeBook:
-    """Return the code book of at most `code_bytes` bytes for residuals like these.
+    """Train a code book of at most `code_bytes` bytes for residuals like these.
 
     Parameters
     ----------
@@ -258,9 +258,9 @@ def train_codes(
     seed
         Chooses the rotation.
     rotate
-        False where ``4 d^2`` bytes of DRAM are too many for a rotation.
+        False if ``4 d^2`` bytes of DRAM are too many for a rotation.
     least
-        The least root mean square norm that residuals have, whatever those of the sample: the unit of the numbers.
+        The least unit of the numbers, where the residuals of the sample are shorter.
     """
     dimension = residuals.shape[1]
     if not rotate:
@@ -320,14 +320,14 @@ def _order_axes(residuals: Floats, code_bytes: int, least: float) -> CodeBook:
 
 
 def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
-    """Return the book with scales for factors and errors such as those of a sample of residuals."""
+    """Return the book with scales that suit the factors and errors of a sample of residuals."""
     turned = book.turn(residuals)
     norms = np.sqrt(np.einsum("ij,ij->i", turned, turned))
     turned, norms = turned[norms > 0], norms[norms > 0]
     if not len(turned):
         turned, norms = book.turn(np.ones((1, residuals.shape[1]), np.float32)), np.ones(1, np.float32)
     coded = len(book.alpha)
-    _, values, factors = book._factors(turned)
+    _, values, factors = book.fields_of(turned)
     wrong = turned[:, :coded] - factors[:, None] * values
     error = np.square(wrong) @ book.share[:coded] + np.square(turned[:, coded:]) @ book.share[coded:]
     factors, error = factors[factors > 0] / norms[factors > 0], np.sqrt(error) / norms
@@ -342,13 +342,13 @@ def _with_ratios(book: CodeBook, residuals: Floats) -> CodeBook:
 
 
 def _scale(least: float, most: float, steps: int) -> tuple[int, int]:
-    """Return the bits of the float `least`, and of them the step that leads beyond `most` in so many."""
+    """Return the bits of the float `least`, and the step between bits that reaches `most` in so many steps."""
     low, high = _bits(np.array([least, most], np.float32)).tolist()
     return low, max(1, -(-(high - low) // steps))
 
 
 def _bits(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the bits of floats of at least 0 as integers, which ascend as they do."""
+    """Return the bits of floats of at least 0 as integers, in the same order."""
     return values.astype(np.float32).view(np.int32).astype(np.int64)
 
 
@@ -362,7 +362,7 @@ def _counts(widths: npt.NDArray[np.int64]) -> tuple[int, int, int, int]:
 
 
 def _assign_widths(share: npt.NDArray[np.float64], code_bytes: int) -> npt.NDArray[np.int64]:
-    """Return the bits of each axis: the next go where they lower the error most, by blocks of axes."""
+    """Return the bits of each axis: each next bit goes to the block of axes where it lowers the error most."""
     steps = (0, *WIDTHS[::-1])
     step = _BLOCK if len(share) < 128 or code_bytes == 1 else 2 * _BLOCK
     blocks = [slice(at, at + step) for at in range(0, len(share), step)]

@@ -1,4 +1,4 @@
-"""How a DRAM budget is spent: so many lists, so many bytes of code for each vector."""
+"""The division of a DRAM budget: the number of lists, and the bytes of code for each vector."""
 
 from dataclasses import dataclass
 
@@ -11,12 +11,13 @@ from memhier.ann.zoom.preview.space import Metric, core_dimension
 from memhier.ann.zoom.storage.fullview import stored_bytes, workspace_bytes
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = [
     "CONTEXTS_MOST",
     "PART_BYTES",
-    "Layout",
+    "IndexLayout",
+    "IndexSizes",
     "attribute_bytes",
     "codes_can_grow",
     "fresh_bytes",
@@ -26,44 +27,83 @@ __all__ = [
     "scan_bytes",
 ]
 
-_VECTORS_PER_LIST = 100  # 1 % of n; shorter lists probe finer but each costs its centroid
+_VECTORS_PER_LIST = 100  # lists are 1 % of n; shorter lists probe finer, but each costs its centroid
 _FEWEST_PER_LIST = 8  # in lists that were made for more
 _LISTS_SHARE = 0.25  # of the budget, at most, for lists and their graph
 _NUMBERS_BYTES = 4  # radius, factor and error
-_BITS_MOST = 4  # an axis, on average: beyond them a search reads hardly less, and scans longer
+_BITS_MOST = 4  # an axis, on average: with more bits a search reads hardly less, and scans longer
 _SEARCHES_SHARE, _SEARCHES_MOST = 0.08, 8  # of the budget for searches beyond the first; and of them
 CONTEXTS_MOST = 4  # that a reader makes
-PART_BYTES = 4096  # of a part, in catalog and description
-_CATALOG_BYTES = 8192  # of the description, most of it what recalls take
+PART_BYTES = PAGE_BYTES  # of a part, in catalog and description
+_CATALOG_BYTES = 8192  # of the description, most of it efforts
 _PARTS_MORE = 4  # that an index which grows has beside its first
 _FRESH_SHARE = 1 / 32  # of the budget, for vectors that were not yet written
 _FRESH_MOST = 8 << 20
-_ATTRIBUTES_SHARE = 1 / 32  # of the budget, for what is known of attributes and for filters used last
-_ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation: without one codes tell a third as much
+_ATTRIBUTES_SHARE = 1 / 32  # of the budget, for facts about attributes and for bitmaps of filters
+_ROTATION_SHARE = 0.4  # of the budget, at most, for the rotation; codes without one tell a third as much
 _WIDEST, _NARROWEST = 32, 4  # axes that one byte of a product-quantised code describes
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """Sizes of an index, decided before it is built.
+class IndexSizes:
+    """The sizes of an index that its user decides on.
+
+    Attributes
+    ----------
+    count, dimension, metric
+        Of the vectors.
+    coding
+        Kind of the codes.
+    row_bytes
+        Bytes of one vector on SSD; a CRC is kept for each page of them.
+    id_bytes
+        Bytes of an id.
+    reader_bytes
+        DRAM of the reader's buffers for one thread.
+    text_pages
+        Pages of ids that are strings.
+    filtered
+        Whether there are attributes to filter by.
+    growing
+        Whether some of the vectors are still to come.
+    """
+
+    count: int
+    dimension: int
+    metric: Metric
+    coding: Coding
+    row_bytes: int
+    id_bytes: int
+    reader_bytes: int
+    text_pages: int = 0
+    filtered: bool = False
+    growing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """The layout of an index in DRAM, decided before it is built.
 
     Attributes
     ----------
     lists
         Number of inverted lists.
+    coding
+        Kind of the codes.
     code_bytes
         Bytes of code for each vector, without its numbers.
     padded
         Dimension of the preview space.
     rotate
-        Whether the codes have axes of their own, which a matrix of ``4 padded^2`` bytes turns vectors into.
+        Whether a matrix of ``4 padded^2`` bytes turns vectors into the axes of the codes.
     searches
-        How many searches may run at a time; each has buffers of its own.
+        Searches at a time; each has its own buffers.
     memory_bytes
         DRAM the index will hold when open, everything counted.
     """
 
     lists: int
+    coding: Coding
     code_bytes: int
     padded: int
     rotate: bool
@@ -82,12 +122,12 @@ def codes_can_grow(code_bytes: int, dimension: int, metric: Metric, coding: Codi
 
 
 def fresh_bytes(dram: int) -> int:
-    """Return the most DRAM that vectors take which were not yet written."""
+    """Return the most DRAM for vectors that wait to be written."""
     return min(_FRESH_MOST, int(_FRESH_SHARE * dram))
 
 
 def attribute_bytes(dram: int) -> int:
-    """Return the DRAM for what is held of attributes, most of it bitmaps of filters used last."""
+    """Return the DRAM for attributes, most of it for bitmaps of filters."""
     return max(1, int(_ATTRIBUTES_SHARE * dram))
 
 
@@ -96,114 +136,56 @@ def read_depth(dram: int) -> int:
     return max(32, min(128, dram // (128 * PAGE_BYTES)))
 
 
-def plan_layout(
-    count: int,
-    dimension: int,
-    metric: Metric,
-    coding: Coding,
-    row_bytes: int,
-    id_bytes: int,
-    reader_bytes: int,
-    dram: int,
-    text_pages: int = 0,
-    *,
-    filtered: bool = False,
-    growing: bool = False,
-) -> Layout:
+def plan_layout(sizes: IndexSizes, dram: int) -> IndexLayout:
     """Return the layout with the longest codes that fits `dram` bytes.
-
-    Parameters
-    ----------
-    count, dimension, metric
-        Of the vectors.
-    coding
-        Kind of the codes.
-    row_bytes
-        Bytes of one vector on SSD; a CRC is kept for each page of them.
-    id_bytes
-        Bytes of an id.
-    reader_bytes
-        DRAM of the reader's buffers for one thread.
-    dram
-        The budget in bytes.
-    text_pages
-        Pages of ids that are strings.
-    filtered
-        Whether there are attributes to filter by.
-    growing
-        Whether some of the vectors are still to come.
 
     Raises
     ------
     BudgetError
-        When even the shortest codes do not fit; says what would be enough.
+        When even the shortest codes do not fit; the message names a budget that is enough.
     """
-    sizes = count, dimension, metric, coding, row_bytes, id_bytes, reader_bytes
-
-    def fit(dram: int, may_rotate: bool) -> Layout | None:
-        strings = PAGE_DRAM * text_pages
-        return _fit(*sizes, dram, strings, may_rotate=may_rotate, filtered=filtered, growing=growing)
-
-    # A rotation that would leave no room for codes is done without.
-    fitting = fit(dram, True) or fit(dram, False)
+    # Without room for a rotation and codes, the rotation goes.
+    fitting = _fit(sizes, dram, may_rotate=True) or _fit(sizes, dram, may_rotate=False)
     if fitting is not None:
         return fitting
-    shortest = min(code_bytes for _, code_bytes, _ in _choices(core_dimension(metric, dimension), coding))
-    enough = max(dram + 1, count * (shortest + id_bytes))
-    while fit(enough, False) is None:  # buffers grow with the budget
+    choices = _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding)
+    enough = max(dram + 1, sizes.count * (min(code_bytes for _, code_bytes, _ in choices) + sizes.id_bytes))
+    while _fit(sizes, enough, may_rotate=False) is None:  # buffers grow with the budget
         enough = enough * 17 // 16 + 1
     raise BudgetError(
-        f"dram={format_bytes(dram)} is too small for {count:,} vectors of dimension {dimension}: "
+        f"dram={format_bytes(dram)} is too small for {sizes.count:,} vectors of dimension {sizes.dimension}: "
         f"at least {format_bytes(enough)} ({enough} bytes) is needed"
     )
 
 
-def _fit(
-    count: int,
-    dimension: int,
-    metric: Metric,
-    coding: Coding,
-    row_bytes: int,
-    id_bytes: int,
-    reader_bytes: int,
-    dram: int,
-    strings: int,
-    *,
-    may_rotate: bool,
-    filtered: bool,
-    growing: bool,
-) -> Layout | None:
+def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | None:
     """Return the layout with the longest codes that fits, None where none does."""
-    core, bits = core_dimension(metric, dimension), bitmap_bytes(count)
-    each = workspace_bytes(row_bytes) + scan_bytes(dram) + bits * filtered
+    count, coded = sizes.count, sizes.coding == "rabitq"
+    bits = bitmap_bytes(count)
+    each = workspace_bytes(sizes.row_bytes) + scan_bytes(dram) + bits * sizes.filtered
     for_searches = int(_SEARCHES_SHARE * dram)
-    searches = for_searches // (each + reader_bytes)
-    if searches >= CONTEXTS_MOST:  # those beyond compute meanwhile
-        searches = (for_searches - CONTEXTS_MOST * reader_bytes) // each
+    searches = for_searches // (each + sizes.reader_bytes)
+    if searches >= CONTEXTS_MOST:  # further searches compute while these read
+        searches = (for_searches - CONTEXTS_MOST * sizes.reader_bytes) // each
     searches = max(1, min(_SEARCHES_MOST, searches))
-    buffers = searches * each + min(searches, CONTEXTS_MOST) * reader_bytes
-    fixed = (
-        buffers
-        + _CATALOG_BYTES
-        + strings
-        + _checksum_bytes(stored_bytes(count, row_bytes))
-        + attribute_bytes(dram) * filtered
-    )
-    if coding == "rabitq":
-        fixed += 2 * bits  # what was removed, as it is and as it will be
-    if growing:
+    fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES
+    fixed += PAGE_DRAM * sizes.text_pages + _checksum_bytes(stored_bytes(count, sizes.row_bytes))
+    fixed += attribute_bytes(dram) * sizes.filtered
+    if coded:
+        fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
+    if sizes.growing:
         fixed += 2 * fresh_bytes(dram) + _PARTS_MORE * PART_BYTES
-    for length, code_bytes, padded in _choices(core, coding):
-        per_vector = code_bytes + id_bytes + (_NUMBERS_BYTES if coding == "rabitq" else 0)
+    for length, code_bytes, padded in _choices(core_dimension(sizes.metric, sizes.dimension), sizes.coding):
+        per_vector = code_bytes + sizes.id_bytes + (_NUMBERS_BYTES if coded else 0)
         per_list = _list_bytes(count, padded)
-        rotate = may_rotate and coding == "rabitq" and 4 * padded * padded <= _ROTATION_SHARE * dram
-        book = 16 * padded + 4 * padded * padded * rotate if coding == "rabitq" else 8 * CODES_PER_BOOK * padded
+        rotate = may_rotate and coded and 4 * padded * padded <= _ROTATION_SHARE * dram
+        book = 16 * padded + 4 * padded * padded * rotate if coded else 8 * CODES_PER_BOOK * padded
         without_lists = fixed + book + 8 + count * per_vector + _checksum_bytes(count * per_vector)
         lists = _lists_within(count, padded, dram, length)
         total = without_lists + lists * per_list + _checksum_bytes(lists * per_list)
-        total += 8 * (lists + 1) * _PARTS_MORE * growing
+        total += 8 * (lists + 1) * _PARTS_MORE * sizes.growing
         if total <= dram:
-            return Layout(lists, code_bytes, padded, rotate, searches, total)
+            return IndexLayout(lists, sizes.coding, code_bytes, padded, rotate, searches, total)
     return None
 
 
@@ -213,25 +195,25 @@ def _lists_within(count: int, padded: int, dram: int, length: int) -> int:
 
 
 def lists_anew(count: int, before: int, padded: int, dram: int, spare: int) -> int:
-    """Return how many lists an index that has changed is to have.
+    """Return the number of lists for an index that has changed.
 
     Parameters
     ----------
     count
         Vectors there are now.
     before
-        Lists there were, which may have been made for more vectors to come.
+        The number of lists before, perhaps chosen for more vectors to come.
     padded, dram
         As in :func:`plan_layout`.
     spare
-        Bytes of the budget that nothing takes.
+        Free bytes of the budget.
     """
     wanted = _lists_within(count, padded, dram, _VECTORS_PER_LIST)
     if wanted <= before:
         return max(1, min(before, count // _FEWEST_PER_LIST))
     room = max(0, spare) + before * _each_list(padded, before)
     few = min(wanted, EXACT_LISTS, room // _each_list(padded, EXACT_LISTS))
-    many = min(wanted, room // _each_list(padded, EXACT_LISTS + 1))  # beyond, all of them have links
+    many = min(wanted, room // _each_list(padded, EXACT_LISTS + 1))  # with more lists, all of them have links
     return max(before, few, many if many > EXACT_LISTS else 0)
 
 
@@ -244,9 +226,9 @@ def _each_list(padded: int, lists: int) -> int:
 
 
 def _choices(core: int, coding: Coding) -> list[tuple[int, int, int]]:
-    """Return mean lengths of lists with sizes of code and the dimension that goes with them, the best first.
+    """Return choices of mean length of a list, bytes of a code and padded dimension, the best first.
 
-    Longer lists free DRAM for codes; that is worth it once codes would have less than half a bit an axis.
+    Longer lists free DRAM for codes; that pays if codes would otherwise have less than half a bit an axis.
     """
     if coding == "pq":
         widths = range(min(_NARROWEST, core), _WIDEST + 1)

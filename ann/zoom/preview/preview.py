@@ -1,14 +1,13 @@
-"""The preview: what of every vector is kept in DRAM, and the search that runs on it alone.
+"""The preview: inverted lists and a code of every vector in DRAM, and the search on these alone.
 
-Inverted lists, and a code of each vector's residual to the centroid of its list. Codes with bounds
-(`memhier.ann.zoom.preview.codes`) leave as candidates what the bounds cannot exclude; product-quantised codes, as in
-the paper, a fixed number of the nearest.
+A code describes a vector's residual to the centroid of its list. With codes that have bounds
+(`memhier.ann.zoom.preview.codes`), the candidates are the vectors that the bounds cannot exclude; with
+product-quantised codes, as in the paper, a fixed number of the nearest.
 
-For inner products codes are of plain vectors, and the lists worth scanning are not the nearest but those where some
-vector may have a large product: ``<q, c>``, and some times the spread of the list's residuals along the query. The
-router alone has two more coordinates that make this a distance: a centroid has its list's radius there, and the rest to
-a norm that is the same for all (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014); a query has its
-spread, and zero.
+For inner products, codes describe plain vectors, and a search scans the lists where some vector may have a large
+product: ``<q, c>`` plus a multiple of the spread of the list's residuals along the query. Two more coordinates, of the
+router alone, make this a distance. In a centroid they are its list's radius, and the rest to a norm that is equal for
+all (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014); in a query its spread, and zero.
 """
 
 from collections.abc import Sequence
@@ -31,9 +30,9 @@ __all__ = ["CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 Coding: TypeAlias = Literal["rabitq", "pq"]
 _BOOK_ROWS = 16384  # of the sample, that a code book is learned from
 _HALF_LOSS = 2**-12  # of a number in half precision
-_LIFTED = 2  # coordinates that the router of inner products has beside the vectors' own
+_LIFTED = 2  # coordinates of the router of inner products beside those of the vectors
 _BEFORE = -1e6  # a gap less than any
-_FAR = 64.0  # norm of a query by that of all centroids: half precision then takes the least from inner products
+_FAR = 64.0  # norm of a query relative to that of centroids: half precision then costs inner products least
 
 CODINGS: tuple[Coding, ...] = ("rabitq", "pq")
 
@@ -52,20 +51,20 @@ class Effort:
     nprobe
         Lists routed to at first.
     eps
-        How many standard errors lie between an estimate and its bounds.
+        Standard errors between an estimate and its bounds.
     candidates
-        Where not None, this many of the nearest estimates are read, whatever their bounds.
+        If given, this many of the nearest estimates are read, whatever their bounds.
     most
-        The most candidates that the bounds may leave, of a query for which they leave `usual`: those with the lowest.
-        None for as many as there is room for.
+        The most candidates kept of a query with `usual` candidates: those with the lowest bounds. None for as many as
+        there is room for.
     least, gap
-        After `least` lists a query looks at those no farther than its nearest by `gap` of its k-th distances: at few
-        where one list stands out, at many where a filter or its own distance makes all nearly alike. It is routed to
-        more until one is farther. With an infinite gap it looks at all that it is routed to at first. Inner products
-        have no zero to measure from: there a gap is in spreads of a list beyond the k-th.
+        After `least` lists, a query scans the lists that are farther than its nearest by at most `gap` times its k-th
+        distance: few where one list stands out, many where a filter or the distance of the query makes all lists
+        nearly alike. It is routed to more lists until one is farther. With an infinite gap it scans all lists of the
+        first routing. Inner products have no zero: there the gap is in spreads of a list beyond the k-th product.
     usual
-        How many candidates the bounds leave as a rule. A query for which they leave more, as its neighbours are harder
-        to tell apart, has `most` in proportion.
+        The usual number of candidates that the bounds leave. Where they leave more, as neighbours are harder to tell
+        apart, `most` grows in proportion.
     """
 
     nprobe: int
@@ -118,22 +117,22 @@ class Preview:
         return self.book.turn(mapped) if isinstance(self.book, CodeBook) else mapped
 
     def assigner(self) -> Assigner:
-        """Return what finds the list of turned vectors."""
+        """Return an assigner, which finds the list of turned vectors."""
         return Assigner(self.centroids_of(slice(None)), 0)
 
     def centroids_of(self, lists: Any) -> Floats:
-        """Return the centroids of some lists, float32 ``[..., d]``; what the router alone knows is zero in them."""
+        """Return the centroids of some lists, float32 ``[..., d]``; the coordinates of the router alone are zero."""
         centroids: Floats = self.router.centroids[lists].astype(np.float32)
         if self.inner:
             centroids[..., -_LIFTED:] = 0
         return centroids
 
     def nearest_lists(self, turned: Floats, routed: int) -> Ints:
-        """Return lists of the nearest centroids for turned vectors ``[n, d]``: which they go to."""
+        """Return the list that each turned vector ``[n, d]`` goes to: that of the nearest centroid."""
         if not self.inner:
             return self.router.route(turned, routed)[:, 0]
         lifted, centroids = turned.copy(), self.router.centroids
-        # All centroids have one norm: so have the vectors, with a usual radius.
+        # All centroids have one norm; the vectors get the same norm, with a usual radius.
         norm = float(np.einsum("j,j->", centroids[0], centroids[0], dtype=np.float64))
         lifted[:, -_LIFTED] = np.median(centroids[:, -_LIFTED])
         lifted[:, -1] = np.sqrt(np.maximum(norm - np.einsum("ij,ij->i", lifted, lifted), 0))
@@ -151,7 +150,7 @@ class Preview:
     def route(self, turned: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
         """Return the `nprobe` lists that turned queries scan first, int64 ``[q, p]``; -1 where there are fewer.
 
-        They are in that order, but all of them only where `in_order` says so.
+        They are in that order; a request for all lists is ordered only with `in_order`.
         """
         return self.router.route(self.aims(turned), nprobe, in_order=in_order)
 
@@ -166,7 +165,7 @@ class Preview:
         return squared
 
     def gaps(self, turned: Floats, probes: Ints, away: Floats, kth: Floats) -> Floats:
-        """Return how far lists ``[q, p]``, in their order, lie beyond what a query wants: the `gap` of a scan.
+        """Return the `gap` of lists ``[q, p]``, in their order: how far they lie beyond the k-th neighbour of a query.
 
         `away` is the remoteness of their centroids, `kth` ``[q]`` that of the k-th nearest.
         """
@@ -198,7 +197,7 @@ class Preview:
         return codes, numbers, squared
 
     def arrange(self, codes: Bytes) -> None:
-        """Put codes ``[n, code_bytes]`` in list order the way that the scan reads them, in place."""
+        """Put codes ``[n, code_bytes]``, in list order, into the layout that the scan reads, in place."""
         if isinstance(self.book, CodeBook):
             interleave(codes, self.book.dimensions)
 
@@ -209,7 +208,7 @@ class Preview:
 
     def search(self, turned: Floats, parts: Sequence[CodedPart], k: int, effort: Effort, limit: int) -> Candidates:
         """Return the candidates among the codes of `parts` for turned queries ``[q, d]``."""
-        # Only a scan that may end before the last list asks for their order.
+        # Only a scan that may end before the last list needs their order.
         in_order = effort.gap < np.inf
         probes = self.route(turned, effort.nprobe, in_order=in_order)
         if isinstance(self.book, ProductBook):
@@ -252,7 +251,7 @@ class Preview:
         )  # fmt: skip
         tally = np.zeros((len(turned), 4), np.int64)
         tally[:, 0] = (probes >= 0).sum(axis=1)
-        tally[:, 1] = np.where(np.arange(len(turned)) == 0, scanned, 0)  # known of all together
+        tally[:, 1] = np.where(np.arange(len(turned)) == 0, scanned, 0)  # the scan counts all queries together
         return Candidates(
             positions,
             np.full_like(distances, -np.inf),
@@ -266,7 +265,7 @@ class Preview:
 def train_preview(
     sample: Floats, lists: int, coding: Coding, code_bytes: int, seed: int, *, rotate: bool = True, inner: bool = False
 ) -> Preview:
-    """Return lists and code book learned from a sample; the radii are left zero.
+    """Train lists and code book on a sample; the radii stay zero.
 
     Parameters
     ----------
@@ -293,7 +292,7 @@ def train_preview(
     if coding == "pq":
         book = train_product(residuals, sample.shape[1] // code_bytes, seed)
     else:
-        # What is left of copies of a centroid is what half precision loses of that.
+        # The residual of a copy of a centroid is the rounding error of half precision.
         norm = float(np.sqrt(np.einsum("ij,ij->i", centroids, centroids).mean()))
         least, own = max(_HALF_LOSS * norm, 1e-30), sample.shape[1] - _LIFTED * inner
         book = train_codes(residuals[:, :own], code_bytes, seed, rotate=rotate, least=least)
@@ -308,10 +307,10 @@ def _lift(centroids: Floats, residuals: Floats, member: npt.NDArray[np.int32]) -
     """Fill the last two coordinates of centroids, in place: the radius of their residuals, and up to one norm."""
     squared = np.einsum("ij,ij->i", residuals, residuals)
     counts = np.bincount(member, minlength=len(centroids))
-    # Of a list with few residuals little is known but that of all.
+    # A list with few residuals takes the usual radius into account.
     usual = float(squared.mean())
     sums = np.bincount(member, squared, len(centroids)) + usual
     centroids[:, -_LIFTED] = np.sqrt(sums / (counts + 1))
     norms = np.einsum("ij,ij->i", centroids, centroids)
-    # Far from that norm a centroid's last coordinate changes less than its own norm does.
+    # With twice the largest norm, the last coordinate changes less than the centroid's own norm.
     centroids[:, -1] = np.sqrt(np.maximum(2 * norms.max() - norms, 0))

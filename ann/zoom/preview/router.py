@@ -1,9 +1,10 @@
-"""The way from a query to its nearest lists: all centroids compared while they are few, an HNSW graph over many.
+"""Routing of queries to their nearest lists: by comparing all centroids while they are few, by an HNSW graph of many.
 
-Zoom (arXiv 1809.04067) reaches its centroids through HNSW so that very many are affordable. Up to some twelve thousand
-it is faster to compare them all, exact, and takes no DRAM for links: 150 bytes a list. Beyond, the graph keeps every
-link it has room for: faiss's default pruning left up to half of the lists of some text vectors out of reach. Those that
-still are (a few; and where one centroid has many lists, which all link to each other, those) are compared one by one.
+Zoom (arXiv 1809.04067) reaches its centroids through HNSW, which makes very many affordable. Up to some twelve thousand
+a comparison with all is faster, exact, and takes no DRAM for links, 150 bytes a list. Beyond, the graph keeps every
+link that it has room for, as faiss's default pruning left up to half of the lists of some text vectors out of reach. A
+few lists stay out of reach, and so do lists around one centroid, which all link to each other: these strays are
+compared one by one.
 """
 
 from contextlib import nullcontext
@@ -17,13 +18,14 @@ from memhier import backend
 from memhier.ann.threads import one_thread
 from memhier.errors import CorruptionError
 
-__all__ = ["EXACT_LISTS", "Router", "router_bytes_per_list"]
+__all__ = ["EXACT_LISTS", "Router", "find_strays", "router_bytes_per_list"]
 
 EXACT_LISTS = 12288
-_FOUND_COST, _WALK_COST = 10, 100  # codes scanned in the time that one more list takes, of all and by the graph
+_FOUND_COST, _WALK_COST = 10, 100  # cost of one more list, in codes scanned, when all are compared and by the graph
 NEIGHBOURS = 16  # M of HNSW: a node has up to 2 M links on the ground level
 _EF_CONSTRUCTION = 80
 _QUERIES_FOR_THREADS = 64
+_WALKED = 4  # times the lists: the square of the sight of a walk that still pays
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -32,7 +34,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 def router_bytes_per_list(padded: int, lists: int) -> int:
     """Return the DRAM bytes of one list: fp16 centroid, start of the list, and beyond 12,288 lists its graph links.
 
-    With them, whether it cannot be walked to.
+    The links include the room to note a stray.
     """
     links = 4 * (2 * NEIGHBOURS + 2) + 8 + 4 + 4 if lists > EXACT_LISTS else 0
     return 2 * padded + 8 + links
@@ -53,8 +55,8 @@ class Router:
         storage = index if self._graph is None else faiss.downcast_index(index.storage)
         raw: npt.NDArray[np.uint8] = faiss.rev_swig_ptr(storage.codes.data(), storage.codes.size())
         self.centroids: npt.NDArray[np.float16] = raw.view(np.float16).reshape(index.ntotal, index.d)
-        strays = np.empty(0, np.int64) if self._graph is None else _find_strays(self._graph)
-        # Those of one centroid beside each other.
+        strays = np.empty(0, np.int64) if self._graph is None else find_strays(self._graph)
+        # Strays of one centroid stand together.
         rows = self.centroids[strays].view(np.dtype((np.void, 2 * index.d)))[:, 0]
         _, group, sizes = np.unique(rows, return_inverse=True, return_counts=True)
         self._strays = strays[np.argsort(group, kind="stable")].astype(np.int32)
@@ -63,7 +65,7 @@ class Router:
 
     @classmethod
     def build(cls, centroids: Floats) -> Self:
-        """Return a router over float32 centroids ``[lists, d]``; the same whatever the number of threads."""
+        """Return a router over float32 centroids ``[lists, d]``; independent of the number of threads."""
         dimension = centroids.shape[1]
         if len(centroids) <= EXACT_LISTS:
             index = faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_fp16)
@@ -74,13 +76,13 @@ class Router:
         index.hnsw.efConstruction = _EF_CONSTRUCTION
         index.keep_max_size_level0 = True
         index.train(centroids)
-        with one_thread():  # nodes inserted by several threads link in the order of their timing
+        with one_thread():  # the timing of several threads would decide on the links
             index.add(centroids)
         return cls(index)
 
     @classmethod
     def load(cls, data: npt.NDArray[np.uint8], lists: int, padded: int, path: object) -> Self:
-        """Return the router from the bytes of :meth:`save`, checked against what the catalog at `path` says."""
+        """Return the router from the bytes of :meth:`save`, checked against the catalog at `path`."""
         try:
             index = faiss.deserialize_index(data)
         except (RuntimeError, MemoryError) as error:
@@ -89,7 +91,7 @@ class Router:
             raise CorruptionError(
                 f"{path}: the router holds {index.ntotal} lists of dimension {index.d}: expected {lists} of {padded}"
             )
-        # faiss believes every number in it.
+        # faiss checks none of its numbers.
         is_graph = lists > EXACT_LISTS
         if type(index) is not (faiss.IndexHNSWSQ if is_graph else faiss.IndexScalarQuantizer):
             raise CorruptionError(f"{path}: the router is a faiss {type(index).__name__}")
@@ -120,24 +122,24 @@ class Router:
         return int(links) + self.centroids.nbytes + self._strays.nbytes + self._groups.nbytes
 
     def cost(self, nprobe: int) -> float:
-        """Return how many codes are scanned in the time that it takes to find so many lists."""
+        """Return the cost of finding so many lists, in codes scanned."""
         if self._compares_all(nprobe):
             return len(self.centroids) + _FOUND_COST * nprobe
         sight = self._sight(nprobe)
         return (_WALK_COST + sight / 4) * sight / 2
 
     def _sight(self, nprobe: int) -> int:
-        # Lists of one centroid link to each other alone: a walk that had room for no more would end among them.
+        # Lists of one centroid link to each other alone: a walk with room for no others would end among them.
         return max(2 * nprobe, 32) + self._copies
 
     def _compares_all(self, nprobe: int) -> bool:
-        # The more a walk has in sight, the longer it takes to keep them in order: beyond so many it is slower.
-        return self._graph is None or self._sight(nprobe) ** 2 > 4 * len(self.centroids)
+        # A walk takes longer with more nodes in sight: at some number a comparison with all is faster.
+        return self._graph is None or self._sight(nprobe) ** 2 > _WALKED * len(self.centroids)
 
     def route(self, queries: Floats, nprobe: int, *, in_order: bool = False) -> Ints:
         """Return the `nprobe` lists nearest to each query, int64 ``[q, p]``; -1 stands where the graph found fewer.
 
-        They are in order of their distance, but all of them only where `in_order` says so.
+        They are ordered by distance; a request for all lists is ordered only with `in_order`.
         """
         lists = len(self.centroids)
         nprobe = min(nprobe, lists)
@@ -155,27 +157,27 @@ class Router:
         return np.asarray(probes)
 
     def _put_strays(self, queries: Floats, near: Floats, probes: Ints) -> None:
-        """Put lists that the graph does not reach where they are nearer than those it found."""
+        """Put in the lists that the graph does not reach, where they are nearer than those found."""
         centroids = self.centroids[self._strays[self._groups[:-1]]].astype(np.float32)
         away = faiss.pairwise_distances(queries, centroids)
         for row in np.flatnonzero((away < near[:, -1:]).any(axis=1)).tolist():
             groups = np.flatnonzero(away[row] < near[row, -1])
             strays = np.concatenate([self._strays[self._groups[each] : self._groups[each + 1]] for each in groups])
             apart = np.repeat(away[row, groups], np.diff(self._groups)[groups])
-            fresh = ~np.isin(strays, probes[row])  # some are reached after all, from an upper level
+            fresh = ~np.isin(strays, probes[row])  # the walk reaches some of them from an upper level
             lists = np.concatenate([probes[row], strays[fresh]])
             order = np.argsort(np.concatenate([near[row], apart[fresh]]), kind="stable")
             probes[row] = lists[order[: probes.shape[1]]]
 
 
 def _most_alike(centroids: npt.NDArray[np.float16]) -> int:
-    """Return how many lists there are around one centroid at most."""
+    """Return the most lists around one centroid."""
     rows = centroids.view(np.dtype((np.void, centroids[0].nbytes)))[:, 0]
     return int(np.unique(rows, return_counts=True)[1].max())
 
 
 def _links_are_sound(graph: Any, lists: int) -> bool:
-    """Whether every number in a graph of so many nodes leads to something that is there."""
+    """Whether every number in a graph of so many nodes is within its bounds."""
     links, levels = faiss.vector_to_array(graph.neighbors), faiss.vector_to_array(graph.levels)
     offsets = faiss.vector_to_array(graph.offsets).astype(np.int64)
     below = faiss.vector_to_array(graph.cum_nneighbor_per_level).astype(np.int64)  # links of a node up to each level
@@ -202,8 +204,8 @@ def _links_are_sound(graph: Any, lists: int) -> bool:
     return True
 
 
-def _find_strays(graph: Any) -> Ints:
-    """Return the nodes of the ground level that cannot be walked to from the entry point."""
+def find_strays(graph: Any) -> Ints:
+    """Return the nodes of the ground level that no walk from the entry point reaches."""
     offsets = faiss.vector_to_array(graph.offsets).astype(np.int64)
     places = offsets[:-1, None] + np.arange(graph.nb_neighbors(0))
     links = faiss.vector_to_array(graph.neighbors)[places]

@@ -1,9 +1,9 @@
-"""The space of the preview, and the remoteness of a vector from a query there: the less, the nearer by the metric.
+"""The space of the preview, and the remoteness of vectors from queries there: nearer by the metric is less remote.
 
-For L2 and cosine remoteness is a squared distance. Cosine becomes L2 between unit vectors; an added coordinate holds a
-zero vector as far from every query as cosine similarity 0 is. For the inner product remoteness is ``-2 <q, x>`` with
-the query brought to length one, which changes no order: an added coordinate that made it a distance (Bachrach et al.,
-RecSys 2014) would be as large as the largest norm, and its code would err by more than most inner products are. All
+For L2 and cosine, remoteness is a squared distance. Cosine becomes L2 between unit vectors; an added coordinate keeps a
+zero vector as far from every query as cosine similarity 0. For the inner product, remoteness is ``-2 <q, x>``, with the
+query scaled to length one, which changes no order. An added coordinate that makes it a distance (Bachrach et al.,
+RecSys 2014) would be as large as the largest norm, so that the error of its code would exceed most inner products. All
 values are scaled into the range where half precision is accurate, and zeros pad the dimension.
 """
 
@@ -20,7 +20,7 @@ __all__ = ["METRICS", "Metric", "PreviewSpace", "fit_space"]
 Metric: TypeAlias = Literal["l2", "ip", "cosine"]
 FloatMatrix: TypeAlias = npt.NDArray[np.float32]
 
-# Squares of what lies between are well within float32.
+# Squares of values between these are well within float32.
 _NORM_MIN, _NORM_MAX = 1e-15, 1e18
 
 METRICS: tuple[Metric, ...] = ("l2", "ip", "cosine")
@@ -60,12 +60,12 @@ class PreviewSpace:
         return out
 
     def queries(self, block: FloatMatrix, first: int = 0) -> FloatMatrix:
-        """Map queries ``[n, d]`` to float32 ``[n, padded]``; they are rows from `first` on of those that a call has.
+        """Map queries ``[n, d]`` to float32 ``[n, padded]``; `first` is the row of the first query in its call.
 
         Raises
         ------
         ValueError
-            When a query is so large that distances to it overflow float32, in its own scale or in that of the vectors.
+            When distances to a query overflow float32, in its own scale or in that of the vectors.
         """
         out, squared = self._scaled(block, unit=self.metric != "l2")
         norms = np.sqrt(squared) * max(1.0, 1.0 / self.scale)
@@ -92,9 +92,9 @@ class PreviewSpace:
         return shaped
 
     def remoteness(self, distances: FloatMatrix, queries: FloatMatrix, slack: float) -> FloatMatrix:
-        """Return remoteness ``[q]`` in the preview's space for the metric's distances, as :meth:`distances` inverted.
+        """Return remoteness ``[q]`` in the preview's space for distances of the metric; inverts :meth:`distances`.
 
-        It is more by `slack` times the terms that it is made of, so that rounding leaves nothing out.
+        It is larger by `slack` times its terms, so that rounding leaves no vector out.
         """
         wanted = distances.astype(np.float64)
         if self.metric == "cosine":
@@ -108,14 +108,14 @@ class PreviewSpace:
             return (unscaled + slack * (2 + np.abs(unscaled))).astype(np.float32)
 
     def _scaled(self, block: Block, *, unit: bool) -> tuple[FloatMatrix, npt.NDArray[np.float64]]:
-        """Return vectors with room to spare, scaled or brought to length one, and their scaled squared norms."""
+        """Return padded vectors, scaled or of length one, and their scaled squared norms."""
         values = block.astype(np.float64)
         values *= self.scale
         squared = np.einsum("ij,ij->i", values, values)
         if unit:
             values /= np.sqrt(np.where(squared > 0, squared, 1.0))[:, None]
         out = np.zeros((len(block), self.padded), np.float32)
-        with np.errstate(over="ignore"):  # queries refuses what does
+        with np.errstate(over="ignore"):  # `queries` refuses values that do
             out[:, : self.dimension] = values
         return out, squared
 

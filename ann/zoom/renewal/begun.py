@@ -1,4 +1,4 @@
-"""How an index without vectors begins: what stands for lists and codes until there are vectors to learn them from."""
+"""The beginning of an index without vectors: stand-ins for lists and codes until there are vectors to learn from."""
 
 from dataclasses import replace
 
@@ -9,30 +9,30 @@ from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Effort, Preview, train_preview
 from memhier.ann.zoom.preview.space import PreviewSpace, fit_space
-from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["begun", "stand_in", "uncalibrated"]
 
-_ROWS = 64  # that codes are learned from which nothing is coded with
+_ROWS = 64  # random vectors, to learn codes that are never used
 _SAMPLE_ROWS = 2048
-_NORM_ROOM = 4  # times the largest norm of the first vectors: how large those to come may be for inner products
-_EPS = 8.0  # standard errors: whatever the codes, nothing is lost by their bounds
+_NORM_ROOM = 4  # times the largest norm of the first vectors: the limit of later norms for inner products
+_EPS = 8.0  # standard errors: bounds so wide lose no neighbour, whatever the codes
 
 
 def stand_in(space: PreviewSpace, code_bytes: int, seed: int, *, rotate: bool) -> Preview:
-    """Return one list, and codes learned from nothing in particular: those of an index that holds no vector."""
+    """Return one list, and codes learned from random vectors, for an index that holds no vector."""
     sample = np.random.default_rng(seed).normal(size=(_ROWS, space.dimension)).astype(np.float32)
     inner = space.metric == "ip"
     return train_preview(space.vectors(sample), 1, "rabitq", code_bytes, seed, rotate=rotate, inner=inner)
 
 
 def uncalibrated() -> Calibration:
-    """Return what every recall takes where nothing was measured: to look everywhere."""
+    """Return the calibration of an index where nothing was measured: look everywhere for every recall."""
     return Calibration(0, {1: [(1.0, Effort(1, eps=_EPS), 1.0)]}, {1: 1.0})
 
 
-def begun(state: Snapshot, seed: int) -> Snapshot:
-    """Return the snapshot of an index that never held a vector, with one list and codes for those that wait."""
+def begun(state: IndexSnapshot, seed: int) -> IndexSnapshot:
+    """Return the first snapshot with vectors: one list, and codes learned from the vectors that wait."""
     source, book = VectorSource(state.fresh.vectors), state.preview.book
     space = fit_space(source, state.space.metric, state.space.padded)
     inner = space.metric == "ip"

@@ -1,25 +1,30 @@
-"""Work that a thread does beside its caller's, one piece at a time, until it is done, has failed, or is stopped.
+"""Work that threads do beside the commits: joins of parts, and the renewal of an index.
 
-Python runs one thread at a time: beside another that computes, one that reads, writes and computes in turn waits five
-milliseconds at every turn. So the work waits at its pauses while its caller is busy; and that the caller who never
-rests does not keep it from ending, `give_way` lets it have as much time as the caller took.
+Python runs one thread at a time: a thread that reads, writes and computes in turn waits five milliseconds at every turn
+while another computes. So the work waits at its pauses while the writer is busy. `give_way` then lets it have as much
+time as the writer took, so that the work ends also if the writer never rests.
 """
 
 import atexit
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from memhier.ann.threads import one_thread
-from memhier.ann.zoom.renewal.pauses import pausing
+from memhier.ann.zoom.pauses import pausing
+from memhier.ann.zoom.preview.layout import IndexLayout
+from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, follow, join, renew
+from memhier.ann.zoom.storage.part import IndexPart
 from memhier.shield import when_gone
 
-__all__ = ["Beside", "Caller", "StoppedError"]
+__all__ = ["Beside", "Caller", "Renewals", "StoppedError"]
 
 _POLL_SECONDS = 0.002
+_PATIENCE = 0.05  # of the vectors: changes after a failure before the next try
 
 
 class StoppedError(Exception):
@@ -27,24 +32,24 @@ class StoppedError(Exception):
 
 
 class Dropped(Protocol):
-    """A result that leaves something behind unless it is used."""
+    """A result with files on disk, which remain unless it is used or dropped."""
 
     def drop(self) -> None:
-        """Remove what it left."""
+        """Remove it."""
 
 
 T = TypeVar("T", bound=Dropped)
 
 
 class Caller:
-    """Who has work done beside its own: whether it is busy, and for how long it was, in seconds.
+    """The thread that others work beside: whether it is busy, and for how many seconds it was.
 
     Attributes
     ----------
     busy
-        Whether work beside is to wait.
+        Whether the others wait.
     owes
-        Seconds that it was busy, less those that it was not since.
+        Seconds that it was busy, less its idle seconds since.
     """
 
     def __init__(self) -> None:
@@ -67,7 +72,7 @@ class Caller:
 
 
 class _Work(Generic[T]):
-    """One piece of work; knows nothing of who asked for it, so that they can be let go of."""
+    """One piece of work; holds no reference to its owner, which may go before it ends."""
 
     def __init__(self, work: Callable[[], T], name: str, caller: Caller) -> None:
         self._caller = caller
@@ -111,7 +116,7 @@ class Beside(Generic[T]):
     name
         Of the thread.
     caller
-        Whom it waits for.
+        The work waits while it is busy.
     """
 
     def __init__(self, name: str, caller: Caller) -> None:
@@ -119,8 +124,7 @@ class Beside(Generic[T]):
         self._work: _Work[T] | None = None
 
     def start(self, work: Callable[[], T]) -> None:
-        """Begin a piece of work, which ends at its next pause (`memhier.ann.zoom.renewal.pauses`) once it is to
-        stop."""
+        """Begin a piece of work; once it is to stop, it ends at its next pause (`memhier.ann.zoom.pauses`)."""
         assert self._work is None
         self._work = _Work(work, self._name, self._caller)
         when_gone(self, self._work.stopped.set)
@@ -158,3 +162,137 @@ class Beside(Generic[T]):
         work.end()
         if work.result is not None:
             work.result.drop()
+
+
+class Renewals:
+    """A join of parts and a renewal of the index, each by a thread of its own. For one thread, that of the writer.
+
+    Attributes
+    ----------
+    made
+        A part made by a join, for the next commit to take over.
+    renewed
+        The index made anew, for a commit to take over, or to make up for newer parts.
+    caller
+        The writer; both threads wait while it is busy.
+    """
+
+    def __init__(self) -> None:
+        self.made: Made | None = None
+        self.renewed: Renewed | None = None
+        self.caller = Caller()
+        self._joins: Beside[Made] = Beside("zoom-join", self.caller)
+        self._renewals: Beside[Renewed] = Beside("zoom-renew", self.caller)
+        self._joined: frozenset[str] = frozenset()
+        self._covered: frozenset[str] = frozenset()
+        self._planned = 0
+        self._failures: list[BaseException] = []
+        self._last_failure: BaseException | None = None
+        self._not_before = -1
+
+    @property
+    def joining(self) -> bool:
+        """Whether a join is under way, or waits to be taken over."""
+        return self.made is not None or self._joins.occupied
+
+    @property
+    def renewing(self) -> bool:
+        """Whether a renewal is under way, or waits to be taken over."""
+        return self.renewed is not None or self._renewals.occupied
+
+    @property
+    def planned_bytes(self) -> int:
+        """DRAM of the join under way, until a commit takes it over."""
+        return self._planned if self.joining else 0
+
+    def claimed(self, parts: Sequence[IndexPart]) -> int:
+        """Return how many parts, from the first on, belong to the join or the renewal."""
+        spoken = (self._joined if self.joining else frozenset()) | (self._covered if self.renewing else frozenset())
+        return max((number for number, part in enumerate(parts, 1) if part.name in spoken), default=0)
+
+    def may_start(self, changes: int) -> bool:
+        """Whether enough has changed since something failed."""
+        return changes >= self._not_before
+
+    def start_join(self, task: Task, planned: int) -> None:
+        """Begin to join the parts of a task, which takes `planned` bytes of DRAM."""
+        self._joined, self._planned = frozenset(part.name for part in task.parts), planned
+        self._joins.start(partial(join, task))
+
+    def start_renewal(self, task: Task, layout: IndexLayout, seed: int, changes: int) -> None:
+        """Begin to make the index anew from the parts of a task."""
+        self.stop_joins()
+        self._covered = frozenset(part.name for part in task.parts)
+        self._renewals.start(partial(renew, task, layout, seed, changes))
+
+    def make_up(self, task: Task) -> None:
+        """Begin to write the parts of a task, newer than the renewal, with its lists and codes."""
+        renewed, self.renewed = self.renewed, None
+        assert renewed is not None
+        self.stop_joins()
+        self._covered = frozenset((*renewed.replaced, *(part.name for part in task.parts)))
+        self._renewals.start(partial(follow, task, renewed))
+
+    def collect(self, changes: int) -> None:
+        """Take finished work as `made` and `renewed`, and note failures.
+
+        `changes` is the number of vectors added and removed until now.
+        """
+        try:
+            self.made = self.made or self._joins.take()
+        except Exception as error:
+            self.failed(error, changes)
+        try:
+            self.renewed = self.renewed or self._renewals.take()
+        except Exception as error:
+            self.failed(error, changes)
+
+    def failed(self, error: BaseException, changes: int) -> None:
+        """Note a failure; no other work starts until more has changed."""
+        self._failures.append(error)
+        self._last_failure = error
+        self._not_before = changes + max(1, int(_PATIENCE * changes))
+
+    def failures(self) -> list[BaseException]:
+        """Return the failures since the last call."""
+        failures, self._failures = self._failures, []
+        return failures
+
+    def take_made(self) -> Made | None:
+        """Hand over the joined part; the caller uses or drops it."""
+        made, self.made = self.made, None
+        return made
+
+    def take_renewed(self) -> Renewed | None:
+        """Hand over the renewed index; the caller uses or drops it."""
+        renewed, self.renewed = self.renewed, None
+        return renewed
+
+    def give_way(self) -> None:
+        """Wait for the work under way as long as it waited, so that it ends however fast commits follow each other."""
+        for each in (self._renewals, self._joins):
+            started = time.monotonic()
+            each.wait(self.caller.owes)
+            self.caller.owes = max(0.0, self.caller.owes - (time.monotonic() - started))
+        self.caller.owes = 0.0
+
+    def stop_joins(self) -> None:
+        """End the join, and drop its result."""
+        self._joins.stop()
+        if (made := self.take_made()) is not None:
+            made.drop()
+
+    def stop(self) -> None:
+        """End all work, after the step that is under way, and drop the results."""
+        self._renewals.stop()
+        self.stop_joins()
+        if (renewed := self.take_renewed()) is not None:
+            renewed.drop()
+
+    def stats(self, *, due: bool) -> str:
+        """Return the state of the renewal; `due` tells whether one is called for."""
+        if self.renewing:
+            return "ready" if self.renewed is not None or self._renewals.done else "running"
+        if due and self._last_failure is not None:
+            return f"failed: {self._last_failure!r}"
+        return "due" if due else "none"

@@ -1,4 +1,4 @@
-"""Which values of attributes an update leaves as they are, and what these are."""
+"""The values of attributes that an update keeps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.ids.ids import Ids, locate_all
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
-from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.storage.part import split_positions
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["Kept", "values_kept"]
 
@@ -24,16 +24,16 @@ class Kept:
     Attributes
     ----------
     values
-        Objects ``[n]`` as there were, None for null.
+        Objects ``[n]``, None for null.
     rows
-        bool ``[n]``: for which rows they are kept.
+        bool ``[n]``: the rows that keep them.
     """
 
     values: Objects
     rows: npt.NDArray[np.bool_]
 
     def filled(self, given: Objects | None) -> Objects:
-        """Return what was given, with these where nothing was."""
+        """Return the given values, with the kept ones where none were given."""
         if given is None:
             return self.values
         values = given.copy()
@@ -41,10 +41,10 @@ class Kept:
         return values
 
 
-def values_kept(state: Snapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
-    """Return what an update of `ids` with these attributes keeps, by name.
+def values_kept(state: IndexSnapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
+    """Return the values that an update of `ids` with these attributes keeps, by name.
 
-    A table or columns by name give the whole of each column; of a dict for each row, those that a row has not are kept.
+    A table or columns by name replace whole columns. With a dict per row, a row keeps the names that its dict lacks.
 
     Raises
     ------
@@ -60,7 +60,7 @@ def values_kept(state: Snapshot, ids: Ids, attributes: Any) -> dict[str, Kept]:
     for name, values in found.items():
         if name in state.fresh.attributes:
             values[waiting] = state.fresh.attributes[name][places.fresh[waiting]]
-    numbers, rows = places.positions >> PART_SHIFT, places.positions & ((1 << PART_SHIFT) - 1)
+    numbers, rows = split_positions(places.positions)
     for which, part in enumerate(state.parts):
         here = np.flatnonzero((numbers == which) & (places.positions >= 0))
         if not len(here) or part.attributes is None:

@@ -1,15 +1,15 @@
-"""How an index changes: vectors are added to DRAM, written as parts, joined, and made durable by a commit.
+"""Changes of an index: vectors are added to DRAM, written as parts, joined, and made durable by a commit.
 
-A part is committed to the store as soon as it is written, so that it can be read, but as *pending*: only the index's
-own commit makes it one of the index's parts. What is pending when a process dies is dropped by the next writer.
+The store commits a part as soon as it is written, so that it can be read, but as *pending*: only the index's own commit
+makes it one of the index's parts. The next writer drops the parts that are pending when a process dies.
 
-A commit writes the vectors that wait and joins few rows. More are joined beside the commits (`renewals`), as is the
-index made anew where it has changed too much; a later commit takes over the files.
+A commit writes the vectors that wait and joins few rows. Threads join more beside the commits (`beside`), and make the
+index anew where it has changed too much; a later commit takes over the files.
 """
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -17,72 +17,83 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
+from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.filters.attributes import Schema, as_columns, merged_schema, write_attributes
+from memhier.ann.zoom.filters.columns import as_objects
 from memhier.ann.zoom.ids.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.ids.stored_texts import write_texts
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
+from memhier.ann.zoom.preview.clusters import LONGEST
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.layout import Layout, fresh_bytes, lists_anew
-from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.renewal.begun import begun
-from memhier.ann.zoom.renewal.carried import write_carried
-from memhier.ann.zoom.renewal.fresh import Fresh, as_objects, fresh_row_bytes
-from memhier.ann.zoom.renewal.joins import first_to_join, outgrown
+from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
-from memhier.ann.zoom.renewal.merge import Merged, Spread, merge_parts, merged_bytes, radii_of, spread_of
-from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task, recoded, renew
-from memhier.ann.zoom.renewal.renewals import Renewals
+from memhier.ann.zoom.renewal.merge import (
+    Merged,
+    Spread,
+    first_to_join,
+    merge_parts,
+    merged_bytes,
+    radii_of,
+    write_carried,
+)
+from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task, renew, write_recoded
 from memhier.ann.zoom.renewal.room import check_range, check_room
-from memhier.ann.zoom.renewal.spill import spilled
-from memhier.ann.zoom.search.search import Snapshot
+from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.catalog import Description, write_preview
-from memhier.ann.zoom.storage.fullview import RowWriter, raw_rows
-from memhier.ann.zoom.storage.part import Part, PartFiles
+from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
+from memhier.ann.zoom.storage.fullview import RowWriter
+from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles, split_positions
+from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.errors import BudgetError, ClosedError
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 from memhier.store.store import Store, Transaction
 
 __all__ = ["IndexWriter"]
 
-_BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for what waits to be written of each segment
-_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew beside those that waited, or as many times these
-_ROUNDS = 4  # of making up for parts that came meanwhile, before a commit takes ever more on itself
+_BUFFER_SHARE, _BUFFER_MOST = 1 / 256, 1 << 20  # of the budget, for the write buffer of each segment
+_FEW_ROWS, _ROWS_TIMES = 1024, 2  # that a commit writes anew, or as many times the rows that waited
+_ROUNDS = 4  # of coding newer parts for a renewal, before a commit takes ever more of them
 _JOIN_BYTES = 256 << 10  # of the reader and the buffers of a join
-_FIRST_TRAINED = 256  # vectors that an index which was built without any is first made anew for
+_FIRST_TRAINED = 256  # vectors, from which on an index that was built without any is made anew
+_LONG = 2 * LONGEST  # times the mean: how long a list may grow
+_LONG_CHANGES = 0.05  # of the vectors, before a long list is worth a compaction
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class IndexWriter:
-    """Changes one index; for one thread at a time, the one that has `lock`.
+    """Changes one index. For the thread that holds `lock`.
 
-    Every change takes a snapshot and returns another. Where it fails, the one it took is still what the index is.
+    Every change takes a snapshot and returns another. If it fails, the index stays in the state of the first.
 
     Parameters
     ----------
     store
         Open for writing.
     reader, files
-        Read what is written.
+        Read and open the written parts.
     about
         The catalog's description of the index.
-    memory
-        Tells what an index with a given snapshot comes to hold in DRAM, while it is searched and removed from.
+    footprint
+        Counts the DRAM of a snapshot.
     """
 
     def __init__(
-        self, store: Store, reader: Reader, files: PartFiles, about: Description, memory: Callable[[Snapshot], int]
+        self, store: Store, reader: Reader, files: PartFiles, about: Description, footprint: Footprint
     ) -> None:
-        self._store, self._reader, self._files, self._memory = store, reader, files, memory
+        self._store, self._reader, self._files, self._footprint = store, reader, files, footprint
         self.about = about
         self.lock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
-        self._held: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
+        self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
         self._lost = False
         self._renewals = Renewals()
-        # What a change may hold beside what is counted: vectors that wait are few then, or in their part already.
+        # Work of a change takes the place of waiting vectors: they are few then, or in their part already.
         self._work_bytes = fresh_bytes(about.dram)
         share = int(_BUFFER_SHARE * about.dram) // PAGE_BYTES * PAGE_BYTES
         self._buffer_bytes = min(max(share, PAGE_BYTES), _BUFFER_MOST)
@@ -90,32 +101,34 @@ class IndexWriter:
             with self._begin() as tx:
                 self._publish(tx, replace(about, pending=[]), durable=False)
 
-    def add(self, state: Snapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any) -> tuple[Snapshot, Ids]:
+    def add(
+        self, state: IndexSnapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any
+    ) -> tuple[IndexSnapshot, Ids]:
         """Return the snapshot with more vectors, and their ids."""
         with self._all_or_nothing(state):
             return self._add(state, vectors, ids, attributes)
 
-    def update(self, state: Snapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> Snapshot:
-        """Return the snapshot with other vectors for these ids, and the attributes that are not given as they were."""
+    def update(self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> IndexSnapshot:
+        """Return the snapshot with other vectors for these ids; attributes that are not given keep their values."""
         with self._all_or_nothing(state):
             if len(ids) != len(vectors):
                 raise ValueError(f"ids has {len(ids)} entries for {len(vectors)} vectors: expected one for each")
             kept = values_kept(state, ids, attributes)
             return self._add(self._remove(state, ids), vectors, ids, attributes, kept)[0]
 
-    def remove(self, state: Snapshot, ids: Ids) -> Snapshot:
+    def remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         """Return the snapshot without these ids."""
         with self._all_or_nothing(state):
             return self._remove(state, ids)
 
-    def commit(self, state: Snapshot, compact: bool | None) -> Snapshot:
-        """Make the snapshot durable, join small parts, and take over what was written anew beside the commits.
+    def commit(self, state: IndexSnapshot, compact: bool | None) -> IndexSnapshot:
+        """Make the snapshot durable, join small parts, and take over the work done beside the commits.
 
-        Where `compact`, make all of it anew from its vectors: lists, codes and calibration. Where None and it no longer
-        fits what it was made for, begin to do so beside the commits that follow.
+        With `compact`, make lists, codes and calibration anew from all vectors. With None, and where so much has
+        changed that they no longer fit, begin to do so beside the commits that follow.
         """
         with self._all_or_nothing(state):
-            rows = len(state.fresh)
+            rows = len(state.fresh.ids)
             state = self._spill(state)
             if compact or (compact is None and not state.count and outgrown(state)):
                 self._renewals.stop()
@@ -129,70 +142,71 @@ class IndexWriter:
         return following
 
     def close(self) -> None:
-        """End what goes on beside the commits, after the step that is under way."""
+        """End the work beside the commits, after the step that is under way."""
         self._renewals.stop()
 
     def failures(self) -> list[BaseException]:
-        """Return what failed beside the commits and was not told yet."""
+        """Return the failures of work beside the commits since the last call."""
         return self._renewals.failures()
 
-    def renewal(self, state: Snapshot) -> str:
-        """Return how it stands with making the index anew, as `ZoomIndex.stats` tells it."""
+    def renewal(self, state: IndexSnapshot) -> str:
+        """Return the state of the renewal; see `ZoomIndex.stats`."""
         return self._renewals.stats(due=self._is_due(state))
 
     @property
     def beside_bytes(self) -> int:
-        """DRAM of what is joined beside the commits, in bytes."""
+        """DRAM of the join beside the commits, in bytes."""
         return self._renewals.planned_bytes
 
-    def keep_tuning(self, state: Snapshot) -> None:
+    def keep_tuning(self, state: IndexSnapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
         self._renewals.stop()  # it would undo the tuning
-        names = {part.places.file: part.name for part in state.parts}
-        hot = [(names[key >> 40], key & ((1 << 40) - 1)) for key in state.hot.keys.tolist()]
+        names, keys = {part.file: part.name for part in state.parts}, state.hot.keys
+        hot = [(names[file], page) for file, page in zip(files_of(keys).tolist(), pages_of(keys).tolist(), strict=True)]
         with self._all_or_nothing(state), self._begin() as tx:
             self._publish(tx, replace(self.about, calibration=state.calibration, hot=hot), durable=False)
 
     @contextmanager
-    def _all_or_nothing(self, state: Snapshot) -> Iterator[None]:
-        """After an error, be again what goes with `state`; parts it does not know are dropped in time."""
+    def _all_or_nothing(self, state: IndexSnapshot) -> Iterator[None]:
+        """After an error, return to the description of `state`; a later commit drops parts that it does not know."""
         if self._lost:
             raise ClosedError(f"{self._store.path}: a commit was made, but not read back; open the index again")
         about, dirty = self.about, self._dirty
-        self._held = frozenset(part.name for part in state.parts)
+        self._needed = frozenset(part.name for part in state.parts)
         try:
             with self._renewals.caller.working():
                 yield
         except BaseException:
-            # The numbers of parts stay used: what was written under them is still in the store.
+            # The numbers of parts stay used: their segments are still in the store.
             self.about, self._dirty = replace(about, next_part=self.about.next_part), dirty
             raise
         finally:
-            self._held = frozenset()
+            self._needed = frozenset()
 
     def _add(
         self,
-        state: Snapshot,
+        state: IndexSnapshot,
         vectors: npt.NDArray[Any],
         ids: Ids | None,
         attributes: Any,
         kept: Mapping[str, Kept] | None = None,
-    ) -> tuple[Snapshot, Ids]:
+    ) -> tuple[IndexSnapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
-        if len(names) != len(vectors):
-            raise ValueError(f"ids has {len(names)} entries for {len(vectors)} vectors: expected one for each")
+        if len(names.numbers) != len(vectors):
+            raise ValueError(f"ids has {len(names.numbers)} entries for {len(vectors)} vectors: expected one for each")
         if ids is not None:
             refuse_known(state.parts, state.fresh, names)
         schema = self.about.schema
         columns: dict[str, npt.NDArray[Any]] = {}
         if attributes is not None:
-            schema = merge_schema(schema, attributes, len(vectors))
-            columns = as_objects(attributes, len(vectors))
+            given = as_columns(attributes, len(vectors))
+            schema, columns = merged_schema(schema, given, len(vectors)), as_objects(given)
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
-        # Of an index that begins without vectors the space follows from the first.
-        check_range(state.space, vectors, begun=not self._is_untrained(state))
-        state = self._make_room(state, names, schema)
+        # The first vectors decide on the space of an index that began without any.
+        check_range(state.space, vectors, fitted=not self._is_untrained(state))
+        each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts)
+        state = self._make_room(state, names, schema, each)
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
             next_id = max(self.about.next_id, int(names.numbers.max(initial=-1)) + 1)
@@ -202,103 +216,97 @@ class IndexWriter:
             parts = tuple(self._files.widened(part, schema) for part in state.parts)
             state = replace(state, schema=schema, parts=parts)
         self._dirty = True
-        most = max(1, fresh_bytes(self.about.dram) // _waiting_bytes(state, names, schema))
+        most = max(1, fresh_bytes(self.about.dram) // each)
         for start in range(0, len(vectors), most):
             part = slice(start, start + most)
-            ids = names.part(start, min(start + most, len(names)))
+            ids = names.part(start, min(start + most, len(names.numbers)))
             values = {name: each[part] for name, each in columns.items()}
             more = Fresh(vectors[part], ids.numbers, values, ids.texts)
-            if len(state.fresh) + len(more) > most:
+            if len(state.fresh.ids) + len(more.ids) > most:
                 state = self._spill(state)
                 state = self._join_pending(state)
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
 
-    def _count_changes(self, state: Snapshot, count: int) -> Snapshot:
+    def _count_changes(self, state: IndexSnapshot, count: int) -> IndexSnapshot:
         calibration = state.calibration.changed(count)
         self.about = replace(self.about, calibration=calibration)
         return replace(state, calibration=calibration)
 
-    def _remove(self, state: Snapshot, ids: Ids) -> Snapshot:
+    def _remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         positions = locate_all(state.parts, state.fresh, ids).positions
         if len(ids):
             state = self._count_changes(state, len(ids))
             self._dirty = True
         known = positions[positions >= 0]
-        number, rows = known >> PART_SHIFT, known & ((1 << PART_SHIFT) - 1)
+        number, rows = split_positions(known)
         parts = tuple(
             part.without(rows[number == which]) if (number == which).any() else part
             for which, part in enumerate(state.parts)
         )
         return replace(state, parts=parts, fresh=state.fresh.without(ids.numbers))
 
-    def _spill(self, state: Snapshot) -> Snapshot:
+    def _spill(self, state: IndexSnapshot) -> IndexSnapshot:
         """Write the fresh vectors, if there are any, as a pending part."""
-        if not len(state.fresh):
+        if not len(state.fresh.ids):
             return state
         if first := self._is_untrained(state):
             state = begun(state, self.about.seed)
         fresh, preview, about = state.fresh, state.preview, self.about
-        arrays, order = spilled(state, self._work_bytes)
-        name = f"p{about.next_part}"
+        name, source = f"p{about.next_part}", VectorSource(fresh.vectors)
         with self._begin() as tx:
-            writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
-            step = max(1, self._work_bytes // (4 * state.row_bytes))
-            for start in range(0, len(order), step):
-                writer.append(raw_rows(fresh.vectors[order[start : start + step]]))
-            writer.finish()
-            arrays.write(tx, name)
+            arrays, order = write_coded(tx, name, source, fresh.ids, preview, state.space, self._work_bytes)
             if fresh.attributes:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order, self._written_rows)
             if fresh.texts is not None:
                 write_texts(tx, f"{name}-texts", [fresh.texts.take(order)])
-            pending = [*about.pending, arrays.about(name)]
+            pending = [*about.pending, arrays.entry(name)]
             if first:
                 write_preview(tx, preview)
                 about = replace(about, space=state.space, calibration=state.calibration)
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         parts = (*state.parts, self._files.open(name, arrays, state.row_bytes, state.schema))
-        preview = replace(preview, radii=radii_of(spread_of(each.arrays, preview) for each in parts))
+        preview = replace(preview, radii=radii_of([part.arrays for part in parts], preview))
         return replace(state, parts=parts, preview=preview, fresh=fresh.emptied())
 
-    def _commit_made(self, state: Snapshot, few: int) -> Snapshot:
-        """Make a snapshot durable, with what is ready, where that leaves few rows to write anew now."""
+    def _commit_made(self, state: IndexSnapshot, few: int) -> IndexSnapshot:
+        """Make a snapshot durable; take over finished work where that leaves few rows to write anew now."""
         self._renewals.collect(state.calibration.changes)
         renewed = self._renewals.renewed
         if renewed is not None:
             rest = sum(part.alive_count for part in state.parts[len(renewed.replaced) :])
-            if rest <= few << min(max(0, renewed.rounds - _ROUNDS), 40):  # whatever is added meanwhile, it ends
+            if rest <= few << min(max(0, renewed.rounds - _ROUNDS), 40):  # so that it ends, however much is added
                 self._renewals.stop_joins()
                 self._renewals.take_renewed()
                 return self._switch(state, renewed)
         if not self._dirty and self._renewals.made is None:
             return state
-        first = self._first_to_join(state, self._renewals.held(state.parts), few)
+        first = self._first_to_join(state, self._renewals.claimed(state.parts), few)
         return self._rewrite(state, first, self._renewals.take_made())
 
-    def _begin_beside(self, state: Snapshot, compact: bool | None) -> None:
-        """Let threads begin what is called for, now that all of a snapshot is durable."""
+    def _begin_beside(self, state: IndexSnapshot, compact: bool | None) -> None:
+        """Start the threads that are due, now that all of a snapshot is durable."""
         renewals, about, changes = self._renewals, self.about, state.calibration.changes
         if (renewed := renewals.renewed) is not None:
             renewals.make_up(self._task(state, state.parts[len(renewed.replaced) :]))
         elif compact is None and not renewals.renewing and self._is_due(state) and renewals.may_start(changes):
             renewals.start_renewal(self._task(state, state.parts), self._layout_anew(state), about.seed, changes)
         elif not renewals.joining and renewals.may_start(changes):
-            first = self._first_to_join(state, renewals.held(state.parts), None, _JOIN_BYTES + self._work_bytes)
+            first = self._first_to_join(state, renewals.claimed(state.parts), None, _JOIN_BYTES + self._work_bytes)
             if first < len(state.parts):
                 planned = merged_bytes(state.parts[first:], state.preview, self._texts(), True)
                 planned += _JOIN_BYTES + self._work_bytes
                 renewals.start_join(self._task(state, state.parts[first:]), planned)
 
-    def _is_due(self, state: Snapshot) -> bool:
+    def _is_due(self, state: IndexSnapshot) -> bool:
         trained = state.calibration.vectors > 0 or state.count >= _FIRST_TRAINED
         return trained and state.count > 0 and outgrown(state)
 
-    def _is_untrained(self, state: Snapshot) -> bool:
+    def _is_untrained(self, state: IndexSnapshot) -> bool:
         return not self.about.trained_on and not state.parts
 
-    def _task(self, state: Snapshot, parts: tuple[Part, ...]) -> Task:
-        """Return the task to write parts anew as one, whose name is taken from now on."""
+    def _task(self, state: IndexSnapshot, parts: tuple[IndexPart, ...]) -> Task:
+        """Return the task to write parts anew as one, under a new name."""
         name = f"p{self.about.next_part}"
         self.about = replace(self.about, next_part=self.about.next_part + 1)
         return Task(
@@ -306,19 +314,19 @@ class IndexWriter:
             self._work_bytes, self._buffer_bytes,
         )  # fmt: skip
 
-    def _rewrite(self, state: Snapshot, first: int, made: Made | None = None) -> Snapshot:
-        """Make a snapshot durable: its parts, those from number `first` on as one, `made` in the place of others."""
+    def _rewrite(self, state: IndexSnapshot, first: int, made: Made | None = None) -> IndexSnapshot:
+        """Make a snapshot durable: join its parts from number `first` on, and put `made` in the place of others."""
         about, name = self.about, f"p{self.about.next_part}"
         kept, merged = _in_place(state.parts[:first], made), None
         try:
             with self._begin() as tx:
                 entries, parts = self._written(tx, kept, state)
-                spreads = [_spread_of(piece, state.preview) for piece in kept]
+                pieces = [piece.arrays if isinstance(piece, IndexPart) else piece.spread for piece in kept]
                 if any(part.alive_count for part in state.parts[first:]):
                     merged = self._merge(tx, name, state, first)
-                    entries.append(merged.arrays.about(name))
-                    spreads.append(spread_of(merged.arrays, state.preview))
-                preview = replace(state.preview, radii=radii_of(spreads)) if spreads else state.preview
+                    entries.append(merged.arrays.entry(name))
+                    pieces.append(merged.arrays)
+                preview = replace(state.preview, radii=radii_of(pieces, state.preview))
                 tx.segment("radii").append(preview.radii)
                 about = replace(about, next_part=about.next_part + 1, parts=entries, pending=[])
                 self._publish(tx, about, durable=True)
@@ -326,15 +334,17 @@ class IndexWriter:
             if made is not None:
                 made.drop()
             raise
-        self._lost = True  # what was committed is another state than the last one until it is open
+        self._lost = True  # until the parts are open, the committed state is not the state in memory
         opened = [part or self._load(entry, state) for part, entry in zip(parts, entries, strict=False)]
         if merged is not None:
             opened.append(self._files.open(name, merged.arrays, state.row_bytes, state.schema))
         self._lost = False
-        return replace(state, parts=tuple(opened), preview=preview, hot=_hot_of(state.hot, opened))
+        return replace(
+            state, parts=tuple(opened), preview=preview, hot=hot_in(state.hot, [part.file for part in opened])
+        )
 
-    def _join_pending(self, state: Snapshot) -> Snapshot:
-        """Join pending parts, as far as their sizes call for it; the new one is pending, too."""
+    def _join_pending(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Join pending parts where their sizes call for it; the new part is pending, too."""
         about, name = self.about, f"p{self.about.next_part}"
         first = self._first_to_join(state, len(about.parts))
         kept, merged = state.parts[:first], None
@@ -343,38 +353,35 @@ class IndexWriter:
         with self._begin() as tx:
             if any(part.alive_count for part in state.parts[first:]):
                 merged = self._merge(tx, name, state, first)
-            entries = [] if merged is None else [merged.arrays.about(name)]
-            spreads = [_spread_of(part, state.preview) for part in kept]
-            spreads += [] if merged is None else [spread_of(merged.arrays, state.preview)]
+            entries = [] if merged is None else [merged.arrays.entry(name)]
+            pieces = [part.arrays for part in kept] + ([] if merged is None else [merged.arrays])
             pending = about.pending[: first - len(about.parts)] + entries
             self._publish(tx, replace(about, next_part=about.next_part + 1, pending=pending), durable=False)
         if merged is not None:
             kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, state.schema))
-        preview = replace(state.preview, radii=radii_of(spreads)) if spreads else state.preview
-        return replace(state, parts=kept, preview=preview, hot=_hot_of(state.hot, kept))
+        preview = replace(state.preview, radii=radii_of(pieces, state.preview))
+        return replace(state, parts=kept, preview=preview, hot=hot_in(state.hot, [part.file for part in kept]))
 
-    def _renew(self, state: Snapshot) -> Snapshot:
-        """Write all parts as one, with lists and codes that are made for what they hold now."""
+    def _renew(self, state: IndexSnapshot) -> IndexSnapshot:
+        """Write all parts as one, with lists and codes made for their vectors."""
         task, layout = self._task(state, state.parts), self._layout_anew(state)
         changes = state.calibration.changes
         return self._switch(state, renew(task, layout, self.about.seed, changes))
 
-    def _switch(self, state: Snapshot, renewed: Renewed) -> Snapshot:
-        """Make a snapshot durable as one that was made anew, with the parts that came meanwhile."""
+    def _switch(self, state: IndexSnapshot, renewed: Renewed) -> IndexSnapshot:
+        """Make a snapshot durable in its renewed form, and code newer parts for it."""
         about, preview = self.about, renewed.preview
         task = self._task(state, state.parts[len(renewed.replaced) :])
         try:
             with self._begin() as tx:
                 entries, _ = self._written(tx, renewed.parts, state)
-                spreads = [made.spread for made in renewed.parts]
+                pieces: list[PartArrays | Spread] = [made.spread for made in renewed.parts]
                 tx.adopt(renewed.staging)
                 if any(part.alive_count for part in task.parts):
-                    arrays, rows = recoded(tx, task, task.parts, preview, self._reader)
-                    arrays.write(tx, task.name)
-                    write_carried(tx, task.name, task.parts, task.schema, rows, task.written_rows)
-                    entries.append(arrays.about(task.name))
-                    spreads.append(spread_of(arrays, preview))
-                preview = replace(preview, radii=radii_of(spreads))
+                    arrays, _ = write_recoded(tx, task, task.parts, preview, self._reader)
+                    entries.append(arrays.entry(task.name))
+                    pieces.append(arrays)
+                preview = replace(preview, radii=radii_of(pieces, preview))
                 tx.segment("radii").append(preview.radii)
                 calibration = renewed.calibration.changed(state.calibration.changes - renewed.changes)
                 about = replace(self.about, lists=preview.lists, book_bytes=preview.book.code_bytes, hot=[])
@@ -384,32 +391,32 @@ class IndexWriter:
             renewed.drop()
             raise
         state = replace(state, preview=preview, calibration=calibration, hot=HotPages.none())
-        self._lost = True  # what was committed is another state than the last one until it is open
+        self._lost = True  # until the parts are open, the committed state is not the state in memory
         parts = tuple(self._load(entry, state) for entry in entries)
         self._lost = False
         return replace(state, parts=parts)
 
-    def _layout_anew(self, state: Snapshot) -> Layout:
+    def _layout_anew(self, state: IndexSnapshot) -> IndexLayout:
         about, book, padded = self.about, state.preview.book, state.space.padded
-        spare = about.dram - self._memory(state)
+        spare = about.dram - self._planned(state)
         count = sum(part.alive_count for part in state.parts)
         lists = lists_anew(count, state.preview.lists, padded, about.dram, spare)
         rotate = isinstance(book, CodeBook) and book.rotation.ndim == 2
-        return Layout(lists, book.code_bytes, padded, rotate, about.searches, about.dram)
+        return IndexLayout(lists, "rabitq", book.code_bytes, padded, rotate, about.searches, about.dram)
 
     def _written(
-        self, tx: Transaction, pieces: Sequence[Part | Made], state: Snapshot
-    ) -> tuple[list[dict[str, Any]], list[Part | None]]:
-        """Return the catalog's entries of parts, with those that are open; take over what was made beside commits.
+        self, tx: Transaction, pieces: Sequence[IndexPart | Made], state: IndexSnapshot
+    ) -> tuple[list[dict[str, Any]], list[IndexPart | None]]:
+        """Return the catalog's entries of parts, with the open parts; adopt the segments made beside commits.
 
-        Which rows were removed is written where that changed since the last commit.
+        The bitmap of rows alive is written if it changed since the last commit.
         """
         entries: list[dict[str, Any]] = []
-        parts: list[Part | None] = []
+        parts: list[IndexPart | None] = []
         for piece in pieces:
             part, alive = None, None
-            if isinstance(piece, Part):
-                part, entry = piece, piece.about()
+            if isinstance(piece, IndexPart):
+                part, entry = piece, piece.entry()
                 alive = part.alive if part.alive_name is None else None
             else:
                 tx.adopt(piece.staging)
@@ -424,13 +431,12 @@ class IndexWriter:
             parts.append(part)
         return entries, parts
 
-    def _load(self, entry: dict[str, Any], state: Snapshot) -> Part:
+    def _load(self, entry: dict[str, Any], state: IndexSnapshot) -> IndexPart:
         """Open a part that a commit has just taken over."""
-        shape = state.preview.lists, state.preview.book.code_bytes, 2
-        return self._files.load(entry, shape, state.row_bytes, state.schema)
+        return self._files.load(entry, state.preview, state.row_bytes, state.schema)
 
-    def _merge(self, tx: Transaction, name: str, state: Snapshot, first: int) -> Merged:
-        """Write the rows of the parts from number `first` on, with what goes with them."""
+    def _merge(self, tx: Transaction, name: str, state: IndexSnapshot, first: int) -> Merged:
+        """Write the rows of the parts from number `first` on as one part, with their attributes and strings."""
         joined = state.parts[first:]
         writer = RowWriter(tx.segment(f"{name}-rows"), state.row_bytes)
         merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
@@ -439,8 +445,8 @@ class IndexWriter:
             write_carried(tx, name, joined, self.about.schema, merged.rows, self._written_rows)
         return merged
 
-    def _moves_rows(self, state: Snapshot) -> bool:
-        """Return whether there is more to a row than its vector and its number."""
+    def _moves_rows(self, state: IndexSnapshot) -> bool:
+        """Return whether rows have attributes or strings."""
         return bool(self.about.schema) or state.id_kind == "str"
 
     @property
@@ -448,12 +454,12 @@ class IndexWriter:
         return max(1, self._work_bytes // WRITTEN_BYTES)
 
     def _publish(self, tx: Transaction, about: Description, *, durable: bool) -> None:
-        """Commit a transaction with a new description, dropping the segments that nobody needs.
+        """Commit a transaction with a new description, dropping the segments that nothing names.
 
-        Where the index itself is not committed, the description says nothing of what was added to it.
+        If `durable` is false, the description leaves out additions to the index.
         """
-        if durable:  # nothing but what follows it is returned to
-            self._held = frozenset()
+        if durable:  # a failure no longer returns to the snapshot before
+            self._needed = frozenset()
         names = {entry["name"] for entry in about.parts}
         about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
         for name in self._stale(about):
@@ -464,7 +470,7 @@ class IndexWriter:
         try:
             tx.commit()
         except BaseException:
-            self._lost = self._store.generation != generation  # it failed at what comes after the commit
+            self._lost = self._store.generation != generation  # it failed after the commit
             raise
         self.about = about
         if durable:
@@ -472,7 +478,7 @@ class IndexWriter:
 
     def _stale(self, about: Description) -> list[str]:
         """Return the segments of parts and removals that `about` does not name."""
-        needed = {entry["name"] for entry in (*about.parts, *about.pending)} | self._held
+        needed = {entry["name"] for entry in (*about.parts, *about.pending)} | self._needed
         alive = {entry["alive"] for entry in about.parts}
         stale = []
         for name in self._store.segments():
@@ -493,14 +499,14 @@ class IndexWriter:
     def _begin(self) -> Transaction:
         return self._store.begin(self._buffer_bytes)
 
-    def _make_room(self, state: Snapshot, ids: Ids, schema: Schema) -> Snapshot:
-        """Return the snapshot, without its hot pages where more vectors need their DRAM."""
+    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, each: int) -> IndexSnapshot:
+        """Return the snapshot, without its hot pages where more vectors, of `each` bytes while they wait, need DRAM."""
         dram = self.about.dram
-        waiting = min(fresh_bytes(dram), (len(ids) + len(state.fresh)) * _waiting_bytes(state, ids, schema))
+        waiting = min(fresh_bytes(dram), (len(ids.numbers) + len(state.fresh.ids)) * each)
         filters = self.about.searches if schema else 0
 
-        def check(state: Snapshot) -> None:
-            check_room(state, self._memory(replace(state, schema=schema)), ids, waiting, filters, dram)
+        def check(state: IndexSnapshot) -> None:
+            check_room(state, self._planned(replace(state, schema=schema)), ids, waiting, filters, dram)
 
         if state.hot.memory_bytes:
             try:
@@ -511,17 +517,21 @@ class IndexWriter:
         check(state)
         return state
 
-    def _first_to_join(self, state: Snapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
-        room = self.about.dram - self._memory(state) - reserved
-        with_rows = self._moves_rows(state) or reserved > 0
-        return first_to_join(state, earliest, room, strings=self._texts(), with_rows=with_rows, most=most)
+    def _planned(self, state: IndexSnapshot) -> int:
+        return self._footprint.planned(state) + self.beside_bytes
+
+    def _first_to_join(self, state: IndexSnapshot, earliest: int, most: int | None = None, reserved: int = 0) -> int:
+        return first_to_join(
+            state.parts, state.preview, earliest, lambda: self.about.dram - self._planned(state) - reserved,
+            strings=self._texts(), with_rows=self._moves_rows(state) or reserved > 0, most=most,
+        )  # fmt: skip
 
     def _texts(self) -> int:
         return list(self.about.schema.values()).count("str")
 
 
-def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
-    """Return the parts with one that was made in the place of those that it replaces."""
+def _in_place(parts: Sequence[IndexPart], made: Made | None) -> list[IndexPart | Made]:
+    """Return the parts with `made` in the place of those that it replaces."""
     if made is None:
         return [*parts]
     first = [part.name for part in parts].index(made.replaced[0])
@@ -529,17 +539,9 @@ def _in_place(parts: Sequence[Part], made: Made | None) -> list[Part | Made]:
     return [*parts[:first], made, *parts[first + len(made.replaced) :]]
 
 
-def _spread_of(piece: Part | Made, preview: Preview) -> Spread:
-    return spread_of(piece.arrays, preview) if isinstance(piece, Part) else piece.spread
-
-
-def _waiting_bytes(state: Snapshot, more: Ids, schema: Schema) -> int:
-    """Return the DRAM of a vector that is not yet written: of those there are, or of those to come."""
-    return max(fresh_row_bytes(state.row_bytes, schema, texts) for texts in (state.fresh.texts, more.texts))
-
-
-def _hot_of(hot: HotPages, parts: Sequence[Part]) -> HotPages:
-    """Return the hot pages that lie in the files of these parts."""
-    files = [part.places.file for part in parts]
-    kept = np.isin(hot.keys >> 40, files)
-    return hot if kept.all() else HotPages(hot.keys[kept], hot.pages[kept])
+def outgrown(state: IndexSnapshot) -> bool:
+    """Return whether so much has changed, or a list grown so long, that the index is worth making anew."""
+    calibration = state.calibration
+    if calibration.worn or calibration.tuned or calibration.changes <= _LONG_CHANGES * calibration.vectors:
+        return calibration.worn
+    return state.longest_list > _LONG

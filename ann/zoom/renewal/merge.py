@@ -1,6 +1,6 @@
-"""Writing several parts as one: what was removed goes, and all is in list order again."""
+"""Joining parts: several parts are written as one, in list order and without removed rows."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -8,28 +8,46 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.filters.attributes import Schema, chain, write_attributes
+from memhier.ann.zoom.ids.ids import Located, texts_at
+from memhier.ann.zoom.ids.stored_texts import in_order, write_texts
+from memhier.ann.zoom.ids.texts import Texts
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.blocks import codes_of, interleave
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
-from memhier.ann.zoom.renewal.pauses import pause
+from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import Part, PartArrays, compact_ids
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, alive_rows, compact_ids, positions_of
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
+from memhier.store.store import Staging, Transaction
 
-__all__ = ["Merged", "PartsSource", "Spread", "alive_blocks", "merge_parts", "merged_bytes", "radii_of", "spread_of"]
+__all__ = [
+    "Merged",
+    "PartsSource",
+    "Spread",
+    "alive_blocks",
+    "first_to_join",
+    "merge_parts",
+    "merged_bytes",
+    "radii_of",
+    "spread_of",
+    "write_carried",
+]
 
 _CHUNK_BYTES = 16 << 20  # held while vectors are put in order
 _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
 _FEWEST_ROWS = 16
 _WORD_BYTES = 24  # of a word of an attribute that is text
 _RADII_ROWS = 1 << 12
+_JOIN = 2  # a part is joined with those after it once they hold half as many rows
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Spread: TypeAlias = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +59,8 @@ class Merged:
     arrays
         Its codes, ids and lists.
     rows
-        uint32 or int64 ``[n]``: number of each row when the rows of all parts are counted, with those that were
-        removed. None where nobody asks.
+        uint32 or int64 ``[n]``: number of each row when all rows of all parts are counted, removed ones included.
+        None where nothing goes with rows.
     """
 
     arrays: PartArrays
@@ -51,7 +69,7 @@ class Merged:
 
 @dataclass(slots=True)
 class _Chunk:
-    """The rows of a few neighbouring lists, from all parts, in list order, with what is kept of them in DRAM."""
+    """The rows of a few neighbouring lists, from all parts, in list order, with their codes and ids."""
 
     lengths: Ints  # of the lists
     part: npt.NDArray[np.int32]  # of each row
@@ -62,14 +80,14 @@ class _Chunk:
 
 
 def merge_parts(
-    parts: Sequence[Part],
+    parts: Sequence[IndexPart],
     preview: Preview,
     reader: Reader,
     writer: RowWriter,
     work_bytes: int,
     with_rows: bool,
 ) -> Merged:
-    """Write the vectors of `parts` that are alive and return what else there is to keep of them.
+    """Write the vectors of `parts` that are alive, and return their codes and ids.
 
     Parameters
     ----------
@@ -80,9 +98,9 @@ def merge_parts(
     writer
         Takes the vectors.
     work_bytes
-        What may be held beside the new arrays.
+        DRAM for the work, beside the new arrays.
     with_rows
-        Whether it is asked where rows came from, for 4 bytes each (of more than 2**32 rows 8).
+        Whether to return where rows came from, for 4 bytes each (8 if there are more than 2**32 rows).
     """
     book = preview.book
     assert isinstance(book, CodeBook)  # the paper's form is written once
@@ -91,16 +109,16 @@ def merge_parts(
     ids = np.empty(total, np.result_type(*(part.arrays.ids.dtype for part in parts)))
     offsets = np.cumsum([0, *map(len, parts)])
     rows = np.empty(total if with_rows else 0, np.uint32 if offsets[-1] <= 2**32 else np.int64)
-    files = np.array([part.places.file for part in parts], np.int32)
+    files = np.array([part.file for part in parts], np.int32)
     starts, at = np.zeros(preview.lists + 1, np.int64), 0
     for low, chunk in _chunks(parts, preview.lists, book, work_bytes):
         pause()
         ends = np.concatenate([[0], np.cumsum(chunk.lengths)])
         starts[low + 1 : low + len(ends)] = at + ends[1:]
-        row_bytes = parts[0].places.row_bytes
+        row_bytes = parts[0].row_bytes
         order = page_order(book, chunk.codes, chunk.numbers, ends, row_bytes, at, work_bytes)
         part, of_part = chunk.part[order], chunk.rows[order]
-        writer.append(reader.read(files[part], parts[0].places.offsets(of_part), row_bytes))
+        writer.append(reader.read(files[part], parts[0].offsets(of_part), row_bytes))
         place = slice(at, at + len(order))
         codes[place], values[:, place] = chunk.codes[order], chunk.numbers[:, order]
         ids[place] = chunk.ids[order]
@@ -112,31 +130,58 @@ def merge_parts(
     return Merged(PartArrays(starts, codes, values, ids), rows if with_rows else None)
 
 
-def merged_bytes(parts: Sequence[Part], preview: Preview, strings: int, with_rows: bool) -> int:
-    """Return the DRAM that joining parts takes beside them: the new arrays, and while it lasts what goes with rows.
+def merged_bytes(parts: Sequence[IndexPart], preview: Preview, strings: int, with_rows: bool) -> int:
+    """Return the DRAM that joining parts takes beside them: the new arrays, and the work on attributes.
 
-    `strings` is how many attributes are text, whose words are numbered anew.
+    `strings` is the number of attributes that are text: their words are numbered anew.
     """
     each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
     return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """How far the vectors of a part lie from their centroids, removed ones included.
+def first_to_join(
+    parts: Sequence[IndexPart],
+    preview: Preview,
+    earliest: int,
+    room: Callable[[], int],
+    *,
+    strings: int,
+    with_rows: bool,
+    most: int | None = None,
+) -> int:
+    """Return the part, from number `earliest` on, from which on all are joined.
 
-    Attributes
+    Joins make sizes fall by a factor from part to part, and leave no part with more removed rows than others. They go
+    as far as there is room for the new part beside the old ones, which searches use until it is there.
+
+    Parameters
     ----------
-    squared, counts
-        float64 and int64 ``[lists]``: the sum of their squared distances, and how many they are.
+    room
+        Returns the bytes of DRAM.
+    strings, with_rows
+        As in :func:`merged_bytes`.
+    most
+        Rows to write; None for any number.
     """
-
-    squared: npt.NDArray[np.float64]
-    counts: Ints
+    first, rows, free = len(parts), 0, None
+    for number in range(len(parts) - 1, earliest - 1, -1):
+        part = parts[number]
+        if most is not None and alive_rows(parts[number:]) > most:
+            break
+        if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
+            free = room() if free is None else free
+            if merged_bytes(parts[number:], preview, strings, with_rows) > free:
+                break
+            first = number
+        rows += len(part)
+    return first
 
 
 def spread_of(arrays: PartArrays, preview: Preview) -> Spread:
-    """Return the spread of the lists of a part."""
+    """Return the spread of the vectors of a part around their centroids, removed ones included, ``[2, lists]``.
+
+    It is the sum of their squared distances, and their number.
+    """
     unit = getattr(preview.book, "unit", 1.0)
     lists = len(arrays.starts) - 1
     squared, low = np.zeros(lists), 0
@@ -147,37 +192,37 @@ def spread_of(arrays: PartArrays, preview: Preview) -> Spread:
         sums = np.concatenate([[0.0], np.cumsum(np.square(away))])
         squared[low:high] = np.diff(sums[starts - starts[0]])
         low = high
-    return Spread(squared, np.diff(arrays.starts))
+    return np.stack([squared, np.diff(arrays.starts)])
 
 
-def radii_of(spreads: Iterable[Spread]) -> Floats:
-    """Return the root mean square distance of the vectors of each list to its centroid, of parts together."""
-    squared: Any = 0.0
-    counts: Any = 0
-    for spread in spreads:
-        squared, counts = squared + spread.squared, counts + spread.counts
+def radii_of(pieces: Sequence[PartArrays | Spread], preview: Preview) -> Floats:
+    """Return the root mean square distance of the vectors of each list to its centroid, of all pieces together."""
+    spreads = [spread_of(each, preview) if isinstance(each, PartArrays) else each for each in pieces]
+    if not spreads:
+        return preview.radii
+    squared, counts = np.sum(spreads, axis=0)
     radii: Floats = np.sqrt(squared / np.maximum(counts, 1)).astype(np.float32)
     return radii
 
 
 def alive_blocks(
-    parts: Sequence[Part], dtype: np.dtype[Any], reader: Reader
+    parts: Sequence[IndexPart], dtype: np.dtype[Any], reader: Reader
 ) -> Iterator[tuple[Ints, npt.NDArray[Any]]]:
-    """Yield positions and vectors ``[n, d]`` of all that is alive, some 8 MiB at a time."""
+    """Yield positions and vectors ``[n, d]`` of all rows that are alive, some 8 MiB at a time."""
     for number, part in enumerate(parts):
-        step = max(1, (_CHUNK_BYTES // 2) // part.places.row_bytes)
+        step = max(1, (_CHUNK_BYTES // 2) // part.row_bytes)
         for start in range(0, len(part), step):
             check_interrupt()
             rows = np.arange(start, min(start + step, len(part)))
             rows = rows[part.is_alive(rows)]
             if len(rows):
-                yield rows | number << PART_SHIFT, vectors_of(part.places.read(reader, rows), dtype)
+                yield positions_of(number, rows), vectors_of(part.read(reader, rows), dtype)
 
 
-def _chunks(parts: Sequence[Part], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
-    """Yield the first list of each chunk, and the chunk: a few lists, or a piece of a long one."""
-    # The vectors, and those of a page's worth on their way; of all else what is taken, and what is put in order.
-    each = 3 * (parts[0].places.row_bytes + book.code_bytes + _ROW_BYTES)
+def _chunks(parts: Sequence[IndexPart], lists: int, book: CodeBook, work_bytes: int) -> Iterator[tuple[int, _Chunk]]:
+    """Yield the first list of each chunk, and the chunk: a few lists, or a piece of a long list."""
+    # Three copies at most: the rows taken, those put in order, and those on their way.
+    each = 3 * (parts[0].row_bytes + book.code_bytes + _ROW_BYTES)
     limit = max(_FEWEST_ROWS, min(_CHUNK_BYTES, work_bytes) // each)
     rows_before = np.sum([part.arrays.starts for part in parts], axis=0)
     low = 0
@@ -204,8 +249,8 @@ def _chunk(taken: Sequence[tuple[npt.NDArray[Any], ...]]) -> _Chunk:
     )  # fmt: skip
 
 
-def _take(part: Part, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
-    """Return what is alive of the lists of a part that begin and end at `starts`, how many of each before it."""
+def _take(part: IndexPart, number: int, starts: Ints, book: CodeBook) -> tuple[npt.NDArray[Any], ...]:
+    """Return the rows alive in the lists of a part that begin and end at `starts`: first their number in each list."""
     arrays = part.arrays
     rows = np.arange(starts[0], starts[-1])
     alive = part.is_alive(rows)
@@ -217,18 +262,49 @@ def _take(part: Part, number: int, starts: Ints, book: CodeBook) -> tuple[npt.ND
     )  # fmt: skip
 
 
+def write_carried(
+    tx: Transaction | Staging,
+    name: str,
+    parts: Sequence[IndexPart],
+    schema: Schema,
+    rows: npt.NDArray[Any],
+    block_rows: int,
+) -> None:
+    """Write the attributes and strings of rows of `parts` as those of the part `name`.
+
+    Parameters
+    ----------
+    rows
+        Integers ``[n]``: the number of each row when the rows of all `parts` are counted.
+    block_rows
+        Rows of attributes that are written at a time.
+    """
+    if schema:
+        attributes = [part.attributes for part in parts if part.attributes is not None]
+        write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows, block_rows)
+    if any(part.texts is not None for part in parts):
+        offsets, none = np.cumsum([0, *map(len, parts)]), Fresh.empty(1, np.dtype(np.float32), texts=True)
+
+        def take(some: npt.NDArray[Any]) -> Texts:
+            part = np.searchsorted(offsets, some, side="right") - 1
+            positions = positions_of(part, some.astype(np.int64) - offsets[part])
+            return texts_at(parts, none, Located(positions, np.full(len(some), -1)))
+
+        write_texts(tx, f"{name}-texts", in_order(take, rows))
+
+
 class PartsSource(VectorSource):
-    """What is alive of all parts, in their order, as a source to build from.
+    """The vectors alive in all parts, in their order, as a source to build from.
 
     Attributes
     ----------
     ids
         uint32 or int64 ``[n]``.
     rows
-        int64 ``[n]``: number of each vector when the rows of all parts are counted, with those that were removed.
+        int64 ``[n]``: number of each vector when all rows of all parts are counted, removed ones included.
     """
 
-    def __init__(self, parts: Sequence[Part], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
+    def __init__(self, parts: Sequence[IndexPart], dtype: np.dtype[Any], dimension: int, reader: Reader) -> None:
         self._parts, self._reader = parts, reader
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
@@ -245,20 +321,14 @@ class PartsSource(VectorSource):
             yield start, self.take(np.arange(start, min(start + step, self.count)))
 
     def take(self, rows: Ints) -> npt.NDArray[Any]:
-        """Return the given vectors, ascending."""
+        """Return the given vectors, in any order; those of a part are read together."""
         pause()
         out = np.empty((len(rows), self.dimension), self.dtype)
-        numbers = self.rows[rows]
+        order = np.argsort(rows, kind="stable")
+        numbers = self.rows[rows[order]]
         edges = np.searchsorted(numbers, self._offsets)
         for part, offset, low, high in zip(self._parts, self._offsets, edges, edges[1:], strict=False):
             if low < high:
-                raw = part.places.read(self._reader, numbers[low:high] - offset)
-                out[low:high] = vectors_of(raw, self.dtype)
-        return out
-
-    def take_any(self, rows: Ints) -> npt.NDArray[Any]:
-        """Return the given vectors, in any order."""
-        order = np.argsort(rows, kind="stable")
-        out = np.empty((len(rows), self.dimension), self.dtype)
-        out[order] = self.take(rows[order])
+                raw = part.read(self._reader, numbers[low:high] - offset)
+                out[order[low:high]] = vectors_of(raw, self.dtype)
         return out

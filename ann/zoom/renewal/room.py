@@ -1,4 +1,4 @@
-"""Whether more vectors can be held: in the DRAM of the budget, and in the range of the preview's numbers."""
+"""Checks of vectors to add: the DRAM of the budget, and the range of the preview's numbers."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from memhier.ann.zoom.ids.ids import Ids
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
 from memhier.ann.zoom.preview.layout import PART_BYTES
 from memhier.ann.zoom.preview.space import PreviewSpace
-from memhier.ann.zoom.search.search import Snapshot
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.part import compact_dtype
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["check_range", "check_room"]
 
@@ -24,35 +24,35 @@ _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
-def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
-    """Refuse vectors for which there is no room once they are written.
+def check_room(state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
+    """Refuse vectors that leave no room in the budget once they are written.
 
     Parameters
     ----------
     state
         The index without them.
     held
-        Bytes of DRAM that it comes to hold.
+        The most DRAM that it holds, in bytes.
     ids
         Of the vectors.
     waiting
         The most bytes of vectors that wait in DRAM.
     filters
-        How many searches with a filter there may be at a time.
+        Searches with a filter at a time.
     dram
         The budget.
 
     Raises
     ------
     BudgetError
-        When it is exceeded; says what would be enough.
+        When it is exceeded; the message names a budget that is enough.
     """
-    more, texts = len(ids), ids.texts
-    count = more + len(state.fresh)
-    id_bytes = max(compact_dtype(some).itemsize for some in (ids.numbers, state.fresh.ids))
+    more, texts = len(ids.numbers), ids.texts
+    count = more + len(state.fresh.ids)
+    id_bytes = compact_dtype(ids.numbers, state.fresh.ids).itemsize
     each = state.preview.book.code_bytes + _NUMBERS_BYTES + id_bytes
     per_part = 8 * (state.preview.lists + 1) + PART_BYTES
-    # Vectors that wait are copied to be joined with others; of bitmaps there are those of removals, before and after.
+    # Waiting vectors are copied when others join them. A removal makes a second bitmap.
     needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
     needed += (2 + filters) * bitmap_bytes(count)
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
@@ -65,12 +65,12 @@ def check_room(state: Snapshot, held: int, ids: Ids, waiting: int, filters: int,
         raise BudgetError(
             f"{more:,} more vectors need {format_bytes(needed)} ({needed} bytes) of DRAM in all, "
             f"dram={format_bytes(dram)} was given at build. Build it again with grow_to={total}, which makes shorter "
-            f"codes where dram= is not raised to as much; commit() and compact() free the DRAM of what was removed"
+            f"codes where dram= is not raised to as much; commit() and compact() free the DRAM of removed vectors"
         )
 
 
-def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, begun: bool) -> None:
-    """Refuse vectors that the preview cannot hold, which where `begun` was fitted to those of the build.
+def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, fitted: bool) -> None:
+    """Refuse vectors that the preview cannot hold; with `fitted`, it was trained on those of the build.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def check_range(space: PreviewSpace, vectors: npt.NDArray[Any], *, begun: bool) 
         values = vectors[start : start + _BLOCK].astype(np.float64)
         squared = np.einsum("ij,ij->i", values, values)
         row = int(squared.argmax())
-        if begun and space.metric == "ip" and squared[row] > (space.reach * _ROUNDING) ** 2:
+        if fitted and space.metric == "ip" and squared[row] > (space.reach * _ROUNDING) ** 2:
             raise ValueError(
                 f"vectors row {start + row} has a norm of {squared[row] ** 0.5:.6g}, the largest at build was "
                 f"{space.reach:.6g}: with metric='ip' the index must be built again, with this vector"

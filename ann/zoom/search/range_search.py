@@ -1,27 +1,24 @@
-"""All vectors within a radius: every list is scanned, and what the bounds admit is read.
+"""All vectors within a radius: the search scans every list and reads the vectors that the bounds admit.
 
-The radius is a threshold known beforehand, where a search for the k nearest has to find its own. It may admit any
-number of vectors, so lists are scanned a few at a time wherever what they hold would not fit.
+The radius is a threshold known beforehand, while a search for the k nearest has to find its own. It may admit any
+number of vectors, so lists whose candidates would not fit are scanned a few at a time.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
-from memhier.ann.zoom.ids.ids import Sightings
-from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart
+from memhier.ann.zoom.preview.code_scan import Candidates
 from memhier.ann.zoom.preview.preview import Effort
-from memhier.ann.zoom.search.search import CANDIDATE_BYTES, Found, Selection, Snapshot, found_positions
-from memhier.ann.zoom.storage.fullview import make_workspace
+from memhier.ann.zoom.search.search import CANDIDATE_BYTES, Found, Search
 from memhier.ann.zoom.storage.part import gather
-from memhier.io.reader import Reader
 from memhier.rows.ranking import RankRequest, rank_rows
 from memhier.shield import check_interrupt
 
-__all__ = ["RangeResult", "Within", "all_nearest", "range_effort", "search_range"]
+__all__ = ["Within", "all_nearest", "range_effort", "search_range"]
 
 _LIMIT = 1024  # candidates of a query that are read together
 _LIST_BYTES = 24  # of its number, for a query that probes all of them
@@ -29,26 +26,6 @@ _ROUNDING = 1e-5  # of the terms of a distance
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class RangeResult:
-    """Vectors within a radius of each query, nearest first, ties by id.
-
-    Attributes
-    ----------
-    offsets
-        int64 ``[q + 1]``: those of query ``i`` stand from ``offsets[i]`` to ``offsets[i + 1]``.
-    ids, distances
-        int64, or strings as objects, and float32, ``[n]``; the distances as :class:`memhier.ann.SearchResult` has them.
-    stats
-        Plain numbers of this call, as far as they apply those of :class:`memhier.ann.SearchResult`.
-    """
-
-    offsets: Ints
-    ids: npt.NDArray[Any]
-    distances: Floats
-    stats: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +38,9 @@ class Within:
 
 
 def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[Effort, bool]:
-    """Return how hard to look for `recall`, and whether that is known to reach it.
+    """Return the effort for `recall`, and whether it is known to reach it.
 
-    A radius is the distance of some k-th neighbour, but nobody knows of which, so the widest bounds of all are taken.
+    A radius is the distance of some k-th neighbour. As k is unknown, the widest bounds of all are taken.
     """
     if recall == 1:
         return Effort(lists, eps=calibration.exact_eps), False
@@ -73,40 +50,21 @@ def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[E
     return Effort(lists, eps=max(effort.eps for effort, _ in known)), True
 
 
-def search_range(
-    snapshot: Snapshot,
-    reader: Reader,
-    queries: Floats,
-    radii: Floats,
-    effort: Effort,
-    selection: Selection,
-    sums: Ints,
-    seen: Sightings | None,
-) -> list[Within]:
-    """Return what lies within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``.
-
-    Parameters
-    ----------
-    selection
-        What may be found.
-    sums
-        int64 ``[3]`` to which the I/Os, pages and bytes read are added.
-    seen
-        Notes where the vectors found are; None where nobody asks.
-    """
-    workspace = make_workspace(snapshot.row_bytes)
-    coded = [each.coded(bits) for each, bits in zip(snapshot.parts, selection.parts, strict=True)]
+def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort) -> list[Within]:
+    """Return the vectors within `radii`, in the metric's unit ``[q]``, of queries float32 ``[q, d]``."""
+    snapshot = search.snapshot
     each = _LIMIT * CANDIDATE_BYTES + 16 * snapshot.space.padded + _LIST_BYTES * snapshot.preview.lists
     step = max(1, snapshot.scan_bytes // each)
     results = []
     for start in range(0, len(queries), step):
         check_interrupt()
         part = slice(start, start + step)
-        scan = _Scan(snapshot, reader, queries[part], radii[part], effort, coded, workspace, sums, seen)
-        if coded:
+        scan = _Scan(search, queries[part], radii[part], effort.eps)
+        if search.coded:
             scan.all_lists()
         if len(snapshot.fresh):
-            near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, len(snapshot.fresh), selection.fresh)
+            every = len(snapshot.fresh)
+            near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, every, search.selection.fresh)
             for number in range(len(scan.queries)):
                 scan.take(number, near[0][number], near[1][number])
         results += scan.finish()
@@ -114,37 +72,33 @@ def search_range(
 
 
 def all_nearest(
-    snapshot: Snapshot,
-    reader: Reader,
+    search: Search,
     queries: Floats,
     found: Found,
-    selection: Selection,
-    sums: Ints,
-    seen: Sightings | None,
-    *,
     effort: Effort | None = None,
     rows: npt.NDArray[np.bool_] | None = None,
 ) -> Found:
-    """Return the nearest of each query among everything as near as the k-th of `found`: what that missed is put in.
+    """Return the nearest of each query among everything as near as the k-th of `found`, with `found` completed.
 
-    The widest bounds leave too much to be ranked by themselves; by the distances of near vectors they exclude the most.
+    By themselves the widest bounds leave too much to rank; the distances of near vectors exclude the most of it.
 
     Parameters
     ----------
     effort
-        The lists and bounds that decide what may be as near; all lists and the widest bounds when not given.
+        The lists and bounds that decide which vectors may be as near; all lists and the widest bounds when not given.
     rows
         bool ``[q]``: the queries to do it for; all when not given.
     """
+    snapshot = search.snapshot
     k = found.ids.shape[1]
     radii = found.distances[:, -1]
     wanted = np.isfinite(radii) if rows is None else np.isfinite(radii) & rows
     complete = np.flatnonzero(wanted)  # fewer than k are all there are
     effort = effort or Effort(snapshot.preview.lists, eps=snapshot.calibration.exact_eps)
-    within = search_range(snapshot, reader, queries[complete], radii[complete], effort, selection, sums, seen)
+    within = search_range(search, queries[complete], radii[complete], effort)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):
-        # What is found stays, though its own bound, were it wrong by more, would keep it out of what is within.
+        # A vector found before stays, also where its bound is so wrong that the search within the radius misses it.
         alone = ~np.isin(found.ids[query], more.ids)
         ids = np.concatenate([more.ids, found.ids[query, alone]])
         away = np.concatenate([more.distances, found.distances[query, alone]])
@@ -159,29 +113,18 @@ def all_nearest(
 class _Scan:
     """One block of queries on its way."""
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        reader: Reader,
-        queries: Floats,
-        radii: Floats,
-        effort: Effort,
-        coded: list[CodedPart],
-        workspace: npt.NDArray[np.uint8],
-        sums: Ints,
-        seen: Sightings | None,
-    ) -> None:
+    def __init__(self, search: Search, queries: Floats, radii: Floats, eps: float) -> None:
         self.queries = queries
-        self._snapshot, self._reader, self._radii, self._effort = snapshot, reader, radii, effort
-        self._coded, self._workspace, self._sums, self._seen = coded, workspace, sums, seen
-        self._turned = snapshot.preview.turn(snapshot.space.queries(queries))
-        self._most = snapshot.space.remoteness(radii, queries, _ROUNDING)
+        self._search, self._snapshot, self._radii, self._eps = search, search.snapshot, radii, eps
+        space = search.snapshot.space
+        self._turned = search.snapshot.preview.turn(space.queries(queries))
+        self._most = space.remoteness(radii, queries, _ROUNDING)
         self._ids: list[list[Ints]] = [[] for _ in queries]
         self._near: list[list[Floats]] = [[] for _ in queries]
         self._tally = np.zeros((len(queries), 5), np.int64)
 
     def all_lists(self) -> None:
-        """Look for what lies within the radius of each query."""
+        """Look for the vectors within the radius of each query."""
         every = np.arange(len(self.queries))
         lists = np.arange(self._snapshot.preview.lists)
         self._lists(every, np.broadcast_to(lists, (len(every), len(lists))), _LIMIT)
@@ -189,7 +132,7 @@ class _Scan:
     def _lists(self, chosen: Ints, probes: Ints, limit: int) -> None:
         """Look for the vectors of some queries in lists of each, ``[chosen, p]``."""
         found = self._scan(chosen, probes, limit)
-        # With as many as there is room for, some may have been left out.
+        # A full list of candidates may have left some out.
         fits = found.counts < limit
         self._rank(chosen[fits], found, np.flatnonzero(fits))
         for row in np.flatnonzero(~fits):
@@ -201,13 +144,13 @@ class _Scan:
                 self._lists(query, half, limit)
 
     def take(self, number: int, ids: Ints, near: Floats) -> None:
-        """Keep what lies within the radius of a query."""
+        """Keep the vectors within the radius of a query."""
         inside = near <= self._radii[number]
         self._ids[number].append(ids[inside])
         self._near[number].append(near[inside])
 
     def finish(self) -> list[Within]:
-        """Return what was found of each query."""
+        """Return the vectors found for each query."""
         results = []
         for ids, near, tally in zip(self._ids, self._near, self._tally, strict=True):
             names, away = (
@@ -220,8 +163,8 @@ class _Scan:
 
     def _scan(self, chosen: Ints, probes: Ints, limit: int) -> Candidates:
         return self._snapshot.preview.scan(
-            self._turned[chosen], np.ascontiguousarray(probes), self._coded, limit,
-            eps=self._effort.eps, limit=limit, most=self._most[chosen],
+            self._turned[chosen], np.ascontiguousarray(probes), self._search.coded, limit,
+            eps=self._eps, limit=limit, most=self._most[chosen],
         )  # fmt: skip
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:
@@ -235,14 +178,14 @@ class _Scan:
         files, offsets, ids = gather(snapshot.parts, positions)
         everything = np.full(len(ids), -np.inf, np.float32)
         request = RankRequest(
-            self.queries[chosen], snapshot.space.metric, snapshot.dtype.name, snapshot.row_bytes,
-            np.concatenate([[0], np.cumsum(counts)]), files, offsets, everything, ids,
-            np.full(len(chosen), np.inf, np.float32), most, most,
+            queries=self.queries[chosen], metric=snapshot.space.metric, dtype=snapshot.dtype.name,
+            row_bytes=self._search.row_bytes, first=np.concatenate([[0], np.cumsum(counts)]), files=files,
+            offsets=offsets, lower=everything, ids=ids, thresholds=np.full(len(chosen), np.inf, np.float32),
+            k=most, first_round=most,
         )  # fmt: skip
-        ranking = rank_rows(self._reader, request, self._workspace, hot=snapshot.hot, tally=self._sums)
+        search = self._search
+        ranking = rank_rows(search.reader, request, search.workspace, hot=snapshot.hot, tally=search.tally)
         self._tally[chosen, 2:] += ranking.tally[:, :3]
-        if self._seen is not None:
-            within = ranking.distances <= self._radii[chosen, None]
-            self._seen.note(ranking.ids[within], found_positions(snapshot, ranking)[within])
+        search.note(ranking, ranking.distances <= self._radii[chosen, None])
         for place, (number, count) in enumerate(zip(chosen.tolist(), counts.tolist(), strict=True)):
             self.take(number, ranking.ids[place, :count], ranking.distances[place, :count])

@@ -1,4 +1,4 @@
-"""Turns: how many may do something at a time."""
+"""Turns, which limit how many threads do something at a time."""
 
 import itertools
 import os
@@ -8,15 +8,15 @@ __all__ = ["Turns"]
 
 
 class Turns:
-    """Lets so many in at a time: ``with turns.next(): ...``, from any number of threads.
+    """Lets a fixed number of threads in at a time: ``with turns.next(): ...``.
 
-    A turn is a built-in lock. No signal is handled between the lock and the `with` that takes it and gives it back,
-    while a semaphore's steps are lines of Python: an interrupt there keeps a turn taken for ever.
+    A turn is a built-in lock. No signal is handled between the lock and the `with` that takes and releases it. The
+    steps of a semaphore are lines of Python, where an interrupt could keep a turn taken for ever.
 
     Parameters
     ----------
     count
-        How many.
+        Threads at a time.
     """
 
     def __init__(self, count: int) -> None:
@@ -25,8 +25,8 @@ class Turns:
         self._locks, self._pid = [allocate_lock() for _ in range(count)], os.getpid()
 
     def next(self) -> LockType:
-        """Return a turn to be taken, one that is free if there is any; others are waited for by as many each."""
-        if self._pid != os.getpid():  # threads that did not survive the fork may have had all turns
+        """Return a turn to take: a free one if there is any, otherwise each in rotation."""
+        if self._pid != os.getpid():  # threads of the parent process may have had all turns
             self._locks, self._pid = [allocate_lock() for _ in range(self._count)], os.getpid()
         locks = self._locks
         for lock in locks:

@@ -1,4 +1,4 @@
-"""What the store's catalog says of an index, and the segments of its preview."""
+"""The description of an index in the store's catalog, and the segments of its preview."""
 
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
@@ -87,32 +87,32 @@ _CHECK = record(
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """The entry ``index`` of the catalog.
+    """The entry ``index`` of the catalog: the description of an index.
 
     Attributes
     ----------
     dtype, space, coding, lists, book_bytes
-        Of vectors and codes; `book_bytes` is what one code takes.
+        Of vectors and codes; `book_bytes` is the size of a code.
     dram, seed
         As given at build.
     searches
-        How many may run at a time.
+        Searches at a time.
     schema
         Types of the attributes.
     next_part, next_id
-        Number of the next part, and of the next vector that comes without an id.
+        Number of the next part, and the next free id.
     trained_on
-        Vectors there were when the lists were last made.
+        The number of vectors when the lists were last made.
     calibration
-        What a declared recall takes.
+        The effort for each recall.
     parts
         Entries of the parts.
     pending
-        Entries of parts that no commit of the index has made its own.
+        Entries of parts that no commit of the index has taken over.
     hot
         Pages to hold in DRAM, as pairs of part name and page.
     id_kind
-        What callers call vectors.
+        The type of the ids.
     """
 
     dtype: str
@@ -145,7 +145,7 @@ class Description:
 
     @classmethod
     def decode(cls, raw: bytes, path: object) -> Self:
-        """Return what the JSON text of :meth:`to_json` says.
+        """Return the description from the JSON text of :meth:`to_json`.
 
         Raises
         ------
@@ -171,7 +171,7 @@ class Description:
 
 
 def write_preview(tx: Transaction | Staging, preview: Preview, *, radii: bool = True) -> None:
-    """Write lists and code book; `radii` tells whether with the radii of the lists, which change with every commit."""
+    """Write lists and code book; with `radii` also the radii of the lists, which every commit writes anew."""
     book = preview.book
     arrays: dict[str, npt.NDArray[Any]] = {"router": preview.router.save()}
     if radii:

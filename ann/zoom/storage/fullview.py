@@ -1,23 +1,21 @@
-"""The fullview: full vectors on SSD, in list order, packed so that none straddles a page it need not.
+"""The fullview: full vectors on SSD, in list order, packed so that no vector straddles a page needlessly.
 
-A vector's place follows from the row of its code, so no map from id to address is held in DRAM.
+The row of a vector's code tells its place, so no map from id to address is held in DRAM.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
 from memhier.rows.ranking import page_rows_of
 from memhier.rows.rows import rows_per_page
 from memhier.store.segments import SegmentWriter
 
 __all__ = [
-    "RowPlaces",
     "RowWriter",
     "SortedRows",
     "make_workspace",
@@ -35,9 +33,9 @@ Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
 def workspace_bytes(row_bytes: int) -> int:
-    """Return the DRAM for the rows of one submission of reads: none where rows lie whole in pages.
+    """Return the DRAM for the rows of one submission of reads: 256 KiB, or 128 rows where these take more.
 
-    Those are ranked in the reader's buffers. Others take 256 KiB, or 128 rows where these take more.
+    Rows that lie whole in pages take none: they are ranked in the reader's buffers.
     """
     return 0 if page_rows_of(row_bytes) else max(256 << 10, 128 * row_bytes)
 
@@ -47,42 +45,8 @@ def make_workspace(row_bytes: int) -> Bytes:
     return np.empty((workspace_bytes(row_bytes) // row_bytes, row_bytes), np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class RowPlaces:
-    """Where rows lie in an open file.
-
-    Attributes
-    ----------
-    file
-        The reader's handle.
-    row_bytes
-        Bytes of a row.
-    """
-
-    file: int
-    row_bytes: int
-
-    def offsets(self, rows: Ints) -> Ints:
-        """Return where rows start, int64 of the shape of `rows`."""
-        per_page = rows_per_page(self.row_bytes)
-        if per_page is None:
-            return rows * self.row_bytes
-        return rows // per_page * PAGE_BYTES + rows % per_page * self.row_bytes
-
-    def rows(self, offsets: Ints) -> Ints:
-        """Return the rows that start at offsets, the inverse of :meth:`offsets`."""
-        per_page = rows_per_page(self.row_bytes)
-        if per_page is None:
-            return offsets // self.row_bytes
-        return offsets // PAGE_BYTES * per_page + offsets % PAGE_BYTES // self.row_bytes
-
-    def read(self, reader: Reader, rows: Ints, tally: Ints | None = None) -> Bytes:
-        """Return rows uint8 ``[n, row_bytes]`` in any order; each page is read once."""
-        return reader.read(self.file, self.offsets(rows), self.row_bytes, tally=tally)
-
-
 def stored_bytes(count: int, row_bytes: int) -> int:
-    """Return the bytes that `count` rows take on SSD."""
+    """Return the bytes of `count` rows on SSD."""
     per_page = rows_per_page(row_bytes)
     pages = -(-count * row_bytes // PAGE_BYTES) if per_page is None else -(-count // per_page)
     return pages * PAGE_BYTES
@@ -116,7 +80,7 @@ class RowWriter:
         self._rest = np.empty((0, row_bytes), np.uint8)  # of the last page
 
     def append(self, rows: Bytes) -> None:
-        """Append rows uint8 ``[n, row_bytes]``, in blocks, so that they are never all copied at once."""
+        """Append rows uint8 ``[n, row_bytes]``, copying them block by block."""
         step = max(1, _BLOCK_BYTES // self._row_bytes)
         for start in range(0, len(rows), step):
             block = rows[start : start + step]
@@ -152,8 +116,8 @@ class RowWriter:
 class SortedRows:
     """Puts rows that come in any order into the order of their positions: an external sort.
 
-    Rows are first appended to buckets of neighbouring positions, each small enough to be put in order in DRAM, so that
-    the source and the disk are both read and written forward.
+    Rows go to buckets of neighbouring positions first. Each bucket is small enough to be put in order in DRAM, so the
+    source and the disk are both read and written forward.
 
     Parameters
     ----------
@@ -172,11 +136,11 @@ class SortedRows:
 
     @property
     def borders(self) -> Ints:
-        """Positions that rows staged before one of them may not be moved across: where buckets begin."""
+        """Positions where buckets begin: :meth:`move` keeps every row between two of them."""
         return np.arange(len(self._paths)) * self._per_bucket
 
     def move(self, places: npt.NDArray[Any]) -> None:
-        """Put each row, wherever it was staged, at ``places[position]``."""
+        """Write the row staged at each position at ``places[position]`` instead."""
         self._moved = places
 
     def add(self, positions: Ints, rows: Bytes) -> None:
@@ -192,7 +156,7 @@ class SortedRows:
                     file.write(staged[order[low:high]].data)
 
     def write(self, writer: RowWriter) -> Iterator[int]:
-        """Write all rows in order, yielding how many after each bucket, and finish the writer."""
+        """Write all rows in order, yield the number of rows after each bucket, and finish the writer."""
         for path in self._paths:
             staged = np.fromfile(path, self._staged)
             path.unlink()

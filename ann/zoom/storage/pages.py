@@ -1,9 +1,9 @@
-"""The order of rows within their lists: what is near each other shares a page.
+"""The order of rows within their lists: vectors near each other share a page.
 
-A page is read for one row and ranked whole, so the fewer pages the neighbours of a query lie on, the fewer are read.
-The rows of a list are halved, and halved again, across the direction in which they differ most, each time at the border
-of a page. Their codes tell that direction as well as the vectors themselves (neighbours on 7.40 pages instead of 7.38,
-of 7.83 in no order, with 30 bytes for 128 dimensions).
+A search reads a page for one row and ranks all its rows, so it reads fewer pages where the neighbours of a query lie on
+fewer. The rows of a list are halved again and again, across the direction in which they differ most, at the border of a
+page. Their codes tell that direction as well as the vectors themselves: neighbours lie on 7.40 pages instead of 7.38,
+and on 7.83 without an order (30 bytes for 128 dimensions).
 """
 
 import itertools
@@ -12,17 +12,17 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.renewal.pauses import pause
-from memhier.io.reader import PAGE_BYTES
+from memhier.io.page_file import PAGE_BYTES
 from memhier.rows.ranking import page_rows_of
 
 __all__ = ["page_order"]
 
-_FEWEST = 8  # rows that are worth a halving
+_FEWEST = 8  # rows that are worth halving
 _ROUNDS = 4
-_COPIES = 8  # of what codes stand for, at most
-_BLOCK_BYTES = 16 << 20  # of what codes stand for, at a time: a longer list is put in order piece by piece
+_COPIES = 8  # of decoded vectors, at most
+_BLOCK_BYTES = 16 << 20  # of vectors decoded at a time: a longer list is put in order piece by piece
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -37,20 +37,20 @@ def page_order(
     first: int = 0,
     work_bytes: int | None = None,
 ) -> Ints:
-    """Return which row goes to each place, int64 ``[n]``; all stay in their list.
+    """Return the row for each place, int64 ``[n]``; all rows stay in their list.
 
     Parameters
     ----------
     book, codes, numbers
         Of the rows: codes uint8 ``[n, code_bytes]``, one row after the other, and their numbers.
     starts
-        int64 ``[lists + 1]``, ascending from 0 to n; where it holds further borders, rows do not cross these.
+        int64 ``[lists + 1]``, ascending from 0 to n; it may hold further borders, which rows do not cross either.
     row_bytes
         Of a row on SSD.
     first
-        The row of the file that row 0 is to be.
+        The row of the file that row 0 becomes.
     work_bytes
-        What may be held meanwhile; some 128 MiB where nothing is said.
+        DRAM for the work; some 128 MiB by default.
     """
     on_page = page_rows_of(row_bytes) or max(1, PAGE_BYTES // row_bytes)
     block = _BLOCK_BYTES if work_bytes is None else work_bytes // _COPIES
@@ -68,7 +68,7 @@ def page_order(
 
 
 def _halved(values: Floats, rows: Ints, cuts: list[int]) -> list[Ints]:
-    """Return the rows of values ``[n, d]`` in as many pieces as `cuts`, where these begin, divide them into."""
+    """Return the rows of values ``[n, d]`` in pieces, divided at the places `cuts`."""
     if not cuts:
         return [rows]
     cut = cuts[len(cuts) // 2]
@@ -78,7 +78,7 @@ def _halved(values: Floats, rows: Ints, cuts: list[int]) -> list[Ints]:
 
 
 def _along(values: Floats) -> Floats:
-    """Return where values ``[n, d]`` lie along a direction that tells two halves of them apart."""
+    """Return the places of values ``[n, d]`` along a direction that separates two halves of them."""
     # By einsum: a product of BLAS may depend on the number of threads.
     apart = values - values.mean(axis=0)
     direction = apart[np.einsum("ij,ij->i", apart, apart).argmax()]

@@ -1,4 +1,4 @@
-"""A part of an index: rows that were written together, in list order, never changed but for which of them are alive."""
+"""A part of an index: rows that were written together, in list order. Only its marks of removed rows ever change."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,14 +17,29 @@ from memhier.ann.zoom.filters.stored_column import StoredColumn
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.ids.texts import hash_texts
 from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
-from memhier.ann.zoom.storage.fullview import RowPlaces
+from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import stored_array, stored_segment
-from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
+from memhier.rows.rows import rows_per_page
 from memhier.shield import when_gone
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["Part", "PartArrays", "PartFiles", "compact_dtype", "compact_ids", "find_ids", "gather"]
+__all__ = [
+    "IndexPart",
+    "PartArrays",
+    "PartFiles",
+    "alive_rows",
+    "compact_dtype",
+    "compact_ids",
+    "find_ids",
+    "gather",
+    "held_bytes",
+    "positions_of",
+    "split_positions",
+]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _SOUGHT_ROWS = 1 << 12
@@ -32,7 +47,7 @@ _SOUGHT_ROWS = 1 << 12
 
 @dataclass(frozen=True, slots=True)
 class PartArrays:
-    """What is kept of a part in DRAM.
+    """The arrays of a part in DRAM.
 
     Attributes
     ----------
@@ -43,7 +58,7 @@ class PartArrays:
     numbers
         uint16 ``[2, n]`` of codes with bounds, ``[0, n]`` of others.
     ids
-        uint32 or int64 ``[n]``: what each row is called.
+        uint32 or int64 ``[n]``: the id of each row.
     """
 
     starts: Ints
@@ -66,19 +81,20 @@ class PartArrays:
         ):
             tx.segment(f"{name}-{suffix}").append(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
 
-    def about(self, name: str) -> dict[str, Any]:
-        """Return the catalog's entry of a part of which nothing was removed."""
+    def entry(self, name: str) -> dict[str, Any]:
+        """Return the catalog's entry of a part without removed rows."""
         return {"name": name, "rows": len(self.codes), "ids": self.ids.dtype.str, "alive": None}
 
     @classmethod
-    def load(cls, store: Store, name: str, about: dict[str, Any], lists: int, code_bytes: int, numbers: int) -> Self:
-        """Return the arrays that `about`, the part's entry in the catalog, describes."""
-        count = int(about["rows"])
+    def load(cls, store: Store, entry: dict[str, Any], preview: Preview) -> Self:
+        """Return the arrays of the part that `entry` of the catalog describes."""
+        name, count, lists = entry["name"], int(entry["rows"]), preview.lists
+        numbers = 2 if preview.coding == "rabitq" else 0
         arrays = cls(
             stored_array(store, f"{name}-starts", np.int64, (lists + 1,)),
-            stored_array(store, f"{name}-codes", np.uint8, (count, code_bytes)),
+            stored_array(store, f"{name}-codes", np.uint8, (count, preview.book.code_bytes)),
             stored_array(store, f"{name}-numbers", np.uint16, (numbers, count)),
-            stored_array(store, f"{name}-ids", about["ids"], (count,)),
+            stored_array(store, f"{name}-ids", entry["ids"], (count,)),
         )
         starts = arrays.starts
         if starts[0] != 0 or starts[-1] != count or (starts[1:] < starts[:-1]).any():
@@ -89,7 +105,7 @@ class PartArrays:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class IndexPart:
     """Rows on SSD with their codes and ids.
 
     Attributes
@@ -98,23 +114,26 @@ class Part:
         Prefix of its segments.
     arrays
         Codes, ids and lists.
-    places
-        Where the full vectors lie.
+    file
+        The reader's handle of the file of full vectors.
+    row_bytes
+        Bytes of a vector there.
     alive
         A bit for each row that was not removed; None while all are there.
     alive_name
-        Segment that holds `alive`; None while it was not written.
+        Segment that holds `alive`; None until it is written.
     attributes
-        What the rows are filtered by; None where the index has none.
+        The attributes of the rows; None where the index has none.
     lease
         Keeps the file with the reader.
     texts
-        The strings that its ids are hashes of; None where the index has integers.
+        The strings that the ids are hashes of; None where ids are integers.
     """
 
     name: str
     arrays: PartArrays
-    places: RowPlaces
+    file: int
+    row_bytes: int
     alive: Words | None = None
     alive_name: str | None = None
     attributes: Attributes | None = None
@@ -136,22 +155,40 @@ class Part:
         held = self.arrays.memory_bytes + (0 if self.alive is None else self.alive.nbytes)
         return held + sum(each.memory_bytes for each in more if each is not None)
 
+    def offsets(self, rows: Ints) -> Ints:
+        """Return the byte at which the vector of each row starts, int64 of the shape of `rows`."""
+        per_page = rows_per_page(self.row_bytes)
+        if per_page is None:
+            return rows * self.row_bytes
+        return rows // per_page * PAGE_BYTES + rows % per_page * self.row_bytes
+
+    def rows_at(self, offsets: Ints) -> Ints:
+        """Return the rows whose vectors start at offsets, the inverse of :meth:`offsets`."""
+        per_page = rows_per_page(self.row_bytes)
+        if per_page is None:
+            return offsets // self.row_bytes
+        return offsets // PAGE_BYTES * per_page + offsets % PAGE_BYTES // self.row_bytes
+
+    def read(self, reader: Reader, rows: Ints) -> npt.NDArray[np.uint8]:
+        """Return the vectors of rows as stored, uint8 ``[n, row_bytes]``, in any order; each page is read once."""
+        return reader.read(self.file, self.offsets(rows), self.row_bytes)
+
     def coded(self, selected: Words | None) -> CodedPart:
-        """Return what a scan may find: of what is alive everything or, where given, those that were selected."""
+        """Return the codes with the rows that a scan may find: those selected, or all that are alive."""
         arrays = self.arrays
         return CodedPart(arrays.starts, arrays.codes, arrays.numbers, self.alive if selected is None else selected)
 
     def select(self, expression: Expression) -> Words:
-        """Return which rows fulfil a filter and were not removed, a bit for each; not to be written."""
+        """Return the rows that fulfil a filter and were not removed, a bit for each; read-only."""
         if self.attributes is None:
             return np.zeros(word_count(len(self)), np.uint64)
         selected = self.attributes.bitmap(expression)
         if self.alive is None:
             return selected
-        # One that was kept for other searches is not written.
+        # A bitmap in the cache belongs to other searches, too.
         return np.bitwise_and(selected, self.alive, out=selected if selected.flags.writeable else None)
 
-    def without(self, rows: Ints) -> "Part":
+    def without(self, rows: Ints) -> "IndexPart":
         """Return the part with these rows removed as well."""
         bits = np.full(word_count(len(self)), np.uint64(2**64 - 1)) if self.alive is None else self.alive.copy()
         if self.alive is None and len(self) % 64:
@@ -167,15 +204,15 @@ class Part:
         return bits
 
     def strangers(self) -> int:
-        """Return how many rows have a string that their id is not the hash of; reads all strings."""
+        """Return the number of rows whose id is not the hash of their string; reads all strings."""
         if self.texts is None:
             return 0
         pieces = self.texts.pieces()
         return sum(int((hash_texts(texts) != self.arrays.ids[rows]).sum()) for rows, texts in pieces)
 
-    def about(self) -> dict[str, Any]:
+    def entry(self) -> dict[str, Any]:
         """Return its entry in the catalog."""
-        return self.arrays.about(self.name) | {"alive": self.alive_name}
+        return self.arrays.entry(self.name) | {"alive": self.alive_name}
 
 
 class _Lease:
@@ -185,19 +222,19 @@ class _Lease:
 class PartFiles:
     """Opens the files of parts, and closes them once no part or snapshot has them.
 
-    The last one to have a file may let go of it anywhere: in a search, in a garbage collection that interrupts any
-    line of Python. So it is closed on another thread, which holds no lock then.
+    The last holder of a file may let go of it anywhere: in a search, or in a garbage collection that interrupts any
+    line of Python. So another thread closes it, while it holds no lock.
 
     Parameters
     ----------
     store, reader
         Of the index.
     cache
-        Of the bitmaps of filters.
+        Keeps the bitmaps of filters.
     texts
         Whether ids are strings.
     work_bytes
-        What a filter that runs may hold.
+        DRAM that a running filter may hold.
     """
 
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, texts: bool, work_bytes: int) -> None:
@@ -212,7 +249,7 @@ class PartFiles:
         schema: Schema,
         alive: Words | None = None,
         alive_name: str | None = None,
-    ) -> Part:
+    ) -> IndexPart:
         """Return a committed part whose arrays are known."""
         texts, lease = None, _Lease()
         file = self._store.attach(f"{name}-rows", self._reader)
@@ -220,10 +257,10 @@ class PartFiles:
         if self._texts:
             texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
             self._when_gone(lease, [texts.file])
-        part = Part(name, arrays, RowPlaces(file, row_bytes), alive, alive_name, None, lease, texts)
+        part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts)
         return self.widened(part, schema)
 
-    def widened(self, part: Part, schema: Schema) -> Part:
+    def widened(self, part: IndexPart, schema: Schema) -> IndexPart:
         """Return the part with the attributes of another schema, null in all rows where the part does not have them."""
         if not schema:
             return part
@@ -234,17 +271,16 @@ class PartFiles:
         self._when_gone(attributes, [column for column in columns if isinstance(column, StoredColumn)])
         return replace(part, attributes=attributes)
 
-    def load(self, about: dict[str, Any], shape: tuple[int, int, int], row_bytes: int, schema: Schema) -> Part:
-        """Return a part as the catalog describes it; `shape` is lists, bytes of a code, and numbers beside it."""
-        name, alive_name = about["name"], about["alive"]
-        arrays = PartArrays.load(self._store, name, about, *shape)
+    def load(self, entry: dict[str, Any], preview: Preview, row_bytes: int, schema: Schema) -> IndexPart:
+        """Return the part that `entry` of the catalog describes, coded with `preview`."""
+        name, alive_name = entry["name"], entry["alive"]
+        arrays = PartArrays.load(self._store, entry, preview)
         count = len(arrays.codes)
         alive = None if alive_name is None else stored_array(self._store, alive_name, np.uint64, (word_count(count),))
         if alive is not None and count % 64 and int(alive[-1]) >> count % 64:
             raise CorruptionError(f"{self._store.path}: {alive_name} has more rows alive than the {count} there are")
         rows = stored_segment(self._store, f"{name}-rows")
-        end = int(RowPlaces(0, row_bytes).offsets(np.array([count - 1]))[0]) + row_bytes if count else 0
-        if rows.length != -(-end // PAGE_BYTES) * PAGE_BYTES:
+        if rows.length != stored_bytes(count, row_bytes):
             raise CorruptionError(f"{rows.path}: {rows.payload} bytes do not hold {count} rows of {row_bytes}")
         return self.open(name, arrays, row_bytes, schema, alive, alive_name)
 
@@ -261,9 +297,19 @@ def _close_files(reader: Reader, files: Sequence[int | StoredColumn]) -> None:
                 reader.remove(file)
 
 
-def compact_dtype(ids: Ints) -> np.dtype[Any]:
-    """Return what ids are held as: uint32 where all of them fit, else int64."""
-    fit = not len(ids) or (int(ids.min()) >= 0 and int(ids.max()) < 2**32)
+def alive_rows(parts: Sequence[IndexPart]) -> int:
+    """Return the rows of all parts that were not removed."""
+    return sum([len(part.arrays.codes) if part.alive is None else popcount(part.alive) for part in parts])
+
+
+def held_bytes(parts: Sequence[IndexPart]) -> int:
+    """Return the DRAM of parts, in bytes."""
+    return sum([part.memory_bytes for part in parts])
+
+
+def compact_dtype(*ids: Ints) -> np.dtype[Any]:
+    """Return the dtype in which ids are held: uint32 where all of them fit, else int64."""
+    fit = all(not len(each) or (int(each.min()) >= 0 and int(each.max()) < 2**32) for each in ids)
     return np.dtype(np.uint32 if fit else np.int64)
 
 
@@ -272,21 +318,32 @@ def compact_ids(ids: Ints) -> npt.NDArray[Any]:
     return ids.astype(compact_dtype(ids), copy=False)
 
 
-def gather(parts: Sequence[Part], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
+def positions_of(numbers: Any, rows: Ints) -> Ints:
+    """Return positions: the number of a part and a row of it in one integer."""
+    positions: Ints = numbers << PART_SHIFT | rows
+    return positions
+
+
+def split_positions(positions: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of parts and the rows of positions; the number of -1, which is none, is -1."""
+    return positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+
+
+def gather(parts: Sequence[IndexPart], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
     """Return file, offset and id of each position, a part's number and row in one."""
-    number, rows = positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    number, rows = split_positions(positions)
     files = np.empty(len(positions), np.int32)
     offsets, ids = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
     for which, part in enumerate(parts):
         here = slice(None) if len(parts) == 1 else np.flatnonzero(number == which)
-        files[here] = part.places.file
-        offsets[here] = part.places.offsets(rows[here])
+        files[here] = part.file
+        offsets[here] = part.offsets(rows[here])
         ids[here] = part.arrays.ids[rows[here]]
     return files, offsets, ids
 
 
-def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
-    """Return the position of each id among what is alive, int64 ``[n]``, -1 for none; passes over all ids."""
+def find_ids(parts: Sequence[IndexPart], wanted: Ints) -> Ints:
+    """Return the position of each id among the rows alive, int64 ``[n]``, -1 for none; passes over all ids."""
     positions = np.full(len(wanted), -1, np.int64)
     order = np.argsort(wanted, kind="stable")
     ascending = wanted[order]
@@ -303,5 +360,5 @@ def find_ids(parts: Sequence[Part], wanted: Ints) -> Ints:
                 place = place[rows]
             rows = rows + start
             alive = part.is_alive(rows)
-            positions[order[place[alive]]] = rows[alive] | number << PART_SHIFT
+            positions[order[place[alive]]] = positions_of(number, rows[alive])
     return positions

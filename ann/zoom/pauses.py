@@ -1,4 +1,4 @@
-"""Where long work may wait, or end: for an interrupt; and work done beside others says what is to happen there."""
+"""Pauses of long work: it may end there for an interrupt, or wait for other work of higher priority."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ _LOCAL = threading.local()
 
 
 def pause() -> None:
-    """Do what this thread's work is to do now and then; raise KeyboardInterrupt where that is what is waited for."""
+    """Call this thread's hook; raise KeyboardInterrupt if an interrupt waits."""
     check_interrupt()
     hook: Callable[[], None] | None = getattr(_LOCAL, "hook", None)
     if hook is not None:

@@ -1,4 +1,4 @@
-"""Vectors that were just added: in DRAM, searched by brute force, until they are many enough to be written."""
+"""Vectors just added: they wait in DRAM, searched by brute force, until there are enough to write."""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -7,12 +7,10 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.filters.attributes import as_columns
-from memhier.ann.zoom.filters.times import as_moments
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.io.kernels import distances
 
-__all__ = ["Fresh", "as_objects", "fresh_row_bytes"]
+__all__ = ["Fresh", "fresh_row_bytes"]
 
 _VALUE_BYTES = 64  # of an attribute, as a Python object
 
@@ -22,7 +20,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """Vectors with their ids, never changed: adding makes another.
+    """Immutable vectors with their ids: an addition makes another object.
 
     Attributes
     ----------
@@ -43,7 +41,7 @@ class Fresh:
 
     @classmethod
     def empty(cls, dimension: int, dtype: np.dtype[Any], texts: bool = False) -> Self:
-        """Return one without vectors; `texts` tells whether their ids are to be strings."""
+        """Return no vectors; `texts` tells whether ids are strings."""
         return cls(np.empty((0, dimension), dtype), np.empty(0, np.int64), {}, Texts.none() if texts else None)
 
     def __len__(self) -> int:
@@ -56,7 +54,7 @@ class Fresh:
         return held + (0 if self.texts is None else self.texts.memory_bytes)
 
     def emptied(self) -> "Fresh":
-        """Return one of the kind without vectors."""
+        """Return the same without vectors."""
         return Fresh.empty(self.vectors.shape[1], self.vectors.dtype, self.texts is not None)
 
     def without(self, ids: Ints) -> "Fresh":
@@ -67,7 +65,7 @@ class Fresh:
         return Fresh(self.vectors[kept], self.ids[kept], attributes, texts)
 
     def joined(self, more: "Fresh", names: Iterable[str]) -> "Fresh":
-        """Return these and those; `names` are the attributes of the index."""
+        """Return both together; `names` are the attributes of the index."""
         attributes = {}
         for name in names:
             both = [each.attributes.get(name, np.full(len(each), None, object)) for each in (self, more)]
@@ -86,7 +84,7 @@ class Fresh:
         kept = min(k, len(ids))
         found, near = np.empty((len(queries), kept), np.int64), np.empty((len(queries), kept), np.float32)
         for row, query in enumerate(queries if kept else ()):
-            away = distances(query, self.vectors, metric)  # of all: to take some out would be a copy of them
+            away = distances(query, self.vectors, metric)  # to all, as a selection would copy vectors
             away = away if selected is None else away[selected]
             if metric == "cosine":
                 np.maximum(away, 0, out=away)
@@ -96,29 +94,7 @@ class Fresh:
         return found, near
 
 
-def fresh_row_bytes(row_bytes: int, attributes: Collection[str], texts: Texts | None) -> int:
-    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as in `texts`."""
-    text_bytes = 0 if texts is None else 8 + texts.longest
+def fresh_row_bytes(row_bytes: int, attributes: Collection[str], *texts: Texts | None) -> int:
+    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as the longest of `texts`."""
+    text_bytes = max([0 if each is None else 8 + each.longest for each in texts])
     return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes
-
-
-def as_objects(attributes: Any, count: int) -> dict[str, npt.NDArray[Any]]:
-    """Return attributes as columns of Python values, None for null."""
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name, column in as_columns(attributes, count).items():
-        if column.type is None:
-            columns[name] = np.full(count, None, object)
-            continue
-        cells = column.read(np.arange(count))
-        values = cells.values.astype(object)
-        if column.type == "str":
-            words = [word.decode() for word in column.words()]
-            values[:] = [words[rank] if rank >= 0 else None for rank in cells.values.tolist()]
-        elif column.type == "datetime":
-            values = as_moments(cells.values)
-        elif column.type == "bool":
-            values[:] = cells.values.astype(np.bool_)
-        if cells.nulls is not None:
-            values[cells.nulls] = None
-        columns[name] = values
-    return columns

@@ -1,0 +1,114 @@
+"""How a search keeps the recall that was asked for: by the calibrated effort, by more, or exactly."""
+
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from memhier.ann.zoom.arguments import SearchOptions, check_count
+from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
+from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.search.search import Selection
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+
+__all__ = ["Escalation", "Plan", "plan_search"]
+
+_FEW = 2048  # rows left by a filter, up to which a search looks at all of them
+_FEW_OF_K = 32  # likewise, by k
+_FEW_EPS = 3.0  # standard errors of their bounds
+
+Escalation: TypeAlias = Literal["no", "wider", "exact"]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How hard a search looks.
+
+    Attributes
+    ----------
+    effort
+        Lists, bounds and candidates.
+    calibrated
+        Whether calibration knows that the effort reaches the recall.
+    escalation
+        Whether the search does more than was calibrated, because that is not known to be enough: ``"wider"`` lists and
+        bounds, or ``"exact"``, a comparison with everything that may be as near as the vectors found.
+    kept
+        The recall that the search can keep: the one asked for, or less with product-quantised codes, which have no
+        bounds.
+    """
+
+    effort: Effort
+    calibrated: bool
+    escalation: Escalation
+    kept: float
+
+
+def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions, selection: Selection) -> Plan:
+    """Return how to search for `k` neighbours among the `count` vectors of a snapshot.
+
+    Raises
+    ------
+    ValueError, TypeError
+        When `candidates` is no number of at least `k`.
+    """
+    recall = TARGET if options.recall is None else float(options.recall)
+    if options.nprobe is None and options.candidates is None:
+        plan = _plan_recall(state, k, recall, selection)
+        if (found := plan.effort.candidates) is None:
+            return plan
+        return replace(plan, effort=replace(plan.effort, candidates=min(max(k, found), max(k, count))))
+    effort, _ = state.calibration.effort(k, recall)
+    if options.nprobe is not None:
+        effort = Effort(int(min(options.nprobe, state.preview.lists)), effort.eps, effort.candidates)
+    wanted = effort.candidates
+    if options.candidates is not None:
+        wanted = check_count("candidates", options.candidates, k, None)
+    if wanted is not None:
+        effort = replace(effort, candidates=min(max(k, wanted), max(k, count)))
+    return Plan(effort, False, "no", 0.0)
+
+
+def _plan_recall(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Plan:
+    """Return how to keep `recall` for `k` neighbours among the selected vectors."""
+    calibration = state.calibration
+    if selection.left is not None:
+        return Plan(_filtered(state, k, recall, selection), False, "exact" if recall == 1 else "no", recall)
+    effort, known = calibration.effort(k, recall)
+    if state.preview.coding == "pq":
+        best = max(reached for reached, _, _ in calibration.efforts[max(calibration.efforts)])
+        return Plan(effort, known, "no", recall if known else min(recall, best))
+    if known:
+        return Plan(effort, True, "no", recall)
+    if recall < 1 and not _measured(calibration, k):
+        # The neighbours differ from those measured: half of the loss is allowed, and the bounds alone decide.
+        return Plan(replace(calibration.effort(k, 1 - (1 - recall) / 2)[0], most=None), False, "wider", recall)
+    widest = calibration.widest(state.preview.lists)
+    exact = recall == 1 or calibration.reached_at(k) < recall
+    return Plan(effort if recall == 1 else widest, False, "exact" if exact else "wider", recall)
+
+
+def _measured(calibration: Calibration, k: int) -> bool:
+    """Return whether the measurements still hold for so many neighbours."""
+    return k <= max(calibration.efforts) and not calibration.changed_much
+
+
+def _filtered(state: IndexSnapshot, k: int, recall: float, selection: Selection) -> Effort:
+    """Return the effort for the rows that a filter leaves: all of them where they are few."""
+    effort = state.calibration.filtered(k, recall, selection.share)
+    assert selection.left is not None
+    if selection.left > max(_FEW, _FEW_OF_K * k):
+        return effort
+    return replace(
+        effort, nprobe=state.preview.lists, gap=np.inf, eps=max(effort.eps, _eps_of_few(state.calibration, k, recall))
+    )
+
+
+def _eps_of_few(calibration: Calibration, k: int, recall: float) -> float:
+    """Return how wide bounds have to be, in standard errors, to keep a recall among any few rows."""
+    if calibration.bounds_hold:
+        return _FEW_EPS
+    # Half of the loss allowed may lie beyond the widest bounds that were measured, of as many neighbours or more.
+    strict, known = 1 - (1 - recall) / 2, min(k, max(calibration.reached))
+    holds = all(reached >= strict for each, reached in calibration.reached.items() if each >= known)
+    return calibration.widest(1).eps if holds else calibration.exact_eps

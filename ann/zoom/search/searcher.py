@@ -1,0 +1,179 @@
+"""The searches of an open index, and the recall that they keep."""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.arguments import SearchOptions
+from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.search.planning import Plan, plan_search
+from memhier.ann.zoom.search.range_search import Within, all_nearest, range_effort, search_range
+from memhier.ann.zoom.search.results import RangeResult, SearchResult
+from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection, is_cut_short
+from memhier.ann.zoom.search.turns import Turns
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.callers import user_stacklevel
+from memhier.errors import RecallWarning
+from memhier.io.reader import Reader
+from memhier.rows.ranking import STOPS
+
+__all__ = ["Answer", "Searcher"]
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The result of a search, with the snapshot and the plan that it comes from."""
+
+    state: IndexSnapshot
+    plan: Plan
+    result: SearchResult
+
+
+class Searcher:
+    """Searches a snapshot, which its owner may replace at any moment. For many threads.
+
+    Parameters
+    ----------
+    state
+        The snapshot to search.
+    reader
+        Reads its files.
+    searches
+        How many run at a time: each has buffers of its own.
+
+    Attributes
+    ----------
+    state
+        The snapshot that the next search takes.
+    """
+
+    def __init__(self, state: IndexSnapshot, reader: Reader, searches: int) -> None:
+        self.state = state
+        self._reader, self._turns = reader, Turns(searches)
+        self._warned: set[str] = set()  # reasons why a recall was not kept
+
+    def search(self, queries: Floats, options: SearchOptions) -> Answer:
+        """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`."""
+        limits, ms = NO_LIMITS, options.deadline_ms
+        if timed := ms is not None and ms < np.inf:
+            limits = ReadLimits(deadline=float(ms) / 1000)
+        if options.max_reads is not None:
+            limits = replace(limits, max_reads=int(options.max_reads))
+        with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
+            state = self.state
+            count, named = state.count, state.fresh.texts is not None
+            k = int(min(options.k, max(1, count)))
+            search = Search(state, self._reader, Selection.of(state, options.where), named=named)
+            plan = plan_search(state, k, count, options, search.selection)
+            found = search.nearest(queries, k, plan.effort, limits)
+            cut = is_cut_short(found, k, plan.effort, state.scan_bytes)
+            if limits is NO_LIMITS and plan.escalation == "exact":
+                found = all_nearest(search, queries, found)
+            elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
+                found = all_nearest(search, queries, found, plan.effort, cut)
+            ids, distances = found.ids, found.distances
+            if k < options.k:
+                more = ((0, 0), (0, options.k - k))
+                ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
+            names = ids if search.sightings is None else search.sightings.named(ids, search.tally)
+            stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
+            if options.nprobe is None and options.candidates is None:
+                if limits is NO_LIMITS:
+                    stats["recall"] = self._kept(plan, options)
+                else:
+                    best = plan.kept
+                    if plan.escalation == "exact" or cut.any():  # a limit leaves no time to make the search exact
+                        best = min(best, state.calibration.reached_at(k))
+                    within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
+                    stats["recall"] = self._kept_within(best, within, options, stats, timed=timed)
+            return Answer(state, plan, SearchResult(names, distances, stats))
+
+    def search_range(self, queries: Floats, radii: Floats, recall: float, where: str | None) -> RangeResult:
+        """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`."""
+        with self._turns.next():
+            state = self.state
+            search = Search(state, self._reader, Selection.of(state, where), named=state.fresh.texts is not None)
+            effort, calibrated = range_effort(state.calibration, state.preview.lists, recall)
+            return _range_result(search_range(search, queries, radii, effort), search, calibrated and where is None)
+
+    def _kept(self, plan: Plan, options: SearchOptions) -> float:
+        """Return the recall that a search without limits keeps; warn where it is less than asked for."""
+        recall = TARGET if options.recall is None else float(options.recall)
+        if plan.kept < recall:
+            self._warn(
+                "codes", f"recall={recall:g} is not kept: about {plan.kept:g} can be had, as codes of preview='pq' "
+                "have no bounds; give candidates= and nprobe=, or build with preview='rabitq'"
+            )  # fmt: skip
+        return plan.kept
+
+    def _kept_within(
+        self, best: float, within: float, options: SearchOptions, stats: dict[str, Any], *, timed: bool
+    ) -> float:
+        """Return the recall that a search keeps within its limits; warn where it is less than asked for.
+
+        Parameters
+        ----------
+        best
+            The recall of a search that no limit ends early.
+        within
+            The recall known for the number of pages allowed; 0 where time is limited.
+        timed
+            Whether time is limited.
+        """
+        recall = TARGET if options.recall is None else float(options.recall)
+        early, queries = stats["stopped_early"], stats["queries"]
+        if not early and best >= recall:
+            return recall
+        kept = float(min(best, recall, max((1 - early / max(1, queries)) * recall, within)))
+        if options.recall is not None:
+            limit = "deadline_ms=" if timed else f"max_reads={options.max_reads}"
+            had = f"about {kept:.2g}" if kept > 0.005 else "less than 0.5"
+            self._warn(
+                "limits", f"recall={recall:g} is not kept: {limit} ended {early} of {max(1, queries)} queries early, "
+                f"and {had} can be had within it; allow more, or ask for that recall"
+            )  # fmt: skip
+        return kept
+
+    def _warn(self, cause: str, words: str) -> None:
+        """Warn of a recall that is not kept, once for each cause."""
+        if cause not in self._warned:
+            self._warned.add(cause)
+            warnings.warn(words, RecallWarning, stacklevel=user_stacklevel())
+
+
+def _stats(found: Found, tally: Ints) -> dict[str, Any]:
+    """Return plain numbers of the work done; see :class:`SearchResult`."""
+    probed, scanned, cut_short, _ = found.scanned.sum(axis=0).tolist()
+    ranked, requests, hot, _, _ = found.ranked.sum(axis=0).tolist()
+    rounds, stops = found.ranked[:, 3].tolist(), found.ranked[:, 4]
+    reads, pages, read = tally.tolist()
+    early = STOPS.index("max_reads")  # or the deadline
+    return {
+        "queries": len(found.ids), "probed": probed, "scanned": scanned, "cut_short": cut_short,
+        "candidates": int(found.admitted.sum()), "ranked": ranked, "reads": reads, "pages": pages, "bytes": read,
+        "page_requests": requests, "hot_pages": hot, "rounds": max(rounds, default=0),
+        "stopped_early": int((stops >= early).sum()), "stopped": STOPS[stops[0]] if len(stops) else "all_read",
+    }  # fmt: skip
+
+
+def _range_result(found: Sequence[Within], search: Search, calibrated: bool) -> RangeResult:
+    """Return the vectors within the radius of each query, one query after the other."""
+    ids = np.concatenate([np.empty(0, np.int64), *(each.ids for each in found)])
+    names = ids if search.sightings is None else search.sightings.named(ids, search.tally)
+    sums = np.sum([each.tally for each in found], axis=0, initial=0) if found else np.zeros(5, np.int64)
+    counted = ("probed", "scanned", "ranked", "page_requests", "hot_pages")
+    stats: dict[str, Any] = {"queries": len(found)} | dict(zip(counted, sums.tolist(), strict=True))
+    stats |= dict(zip(("reads", "pages", "bytes"), search.tally.tolist(), strict=True)) | {"calibrated": calibrated}
+    return RangeResult(
+        np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
+        names,
+        np.concatenate([np.empty(0, np.float32), *(each.distances for each in found)]),
+        stats,
+    )

@@ -1,0 +1,154 @@
+"""The state of an index at one moment, and the DRAM that it takes."""
+
+from dataclasses import dataclass
+from typing import Any, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.calibration.calibrate import Calibration
+from memhier.ann.zoom.filters.attributes import Schema
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
+from memhier.ann.zoom.ids.ids import IdKind, Ids, locate_all
+from memhier.ann.zoom.preview.layout import CONTEXTS_MOST, scan_bytes
+from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.storage.catalog import Description, load_preview
+from memhier.ann.zoom.storage.fresh import Fresh
+from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
+from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles, alive_rows, held_bytes, split_positions
+from memhier.io.reader import Reader
+from memhier.rows.ranking import HotPages
+from memhier.shield import settle
+from memhier.store.store import Store
+
+__all__ = ["Footprint", "IndexSnapshot"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexSnapshot:
+    """The state of an index at one moment. A search keeps the snapshot that it started with.
+
+    Attributes
+    ----------
+    space, dtype, schema
+        The space and dtype of the vectors, and the types of their attributes.
+    preview
+        Lists and code book.
+    parts
+        Rows on SSD.
+    fresh
+        Rows that wait in DRAM.
+    calibration
+        The effort for each recall.
+    hot
+        Pages held in DRAM.
+    scan_bytes
+        DRAM for the candidates of queries that are searched together.
+    """
+
+    space: PreviewSpace
+    dtype: np.dtype[Any]
+    schema: Schema
+    preview: Preview
+    parts: tuple[IndexPart, ...]
+    fresh: Fresh
+    calibration: Calibration
+    hot: HotPages
+    scan_bytes: int
+
+    @classmethod
+    def load(cls, store: Store, about: Description, files: PartFiles, reader: Reader) -> Self:
+        """Return the snapshot that the catalog describes."""
+        preview, dtype = load_preview(store, about), np.dtype(about.dtype)
+        parts = tuple(files.load(entry, preview, about.row_bytes, about.schema) for entry in about.parts)
+        by_name = {part.name: part.file for part in parts}
+        keys = page_keys([by_name[name] for name, _ in about.hot], [page for _, page in about.hot])
+        return cls(
+            about.space, dtype, about.schema, preview, parts,
+            Fresh.empty(about.space.dimension, dtype, about.id_kind == "str"), about.calibration,
+            load_hot(reader, np.sort(keys)), scan_bytes(about.dram),
+        )  # fmt: skip
+
+    @property
+    def count(self) -> int:
+        """Vectors that a search can find."""
+        return alive_rows(self.parts) + len(self.fresh.ids)
+
+    @property
+    def id_kind(self) -> IdKind:
+        """The type of the ids."""
+        return "int64" if self.fresh.texts is None else "str"
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a vector on SSD."""
+        return self.dtype.itemsize * self.space.dimension
+
+    @property
+    def longest_list(self) -> float:
+        """Rows of the longest list, in times of the mean; removed rows included. 0 without rows on SSD."""
+        lengths = np.sum([np.diff(part.arrays.starts) for part in self.parts], axis=0)
+        return float(np.max(lengths) / mean) if (mean := np.mean(lengths)) else 0.0
+
+    def vectors_of(self, ids: Ids, reader: Reader) -> npt.NDArray[Any]:
+        """Return the vectors of ids, ``[n, d]``; KeyError for an id that is not in the index."""
+        found = locate_all(self.parts, self.fresh, ids)
+        is_fresh = found.fresh >= 0
+        out = np.empty((len(ids), self.space.dimension), self.dtype)
+        out[is_fresh] = self.fresh.vectors[found.fresh[is_fresh]]
+        out[~is_fresh] = self.vectors_at(found.positions[~is_fresh], reader)
+        return out
+
+    def vectors_at(self, positions: Ints, reader: Reader) -> npt.NDArray[Any]:
+        """Return the vectors at positions on SSD, ``[n, d]``."""
+        out = np.empty((len(positions), self.space.dimension), self.dtype)
+        number, rows = split_positions(positions)
+        for which, part in enumerate(self.parts):
+            here = np.flatnonzero(number == which)
+            if len(here):
+                out[here] = vectors_of(part.read(reader, rows[here]), self.dtype)
+        return out
+
+
+class Footprint:
+    """The DRAM of an index: the bytes that it holds with a snapshot, and the most that these become.
+
+    Parameters
+    ----------
+    store, reader, cache
+        Of the index; `cache` holds the bitmaps of filters.
+    about
+        The catalog's description of the index.
+    """
+
+    def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description) -> None:
+        self._store, self._reader, self._cache = store, reader, cache
+        self._searches, self._changes = about.searches, about.coding == "rabitq"
+        self.search_bytes = workspace_bytes(about.row_bytes) + scan_bytes(about.dram)  # of one search, filters apart
+
+    def held(self, state: IndexSnapshot) -> int:
+        """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""
+        settle()  # closes the files of parts that no snapshot has any more
+        each = self.search_bytes
+        if state.schema:  # the bitmap of the rows that a filter selects
+            each += bitmap_bytes(*[len(part.arrays.codes) for part in state.parts])
+        parts = state.preview.memory_bytes + held_bytes(state.parts) + state.fresh.memory_bytes
+        outside = self._store.memory_bytes + self._reader.memory_bytes + self._cache.memory_bytes
+        return parts + state.hot.memory_bytes + outside + self._searches * each
+
+    def planned(self, state: IndexSnapshot) -> int:
+        """Return the most DRAM: with all searches running, with filters, and rows removed from every part.
+
+        Joins of parts come on top.
+        """
+        idle = min(self._searches, CONTEXTS_MOST) * self._reader.planned_bytes - self._reader.memory_bytes
+        filters = self._cache.limit - self._cache.memory_bytes if state.schema else 0
+        removals = 0
+        if self._changes:  # a removal makes another bitmap beside the part's own
+            rows = [len(part.arrays.codes) for part in state.parts]
+            removals = bitmap_bytes(*rows, *[len(part.arrays.codes) for part in state.parts if part.alive is None])
+        return self.held(state) + max(0, idle) + filters + removals
