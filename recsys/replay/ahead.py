@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
 from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.schema import Columns, Schema
-from memhier.recsys.replay.storage.storage import StorageTier
+from memhier.recsys.replay.storage.storage import Storage
 
 __all__ = ["Ahead"]
 
@@ -42,8 +43,9 @@ class Ahead:
         Counts those who began to take batches: each of them takes from where the steps have come to.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, placement: Placement) -> None:
         self._schema = schema
+        self._placement = placement
         self._drawn: deque[_Drawn] = deque()
         self.asked = 0
         self.turn = 0
@@ -63,9 +65,9 @@ class Ahead:
         self.turn += 1
         return self.turn
 
-    def put(self, batch: Batch, positions: Ints) -> None:
-        """Append a batch, drawn just now from these positions."""
-        self._drawn.append(_Drawn(batch, positions))
+    def put(self, batch: Batch) -> None:
+        """Append a batch that was drawn just now."""
+        self._drawn.append(_Drawn(batch, self._placement.visible[batch.slots]))
 
     def take(self) -> Batch:
         """Hand out a copy of the next batch: a transform may work in place, and the batch come again."""
@@ -108,7 +110,7 @@ class Ahead:
             records.append(b"".join([len(drawn.positions).to_bytes(8, "little"), numbers.tobytes(), *values]))
         return records
 
-    def restore(self, records: Sequence[memoryview], storage: StorageTier) -> list[int]:
+    def restore(self, records: Sequence[memoryview], storage: Storage) -> list[int]:
         """Take over what `records` told; return the ids of samples that are damaged, which are left out."""
         damaged: list[int] = []
         for record in records:
@@ -156,7 +158,7 @@ def _keep(drawn: _Drawn, which: NDArray[np.bool_]) -> None:
     drawn.positions = drawn.positions[which]
 
 
-def _read(storage: StorageTier, positions: Ints, out: Columns) -> NDArray[np.bool_]:
+def _read(storage: Storage, positions: Ints, out: Columns) -> NDArray[np.bool_]:
     """Read the samples that storage has, and return which could be read, or did not have to be."""
     readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
     stored = np.flatnonzero(positions >= 0)

@@ -54,13 +54,13 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        turn = self._buffer._parts.ahead.begin()
+        turn = self._buffer.ahead.begin()
         for index in range(self._steps):
             yield self._take(turn, index)
 
     @shielded
     def _take(self, turn: int, index: int) -> Batch:
-        buffer, ahead = self._buffer, self._buffer._parts.ahead
+        ahead = self._buffer.ahead
         if turn != ahead.turn:
             raise ValueError("another sampler of this buffer has begun; draw what a step uses as one batch")
         if ahead.asked > self._ahead:
@@ -70,8 +70,7 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
             )
         # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
         while len(ahead) <= self._ahead and len(ahead) - ahead.asked < self._steps - index:
-            batch = buffer.sample(self._n)
-            ahead.put(batch, buffer._parts.tiers.residents.visible[batch.slots])
+            ahead.put(self._buffer.sample(self._n))
         return ahead.take()
 
 

@@ -1,7 +1,6 @@
 """What a sample consists of: named fields of any dtype and shape."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -12,7 +11,7 @@ from numpy.typing import DTypeLike, NDArray
 from memhier.arguments import check_int
 from memhier.io.read_arguments import empty_rows
 
-__all__ = ["Column", "Columns", "Field", "Schema", "as_array", "as_bytes", "check_values"]
+__all__ = ["Column", "Columns", "Field", "Schema", "as_array", "check_update"]
 
 Columns = dict[str, NDArray[Any]]
 """Arrays ``[n, *shape]`` by the name of their column."""
@@ -150,7 +149,7 @@ class Schema:
             if field.varies:
                 columns |= _ragged(name, field, batch[name])
             else:
-                columns[name] = check_values(name, field, batch[name])
+                columns[name] = _check_values(name, field, batch[name])
             if count not in (-1, len(columns[name])):
                 raise ValueError(f"batch[{name!r}]: expected {count} samples as in the fields before, got "
                                  f"{len(columns[name])}")  # fmt: skip
@@ -187,7 +186,7 @@ class Schema:
         return f"Schema({', '.join(shown)})"
 
 
-def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
+def _check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
     """Return values of a field of fixed size as an array, or say what is wrong with them."""
     array, dtype = as_array(f"batch[{name!r}]", values), np.dtype(field.dtype)
     if array.dtype.kind in "SU" and np.can_cast(array.dtype, dtype):
@@ -198,6 +197,20 @@ def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
         raise ValueError(f"batch[{name!r}]: expected shape [n{''.join(f', {n}' for n in field.shape)}], got "
                          f"{list(array.shape)}")  # fmt: skip
     return array
+
+
+def check_update(schema: Schema, update: Mapping[str, Any] | None, count: int) -> Columns:
+    """Return `count` new values of mutable fields, or raise for unfit ones."""
+    values: Columns = {}
+    if update is not None and not isinstance(update, Mapping):
+        raise TypeError(f"update: expected a dict from mutable fields to their values, got {type(update).__name__}")
+    for name, value in (update or {}).items():
+        if name not in schema.mutable:
+            raise ValueError(f"update: {name!r} is no mutable field; those are {schema.mutable}")
+        values[name] = _check_values(name, schema.fields[name], value)
+        if len(values[name]) != count:
+            raise ValueError(f"update[{name!r}]: expected {count} values as in the batch, got {len(values[name])}")
+    return values
 
 
 def _torch_name(dtype: Any) -> str:
@@ -230,12 +243,6 @@ def as_array(name: str, values: Any) -> NDArray[Any]:
                             "a field of float32 (codec={<field>: 'bf16'} keeps 2 bytes of that on SSD, of bfloat16 "
                             "without loss)") from error  # fmt: skip
         raise type(error)(f"{name}: cannot be taken as an array: {error}") from error
-
-
-def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a C-contiguous array ``[n, ...]`` as bytes, uint8 ``[n, bytes]``, in place."""
-    size = math.prod(array.shape[1:])
-    return array.reshape(len(array), size).view(np.uint8)
 
 
 def _ragged(name: str, field: Field, values: Any) -> Columns:

@@ -58,6 +58,23 @@ class Uniforms:
         self.position += count
         return taken
 
+    def distinct(self, n: int, count: int) -> NDArray[np.int64]:
+        """Draw distinct integers below `count`, every set of n equally likely."""
+        if n == 0:
+            return np.empty(0, np.int64)
+        if 2 * n > count:
+            return np.argpartition(self.take(count), n - 1)[:n]
+        drawn: NDArray[np.int64] = (self.take(n) * count).astype(np.int64)
+        if len(set(drawn.tolist())) == n:
+            return drawn
+        # Integers drawn a second time are drawn anew. By symmetry no set of n is favoured.
+        while True:
+            again: NDArray[np.bool_] = np.ones(n, np.bool_)
+            again[np.unique(drawn, return_index=True)[1]] = False
+            if not again.any():
+                return drawn
+            drawn[again] = (self.take(int(again.sum())) * count).astype(np.int64)
+
     def at(self, start: int, count: int) -> NDArray[np.float64]:
         """Return the numbers from a place on."""
         pieces = []

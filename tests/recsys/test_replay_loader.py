@@ -108,7 +108,7 @@ def test_a_run_that_stops_and_goes_on_sees_the_same_batches(
             parts.reopen()
     for run in (whole, parts):
         assert next(run.batches, None) is None
-        assert len(run.buffer._parts.ahead) == 0
+        assert len(run.buffer.ahead) == 0
         run.buffer.close()
 
 
@@ -144,7 +144,7 @@ def test_what_was_handed_out_and_not_used_comes_again(tmp_path: Path) -> None:
         first = [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=3), 3)]
         again = iter(ReplayBatchSampler(buffer, 4, 9, ahead=3))
         assert [seen(next(again)) for _ in range(3)] == first
-        held = buffer._parts.ahead.memory_bytes
+        held = buffer.ahead.memory_bytes
         assert held == 4 * 4 * (SAMPLE + 4 * 8)
         assert buffer.memory_bytes > held
         buffer.feedback([])
@@ -219,10 +219,9 @@ def test_damage_in_what_was_drawn_ahead_is_told(tmp_path: Path) -> None:
         buffer.add({"x": np.repeat(np.arange(8), 512).reshape(8, 512)})
         batches = ReplayBatchSampler(buffer, 3, 9, ahead=1)
         for _ in range(2):
-            waiting = next(iter(batches)).ids.tolist()
-            buffer.feedback(buffer._parts.ahead._drawn[0].batch)
+            buffer.feedback(next(iter(batches)))
         waiting = [next(iter(batches)).ids.tolist()]
-        inside = buffer._parts.memory.ids.tolist()
+        inside = buffer.reader().ids().tolist()
         buffer.checkpoint()
     bad = next(id for id in waiting[0] if id not in inside)
     victim = next(file for file in (tmp_path / "b" / "segments").iterdir() if file.name.startswith("samples-0."))

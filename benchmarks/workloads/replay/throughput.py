@@ -35,6 +35,7 @@ from rich.table import Table
 from memhier.benchmarks.bench.figures import Bar, Bars, Figure, Record
 from memhier.benchmarks.workloads.options import folder_option, json_option
 from memhier.recsys.replay import CarouselBuffer, RandomSwap
+from memhier.recsys.replay.storage.storage import Storage
 
 __all__ = ["main", "measure"]
 
@@ -112,7 +113,9 @@ def _storage(place: Path, blocks: Iterator[NDArray[np.uint8]], codec: dict[str, 
     for block in blocks:
         buffer.add({"image": block})
     buffer.checkpoint()
-    storage, count, random = buffer._parts.storage, buffer.stats()["storage_samples"], np.random.default_rng(1)
+    store, meta = Storage.open_store(place, writable=False)
+    storage, count, random = Storage(store, buffer.schema, codec, False), meta["size"], np.random.default_rng(1)
+    held.callback(storage.close)
     room = {"image": buffer.empty(BATCH)["image"]}
     return lambda: storage.read(random.integers(0, count, BATCH), room)
 

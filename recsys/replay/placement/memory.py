@@ -16,7 +16,7 @@ from memhier.errors import CorruptionError
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.schema import Column, Columns, Schema
 
-__all__ = ["MemoryTier"]
+__all__ = ["Memory"]
 
 _ALIGN = 64
 _ATTEMPTS = 10_000
@@ -27,7 +27,7 @@ _OWN = {_LABEL: Column(np.dtype(np.int64), ()), _ID: Column(np.dtype(np.int64), 
 Ints = NDArray[np.int64]
 
 
-class MemoryTier:
+class Memory:
     """Samples by slot.
 
     Parameters
@@ -40,8 +40,11 @@ class MemoryTier:
 
     def __init__(self, schema: Schema, slab: Slab) -> None:
         self.schema = schema
-        self.slab = slab
         self._columns = _columns(schema)
+        self._adopt(slab)
+
+    def _adopt(self, slab: Slab) -> None:
+        self.slab = slab
         self._bounds: dict[str, slice] = {}  # of each column in the slab, in bytes
         # A column of opaque items of the size of a value, and it as what it is.
         self._items: dict[str, NDArray[Any]] = {}
@@ -64,6 +67,15 @@ class MemoryTier:
     def bytes_for(schema: Schema, slots: int) -> int:
         """Return what the slab of so many samples takes."""
         return Slab.bytes_for(slots, np.uint8, _row_bytes(schema, slots))
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        return self.slab.memory_bytes
+
+    def close(self) -> None:
+        """Free the slab."""
+        self.slab.close()
 
     @property
     def labels(self) -> Ints:
@@ -105,6 +117,12 @@ class MemoryTier:
             for name, array in values.items():
                 view = self.views[name]
                 flat[self._bounds[name]].view(view.dtype).reshape(view.shape)[slots] = array
+
+    def adopt(self, other: "Memory") -> None:
+        """Take over the slab of another memory, which is of no use any more, in place of the own one."""
+        old = self.slab
+        self._adopt(other.slab)
+        old.close()
 
     def clear(self, slots: Ints) -> None:
         """Overwrite samples with zeros."""

@@ -7,12 +7,10 @@ again without a checkpoint: the logs write small parts, and a part of the open t
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Schema
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, IndexTable
 from memhier.recsys.replay.storage.records import RecordFormat
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
@@ -138,8 +136,8 @@ def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, flo
     return sizes[0], sizes[1] if schema.mutable else 0.0
 
 
-def _entry_bytes(entry: "np.dtype[np.void]") -> float:
-    return (INDEX_ROW_BYTES + _ENTRY) / (INDEX_ROW_BYTES // entry.itemsize)
+def _entry_bytes(table: IndexTable) -> float:
+    return (INDEX_ROW_BYTES + _ENTRY) / table.per_row
 
 
 def _catalog_bytes(budget: int) -> int:

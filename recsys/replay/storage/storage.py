@@ -1,9 +1,9 @@
 """The storage tier: logs of samples, of their mutable fields and of the index, in one store with one commit."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,25 +16,24 @@ from memhier.files import Files
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
-from memhier.recsys.replay.placement.members import Members
-from memhier.recsys.replay.placement.residents import Residents
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, check_positions, check_slots, decode_meta
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kind, index_keys
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys
 from memhier.recsys.replay.storage.records import RecordFormat
 from memhier.recsys.replay.storage.room import Room, reclaim
-from memhier.store.store import Store
+from memhier.store.store import Finding, Store
 
-__all__ = ["KIND", "META", "StorageTier"]
+__all__ = ["KIND", "META", "Storage"]
 
 KIND = "replay"
 _SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
 _CAPACITY = 1024
+_CHECKED = 1024  # samples read together
 
 Ints = NDArray[np.int64]
 
 
-class StorageTier:
+class Storage:
     """Samples by position.
 
     Parameters
@@ -108,6 +107,11 @@ class StorageTier:
         except BaseException:
             store.close()
             raise
+
+    @property
+    def path(self) -> Path:
+        """Of the store."""
+        return self.store.path
 
     @property
     def logs(self) -> list[RowLog | Samples]:
@@ -208,14 +212,8 @@ class StorageTier:
             except CorruptionError as error:
                 raise CorruptionError(f"{self.store.path}: {error}") from error
 
-    def raw(self, positions: Ints) -> list[Any]:
-        """Return samples as they are stored, for `put_raw`: what a lossy codec packed must not be packed again.
-
-        Raises
-        ------
-        CorruptionError
-            When a sample is damaged.
-        """
+    def _raw(self, positions: Ints) -> list[Any]:
+        """Return samples as they are stored, the records of each log."""
         stored: list[Any] = []
         for log in self._sample_logs:
             if isinstance(log, Samples):
@@ -227,11 +225,6 @@ class StorageTier:
                 raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
             stored.append(records)
         return stored
-
-    def put_raw(self, positions: Ints, stored: list[Any]) -> None:
-        """Set samples to what `raw` returned of others."""
-        for log, records in zip(self._sample_logs, stored, strict=True):
-            self._append(log, positions, records)
 
     def round_trip(self, columns: Columns) -> Columns:
         """Return samples as they come back from storage."""
@@ -246,6 +239,18 @@ class StorageTier:
         self.format.check(columns)
         self._side_format.check(columns)
 
+    def value(self, name: str) -> bytes | None:
+        """Return a value of the last commit, None if there is none."""
+        return self.store.get(name)
+
+    def check_values(self, values: Mapping[str, bytes]) -> None:
+        """Raise for values that a commit cannot keep."""
+        self.samples.check_values(values)
+
+    def check_store(self) -> list[Finding]:
+        """Read everything that the last commit holds and return every inconsistency."""
+        return self.store.check()
+
     def delete(self, positions: Ints) -> None:
         """Remove samples."""
         for log in self._sample_logs:
@@ -255,9 +260,21 @@ class StorageTier:
         """Remove rows of the index."""
         self._index.delete(keys)
 
-    def commit(self, residents: Residents, ahead: Sequence[bytes], values: Mapping[str, bytes]) -> int:
-        """Make everything durable: with it the index, records of the batches drawn ahead, and values."""
-        for keys, rows in chain(residents.members.changed(), residents.changed()):
+    def commit(
+        self, index: Iterable[tuple[Ints, NDArray[np.uint8]]], ahead: Sequence[bytes], values: Mapping[str, bytes]
+    ) -> int:
+        """Make everything durable.
+
+        Parameters
+        ----------
+        index
+            Keys and contents of changed rows of the index.
+        ahead
+            Records of the batches drawn ahead.
+        values
+            Of the catalog.
+        """
+        for keys, rows in index:
             self._append(self._index, keys, rows)
         data = b"".join(ahead)
         rows_now = _rows(len(data))
@@ -280,28 +297,78 @@ class StorageTier:
         ends = np.cumsum([0, *sizes]).tolist()
         return [data[start:stop] for start, stop in pairwise(ends)]
 
-    def read_index(self, members: Members, size: int, some_labels: bool) -> None:
-        """Fill the index from the store; `some_labels` as in `check_positions`."""
-        rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
+    def read_positions(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
+        """Return the entries of all positions, as `POSITIONS` lays them out."""
+        size = meta["size"]
+        rows, found = self._index.read(POSITIONS.keys(0, POSITIONS.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
-        check_positions(members.table.unpack(rows, size), members.by_class, some_labels, self.store.path)
-        members.restore(size, rows)
+        entries = POSITIONS.unpack(rows, size)
+        check_positions(entries, meta["by_class"], meta["same_class"] is False, self.store.path)
+        return entries
 
     def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
-        """Return what the store says of the slots, as `SLOTS`; those of which it has no row have not been used."""
+        """Return the entries of all slots, as `SLOTS` lays them out; a slot without a row has not been used."""
         slots = meta["slots"]
-        table = IndexTable(SLOTS, Kind.SLOTS)
-        keys = table.keys(0, table.rows(slots))
-        rows, found = self._index.read(keys)
-        entries = table.unpack(rows, slots)
+        rows, found = self._index.read(SLOTS.keys(0, SLOTS.rows(slots)))
+        entries = SLOTS.unpack(rows, slots)
         numbers = np.arange(slots)
-        unused = numbers[~np.repeat(found, table.per_row)[:slots]]
+        unused = numbers[~np.repeat(found, SLOTS.per_row)[:slots]]
         for name in ("planned", "visible", "swapped"):
             entries[name][unused] = -1
         entries["order"][unused] = unused
         check_slots(entries, meta["size"], meta["count"], self.store.path)
         return entries
+
+    def check_movable(self, positions: Ints, ids: Ints) -> None:
+        """Make sure that samples can be read, before anything changes.
+
+        Raises
+        ------
+        CorruptionError
+            For damaged samples; a note names their ids.
+        """
+        failure: CorruptionError | None = None
+        damaged: list[int] = []
+        for start in range(0, len(positions), _CHECKED):
+            some = positions[start : start + _CHECKED]
+            try:
+                self._raw(some)
+            except CorruptionError as error:
+                failure = failure or error
+                damaged += [int(position) for position in some if not self._is_readable(position)]
+        if failure is not None:
+            failure.add_note(f"nothing has changed; the damaged samples of ids {ids[damaged].tolist()} would have to "
+                             "move: forget them first")  # fmt: skip
+            raise failure
+
+    def _is_readable(self, position: np.int64) -> bool:
+        try:
+            self._raw(np.array([position]))
+        except CorruptionError:
+            return False
+        return True
+
+    def move(self, positions: Ints, old: Ints) -> None:
+        """Copy the samples at `old` to other positions, whose samples are gone."""
+        # As they are stored: a lossy codec must not pack them again.
+        for log, records in zip(self._sample_logs, self._raw(old), strict=True):
+            self._append(log, positions, records)
+
+    def verify_erased(self) -> None:
+        """Make sure that SSD holds no bytes but those of stored samples."""
+        for log in self.logs:
+            dead = int(log.stats()["dead_bytes"])
+            if dead:
+                raise CorruptionError(
+                    f"{self.store.path}: {dead} bytes of forgotten or replaced samples could not be removed, because "
+                    "something beside them is damaged; check() says what"
+                )
+        named = {info.path.name for info in self.store.segments().values()}
+        left = sorted(file.name for file in (self.store.path / "segments").iterdir() if file.name not in named)
+        if left:
+            raise CorruptionError(f"{self.store.path}: {left[0]} is still there: it could not be removed, or another "
+                                  "process reads it")  # fmt: skip
 
     def compact_fully(self) -> None:
         """Rewrite every part that holds anything dead, to be rid of the bytes."""

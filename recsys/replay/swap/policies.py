@@ -8,24 +8,107 @@ is hard, and so are not meant to.
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.recsys.replay.placement.members import Members
-from memhier.recsys.replay.placement.residents import Residents
+from memhier.errors import FormatError
+from memhier.fields import described
+from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.streams import mixed
-from memhier.recsys.replay.swap.ratio import Ratio, as_ratio
 
 __all__ = [
-    "AgeSwap", "DeckSwap", "GateSwap", "LossSwap", "Pool", "RandomSwap", "SwapPolicy", "Used", "gate_scores",
-    "swap_class", "swap_policy",
+    "AgeSwap", "DeckSwap", "FixedRatio", "GateSwap", "LossSwap", "Pool", "RandomSwap", "Ratio", "SteeredRatio",
+    "SwapPolicy", "Used", "encoded_policy", "gate_scores", "stored_policy", "swap_policy", "swaps",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
 
 _HAND = 256  # positions that a deck deals at a time, at least
+
+
+class Ratio(Protocol):
+    """A share of the samples used."""
+
+    def share(self) -> float:
+        """Return the share for this step, 0 to 1."""
+
+    def stalled(self, seconds: float, step_seconds: float) -> None:
+        """Hear how long the last step waited for swaps, and how long it took."""
+
+
+class FixedRatio:
+    """The same share in every step.
+
+    Parameters
+    ----------
+    share
+        0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = _checked("ratio", share)
+
+    def share(self) -> float:
+        return self._share
+
+    def stalled(self, seconds: float, step_seconds: float) -> None:
+        return
+
+    def __repr__(self) -> str:
+        return f"{self._share}"
+
+
+class SteeredRatio:
+    """As large a share as storage sustains: it shrinks when a step had to wait, and grows slowly otherwise.
+
+    What is swapped then depends on the speed of the machine, so that runs no longer repeat each other.
+
+    Parameters
+    ----------
+    largest
+        Share to start with and not to exceed.
+    tolerance
+        The share of a step's time that it may wait.
+    """
+
+    def __init__(self, largest: float = 1.0, tolerance: float = 0.01) -> None:
+        self.largest = _checked("largest", largest)
+        self.tolerance = _checked("tolerance", tolerance)
+        self._share = self.largest
+
+    def share(self) -> float:
+        return self._share
+
+    def stalled(self, seconds: float, step_seconds: float) -> None:
+        if seconds > self.tolerance * step_seconds:
+            self._share *= 0.7
+        else:
+            self._share = min(self.largest, self._share + 0.005)
+
+    def __repr__(self) -> str:
+        return f"SteeredRatio({self.largest}, {self.tolerance})"
+
+
+def as_ratio(ratio: float | Ratio) -> Ratio:
+    """Return a fixed ratio for a number, and any other as it is."""
+    return FixedRatio(ratio) if isinstance(ratio, int | float) else ratio
+
+
+def swaps(ratio: Ratio, used: int) -> int:
+    """Return how many of the used samples leave: the share, rounded up."""
+    # 0.1 * 30 is a little more than 3.
+    return min(used, math.ceil(round(ratio.share() * used, 9)))
+
+
+def _checked(name: str, share: Any) -> float:
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise TypeError(f"{name}={share!r}: expected a share as a float")
+    if not 0 <= share <= 1:
+        raise ValueError(f"{name}={share!r}: expected a share, 0 to 1")
+    return float(share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +145,13 @@ class Pool:
         Its number.
     """
 
-    def __init__(self, members: Members, residents: Residents, group: int) -> None:
+    def __init__(self, placement: Placement, group: int) -> None:
         self.group = group
-        self._members = members
-        self._slots = members.slots
-        there = members.groups.get(group)
+        self._members = placement.members
+        self._slots = placement.slot_of
+        there = self._members.groups.get(group)
         self.positions: Ints = np.empty(0, np.int64) if there is None else there.positions
-        self._size = len(self.positions) - residents.of_group.get(group, 0)
+        self._size = len(self.positions) - placement.of_group.get(group, 0)
 
     def __len__(self) -> int:
         return self._size
@@ -81,7 +164,7 @@ class Pool:
         """Whether a position that may be out of date is of the group, and not in memory."""
         if position >= self._members.size or self._slots[position] >= 0:
             return False
-        return int(self._members.group_of(self._members.labels[position : position + 1])[0]) == self.group
+        return self._members.group_at(position) == self.group
 
     def draw(self, count: int, random: np.random.Generator) -> Ints:
         """Return so many positions drawn at random, or all where there are fewer, in random order."""
@@ -357,9 +440,34 @@ _POLICIES: dict[str, type[RandomSwap]] = {
 }
 
 
-def swap_class(name: str) -> type[RandomSwap] | None:
-    """Return the policy class of a name, None where there is none."""
-    return _POLICIES.get(name)
+def encoded_policy(policy: SwapPolicy | None) -> Any:
+    """Return the name and the ratio of a policy, for JSON; `stored_policy` makes it again."""
+    if policy is None:
+        return None
+    ratio = policy.ratio
+    if isinstance(ratio, FixedRatio):
+        return [policy.name, ratio.share()]
+    if isinstance(ratio, SteeredRatio):
+        return [policy.name, [ratio.largest, ratio.tolerance]]
+    return [policy.name, None]
+
+
+def stored_policy(spec: Any, given: SwapPolicy | None, path: Path) -> SwapPolicy | None:
+    """Return the policy of a checkpoint, or the one given in its place.
+
+    Raises
+    ------
+    FormatError
+        For a policy of the caller's own, if none is given.
+    """
+    if given is not None or spec is None:
+        return given
+    name, ratio = spec
+    kind = _POLICIES.get(name)
+    if kind is None or ratio is None:
+        raise FormatError(f"{path}: the buffer was made with swap policy {name!r} of its owner; pass swap=")
+    with described(f"{path}: the swap policy"):
+        return kind(SteeredRatio(*ratio) if isinstance(ratio, list) else ratio)
 
 
 def swap_policy(swap: str | SwapPolicy | None) -> SwapPolicy | None:
