@@ -75,10 +75,9 @@ class Ahead:
         return _chosen(self._drawn[self.asked - 1].batch, slice(None))
 
     def end_step(self) -> None:
-        """Let go of the batch that a step has used."""
-        if self.asked:
-            self.asked -= 1
-            self._drawn.popleft()
+        """Let go of the first batch, which a step has used."""
+        self.asked -= 1
+        self._drawn.popleft()
 
     # Changes of storage.
 

@@ -18,7 +18,6 @@ from memhier.arrays import as_ints, check_range
 from memhier.errors import ClosedError
 from memhier.fields import described
 from memhier.files import Files
-from memhier.io.read_arguments import as_int
 from memhier.recsys.replay.ahead import Ahead
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.placement.admit import Admission, admission
@@ -387,11 +386,12 @@ class CarouselBuffer:
         """
         if self._closed or self._thread != caller():
             self._check_open(using=True)
-        count = self._placement.count
-        # A bool is an int for Python, but as a size it is a mistake.
-        n = min(as_int("n", n), count) if not isinstance(n, bool | np.bool_) else check_int("n", n, 0, 0)
+        if type(n) is not int:
+            n = check_int("n", n, -(2**63), 2**63 - 1)
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
+        count = self._placement.count
+        n = min(n, count)
         batch = room(self._settings.schema, out, n)
         self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
         self._memory.read(batch.slots, batch)
@@ -425,7 +425,7 @@ class CarouselBuffer:
         """
         self._check_open(writing=True)
         slots, ids = self._checked_used(batch)
-        values = check_update(self._settings.schema, update, len(slots))
+        values = {} if update is None else check_update(self._settings.schema, update, len(slots))
         scores = self._swapper.checked_scores(scores, slots, ids)
         with self._writing():
             if values:
@@ -443,7 +443,7 @@ class CarouselBuffer:
 
     def _checked_used(self, batch: Any) -> tuple[Ints, Ints]:
         """Return the slots and ids of a batch, or say how it is unfit."""
-        slots = self._placement.slots
+        slots = len(self._placement.planned)
         if isinstance(batch, Batch):
             # One that was drawn ahead cannot be drawn anew: its samples beyond the slots of memory have left it.
             if not self._ahead.asked and batch.slots.max(initial=-1) >= slots:

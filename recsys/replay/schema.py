@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from memhier.arguments import check_int
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import empty_rows
 
 __all__ = ["Column", "Columns", "Field", "Schema", "as_array", "check_update"]
@@ -139,7 +140,7 @@ class Schema:
         TypeError, ValueError
             For a field that is missing or unknown, or values of another dtype or shape.
         """
-        if not isinstance(batch, Mapping):
+        if not isinstance(batch, dict | Mapping):  # the first is quick
             raise TypeError(f"batch: expected a dict of the fields {list(self.fields)}, got {type(batch).__name__}")
         if set(batch) != set(self.fields):
             raise ValueError(f"batch: expected the fields {list(self.fields)}, got {list(batch)}")
@@ -296,6 +297,7 @@ def _tuples(descr: Any) -> Any:
 
 def _empty(count: int, column: Column) -> NDArray[Any]:
     """Allocate a column; where samples have whole pages, so that storage may be read straight into it."""
-    if column.bytes == 0:
+    size = column.bytes
+    if size < PAGE_BYTES:
         return np.empty((count, *column.shape), column.dtype)
-    return empty_rows(count, column.bytes).reshape(-1).view(column.dtype).reshape(count, *column.shape)
+    return empty_rows(count, size).reshape(-1).view(column.dtype).reshape(count, *column.shape)

@@ -70,13 +70,13 @@ class Reservoir:
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
         decisions = Decisions(len(labels))
         before, limit = placement.seen, placement.limit
+        placement.count_labels(labels)
         uniforms = placement.draws(len(labels))
         appended = len(labels) if limit is None else min(len(labels), max(0, limit - placement.members.size))
         self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
         rest = np.arange(appended, len(labels))
         for sample, position in self._replaced(placement, uniforms, before, rest):
             placement.replace(decisions, sample, position, int(labels[sample]), int(ids[sample]))
-        placement.count_labels(labels)
         return decisions
 
     def _replaced(

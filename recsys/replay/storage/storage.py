@@ -54,6 +54,7 @@ class Storage:
         # A sample that is all mutable still has a record, which is what says that it is there.
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
+        self._lossless = self.format.lossless and self._side_format.lossless
         value = store.get(META)
         meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
         capacity = max(_CAPACITY, meta["size"])
@@ -148,7 +149,8 @@ class Storage:
             self._append(self.samples, positions, self.format.rows(columns))
         else:
             self._append(self.samples, positions, np.zeros((len(positions), 1), np.uint8))
-        self.append_side(positions, columns)
+        if self._side is not None:
+            self.append_side(positions, columns)
 
     def _append(self, log: RowLog | Samples, keys: Ints, records: Any) -> None:
         """Append records, piece by piece as there is room for them."""
@@ -228,6 +230,8 @@ class Storage:
 
     def round_trip(self, columns: Columns) -> Columns:
         """Return samples as they come back from storage."""
+        if self._lossless:
+            return columns
         return self._side_format.round_trip(self.format.round_trip(columns))
 
     def round_trip_side(self, columns: Columns) -> Columns:
@@ -236,8 +240,9 @@ class Storage:
 
     def check(self, columns: Columns) -> None:
         """Raise ValueError for values that a codec cannot hold."""
-        self.format.check(columns)
-        self._side_format.check(columns)
+        if not self._lossless:
+            self.format.check(columns)
+            self._side_format.check(columns)
 
     def value(self, name: str) -> bytes | None:
         """Return a value of the last commit, None if there is none."""

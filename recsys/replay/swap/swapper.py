@@ -3,9 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,7 +81,7 @@ class Swapper:
     read_s
         Seconds that the thread has spent reading and decoding.
     at_odds
-        Whether a change began and did not end, so that memory and placement no longer agree.
+        Whether a change of both memory and placement began and did not end: an error leaves it True for good.
     """
 
     def __init__(
@@ -129,19 +128,12 @@ class Swapper:
             self._thread.shutdown(wait=True, cancel_futures=True)
         self.under_way.clear()
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """Make changes inside the block that belong together: if it fails, the parts are at odds for good."""
-        self.at_odds = True
-        yield
-        self.at_odds = False
-
     # Samples that come, change and are asked for.
 
     def take_in(self, decisions: Decisions, columns: Columns, labels: Ints, ids: Ints) -> Ints:
         """Write samples that were admitted to storage and memory; return the slot of each, -1 for none."""
-        left = np.array([*decisions.leaving.items()], np.int64).reshape(-1, 2)
-        self._write_back(left[:, 0], left[:, 1])
+        if decisions.leaving:
+            self._write_back(*np.array([*decisions.leaving.items()], np.int64).T)
         kept = decisions.lasting()
         if len(kept):
             positions = decisions.positions[kept]
@@ -161,23 +153,23 @@ class Swapper:
         """Give samples that are still in their slots new values of mutable fields."""
         there = self._still_there(slots, ids)
         stored = self._storage.round_trip_side(_chosen(values, there))
-        with self._together():
-            self._memory.write(slots[there], stored)
-            self._placement.note_refreshed(slots[there], True)
+        self.at_odds = True
+        self._memory.write(slots[there], stored)
+        self._placement.note_refreshed(slots[there], True)
+        self.at_odds = False
 
     def write_back(self) -> None:
         """Give storage all mutable fields that only memory has."""
         stale = np.flatnonzero(self._placement.refreshed)
-        self._write_back(self._placement.visible[stale], stale)
-        self._placement.note_refreshed(stale, False)
+        if len(stale):
+            self._write_back(self._placement.visible[stale], stale)
+            self._placement.note_refreshed(stale, False)
 
     def _write_back(self, positions: Ints, slots: Ints) -> None:
         """Give storage the mutable fields of samples that leave memory.
 
         Swaps that are under way and bring them back have read them before.
         """
-        if len(positions) == 0:
-            return
         columns = {name: self._memory.views[name][slots] for name in self._schema.mutable}
         self._storage.append_side(positions, columns)
         for index, position in enumerate(positions.tolist()):
@@ -218,7 +210,8 @@ class Swapper:
         elsewhere = self._take_back(where, which)
         columns = self._schema.empty(len(which))
         self._storage.read(which, columns)
-        self._empty(elsewhere)
+        if len(elsewhere):
+            self._empty(elsewhere)
         placement.plan_swaps(where, which)
         self._memory.write(where, columns, *placement.labels_and_ids(which))
         placement.show(where, which)
@@ -229,14 +222,14 @@ class Swapper:
         elsewhere = self._placement.shown_elsewhere(slots, positions)
         stale = np.concatenate([slots, elsewhere])
         stale = stale[self._placement.refreshed[stale]]
-        self._write_back(self._placement.visible[stale], stale)
+        if len(stale):
+            self._write_back(self._placement.visible[stale], stale)
         return elsewhere
 
     def _empty(self, slots: Ints) -> None:
         """Show nothing in slots any more, and overwrite the samples."""
-        if len(slots):
-            self._memory.clear(slots)
-            self._placement.hide(slots)
+        self._memory.clear(slots)
+        self._placement.hide(slots)
 
     # The end of a step.
 
@@ -272,7 +265,8 @@ class Swapper:
                 self._arrive()
         finally:
             self.step += 1
-            self._ahead.end_step()
+            if self._ahead.asked:
+                self._ahead.end_step()
             now = time.perf_counter()
             if policy is not None:
                 policy.ratio.stalled(self.stall_s - before, now - self._last_boundary)
@@ -302,13 +296,15 @@ class Swapper:
         groups = placement.members.group_of(labels)
         chosen = policy.victims(Used(groups, labels, swapped, scores), swaps(policy.ratio, len(slots)), random)
         leaving, entering = self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
-        with self._together():
-            placement.plan_swaps(leaving, entering)
+        self.at_odds = True
+        placement.plan_swaps(leaving, entering)
+        if placement.planned_count < min(len(placement.planned), placement.members.size):
             filled, filling = self._refills(random)
             leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
-            if len(leaving):
-                placement.note_swaps(leaving, self.step)
-                self._issue(self.step, leaving, entering)
+        if len(leaving):
+            placement.note_swaps(leaving, self.step)
+            self._issue(self.step, leaving, entering)
+        self.at_odds = False
 
     def _mixed(self, groups: Ints, random: np.random.Generator) -> Ints:
         """Return the groups that come in for these: others, if memory has fewer slots than there are classes.
@@ -343,8 +339,6 @@ class Swapper:
         """Plan samples for slots that have become vacant, and return which go where."""
         placement, members = self._placement, self._placement.members
         filled: list[tuple[int, int]] = []
-        if placement.planned_count == min(len(placement.planned), members.size):
-            return np.empty(0, np.int64), np.empty(0, np.int64)
         for slot in placement.vacant()[:_REFILLS].tolist():
             every = (Pool(placement, group) for group in sorted(members.groups))
             pools = [pool for pool in every if len(pool)]
@@ -405,13 +399,14 @@ class Swapper:
             readable: NDArray[np.bool_] = wanted
             if error is not None:
                 readable, failure = self._read_one_by_one(swap, wanted)
-            with self._together():
-                for slot in swap.slots[wanted & ~readable].tolist():
-                    self._placement.keep_shown(slot)
-                self._install(swap, np.flatnonzero(wanted & readable))
-                self.under_way.popleft()
-                if len(self._spare) < 2:
-                    self._spare.append(swap.room)
+            self.at_odds = True
+            for slot in swap.slots[wanted & ~readable].tolist():
+                self._placement.keep_shown(slot)
+            self._install(swap, np.flatnonzero(wanted & readable))
+            self.under_way.popleft()
+            if len(self._spare) < 2:
+                self._spare.append(swap.room)
+            self.at_odds = False
         if failure is not None:
             self.errors += 1
             raise failure
@@ -430,7 +425,9 @@ class Swapper:
 
     def _install(self, swap: Swap, index: Ints) -> None:
         slots, positions = swap.slots[index], swap.positions[index]
-        self._empty(self._take_back(slots, positions))
+        elsewhere = self._take_back(slots, positions)
+        if len(elsewhere):
+            self._empty(elsewhere)
         for position, newer in swap.late.items():
             for name, values in newer.items():
                 swap.columns[name][swap.positions == position] = values
