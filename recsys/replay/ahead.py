@@ -1,8 +1,8 @@
-"""Batches drawn before the steps that use them, so that the workers of a loader can get them ready.
+"""Batches drawn before the steps that use them, so that the workers of a loader can transform them.
 
-A step sees what was drawn for it, also in a run that is resumed before it: a checkpoint keeps what was drawn and not
-used. Most of that is positions, for storage has the samples. Kept as values are mutable fields, which may have been
-given newer ones since, and samples whose places in storage others have taken.
+A step sees the batch drawn for it, even in a run resumed before the step: a checkpoint keeps the batches that no step
+has used. It keeps positions, since storage has the samples. It keeps values only of mutable fields, which may change
+until then, and of samples that storage has replaced.
 """
 
 from collections import deque
@@ -26,7 +26,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Drawn:
-    """A batch, and the positions that its samples have in storage, int64 [n]; -1 where they have none any more."""
+    """A batch, and the positions of its samples in storage, int64 [n]; -1 for samples that it has no more."""
 
     batch: Batch
     positions: Ints
@@ -38,9 +38,9 @@ class Ahead:
     Attributes
     ----------
     asked
-        How many of them, the first ones, were handed out; the step that uses the first of these ends next.
+        How many were handed out, from the first on; the next step to end uses the first.
     turn
-        Counts those who began to take batches: each of them takes from where the steps have come to.
+        The number of samplers that began to take batches; each begins with the batch of the next step to end.
     """
 
     def __init__(self, schema: Schema, placement: Placement) -> None:
@@ -60,7 +60,7 @@ class Ahead:
         return sum(array.nbytes for batch in arrays for array in batch)
 
     def begin(self) -> int:
-        """Hand out again what was handed out for steps that have not ended; return the number of the turn."""
+        """Begin anew with the batch of the next step to end; return the number of the turn."""
         self.asked = 0
         self.turn += 1
         return self.turn
@@ -82,26 +82,26 @@ class Ahead:
     # Changes of storage.
 
     def replaced(self, positions: Ints) -> None:
-        """Say that other samples have taken these positions, or none."""
+        """Note that storage has replaced or removed the samples at positions."""
         for drawn in self._drawn:
             drawn.positions[np.isin(drawn.positions, positions)] = -1
 
     def renamed(self, position: int, old: int) -> None:
-        """Say that the sample at position `old` has moved to another."""
+        """Note that the sample at position `old` has moved to another."""
         for drawn in self._drawn:
             drawn.positions[drawn.positions == old] = position
 
     def forget(self, positions: Ints) -> None:
-        """Leave samples out whose positions are to be forgotten, and all that storage does not have any more."""
+        """Drop samples at positions, which are to be forgotten, and all that storage has no more."""
         for drawn in self._drawn:
             stays = (drawn.positions >= 0) & ~np.isin(drawn.positions, positions)
             if not stays.all():
                 _keep(drawn, stays)
 
-    # What a checkpoint keeps.
+    # Checkpoints.
 
     def records(self) -> list[bytes]:
-        """Return what each batch can be made from again."""
+        """Return a record of each batch, from which `restore` makes it again."""
         records: list[bytes] = []
         for drawn in self._drawn:
             numbers = np.stack([*_numbers(drawn.batch), drawn.positions]).astype("<i8")
@@ -110,7 +110,7 @@ class Ahead:
         return records
 
     def restore(self, records: Sequence[memoryview], storage: Storage) -> list[int]:
-        """Take over what `records` told; return the ids of samples that are damaged, which are left out."""
+        """Make the batches of `records` again without damaged samples; return the ids of these."""
         damaged: list[int] = []
         for record in records:
             count = int.from_bytes(record[:8], "little")
@@ -136,7 +136,7 @@ class Ahead:
         return damaged
 
     def _kept(self, positions: Ints) -> dict[str, Any]:
-        """Return the columns of which values are kept, and of which samples: all, or those that storage has not."""
+        """Return the columns to keep values of, and the samples: all, or those that storage has no more."""
         gone = np.flatnonzero(positions < 0)
         return {name: slice(None) if name in self._schema.mutable else gone for name in self._schema.columns}
 
@@ -152,13 +152,13 @@ def _chosen(batch: Batch, which: Any) -> Batch:
 
 
 def _keep(drawn: _Drawn, which: NDArray[np.bool_]) -> None:
-    """Leave samples out."""
+    """Keep some samples."""
     drawn.batch = _chosen(drawn.batch, which)
     drawn.positions = drawn.positions[which]
 
 
 def _read(storage: Storage, positions: Ints, out: Columns) -> NDArray[np.bool_]:
-    """Read the samples that storage has, and return which could be read, or did not have to be."""
+    """Read the samples that storage has; return False for damaged ones and True for all others, bool [n]."""
     readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
     stored = np.flatnonzero(positions >= 0)
     columns = storage.schema.empty(len(stored))

@@ -58,59 +58,59 @@ def _closing_on_error(part: _Closable) -> Iterator[None]:
 
 
 class CarouselBuffer:
-    """Every sample on SSD, a small working set of them in DRAM that is swapped while training runs.
+    """Every sample on SSD, a small working set of them in DRAM that swaps change while training runs.
 
-    A training step is `sample`, the computing, `feedback`. The last ends the step: it chooses which of the samples that
-    were used leave memory, and a thread reads their replacements while the next step computes. A swap decided in step t
-    is visible from the end of step t + `delay` on, whatever the I/O does: which samples a step sees depends on the seed
-    and the calls alone, in a resumed run as well.
+    A training step is `sample`, the computing, `feedback`. `feedback` ends the step: it chooses which of the used
+    samples leave memory, and a thread reads their replacements while the next step computes. A swap decided in step t
+    is visible from the end of step t + `delay` on, whatever the I/O does: the samples of a step depend on the seed and
+    the calls alone, in a resumed run as well.
 
-    The thread that made it uses it; other threads and processes read memory through what `reader` returns.
+    One thread uses a buffer: the thread that made it. Other threads and processes read memory through a `reader`.
 
     Parameters
     ----------
     path
-        A directory to make; see `open` for one that is there.
+        A directory to make; `open` opens an existing one.
     memory
-        Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and what is
-        kept of each slot. The index of storage (about 70 bytes for each sample there) and buffers come on top;
+        Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
+        of each slot. The index of storage (about 70 bytes for each stored sample) and buffers come on top;
         `memory_bytes` counts everything.
     storage
-        Size of the storage tier: samples as an int, bytes as text, or None for all that come. Bytes are held to at
-        every moment, with checkpoints or without: there is room for each sample twice, as of the last checkpoint,
-        which a crash goes back to, and as it is now (once with ``admit="everything"``, but for mutable fields).
-        Samples whose packed size differs are counted as large as they may become. Batches drawn ahead and the values
-        given to `checkpoint` come on top. ``stats()["storage_limit"]`` says how many samples that is.
+        Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
+        in bytes, with checkpoints or without. It has room for each sample twice: as of the last checkpoint, to which a
+        crash goes back, and as it is now (once with ``admit="everything"``, except for mutable fields). A sample of
+        variable packed size counts as large as it may become. Batches drawn ahead and the values given to `checkpoint`
+        come on top. ``stats()["storage_limit"]`` is the limit in samples.
     schema
-        The fields of a sample: a `Schema`, or what it is made from.
+        The fields of a sample: a `Schema`, or its argument.
     admit
-        ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``: what storage keeps, and what enters
-        memory; see `memhier.recsys.replay.placement.admit`.
+        ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``: decides which samples storage keeps, and
+        which of them enter memory; see `memhier.recsys.replay.placement.admit`.
     swap
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
-        ``RandomSwap(0.2)``, or None: memory then keeps what was admitted.
+        ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
-        How fields are kept in storage, by name; see `memhier.recsys.replay.storage.records.field_codec`.
+        The name of the codec of each field in storage; see `memhier.recsys.replay.storage.records.field_codec`.
     seed
         0 to 2**63 - 1.
     delay
         Steps from a swap's decision to its arrival. 0 waits for the reads in `feedback`.
     same_class
-        Whether what comes in is of the class of what leaves, so that the classes in memory change by admission alone.
-        By default with ``admit="class_balanced"`` only, and as long as there are no more classes than slots: swaps else
-        bring any sample, and every class in turn. CarM's methods, and what notes the labels of slots as Avalanche does,
-        ask for True.
+        Whether a sample that comes in is of the class of the sample that leaves, so that only admission changes the
+        classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
+        slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
+        frameworks that note the labels of slots, such as Avalanche.
 
     Raises
     ------
     FileExistsError
-        When there is something at `path`.
+        If `path` exists.
     BudgetError
-        When a budget is too small for one sample.
+        If a budget is too small for one sample.
     TypeError, ValueError
         For an unfit argument.
     RuntimeError
-        From every call that uses or changes it, on another thread than that which made it.
+        From every call that uses or changes the buffer, on any thread but the one that made it.
 
     Examples
     --------
@@ -184,7 +184,7 @@ class CarouselBuffer:
     ) -> Self:
         """Open a buffer as of its last checkpoint, to go on from there.
 
-        A damaged sample that was in memory leaves it, with a warning that names it.
+        A damaged sample of memory leaves it, with a warning that names its id.
 
         Parameters
         ----------
@@ -193,16 +193,16 @@ class CarouselBuffer:
         memory
             Another size of the memory tier, as by `resize`.
         swap, admit
-            Where the caller's own were used, which a checkpoint cannot hold; or to go on with others.
+            Required if the buffer had ones of the caller's own, which a checkpoint cannot hold; others replace them.
         schema
-            What samples are expected to be.
+            The expected fields of a sample.
 
         Raises
         ------
         FormatError
-            When `path` holds something else, or samples of another schema.
+            If `path` holds something else, or samples of another schema.
         LockedError
-            When somebody has it open.
+            If another process or buffer has it open.
         """
         store, meta = Storage.open_store(path, writable=True, files=files)
         place, limit = Path(path), meta["tiers"]["limit"]
@@ -259,10 +259,10 @@ class CarouselBuffer:
 
     @contextmanager
     def _writing(self, *breaking: type[BaseException]) -> Iterator[None]:
-        """Take no more changes after an error that leaves the parts of the buffer out of step.
+        """Refuse later changes after an error that leaves the parts of the buffer out of step.
 
-        This is an error of a log, one that leaves memory and placement at odds, and every one of a `breaking` kind,
-        which may have come anywhere in between.
+        Such an error comes from a log, leaves memory and placement at odds, or is of a `breaking` kind, which may come
+        between any two changes.
         """
         try:
             yield
@@ -294,7 +294,7 @@ class CarouselBuffer:
 
     @property
     def ahead(self) -> Ahead:
-        """The batches drawn before their steps, of which `memhier.recsys.replay.loader` makes use."""
+        """The batches drawn before their steps, for `memhier.recsys.replay.loader`."""
         return self._ahead
 
     @property
@@ -310,31 +310,31 @@ class CarouselBuffer:
 
     @shielded
     def add(self, batch: Mapping[str, Any], labels: Any = None, ids: Any = None) -> Ints:
-        """Take samples in: to storage as the admission decides, and to memory some of them at once.
+        """Add samples: to storage as the admission decides, and some of them to memory at once.
 
         Parameters
         ----------
         batch
             By field, as `Schema.check` takes it.
         labels
-            Integers [n], 0 to 2**31 - 1: their classes. All samples of a buffer have labels, or none, but with
+            Integers [n], 0 to 2**31 - 1: their classes. Either all samples of a buffer have labels or none, except with
             ``same_class=False``.
         ids
-            Integers [n] of the caller's, by which `forget` finds samples; by default the number of samples before.
+            Integers [n] of the caller, by which `forget` finds samples; by default the number of earlier samples.
 
         Returns
         -------
         numpy.ndarray
-            int64 [n]: the slot of memory that each is in now, -1 for none.
+            int64 [n]: the slot of memory of each now, -1 for none.
 
         Raises
         ------
         BudgetError
-            When ``admit="everything"`` has no room. Nothing has changed then.
+            If ``admit="everything"`` has no room. Nothing has changed then.
         TypeError, ValueError
             For values of another type or shape, or that a codec cannot hold. Nothing has changed then.
         OSError
-            When a write fails. The buffer takes no more samples then; opening it again finds the last checkpoint.
+            If a write fails. The buffer takes no more samples then; opening it again finds the last checkpoint.
         """
         self._check_open(writing=True)
         placement, admission = self._placement, self._settings.admission
@@ -349,7 +349,7 @@ class CarouselBuffer:
             return self._swapper.take_in(admission.admit(placement, marks, names), columns, marks, names)
 
     def _checked_labels(self, labels: Any, count: int) -> Ints:
-        """Return labels as integers, -1 if there are none; the first samples decide whether there are."""
+        """Return labels as integers, -1 for none; the first samples of a buffer decide whether it has labels."""
         members = self._placement.members
         decided = self._settings.same_class is None and members.size > 0
         if labels is None:
@@ -375,14 +375,14 @@ class CarouselBuffer:
         Parameters
         ----------
         n
-            How many; where memory holds fewer, all of them are returned.
+            How many; all samples if memory holds fewer.
         out
-            To fill instead of allocating: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
+            Filled instead of new arrays: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
 
         Returns
         -------
         Batch
-            Of min(n, len(self)) samples, in `out`; its `tensors` are torch's, in place.
+            Of min(n, len(self)) samples, in `out`; its `tensors` are torch tensors of the same memory.
         """
         if self._closed or self._thread != caller():
             self._check_open(using=True)
@@ -398,20 +398,20 @@ class CarouselBuffer:
         return batch
 
     def empty(self, n: int) -> Batch:
-        """Return a batch for so many samples, to be filled by `sample`."""
+        """Return a batch of n samples for `sample` to fill."""
         return Batch.empty(self.schema, n)
 
     @shielded
     def feedback(self, batch: Batch | Any, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
-        """End a step: swaps that are due arrive, and some of the samples just used are chosen to be swapped.
+        """End a step: due swaps arrive, and the policy chooses some of the samples just used to be swapped.
 
         Parameters
         ----------
         batch
-            What was used: a batch, or the slots, integers [n], of one.
+            The used samples: a batch, or its slots, integers [n].
         scores
-            What the swap policy goes by: logits ``[n, classes]`` for the gate, a column for every label that there is,
-            losses ``[n]`` for the loss. Arrays, or torch tensors of any floating dtype and device.
+            Input of the swap policy: logits ``[n, classes]`` for the gate, with a column for every label, losses
+            ``[n]`` for the loss. Arrays, or torch tensors of any floating dtype and device.
         update
             New values of mutable fields, ``[n, ...]`` each, that stay with the samples.
 
@@ -420,8 +420,8 @@ class CarouselBuffer:
         TypeError, ValueError
             For an unfit argument. Nothing has changed then.
         OSError, CorruptionError
-            When samples could not be read: what they were to replace stays, all others have arrived, and the step has
-            ended. A note on the error names the sample.
+            If samples could not be read: the samples that they were to replace stay, all others have arrived, and the
+            step has ended. A note on the error names the sample.
         """
         self._check_open(writing=True)
         slots, ids = self._checked_used(batch)
@@ -442,10 +442,10 @@ class CarouselBuffer:
             self._swapper.refresh(slots, ids, values)
 
     def _checked_used(self, batch: Any) -> tuple[Ints, Ints]:
-        """Return the slots and ids of a batch, or say how it is unfit."""
+        """Return the slots and ids of a batch; raise for an unfit one."""
         slots = len(self._placement.planned)
         if isinstance(batch, Batch):
-            # One that was drawn ahead cannot be drawn anew: its samples beyond the slots of memory have left it.
+            # A batch drawn ahead cannot be drawn anew: its samples beyond the slots of memory have left it.
             if not self._ahead.asked and batch.slots.max(initial=-1) >= slots:
                 raise ValueError(f"batch: was drawn when memory had more than its {slots} slots; draw another after "
                                  "resize")  # fmt: skip
@@ -458,19 +458,19 @@ class CarouselBuffer:
 
     @shielded
     def hold(self, ids: Any) -> int:
-        """Bring stored samples into memory now, in place of others of their class, drawn at random.
+        """Bring stored samples into memory now; they replace others of their class, drawn at random.
 
         For methods that choose exemplars. Memory is no uniform sample of storage then, until swaps have replaced them.
 
         Parameters
         ----------
         ids
-            Integers [n]; those that storage does not have are left out.
+            Integers [n]; ids that storage does not have are skipped.
 
         Returns
         -------
         int
-            How many came; those of classes with fewer slots than ids wait for swaps like all others.
+            How many came. A class with fewer slots than ids brings as many as fit.
         """
         self._check_open(writing=True)
         with self._writing(KeyboardInterrupt):
@@ -478,14 +478,14 @@ class CarouselBuffer:
 
     @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
-        """Make the buffer durable as it is, with values of the caller's, all or nothing.
+        """Make the buffer durable as it is, with values of the caller, all or nothing.
 
-        Only what came since the last checkpoint is written: the cost does not depend on how much storage holds.
+        It writes only changes since the last checkpoint: the cost does not depend on the size of storage.
 
         Parameters
         ----------
         values
-            What else must be known to go on from here, such as the trainer's state; `value` returns them.
+            Other state needed to go on from here, such as the trainer's; `value` returns it.
 
         Returns
         -------
@@ -495,8 +495,8 @@ class CarouselBuffer:
         Raises
         ------
         OSError
-            When a write fails. The buffer takes no more calls then, as after any other error of a checkpoint that has
-            begun, such as MemoryError; opening it again finds the last one.
+            If a write fails. The buffer takes no more changes then, as after any other error of a checkpoint that has
+            begun, such as MemoryError; opening it again finds the last checkpoint.
         """
         self._check_open(writing=True)
         changes = {f"{_USER}{name}": value for name, value in (values or {}).items()}
@@ -560,7 +560,7 @@ class CarouselBuffer:
         self._swapper.resume(meta["under_way"], len(damaged))
 
     def value(self, name: str) -> bytes | None:
-        """Return a value of the last checkpoint, None where there is none."""
+        """Return a value of the last checkpoint, None if there is none."""
         self._check_open()
         return self._storage.value(f"{_USER}{name}")
 
@@ -568,8 +568,11 @@ class CarouselBuffer:
     def forget(self, where: Where) -> dict[str, int]:
         """Remove samples from both tiers, and their bytes from SSD; durable when it returns. It is a checkpoint.
 
-        A storage tier that has dropped samples of the stream gets smaller by those that go, as after `resize`: else it
-        would not stay a uniform sample. One that has forgotten everything does not.
+        It verifies that no part of a log holds dead bytes, and that no other file of samples is left. It cannot reach
+        copies that the SSD itself or backups may hold. Slots of batches drawn before are out of date.
+
+        If storage has dropped samples of the stream, the number of samples left becomes its limit, as after `resize`:
+        else it would not stay a uniform sample. The limit stays if everything is forgotten.
 
         Parameters
         ----------
@@ -580,15 +583,13 @@ class CarouselBuffer:
         Returns
         -------
         dict
-            ``samples`` removed from storage, of which ``memory_samples`` were in memory as well. Before it returns, it
-            has verified that no part of a log holds dead bytes, and that no other file of samples is left. Copies that
-            the SSD itself or backups may hold are beyond its reach. Slots of batches drawn before are out of date.
+            ``samples`` removed from storage, and ``memory_samples``: those of them that memory held as well.
 
         Raises
         ------
         CorruptionError
-            When the bytes could not be removed, because other samples beside them are damaged, or somebody reads them.
-            When damaged samples would have to move, which a note names: nothing has changed then.
+            If the bytes could not be removed, because samples beside them are damaged, or another process reads them.
+            If damaged samples, which a note names, would have to move: nothing has changed then.
         """
         self._check_open(writing=True)
         with self._writing(KeyboardInterrupt):
@@ -638,15 +639,20 @@ class CarouselBuffer:
     def resize(self, *, memory: int | str | None = None, storage: int | str | None = None) -> None:
         """Change the size of the tiers.
 
-        A smaller tier drops samples drawn at random; a larger memory is filled from storage in the next steps, if there
-        is a swap policy. Storage that has dropped samples of the stream already cannot become a larger sample of it.
-        Slots of batches drawn before are out of date.
+        A smaller tier drops samples drawn at random; the next steps fill a larger memory from storage, if there is a
+        swap policy. Storage that has dropped samples of the stream cannot become a larger sample of it. Slots of
+        batches drawn before are out of date.
 
         Parameters
         ----------
         memory, storage
-            As for the buffer; None leaves the tier as it is. A storage in bytes is counted beside the memory there is
-            then: give it again with a larger memory. ValueError when storage was to grow that dropped samples.
+            As for the buffer; None leaves the tier as it is. A storage in bytes is counted beside the new memory: give
+            it again with a larger memory.
+
+        Raises
+        ------
+        ValueError
+            If storage that dropped samples was to grow.
         """
         self._check_open(writing=True)
         settings = self._settings
@@ -682,22 +688,22 @@ class CarouselBuffer:
 
     @property
     def keeps_classes(self) -> bool:
-        """Whether what a swap brings in is of the class of what leaves, however many classes there are."""
+        """Whether swaps keep the classes of memory, however many classes there are."""
         return bool(self._settings.same_class)
 
     def stored_ids(self) -> Ints:
-        """Return the ids of all samples in storage, int64 [n], a copy in no order that means anything."""
+        """Return the ids of all samples in storage, int64 [n], a copy; their order means nothing."""
         self._check_open()
         return self._placement.members.ids.copy()
 
     def occupied(self) -> Ints:
-        """Return the slots that hold samples, int64 [len(self)], in place: it changes with the buffer."""
+        """Return the slots that hold samples, int64 [len(self)], in place: the array changes with the buffer."""
         self._check_open()
         return self._placement.occupied()
 
     @shielded
     def reader(self) -> MemoryReader:
-        """Return what reads memory in other processes: pickle it to them, or fork them."""
+        """Return a reader of memory for other processes: pickle it to them, or fork them."""
         self._check_open()
         return MemoryReader(self.schema, self._memory.slab)
 
@@ -706,9 +712,9 @@ class CarouselBuffer:
         """Return plain numbers.
 
         ``step``; ``memory_samples`` of ``memory_slots``; ``storage_samples`` of ``storage_limit``; ``arrivals``, and
-        ``seen`` of them that storage is a sample of, without the forgotten; ``swapped`` samples, ``under_way`` of them,
-        ``stalls`` (steps that waited for a swap), ``stall_s`` they waited, ``read_s`` that the thread read; ``errors``
-        of reading; ``memory_bytes``; ``storage_bytes`` on SSD; reads and bytes of the reader.
+        ``seen``: those that storage is a sample of, without the forgotten; ``swapped`` samples, and ``under_way`` those
+        that have not arrived; ``stalls``: swaps that a step waited for, ``stall_s`` seconds in all; ``read_s`` seconds
+        of reading; ``errors`` of reading; ``memory_bytes``; ``storage_bytes`` on SSD; ``reads`` and ``read_bytes``.
 
         Raises
         ------

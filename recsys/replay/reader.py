@@ -44,8 +44,8 @@ class MemoryReader:
         Parameters
         ----------
         slots
-            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as what it held last, at first
-            as zeros.
+            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as the last sample that it
+            held, at first as zeros.
         out
             To fill instead of allocating, of at least n samples; see `CarouselBuffer.sample`.
 

@@ -87,7 +87,7 @@ class Settings:
         if limit < 1:
             least = self.storage_bytes(1, slots)
             raise BudgetError(
-                f"storage={storage!r}: one sample, with what every store takes, needs up to {least} bytes"
+                f"storage={storage!r}: one sample, with the parts that every store has, needs up to {least} bytes"
             )
         return limit
 

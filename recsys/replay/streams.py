@@ -1,7 +1,7 @@
-"""Random numbers that depend on the seed, on what they are for and on a number, and on nothing else.
+"""Random numbers that depend on the seed, on their purpose and on a number, and on nothing else.
 
 Philox (Salmon et al., SC 2011) turns a key and a counter into random bits. With the seed and the purpose as the key and
-the step in the counter, every decision can be made again from three numbers: there is no state to save.
+the step in the counter, three numbers repeat every decision: there is no state to save.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ _BLOCK = 4096
 
 
 class Purpose(IntEnum):
-    """What random numbers are for: no two kinds of decision share a stream."""
+    """Purposes of random numbers: no two kinds of decision share a stream."""
 
     SAMPLE = 1
     ADMIT = 2

@@ -34,11 +34,11 @@ def _names(examples: Any, labels: Any) -> Any:
 class MammothBuffer:
     """The interface of Mammoth's `utils.buffer.Buffer` (v0.2).
 
-    A sample is kept once, however many epochs hand it over: one with the bytes and the label of another is that one.
-    Where it is in memory and comes again, its mutable fields, such as logits, get their new values. What was seen takes
-    8 bytes of DRAM each; a buffer that was opened knows what storage holds.
+    A sample is kept once, however many epochs hand it over: two samples of the same bytes and label are one. If it is
+    in memory and comes again, its mutable fields, such as logits, get their new values. Each sample seen takes 8 bytes
+    of DRAM; a buffer that was opened knows the samples in storage.
 
-    Every `add_data` ends a step of the buffer: what was drawn since the last one may be swapped.
+    Every `add_data` ends a step of the buffer: samples drawn since the last one may be swapped.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class MammothBuffer:
 
     @property
     def used_attributes(self) -> list[str]:
-        """What samples have, in the order in which batches give it."""
+        """The attributes of a sample, in the order of a batch."""
         return [name for name in ATTRIBUTES if name == "labels" or name in self.carousel.schema.fields]
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class MammothBuffer:
         self.carousel.feedback(self._used.take())
 
     def _renew(self, ids: Any, again: Any, batch: dict[str, Any]) -> None:
-        """Give samples that came again, and are in memory, the new values of what may change."""
+        """Give samples that came again, and are in memory, the new values of mutable fields."""
         mutable = [name for name in self.carousel.schema.mutable if name in batch]
         if len(again) == 0 or not mutable:
             return
@@ -153,7 +153,7 @@ class MammothBuffer:
         mask_task_out: int | None = None, cpt: int | None = None, return_not_aug: bool = False,
         not_aug_transform: Transform | None = None, force_indexes: Any = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Draw samples: examples, then what else there is of labels, logits, task labels and true labels."""
+        """Draw samples: examples, then labels, logits, task labels and true labels, if there are any."""
         if force_indexes is not None:
             slots = np.asarray(force_indexes, np.int64)
         elif mask_task_out is not None:
@@ -219,7 +219,7 @@ class MammothBuffer:
         return self
 
     def serialize(self, out_device: Any = "cpu") -> dict[str, Any]:
-        """Make the buffer durable, and return what tells its checkpoint: samples stay where they are."""
+        """Make the buffer durable, and return the number and step of its checkpoint: samples stay in place."""
         return {"generation": self.carousel.checkpoint(), "step": self.carousel.step}
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:

@@ -11,15 +11,15 @@ when.
   Injections that use it then have m / (n + 1) * 1 / m * (n + 1 - m) * (n - m)! / n! = (n + 1 - m)! / (n + 1)! each (the
   slot held one of n + 1 - m positions), those that do not (1 - m / (n + 1)) * (n - m)! / n!, which is the same.
 - A position that takes another sample keeps its slot. Which positions these are depends on the stream alone.
-- A swap replaces what k slots hold by k positions drawn from those outside memory (what leaves is not among them), the
-  slots chosen without looking at what is in them. As many injections lead to each as it leads to, (n - m)! /
-  (n - m - k)!, so the uniform distribution stays; within classes the same holds of each class, whose slots stay its
-  own.
+- A swap replaces the positions of k slots by k positions drawn from those outside memory (positions that leave are not
+  among them); it chooses the slots without looking at their positions. As many injections lead to each as it leads to,
+  (n - m)! / (n - m - k)!, so the uniform distribution stays; within classes the same holds of each class, whose slots
+  stay its own.
 
-This is about what is *planned*. A swap arrives later: what is visible is what the same chain has without the swaps that
-have not arrived, in which every step is one of the above. Admissions are visible at once, in both chains. For this a
-slot that is waiting for a swap is not swapped again until it has arrived, even where an admission has taken it
-meanwhile: else what was just admitted would be swapped out sooner than the rest.
+This is about *planned* positions. A swap arrives later: the visible positions are those of the same chain without the
+swaps that have not arrived, in which every step is one of the above. Admissions are visible at once, in both chains.
+For this a slot that waits for a swap is not swapped again until it has arrived, even if an admission has taken it
+meanwhile: else samples just admitted would be swapped out sooner than the rest.
 """
 
 from typing import Protocol

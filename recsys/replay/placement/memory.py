@@ -1,7 +1,7 @@
 """The memory tier: the columns of all slots in one slab.
 
 The rows of the slab are cut up anew: first the first column of every slot, then the second, so that a batch is one
-gather per field into contiguous arrays. The generation of a slot counts for what it has of every column.
+gather per field into contiguous arrays. The generation of a slot counts for its values in all columns.
 """
 
 import time
@@ -33,9 +33,9 @@ class Memory:
     Parameters
     ----------
     schema
-        What a sample consists of.
+        The fields of a sample.
     slab
-        Of `slab_row_bytes`; made by `make`, or attached in another process.
+        Of the rows that `make` gives it; made there, or attached in another process.
     """
 
     def __init__(self, schema: Schema, slab: Slab) -> None:
@@ -46,7 +46,7 @@ class Memory:
     def _adopt(self, slab: Slab) -> None:
         self.slab = slab
         self._bounds: dict[str, slice] = {}  # of each column in the slab, in bytes
-        # A column of opaque items of the size of a value, and it as what it is.
+        # Each column as opaque items of the size of a value, and as values.
         self._items: dict[str, NDArray[Any]] = {}
         self.views: Columns = {}
         flat = slab.rows.reshape(-1)
@@ -60,12 +60,12 @@ class Memory:
 
     @classmethod
     def make(cls, schema: Schema, slots: int) -> Self:
-        """Take the memory for so many samples."""
+        """Allocate memory for so many samples."""
         return cls(schema, Slab(slots, np.uint8, _row_bytes(schema, slots), shared=True))
 
     @staticmethod
     def bytes_for(schema: Schema, slots: int) -> int:
-        """Return what the slab of so many samples takes."""
+        """Return the bytes of the slab of so many samples."""
         return Slab.bytes_for(slots, np.uint8, _row_bytes(schema, slots))
 
     @property
@@ -94,10 +94,10 @@ class Memory:
             items.take(slots, out=array.reshape(-1).view(items.dtype), mode="clip")
 
     def read_shared(self, slots: Ints, out: Batch) -> None:
-        """Copy samples out of memory that another process changes meanwhile: each is whole, as of some moment."""
+        """Copy samples out while another process changes them: each copy is whole, as of some moment."""
         for attempt in range(_ATTEMPTS):
             if attempt >= _SPINS:
-                # A writer that was not let run, or writes very much, is no dead one.
+                # The writer may be alive: it does not run now, or writes very much.
                 time.sleep(0.001)
             before = self.slab.generations(slots)
             _fence()
@@ -119,7 +119,7 @@ class Memory:
                 flat[self._bounds[name]].view(view.dtype).reshape(view.shape)[slots] = array
 
     def adopt(self, other: "Memory") -> None:
-        """Take over the slab of another memory, which is of no use any more, in place of the own one."""
+        """Take over the slab of another memory, which ends, and free the own one."""
         old = self.slab
         self._adopt(other.slab)
         old.close()

@@ -24,20 +24,20 @@ from memhier.recsys.replay.schema import Column, Columns, Schema
 __all__ = ["FieldCodec", "ImageCodec", "PackedCodec", "PlainCodec", "RecordFormat", "RoundedCodec", "field_codec"]
 
 Encoded = NDArray[np.uint8] | list[bytes]
-"""uint8 ``[n, row_bytes]``; or n records, where their lengths differ."""
+"""uint8 ``[n, row_bytes]``; or n records, if their lengths differ."""
 
 
 class FieldCodec(Protocol):
-    """Turns the values of a column into bytes and back; stateless, used by several threads.
+    """Turns the values of a column into bytes and back; stateless, so that several threads use it.
 
     Attributes
     ----------
     name
-        What `field_codec` makes it from.
+        Its name for `field_codec`.
     lossless
-        Whether values come back as they were.
+        Whether values come back unchanged.
     row_bytes
-        Bytes of an encoded value; None where they differ.
+        Bytes of an encoded value; None if they differ.
     """
 
     name: str
@@ -53,7 +53,7 @@ class FieldCodec(Protocol):
         Raises
         ------
         CorruptionError
-            When the bytes are not what :meth:`encode` returned.
+            If :meth:`encode` cannot have returned the bytes.
         """
 
 
@@ -209,7 +209,7 @@ class RecordFormat:
     Parameters
     ----------
     schema
-        Of the samples. Fields whose length differs, and are not packed, are cut to it.
+        Of the samples. A value of a field of different lengths is cut to its own, unless a codec packs the field.
     names
         Of the fields.
     codecs
@@ -228,7 +228,7 @@ class RecordFormat:
                 self._varying[name] = field.columns(name)[name]
         widths = [codec.row_bytes for name, codec in self._codecs.items() if name not in self._varying]
         fixed = not self._varying and None not in widths
-        # Bytes of every record; None where they differ.
+        # Bytes of every record; None if they differ.
         self.row_bytes: int | None = sum(width or 0 for width in widths) if fixed else None
         # Whether a record is the bytes of one field.
         self.is_plain = len(self._codecs) == 1 and all(isinstance(codec, PlainCodec) for codec in self._codecs.values())
@@ -288,7 +288,7 @@ class RecordFormat:
         Raises
         ------
         CorruptionError
-            When one is not what `records` makes.
+            If `records` cannot have made one.
         """
         head = 4 * len(self._codecs)
         pieces: list[list[memoryview]] = []
@@ -325,7 +325,7 @@ def _longest(codec: FieldCodec, column: Column) -> int:
     if codec.row_bytes is not None:
         return codec.row_bytes
     if codec.lossless:
-        return column.bytes + column.bytes // 128 + 512  # what cannot be packed
+        return column.bytes + column.bytes // 128 + 512  # zstd of noise
     return 2 * column.bytes + 4096
 
 

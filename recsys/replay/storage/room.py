@@ -1,8 +1,8 @@
 """The bytes that a storage tier may take on SSD, and how its logs keep within them.
 
-What the last checkpoint holds stays until the next one is durable, for that is what a crash goes back to. So there is
-room for every sample twice: as of the last checkpoint, and as it is now. What is neither is dead, and its space is used
-again without a checkpoint: the logs write small parts, and a part of the open transaction can be rewritten at any time.
+The samples of the last checkpoint stay until the next one is durable, since a crash goes back to them. So there is room
+for every sample twice: as of the last checkpoint, and as it is now. All other bytes are dead, and logs use their space
+again without a checkpoint: they write small parts, and can rewrite a part of the open transaction at any time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ __all__ = ["Room", "reclaim", "samples_within", "storage_bytes"]
 
 _PAGE = 4096
 _ENTRY = 12
-# What a checkpoint leaves is alive to this share at least; what came since to the other where room is short.
+# The least share of live bytes after a checkpoint; and of those written since, if room is short.
 _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
 _PART_BYTES = 2**16  # at least
 _PARTS = 64  # that room is divided into
@@ -38,9 +38,9 @@ class Room:
     Parameters
     ----------
     store, logs
-        That all change in one transaction.
+        They change in one transaction.
     budget
-        As `storage_bytes` says: there is always a way to keep within it.
+        From `storage_bytes`: the logs can always keep within it.
     """
 
     def __init__(self, store: Store, logs: Sequence[RowLog | Samples], budget: int) -> None:
@@ -55,19 +55,19 @@ class Room:
 
     @property
     def taken(self) -> int:
-        """Bytes of all segments, those included that go with the next commit."""
+        """Bytes of all segments, including those that the next commit removes."""
         if self._generation != self._store.generation:
             self._committed = sum(info.length for info in self._store.segments().values())
             self._generation = self._store.generation
         return self._committed + sum(log.fresh_bytes for log in self._logs)
 
     def make(self, size: int) -> None:
-        """Give space back until so many bytes more fit, as far as there is any."""
+        """Free space for `size` more bytes, as far as there is any."""
         while self.taken + size > self._limit and any(log.reclaim() for log in self._by_size()):
             continue
 
     def settle(self) -> None:
-        """Rewrite what the next commit would leave sparse, each part as there is room for it."""
+        """Rewrite the parts that the next commit would leave sparse, as there is room for each."""
         for log in self._logs:
             self.make(2 * self.piece_bytes)
             while log.bytes_above(_KEPT_ALIVE) > 0:
@@ -80,9 +80,9 @@ class Room:
 
 
 def reclaim(log: RowLog) -> None:
-    """Rewrite what the open transaction wrote of a log until it is little beside what is alive.
+    """Rewrite the parts of a log in the open transaction until their dead bytes are few beside the live ones.
 
-    For logs without a budget whose rows are written again and again, however rarely a checkpoint is made.
+    For logs without a budget whose rows change again and again between rare checkpoints.
     """
     alive = log.live_bytes
     log.part_bytes = part_bytes(alive)
@@ -101,11 +101,11 @@ def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: 
     twice = 1 / _KEPT_ALIVE + 1 / _FRESH_ALIVE
     fixed, side = _sample_bytes(schema, codecs)
     once = twice if replaces else 1 / _KEPT_ALIVE
-    # Of what the index says of slots no more is in use than there are, or than there are samples.
+    # The index has an entry for each slot in use: no more than slots, and no more than samples.
     index = limit * _entry_bytes(POSITIONS) + min(slots, limit) * _entry_bytes(SLOTS)
     held = limit * (fixed * once + side * twice) + (index + 2 * INDEX_ROW_BYTES) * twice
     total = int(held)
-    for _ in range(20):  # what is set aside depends on the whole
+    for _ in range(20):  # the parts set aside depend on the total
         part = part_bytes(total)
         padded = held * (1 + 2 * _PAGE / part)
         total = int(padded) + _catalog_bytes(total) + 3 * part
@@ -123,7 +123,7 @@ def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots
 
 
 def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, float]:
-    """Return the bytes that a sample takes in the log of what cannot change, and in that of what can."""
+    """Return the bytes of a sample in the log of fixed fields, and in the log of mutable ones."""
     fixed = RecordFormat(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
     side = RecordFormat(schema, schema.mutable, codecs)
     sizes = [0.0, 0.0]

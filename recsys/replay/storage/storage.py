@@ -43,7 +43,7 @@ class Storage:
     schema, codecs
         As the store's own description says.
     bounded
-        Whether `keep_within` is to say how many bytes it takes; else logs grow, and rewrite what is half dead.
+        Whether `keep_within` will set a limit in bytes; else logs grow, and rewrite parts that are half dead.
     """
 
     def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
@@ -51,7 +51,7 @@ class Storage:
         self.reader = Reader()
         self.schema = schema
         self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
-        # A sample that is all mutable still has a record, which is what says that it is there.
+        # A sample of mutable fields alone still has a record, which marks its position as used.
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
         self._lossless = self.format.lossless and self._side_format.lossless
@@ -81,7 +81,7 @@ class Storage:
         cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], bounded: bool,
         files: Files | None,
     ) -> Self:  # fmt: skip
-        """Make a store. It exists for others once it was committed."""
+        """Make a store. Others see it from the first commit on."""
         for name in codecs:
             if name not in schema.fields:
                 raise ValueError(f"codec: {name!r} is no field of {schema}")
@@ -98,7 +98,7 @@ class Storage:
 
     @staticmethod
     def open_store(path: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> tuple[Store, Any]:
-        """Return the store at a path and what it says of itself."""
+        """Return the store at a path and its description."""
         store = Store.open(path, KIND, writable=writable, files=files)
         try:
             value = store.get(META)
@@ -130,7 +130,7 @@ class Storage:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on SSD: of what the last checkpoint holds, of what came since, and of the catalog."""
+        """Bytes on SSD: of the last checkpoint, of changes since, and of the catalog."""
         held = sum(info.length for info in self.store.segments().values()) + sum(log.fresh_bytes for log in self.logs)
         for name in ("catalog/data.mdb", "catalog.sum"):
             with suppress(OSError):
@@ -138,11 +138,11 @@ class Storage:
         return held
 
     def keep_within(self, budget: int) -> None:
-        """Take no more than so many bytes on SSD from now on; as `storage_bytes` says of the samples there will be."""
+        """Take no more than `budget` bytes on SSD from now on; `storage_bytes` computes it from a number of samples."""
         self._room = Room(self.store, self.logs, budget)
 
     def append(self, positions: Ints, columns: Columns) -> None:
-        """Set samples; where a position comes twice, the last one counts."""
+        """Set samples; if a position comes twice, the last one counts."""
         if isinstance(self.samples, Samples):
             self._append(self.samples, positions, self.format.records(columns))
         elif self.format.row_bytes:
@@ -197,7 +197,7 @@ class Storage:
             self._read_rows(self._side, self._side_format, positions, out)
 
     def _read_rows(self, log: RowLog, format: RecordFormat, positions: Ints, out: Columns) -> None:
-        # A row that is one field as it is needs no room in between.
+        # A row of one plain field needs no room in between.
         rows, found = log.read(positions, format.in_place(out))
         if not found.all():
             raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
@@ -207,7 +207,7 @@ class Storage:
 
     @contextmanager
     def _unpacking(self) -> Iterator[None]:
-        """Name the place of records that are not what they should be."""
+        """Name the place of malformed records."""
         with described(f"{self.store.path}: a sample"):
             try:
                 yield
@@ -367,7 +367,7 @@ class Storage:
             if dead:
                 raise CorruptionError(
                     f"{self.store.path}: {dead} bytes of forgotten or replaced samples could not be removed, because "
-                    "something beside them is damaged; check() says what"
+                    "samples beside them are damaged; check() names the place"
                 )
         named = {info.path.name for info in self.store.segments().values()}
         left = sorted(file.name for file in (self.store.path / "segments").iterdir() if file.name not in named)
@@ -382,7 +382,7 @@ class Storage:
         self.samples.commit()
 
     def close(self) -> None:
-        """Let go of everything; what was not committed is forgotten."""
+        """Close the store; changes since the last commit are lost."""
         for log in self.logs:
             log.close()
         self.reader.close()

@@ -1,4 +1,4 @@
-"""What a buffer's last checkpoint holds, read while somebody trains with it."""
+"""The samples of a buffer's last checkpoint, read while a training run uses the buffer."""
 
 import os
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ class StoredSamples:
     Raises
     ------
     FormatError
-        When there is something else.
+        If `path` holds something else.
 
     Examples
     --------
@@ -79,7 +79,7 @@ class StoredSamples:
 
     @property
     def labels(self) -> Ints:
-        """int64 [len]: labels; -1 where there are none."""
+        """int64 [len]: labels; -1 for none."""
         return self._members.labels.astype(np.int64)
 
     @property
@@ -122,7 +122,7 @@ class StoredSamples:
 
     @shielded
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the store."""
         self._storage.close()
 
     def __enter__(self) -> Self:

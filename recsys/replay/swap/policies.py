@@ -1,9 +1,9 @@
 """Swap policies: which of the samples just used leave memory, and which come in for them.
 
-A sample that leaves needs no I/O: storage has it. What comes in for it is of the same class, or any sample where swaps
-do not keep classes. `RandomSwap` and `AgeSwap` choose slots without looking at what is in them, so that memory stays a
-uniform subset of storage at all times; `DeckSwap` does while nothing is admitted; `GateSwap` and `LossSwap` keep what
-is hard, and so are not meant to.
+A sample that leaves needs no I/O: storage has it. The sample that comes in for it is of the same class, or any sample
+if swaps do not keep classes. `RandomSwap` and `AgeSwap` choose slots without looking at their samples, so that memory
+stays a uniform subset of storage at all times; with `DeckSwap` it does while no sample is admitted; `GateSwap` and
+`LossSwap` keep hard samples, so that memory is not uniform.
 """
 
 import math
@@ -36,7 +36,7 @@ class Ratio(Protocol):
         """Return the share for this step, 0 to 1."""
 
     def stalled(self, seconds: float, step_seconds: float) -> None:
-        """Hear how long the last step waited for swaps, and how long it took."""
+        """Note how long the last step waited for swaps, and how long it took."""
 
 
 class FixedRatio:
@@ -64,7 +64,7 @@ class FixedRatio:
 class SteeredRatio:
     """As large a share as storage sustains: it shrinks when a step had to wait, and grows slowly otherwise.
 
-    What is swapped then depends on the speed of the machine, so that runs no longer repeat each other.
+    Swaps then depend on the speed of the machine, so that runs no longer repeat each other.
 
     Parameters
     ----------
@@ -118,13 +118,13 @@ class Used:
     Attributes
     ----------
     groups
-        int64 [n]: class of each, or 0 where swaps do not keep classes.
+        int64 [n]: class of each, or 0 if swaps do not keep classes.
     labels
         int64 [n].
     swapped
         int64 [n]: the step in which the slot of each was last swapped, -1 for never.
     scores
-        What was given to `feedback`, for each of them; None where nothing was.
+        Those given to `feedback`, for each of them; None for none.
     """
 
     groups: Ints
@@ -137,7 +137,7 @@ class Used:
 
 
 class Pool:
-    """The samples of a group that may come in: those that are in storage but not in memory.
+    """The samples of a group that may come in: those in storage but not in memory.
 
     Attributes
     ----------
@@ -167,12 +167,12 @@ class Pool:
         return self._members.group_at(position) == self.group
 
     def draw(self, count: int, random: np.random.Generator) -> Ints:
-        """Return so many positions drawn at random, or all where there are fewer, in random order."""
+        """Return `count` positions drawn at random, or all if there are fewer, in random order."""
         count = min(count, self._size)
         every = len(self.positions)
         if 8 * self._size < every or count > self._size // 2:
             return random.permutation(self.positions[self.outside(self.positions)])[:count]
-        # A few at a time, and so with Python's own numbers: arrays cost more than what they hold.
+        # A few at a time, and so with numbers of Python: small arrays cost more.
         drawn: dict[int, None] = {}
         position_at, slot_at = self.positions.item, self._slots.item
         while len(drawn) < count:
@@ -186,7 +186,7 @@ class Pool:
 
 
 class SwapPolicy(Protocol):
-    """Chooses what leaves memory and what comes in. May keep state, and so serves one buffer.
+    """Chooses samples that leave memory and samples that come in. May keep state, and so serves one buffer.
 
     Attributes
     ----------
@@ -200,7 +200,7 @@ class SwapPolicy(Protocol):
     ratio: Ratio
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
-        """Return the scores given to `feedback` as an array [count, ...], or say what is wrong with them."""
+        """Return the scores given to `feedback` as an array [count, ...]; raise for unfit ones."""
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
         """Return which of the used samples leave: `count` distinct numbers below ``len(used)``."""
@@ -209,17 +209,17 @@ class SwapPolicy(Protocol):
         """Return the positions that come in, distinct and out of `pool`: `count`, or fewer where it has fewer."""
 
     def renamed(self, position: int, old: int) -> None:
-        """Hear that the sample at position `old` is at another now."""
+        """Note that the sample at position `old` is at another now."""
 
     def state(self) -> Any:
-        """Return what a checkpoint has to keep, for JSON."""
+        """Return the state for a checkpoint, for JSON."""
 
     def restore(self, state: Any) -> None:
-        """Take over what `state` returned."""
+        """Take over a state that `state` returned."""
 
 
 class RandomSwap:
-    """Swaps a share of what was used, drawn at random; what comes in is drawn at random.
+    """Swaps a share of the used samples, drawn at random, for others drawn at random.
 
     Parameters
     ----------
@@ -256,7 +256,7 @@ class RandomSwap:
 
 
 class AgeSwap(RandomSwap):
-    """Swaps the slots first that were not swapped for longest."""
+    """Swaps the slots with the oldest swap first."""
 
     name = "age"
 
@@ -280,9 +280,9 @@ class LossSwap(RandomSwap):
 class GateSwap(RandomSwap):
     """CarM's gate: samples that the model knows leave first, those that it is wrong about and sure of stay longest.
 
-    `feedback` takes the logits, ``[n, classes]``, whose column is the label. The score is half the entropy of their
+    `feedback` takes the logits, ``[n, classes]``, with a column for each label. The score is half the entropy of their
     softmax over its maximum where the prediction is right, and one minus that where it is wrong; the smallest leave.
-    Each class swaps its share of what was used, rounded down, and classes drawn at random give what is missing
+    Each class swaps its share of the used samples, rounded down, and classes drawn at random give the missing ones
     (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
     """
 
@@ -322,10 +322,10 @@ class GateSwap(RandomSwap):
 
 
 class DeckSwap(RandomSwap):
-    """Brings in every sample once, in shuffled order, before any a second time; what leaves is drawn at random.
+    """Brings in every sample once, in shuffled order, before any a second time; victims are drawn at random.
 
     Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
-    no memory: only a hand of the next few is held. Samples that came since may wait for the next pass.
+    no memory: the deck holds only a hand of the next few. New samples may wait for the next pass.
     """
 
     name = "deck"
@@ -372,7 +372,7 @@ class _Deck:
     hand: list[int] = field(default_factory=list)
 
     def draw(self, pool: Pool, random: np.random.Generator) -> int:
-        """Return the next position that is not in memory: what is there was brought in already."""
+        """Return the next position that is not in memory: one in memory was brought in already."""
         while True:
             while not self.hand:
                 self._deal(pool, random)
