@@ -115,12 +115,12 @@ class Ahead:
         for record in records:
             count = int.from_bytes(record[:8], "little")
             if 8 + 32 * count > len(record):
-                raise CorruptionError(f"{storage.store.path}: a batch of {count} samples drawn ahead is cut short")
+                raise CorruptionError(f"{storage.path}: a batch of {count} samples drawn ahead is cut short")
             labels, ids, slots, positions = (
                 np.frombuffer(record, "<i8", 4 * count, 8).reshape(4, count).astype(np.int64)
             )
             if (positions < -1).any() or (positions >= len(storage.samples)).any():
-                raise CorruptionError(f"{storage.store.path}: a batch drawn ahead names positions that there are not")
+                raise CorruptionError(f"{storage.path}: a batch drawn ahead names positions that there are not")
             batch = Batch(self._schema.empty(count), labels, ids, slots)
             readable = _read(storage, positions, batch.data)
             rest = np.frombuffer(record, np.uint8)[8 + 32 * count :]

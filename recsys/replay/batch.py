@@ -1,4 +1,4 @@
-"""A batch of samples, and where in memory they came from."""
+"""A batch of samples, and their slots of memory."""
 
 import importlib
 import sys
@@ -30,7 +30,7 @@ class Batch:
     ids
         int64 ``[n]``: those given to `add`, else the number of earlier samples.
     slots
-        int64 ``[n]``: where they lie in memory; `feedback` reads them.
+        int64 ``[n]``: their slots of memory, which `feedback` reads.
     """
 
     data: Columns

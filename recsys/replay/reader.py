@@ -52,7 +52,7 @@ class MemoryReader:
         Raises
         ------
         CorruptionError
-            When the process that owns memory died while it wrote one of the slots.
+            If the process that owns memory died while it wrote one of the slots.
         """
         wanted = as_ints("slots", slots)
         if wanted.ndim != 1:

@@ -158,7 +158,7 @@ class Schema:
         return count, columns
 
     def empty(self, count: int) -> Columns:
-        """Return columns for so many samples, not filled."""
+        """Return columns for `count` samples, not filled."""
         return {name: _empty(count, column) for name, column in self.columns.items()}
 
     def encode(self) -> list[Any]:

@@ -334,12 +334,17 @@ def test_a_record_that_is_not_one_is_told(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path: Path) -> None:
-    files = FaultyFiles(RealFiles())
-    buffer = CarouselBuffer(tmp_path / "b", memory=5, schema=IMAGE, files=files)
-    buffer.add(images(np.arange(50)))
-    buffer.checkpoint()
+    def saved(place: Path, files: FaultyFiles) -> CarouselBuffer:
+        buffer = CarouselBuffer(place, memory=5, schema=IMAGE, files=files)
+        buffer.add(images(np.arange(50)))
+        buffer.checkpoint()
+        return buffer
+
+    counting = FaultyFiles(RealFiles())
+    with saved(tmp_path / "counted", counting):
+        before = len(counting.calls)
+    buffer = saved(tmp_path / "b", FaultyFiles(RealFiles(), before + 3, Fault.ENOSPC))
     kept = buffer.reader().read(np.arange(5)).ids.tolist()
-    files._fail_at, files._fault = len(files.calls) + 3, Fault.ENOSPC
     with pytest.raises(OSError, match="No space") as caught:
         buffer.add(images(np.arange(40_000)))
     assert caught.value.errno == errno.ENOSPC

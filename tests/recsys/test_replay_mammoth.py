@@ -72,14 +72,17 @@ def test_mammoth_refuses_what_needs_scores(tmp_path: Path) -> None:
         MammothBuffer(buffer)
 
 
-def test_mammoth_that_only_draws_holds_no_more(tmp_path: Path) -> None:
+def test_mammoth_that_only_draws_holds_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = mammoth(tmp_path / "b")
     numbers = torch.arange(30)
-    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), labels=numbers % 4,
-                    logits=torch.zeros(30, 5), task_labels=numbers)  # fmt: skip
+    data = {"labels": numbers % 4, "logits": torch.zeros(30, 5), "task_labels": numbers}
+    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), **data)
     for _ in range(50):
         buffer.get_data(7)
-    assert 20 <= len(buffer._used) < 20 + 7
+    used: list[int] = []
+    monkeypatch.setattr(CarouselBuffer, "feedback", lambda _, slots: used.append(len(slots)))
+    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), **data)
+    assert 20 <= used[0] < 20 + 7
     buffer.carousel.close()
 
 

@@ -49,7 +49,7 @@ def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
             began.acquire()
         for _ in range(1000):
             buffer.feedback(buffer.sample(8))
-        # One that dies while it reads is nobody's loss.
+        # A reader that dies while it reads harms no other.
         doomed.kill()
         doomed.join()
         for _ in range(1000):

@@ -1,4 +1,4 @@
-"""Swap policies by their definitions: who leaves first, and how many."""
+"""Swap policies by their definitions: which samples leave first, and how many."""
 
 import numpy as np
 import pytest

@@ -35,7 +35,7 @@ def derived(kind: Any, module: str, base: str, package: str) -> Any:
     Raises
     ------
     ImportError
-        When the module cannot be imported; it says which package to install.
+        If the module cannot be imported; it names the package to install.
     """
     try:
         parent = getattr(import_module(module), base)
@@ -137,7 +137,7 @@ def fitted(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     Raises
     ------
     ValueError
-        When the dtype would change one.
+        If the dtype would change one.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -145,7 +145,7 @@ def fitted(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
             values = values.float()  # numpy has none of it, and float32 holds all of them
     array = np.asarray(values)
     if array.dtype == dtype or array.dtype.kind not in "biuf" or dtype.kind not in "biufc":
-        return array  # where that does not fit, the buffer says so
+        return array  # the buffer checks it
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         # Forth, or back: between integers and floats either alone may round the difference away.

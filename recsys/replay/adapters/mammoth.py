@@ -46,7 +46,7 @@ class MammothBuffer:
         Whose fields are ``examples`` and any of ``logits``, ``task_labels`` and ``true_labels``; labels are its labels.
         Its swap policy has to do without scores.
     device
-        Where batches go.
+        The device of batches.
     """
 
     def __init__(self, buffer: CarouselBuffer, device: Any = "cpu") -> None:
@@ -57,7 +57,7 @@ class MammothBuffer:
             try:
                 buffer.swap.check_scores(None, 0)
             except ValueError as error:
-                raise ValueError(f"buffer: Mammoth tells no scores, which {buffer.swap!r} goes by") from error
+                raise ValueError(f"buffer: Mammoth passes no scores, which {buffer.swap!r} needs") from error
         self.carousel = buffer
         self.device = device
         self.attributes = list(ATTRIBUTES)
@@ -171,11 +171,11 @@ class MammothBuffer:
         elif classes is not None:
             tasks = drawn.labels // classes
         else:
-            raise ValueError("cpt: expected the classes per task with mask_task_out, where there are no task labels")
+            raise ValueError("cpt: expected the classes per task with mask_task_out, since there are no task labels")
         return drawn.slots[tasks != task][:size]
 
     def get_balanced_data(self, size: int, transform: Transform | None = None, n_classes: int = -1) -> Any:
-        """Draw samples, as many of each class as can be, of so many classes; -1 for all."""
+        """Draw samples of `n_classes` classes, -1 for all, evenly from each class."""
         drawn = self.carousel.sample(len(self))
         first = np.sort(np.unique(drawn.labels, return_index=True)[1])  # where each class was drawn first
         classes = drawn.labels[first if n_classes < 0 else first[:n_classes]]
@@ -233,7 +233,7 @@ class MammothBuffer:
         return (self[slot] for slot in self._slots())
 
     def _slots(self) -> Any:
-        """Return the slots in use in rising order: where memory is full, each sample's number is its slot."""
+        """Return the slots in use in rising order: if memory is full, each sample's number is its slot."""
         return np.sort(self.carousel.occupied())
 
     def _read(self, slots: Any) -> tuple[Tensor, ...]:

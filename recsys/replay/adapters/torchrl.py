@@ -29,7 +29,7 @@ class CarouselStorage:
     buffer
         Its fields are the keys of the items, all of them, those of nested ones joined by ``__``.
     label_key
-        The key of integer labels, joined likewise, which then is no field; None where there are none.
+        The key of integer labels, joined likewise, which is no field; None for no labels.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -115,7 +115,7 @@ class CarouselStorage:
             raise ValueError(f"step={state_dict['step']}: the buffer is at {self.carousel.step}; open its checkpoint")
 
     def dumps(self, path: Any) -> None:
-        """Make the buffer durable where it is."""
+        """Make the buffer durable in its own directory."""
         self.carousel.checkpoint()
 
     def loads(self, path: Any) -> None:
@@ -147,7 +147,7 @@ class ReservoirWriter:
         return made
 
     def add(self, data: Any) -> int:
-        """Add one item; return its slot, -1 where it is not in memory."""
+        """Add one item; return its slot, -1 if it is not in memory."""
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: Any) -> Tensor:

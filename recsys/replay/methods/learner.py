@@ -131,7 +131,7 @@ def classes_in(labels: Tensor) -> list[int]:
 
 
 def blocks(values: Tensor, size: int) -> list[Tensor]:
-    """Return consecutive parts of at most so many values, in place."""
+    """Return consecutive parts of at most `size` values, in place."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 

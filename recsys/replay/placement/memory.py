@@ -60,12 +60,12 @@ class Memory:
 
     @classmethod
     def make(cls, schema: Schema, slots: int) -> Self:
-        """Allocate memory for so many samples."""
+        """Allocate memory of `slots` samples."""
         return cls(schema, Slab(slots, np.uint8, _row_bytes(schema, slots), shared=True))
 
     @staticmethod
     def bytes_for(schema: Schema, slots: int) -> int:
-        """Return the bytes of the slab of so many samples."""
+        """Return the bytes of the slab of `slots` samples."""
         return Slab.bytes_for(slots, np.uint8, _row_bytes(schema, slots))
 
     @property

@@ -95,7 +95,7 @@ def _has_decks(meta: dict[str, Any]) -> bool:
 def check_positions(entries: NDArray[np.void], by_class: bool, some_labels: bool, path: object) -> None:
     """Refuse an index of positions with impossible labels or ranks.
 
-    `some_labels` tells whether samples with labels may lie beside samples without.
+    `some_labels` allows samples with labels beside samples without.
     """
     labels, ranks = entries["label"].astype(np.int64), entries["rank"].astype(np.int64)
     groups = labels if by_class else np.zeros(len(labels), np.int64)

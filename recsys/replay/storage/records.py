@@ -121,7 +121,7 @@ class ImageCodec:
     name
         ``"jpeg"`` or ``"webp"``, with a quality after a colon: ``"jpeg:90"``. 90 by default.
     column
-        Of shape ``[height, width]``, ``[height, width, 3]`` or ``[3, height, width]``, where the 3 may be a 1.
+        Of shape ``[height, width]``, ``[height, width, 3]`` or ``[3, height, width]``; 1 for 3 is possible.
     """
 
     lossless = False
@@ -188,7 +188,7 @@ def field_codec(name: str, column: Column) -> FieldCodec:
     ValueError, TypeError
         For any other name, or a column that it cannot hold.
     ImportError
-        When the package that it needs is missing.
+        If the package that it needs is missing.
     """
     kind = name.partition(":")[0] if isinstance(name, str) else name
     if kind in ("jpeg", "webp"):

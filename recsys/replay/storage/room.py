@@ -24,7 +24,7 @@ _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
 _PART_BYTES = 2**16  # at least
 _PARTS = 64  # that room is divided into
 _CATALOG_BYTES = 2**17  # of a small store; a larger one has some more, for checksums
-_LARGE_BYTES = 2**16  # records of so many begin and end on a page
+_LARGE_BYTES = 2**16  # records of as many bytes begin and end on a page
 
 
 def part_bytes(budget: int) -> int:
@@ -91,12 +91,12 @@ def reclaim(log: RowLog) -> None:
 
 
 def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:
-    """Return the bytes on SSD that so many samples take at most, beside a memory of so many slots.
+    """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`.
 
     Parameters
     ----------
     replaces
-        Whether samples take the places of others; else each is written once.
+        Whether samples replace others; else each is written once.
     """
     twice = 1 / _KEPT_ALIVE + 1 / _FRESH_ALIVE
     fixed, side = _sample_bytes(schema, codecs)
@@ -113,7 +113,7 @@ def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: 
 
 
 def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:
-    """Return how many samples fit into so many bytes; 0 where none does."""
+    """Return how many samples fit into `budget` bytes; 0 if none does."""
     low, high = 0, budget + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -130,7 +130,7 @@ def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, flo
     for index, format in enumerate((fixed, side)):
         size = format.longest if format.row_bytes is None else max(1, format.row_bytes)
         per_page = None if format.row_bytes is None else rows_per_page(size)
-        # Pages that are not full, where rows do not straddle; large records begin and end on one.
+        # Pages are not full, since rows do not straddle them; large records begin and end on a page.
         padded = _PAGE / per_page if per_page else size + (2 * _PAGE if size >= _LARGE_BYTES else 0)
         sizes[index] = padded + _ENTRY
     return sizes[0], sizes[1] if schema.mutable else 0.0

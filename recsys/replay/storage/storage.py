@@ -41,7 +41,7 @@ class Storage:
     store
         Open.
     schema, codecs
-        As the store's own description says.
+        As in the description of the store.
     bounded
         Whether `keep_within` will set a limit in bytes; else logs grow, and rewrite parts that are half dead.
     """
@@ -182,7 +182,7 @@ class Storage:
         Raises
         ------
         CorruptionError
-            When a sample is damaged.
+            If a sample is damaged.
         """
         if isinstance(self.samples, Samples):
             records = self.samples.get(positions)
@@ -397,5 +397,5 @@ def _put(log: RowLog | Samples, keys: Ints, records: Any) -> None:
 
 
 def _rows(size: int) -> int:
-    """Return how many rows of the index so many bytes take."""
+    """Return how many rows of the index `size` bytes take."""
     return -(-size // INDEX_ROW_BYTES)

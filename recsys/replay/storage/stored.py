@@ -102,7 +102,7 @@ class StoredSamples:
         Raises
         ------
         CorruptionError
-            When one is damaged.
+            If one is damaged.
         """
         wanted = as_ints("positions", positions)
         check_range("positions", wanted, len(self), f"a position, 0 to {len(self) - 1}")

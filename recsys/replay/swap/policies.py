@@ -206,7 +206,7 @@ class SwapPolicy(Protocol):
         """Return which of the used samples leave: `count` distinct numbers below ``len(used)``."""
 
     def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
-        """Return the positions that come in, distinct and out of `pool`: `count`, or fewer where it has fewer."""
+        """Return the positions that come in, distinct and out of `pool`: `count`, or as many as it has."""
 
     def renamed(self, position: int, old: int) -> None:
         """Note that the sample at position `old` is at another now."""
@@ -281,7 +281,7 @@ class GateSwap(RandomSwap):
     """CarM's gate: samples that the model knows leave first, those that it is wrong about and sure of stay longest.
 
     `feedback` takes the logits, ``[n, classes]``, with a column for each label. The score is half the entropy of their
-    softmax over its maximum where the prediction is right, and one minus that where it is wrong; the smallest leave.
+    softmax over its maximum if the prediction is right, and one minus that if it is wrong; the smallest leave.
     Each class swaps its share of the used samples, rounded down, and classes drawn at random give the missing ones
     (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
     """

@@ -40,7 +40,7 @@ class Swap:
     step
         In which it was decided.
     slots, positions
-        int64 [k]: which position goes where; -1 for a position that comes no more.
+        int64 [k]: the slot of each position; -1 for a position that comes no more.
     columns
         Of the samples, to be read.
     room
@@ -336,7 +336,7 @@ class Swapper:
         return slots[there], entering[there]
 
     def _refills(self, random: np.random.Generator) -> tuple[Ints, Ints]:
-        """Plan samples for slots that have become vacant, and return which go where."""
+        """Plan samples for vacant slots; return these slots and the positions planned."""
         placement, members = self._placement, self._placement.members
         filled: list[tuple[int, int]] = []
         for slot in placement.vacant()[:_REFILLS].tolist():
@@ -365,7 +365,7 @@ class Swapper:
         self.under_way.append(swap)
 
     def _room(self, count: int) -> Columns:
-        """Return columns to read so many samples into."""
+        """Return columns for `count` samples to be read into."""
         for index, columns in enumerate(self._spare):
             if len(next(iter(columns.values()))) >= count:
                 return self._spare.pop(index)
@@ -387,7 +387,7 @@ class Swapper:
         Raises
         ------
         OSError, CorruptionError
-            When samples could not be read. The samples that they were to replace stay; all others have arrived.
+            If samples could not be read. The samples that they were to replace stay; all others have arrived.
         """
         failure: BaseException | None = None
         while self.under_way and self.under_way[0].step <= self.step - self._settings.delay:
@@ -431,7 +431,7 @@ class Swapper:
         for position, newer in swap.late.items():
             for name, values in newer.items():
                 swap.columns[name][swap.positions == position] = values
-        # Nearly always all of it, which then needs no copy of its own.
+        # A whole swap, the usual case, needs no copy.
         columns = swap.columns if len(index) == len(swap.slots) else _chosen(swap.columns, index)
         self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
         self._placement.show(slots, positions)
