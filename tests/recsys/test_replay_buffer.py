@@ -201,7 +201,7 @@ def test_slots_never_used_take_no_storage(tmp_path: Path) -> None:
         assert (buffer.capacity, len(buffer), found.ids.tolist()) == (70_000, 500, inside.ids.tolist())
 
 
-def test_everything_refuses_what_does_not_fit(tmp_path: Path) -> None:
+def test_everything_refuses_samples_that_do_not_fit(tmp_path: Path) -> None:
     with filled(tmp_path / "b", admit="everything", storage=61) as buffer:
         with pytest.raises(BudgetError, match="storage=61"):
             buffer.add(images(np.arange(2)), labels=[0, 0])
@@ -252,6 +252,20 @@ def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path, monkeypatch: pyt
         for _ in range(200):
             ratio.stalled(0.0, 1.0)
         assert low < ratio.share() == 0.8
+
+
+def test_the_arrays_of_a_batch_can_be_used_again(tmp_path: Path) -> None:
+    """Even those of a sample that takes the position of another, which a swap is bringing into memory."""
+    values = np.zeros(3, np.int64)
+    options: dict[str, Any] = {"schema": {"x": "int64"}, "admit": "ring", "swap": RandomSwap(1.0), "delay": 3}
+    with CarouselBuffer(tmp_path / "b", memory=6, storage=14, **options) as buffer:
+        for step in range(60):
+            values[:] = np.arange(3 * step, 3 * step + 3)
+            buffer.add({"x": values}, ids=values.copy())
+            values[:] = -1
+            batch = buffer.sample(6)
+            assert batch["x"].tolist() == batch.ids.tolist()
+            buffer.feedback(batch)
 
 
 # Fields and codecs.
@@ -410,7 +424,7 @@ def test_other_stores_other_schemas_and_other_writers(tmp_path: Path) -> None:
 # Forgetting.
 
 
-def test_what_is_forgotten_is_nowhere(tmp_path: Path) -> None:
+def test_forgotten_samples_are_nowhere(tmp_path: Path) -> None:
     secret = np.random.default_rng(9).integers(0, 256, (5, 8, 8, 3), np.uint8)
     with filled(tmp_path / "b", memory=70) as buffer:
         buffer.add({"image": secret}, labels=[3] * 5, ids=range(1000, 1005))

@@ -61,7 +61,7 @@ class Swap:
 
 
 class Swapper:
-    """Moves samples between storage and memory, and writes both memory and its part of the placement.
+    """Moves samples between storage and memory. The only writer of memory.
 
     Parameters
     ----------
@@ -75,9 +75,9 @@ class Swapper:
     under_way
         Swaps that have not arrived, the oldest first.
     swapped, errors
-        Samples that arrived, and samples or reads that failed.
+        Samples that arrived, and samples of memory or swaps that could not be read.
     stalls, stall_s
-        Swaps that were waited for, and seconds spent so.
+        Swaps that a step waited for, and seconds it waited.
     read_s
         Seconds that the thread has spent reading and decoding.
     at_odds
@@ -128,7 +128,7 @@ class Swapper:
             self._thread.shutdown(wait=True, cancel_futures=True)
         self.under_way.clear()
 
-    # Samples that come, change and are asked for.
+    # Samples that are added, changed or held.
 
     def take_in(self, decisions: Decisions, columns: Columns, labels: Ints, ids: Ints) -> Ints:
         """Write samples that were admitted to storage and memory; return the slot of each, -1 for none."""
@@ -146,7 +146,8 @@ class Swapper:
             self._memory.write(where, self._storage.round_trip(_chosen(columns, taken)), labels[taken], ids[taken])
             slots[taken] = where
         for position, sample in decisions.late.items():
-            self._arrive_late(position, self._storage.round_trip(_chosen(columns, slice(sample, sample + 1))))
+            # A copy: the caller may use its arrays again before the swap arrives.
+            self._arrive_late(position, self._storage.round_trip(_chosen(columns, [sample])))
         return slots
 
     def refresh(self, slots: Ints, ids: Ints, values: Columns) -> None:
