@@ -142,7 +142,7 @@ def test_damage_in_memory_is_found_in_few_reads(tmp_path: Path, monkeypatch: pyt
     assert len(reads) <= 1 + 2 * 8 + 1  # halves of halves; batches drawn ahead, of which there are none
 
 
-def test_what_cannot_be_moved_is_told_before_anything_changes(tmp_path: Path) -> None:
+def test_damage_that_would_move_is_told_before_anything_changes(tmp_path: Path) -> None:
     last = 9 * A_PAGE
     with filled(tmp_path / "c", count=200, memory=5) as buffer:
         damage(tmp_path / "c", 9)
@@ -178,7 +178,7 @@ def test_the_index_shrinks_with_storage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "none"])
-def test_what_moves_in_storage_stays_what_it_was(tmp_path: Path, codec: str) -> None:
+def test_samples_that_move_in_storage_stay_the_same(tmp_path: Path, codec: str) -> None:
     pytest.importorskip("PIL")
     pictures = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), np.uint8)
     schema = {"image": ("uint8", (16, 16, 3)), "logits": Field("float32", (3,), mutable=True)}
@@ -196,7 +196,7 @@ def test_what_moves_in_storage_stays_what_it_was(tmp_path: Path, codec: str) -> 
 # Exemplars.
 
 
-def test_what_is_held_while_it_leaves_is_there_once(tmp_path: Path) -> None:
+def test_a_sample_held_while_it_leaves_is_there_once(tmp_path: Path) -> None:
     schema = {"x": "int64", "logit": Field("float32", mutable=True)}
     with CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=RandomSwap(1.0)) as buffer:
         ids = np.arange(8)
@@ -260,7 +260,7 @@ def test_scores_without_a_shape_are_refused(tmp_path: Path) -> None:
 
 
 def test_memory_of_many_slots_comes_back(tmp_path: Path) -> None:
-    # What is kept of the slots takes more than a value of the catalog may.
+    # The state of the slots is larger than a value of the catalog may be.
     with CarouselBuffer(tmp_path / "b", memory=600_000, schema={"x": "int8"}) as buffer:
         buffer.add({"x": np.arange(50, dtype=np.int8)})
         buffer.checkpoint()
@@ -276,7 +276,7 @@ def test_memory_of_many_slots_comes_back(tmp_path: Path) -> None:
         assert (buffer.capacity, len(buffer)) == (600_000, 10)
 
 
-def test_what_is_kept_of_slots_is_counted() -> None:
+def test_the_state_of_slots_is_counted() -> None:
     tracemalloc.start()
     placement = Placement(0, 100_000, None, False)
     held = tracemalloc.get_traced_memory()[0]

@@ -45,7 +45,7 @@ class DictStorage:
 
 
 class Rehearsal:
-    """The calls of `CarouselBuffer` that decide what is where."""
+    """The calls of `CarouselBuffer` that decide on positions and slots."""
 
     def __init__(
         self, seed: int, slots: int, limit: int | None, admit: str, policy: SwapPolicy | None, delay: int,
@@ -91,22 +91,22 @@ def limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + Z * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-def assert_uniform(held: np.ndarray, what: str) -> None:
+def assert_uniform(held: np.ndarray, name: str) -> None:
     """Assert that ids are equally often held; `held` is bool [runs, ids], with as many True in every run."""
     runs, ids = held.shape
     each = int(held[0].sum())
-    assert (held.sum(axis=1) == each).all(), what
+    assert (held.sum(axis=1) == each).all(), name
     if each == ids:
         return
     expected = runs * each / ids
     statistic = ((held.sum(axis=0) - expected) ** 2 / expected).sum() * (ids - 1) / (ids - each)
-    assert statistic < limit(ids - 1), f"{what}: {statistic:.1f}, {held.sum(axis=0)}"
+    assert statistic < limit(ids - 1), f"{name}: {statistic:.1f}, {held.sum(axis=0)}"
 
 
 def run(
     policy: SwapPolicy | None, seed: int, slots: int, storage: int | None, admit: str, delay: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return what memory and storage hold after each of some moments of a training run."""
+    """Return the ids in memory and in storage after each of some moments of a training run."""
     rehearsal = Rehearsal(seed, slots, storage, admit, policy, delay)
     memory, stored = [], []
     came = 0
@@ -208,7 +208,7 @@ def test_every_sample_is_equally_likely_within_its_class(storage: int | None) ->
 
 
 def test_the_statistic_tells_a_biased_reservoir() -> None:
-    """Drawing below the number seen before, as CarM's code does, keeps what is new too often."""
+    """Drawing below the number seen before, as CarM's code does, keeps new samples too often."""
     runs = 10 * RUNS
     held = np.zeros((runs, STREAM), np.bool_)
     for seed in range(runs):

@@ -1,4 +1,4 @@
-"""A buffer put through anything, next to plain dicts: what is where, and that it is what came."""
+"""A buffer put through anything, next to plain dicts: each sample is in its place, and as it came."""
 
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ def samples(ids: np.ndarray) -> dict[str, Any]:
 
 
 def is_consistent(buffer: CarouselBuffer, logits: dict[int, float]) -> None:
-    """Assert that all that the buffer knows of its samples fits together, and fits what came."""
+    """Assert that all that the buffer knows of its samples fits together, and fits the samples that came."""
     placement, members, memory = buffer._placement, buffer._placement.members, buffer.reader()
     size = members.size
     assert len(set(members.ids.tolist())) == size
@@ -162,7 +162,7 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
             buffer.feedback(batch, update={"logits": values})
             logits |= {id: id + step / 256 for id in batch.ids.tolist()}
             is_consistent(buffer, logits)
-            # A slot is not swapped again before what was swapped in has arrived.
+            # A slot is not swapped again before its swap has arrived.
             for slot in np.flatnonzero(placement.swapped != before).tolist():
                 assert step - waiting.get(slot, -99) > delay
                 waiting[slot] = step
@@ -171,8 +171,8 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_what_is_on_its_way_can_be_forgotten(tmp_path: Path, delay: int) -> None:
-    """A slot whose swap comes to nothing keeps what it had, which another swap may be bringing elsewhere."""
+def test_samples_on_their_way_can_be_forgotten(tmp_path: Path, delay: int) -> None:
+    """A slot whose swap comes to nothing keeps its sample, which another swap may be bringing elsewhere."""
     with CarouselBuffer(tmp_path / "b", memory=6, schema=SCHEMA, swap=RandomSwap(1.0), seed=8, delay=delay) as buffer:
         under_way, logits = buffer._swapper.under_way, dict[int, float]()
         buffer.add(samples(np.arange(10)), ids=np.arange(10))

@@ -63,7 +63,7 @@ def test_mammoths_interface(tmp_path: Path) -> None:
     buffer.carousel.close()
 
 
-def test_mammoth_refuses_what_needs_scores(tmp_path: Path) -> None:
+def test_mammoth_refuses_policies_that_need_scores(tmp_path: Path) -> None:
     schema = {"examples": ("float32", 3)}
     with (
         CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=GateSwap(0.5)) as buffer,
@@ -154,7 +154,7 @@ def test_nothing_is_left_out_in_silence(tmp_path: Path) -> None:
             with pytest.raises((ValueError, TypeError), match=words):
                 buffer.add_data(**{"examples": images, "labels": labels, **wrong})
             assert carousel.stats() == before
-        # What was refused did not come: it is taken when it comes as it should.
+        # A refused sample did not come: it is taken once it comes in the right form.
         buffer.add_data(images.float(), labels=labels.float())
         assert carousel.stats()["storage_samples"] == 6
         assert {tuple(one.reshape(-1).tolist()) for one in buffer.examples} == {

@@ -63,7 +63,7 @@ def test_every_method_learns_tasks_and_keeps_the_first(tmp_path: Path, name: str
             said = learner.predict(prepare(test))
         right = (said == truth).float()
         assert right.mean() > 0.75
-        # What was learned first is not forgotten: without replay these are never right.
+        # The first classes are not forgotten: without replay these are never right.
         assert right[truth < 2].mean() > 0.5
         stats = buffer.stats()
         held_out = 12 if name == "BiC" else 0
@@ -110,7 +110,7 @@ def test_rainbow_takes_all_degrees_of_uncertainty() -> None:
     assert chosen.tolist() == [0, 2, 4, 6, 9]
 
 
-def test_what_is_held_is_in_memory_and_classes_stay(tmp_path: Path) -> None:
+def test_held_samples_are_in_memory_and_classes_stay(tmp_path: Path) -> None:
     schema = {"x": "int64", "logit": Field("float32", mutable=True)}
     with CarouselBuffer(tmp_path / "b", memory=12, schema=schema, admit="class_balanced", seed=0) as buffer:
         ids = np.arange(90)
@@ -133,7 +133,7 @@ def test_what_is_held_is_in_memory_and_classes_stay(tmp_path: Path) -> None:
             *(buffer.reader().read(buffer.occupied()).data[name] for name in ("x", "logit")), strict=True
         ):
             assert value == (-id if id in refreshed else id)
-        # What left memory took its new logits along.
+        # Samples that left memory took their new logits along.
         buffer.checkpoint()
         with StoredSamples(tmp_path / "b") as stored:
             columns = stored.read(ids)

@@ -40,7 +40,7 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 def run(buffer: CarouselBuffer, until: int) -> list[str]:
-    """Train on from the buffer's step; return what each step saw and what memory holds after it."""
+    """Train on from the buffer's step; return the batch of each step and the memory after it."""
     seen = []
     while buffer.step < until:
         step = buffer.step
@@ -137,7 +137,7 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert buffer.check() == []
 
 
-def test_what_io_does_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_reads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads that take a random time give the same run."""
     with make(tmp_path / "fast", "random", "reservoir", 1) as buffer:
         expected = run(buffer, STEPS)
