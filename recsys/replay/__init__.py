@@ -9,14 +9,16 @@ from memhier.recsys.replay.storage.stored import StoredSamples
 from memhier.recsys.replay.swap.policies import (
     AgeSwap,
     DeckSwap,
+    FixedRatio,
     GateSwap,
     LossSwap,
     Pool,
     RandomSwap,
+    Ratio,
+    SteeredRatio,
     SwapPolicy,
     Used,
 )
-from memhier.recsys.replay.swap.ratio import FixedRatio, Ratio, SteeredRatio
 
 __all__ = [
     "Admission",

@@ -1,8 +1,8 @@
-"""Batches drawn before the steps that use them, so that the workers of a loader can get them ready.
+"""Batches drawn before the steps that use them, so that the workers of a loader can transform them.
 
-A step sees what was drawn for it, also in a run that is resumed before it: a checkpoint keeps what was drawn and not
-used. Most of that is positions, for storage has the samples. Kept as values are mutable fields, which may have been
-given newer ones since, and samples whose places in storage others have taken.
+A step sees the batch drawn for it, even in a run resumed before the step: a checkpoint keeps the batches that no step
+has used. It keeps positions, since storage has the samples. It keeps values only of mutable fields, which may change
+until then, and of samples that storage has replaced.
 """
 
 from collections import deque
@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
 from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.schema import Columns, Schema
-from memhier.recsys.replay.storage.storage import StorageTier
+from memhier.recsys.replay.storage.storage import Storage
 
 __all__ = ["Ahead"]
 
@@ -25,7 +26,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(slots=True)
 class _Drawn:
-    """A batch, and the positions that its samples have in storage, int64 [n]; -1 where they have none any more."""
+    """A batch, and the positions of its samples in storage, int64 [n]; -1 for samples that it has no more."""
 
     batch: Batch
     positions: Ints
@@ -37,13 +38,14 @@ class Ahead:
     Attributes
     ----------
     asked
-        How many of them, the first ones, were handed out; the step that uses the first of these ends next.
+        How many were handed out, from the first on; the next step to end uses the first.
     turn
-        Counts those who began to take batches: each of them takes from where the steps have come to.
+        The number of samplers that began to take batches; each begins with the batch of the next step to end.
     """
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, placement: Placement) -> None:
         self._schema = schema
+        self._placement = placement
         self._drawn: deque[_Drawn] = deque()
         self.asked = 0
         self.turn = 0
@@ -58,14 +60,14 @@ class Ahead:
         return sum(array.nbytes for batch in arrays for array in batch)
 
     def begin(self) -> int:
-        """Hand out again what was handed out for steps that have not ended; return the number of the turn."""
+        """Begin anew with the batch of the next step to end; return the number of the turn."""
         self.asked = 0
         self.turn += 1
         return self.turn
 
-    def put(self, batch: Batch, positions: Ints) -> None:
-        """Append a batch, drawn just now from these positions."""
-        self._drawn.append(_Drawn(batch, positions))
+    def put(self, batch: Batch) -> None:
+        """Append a batch that was drawn just now."""
+        self._drawn.append(_Drawn(batch, self._placement.visible[batch.slots]))
 
     def take(self) -> Batch:
         """Hand out a copy of the next batch: a transform may work in place, and the batch come again."""
@@ -73,34 +75,33 @@ class Ahead:
         return _chosen(self._drawn[self.asked - 1].batch, slice(None))
 
     def end_step(self) -> None:
-        """Let go of the batch that a step has used."""
-        if self.asked:
-            self.asked -= 1
-            self._drawn.popleft()
+        """Let go of the first batch, which a step has used."""
+        self.asked -= 1
+        self._drawn.popleft()
 
     # Changes of storage.
 
     def replaced(self, positions: Ints) -> None:
-        """Say that other samples have taken these positions, or none."""
+        """Note that storage has replaced or removed the samples at positions."""
         for drawn in self._drawn:
             drawn.positions[np.isin(drawn.positions, positions)] = -1
 
     def renamed(self, position: int, old: int) -> None:
-        """Say that the sample at position `old` has moved to another."""
+        """Note that the sample at position `old` has moved to another."""
         for drawn in self._drawn:
             drawn.positions[drawn.positions == old] = position
 
     def forget(self, positions: Ints) -> None:
-        """Leave samples out whose positions are to be forgotten, and all that storage does not have any more."""
+        """Drop samples at positions, which are to be forgotten, and all that storage has no more."""
         for drawn in self._drawn:
             stays = (drawn.positions >= 0) & ~np.isin(drawn.positions, positions)
             if not stays.all():
                 _keep(drawn, stays)
 
-    # What a checkpoint keeps.
+    # Checkpoints.
 
     def records(self) -> list[bytes]:
-        """Return what each batch can be made from again."""
+        """Return a record of each batch, from which `restore` makes it again."""
         records: list[bytes] = []
         for drawn in self._drawn:
             numbers = np.stack([*_numbers(drawn.batch), drawn.positions]).astype("<i8")
@@ -108,18 +109,18 @@ class Ahead:
             records.append(b"".join([len(drawn.positions).to_bytes(8, "little"), numbers.tobytes(), *values]))
         return records
 
-    def restore(self, records: Sequence[memoryview], storage: StorageTier) -> list[int]:
-        """Take over what `records` told; return the ids of samples that are damaged, which are left out."""
+    def restore(self, records: Sequence[memoryview], storage: Storage) -> list[int]:
+        """Make the batches of `records` again without damaged samples; return the ids of these."""
         damaged: list[int] = []
         for record in records:
             count = int.from_bytes(record[:8], "little")
             if 8 + 32 * count > len(record):
-                raise CorruptionError(f"{storage.store.path}: a batch of {count} samples drawn ahead is cut short")
+                raise CorruptionError(f"{storage.path}: a batch of {count} samples drawn ahead is cut short")
             labels, ids, slots, positions = (
                 np.frombuffer(record, "<i8", 4 * count, 8).reshape(4, count).astype(np.int64)
             )
             if (positions < -1).any() or (positions >= len(storage.samples)).any():
-                raise CorruptionError(f"{storage.store.path}: a batch drawn ahead names positions that there are not")
+                raise CorruptionError(f"{storage.path}: a batch drawn ahead names positions that there are not")
             batch = Batch(self._schema.empty(count), labels, ids, slots)
             readable = _read(storage, positions, batch.data)
             rest = np.frombuffer(record, np.uint8)[8 + 32 * count :]
@@ -135,7 +136,7 @@ class Ahead:
         return damaged
 
     def _kept(self, positions: Ints) -> dict[str, Any]:
-        """Return the columns of which values are kept, and of which samples: all, or those that storage has not."""
+        """Return the columns to keep values of, and the samples: all, or those that storage has no more."""
         gone = np.flatnonzero(positions < 0)
         return {name: slice(None) if name in self._schema.mutable else gone for name in self._schema.columns}
 
@@ -151,13 +152,13 @@ def _chosen(batch: Batch, which: Any) -> Batch:
 
 
 def _keep(drawn: _Drawn, which: NDArray[np.bool_]) -> None:
-    """Leave samples out."""
+    """Keep some samples."""
     drawn.batch = _chosen(drawn.batch, which)
     drawn.positions = drawn.positions[which]
 
 
-def _read(storage: StorageTier, positions: Ints, out: Columns) -> NDArray[np.bool_]:
-    """Read the samples that storage has, and return which could be read, or did not have to be."""
+def _read(storage: Storage, positions: Ints, out: Columns) -> NDArray[np.bool_]:
+    """Read the samples that storage has; return False for damaged ones and True for all others, bool [n]."""
     readable: NDArray[np.bool_] = np.ones(len(positions), np.bool_)
     stored = np.flatnonzero(positions >= 0)
     columns = storage.schema.empty(len(stored))

@@ -1,4 +1,4 @@
-"""A batch of samples, and where in memory they came from."""
+"""A batch of samples, and their slots of memory."""
 
 import importlib
 import sys
@@ -23,14 +23,14 @@ class Batch:
     Attributes
     ----------
     data
-        An array ``[n, *shape]`` for each field. Where lengths differ, values are padded to the longest of the schema,
-        and ``<field>.length``, int32 ``[n]``, tells how much of each counts.
+        An array ``[n, *shape]`` for each field. Values of different lengths are padded to the longest of the schema,
+        and ``<field>.length``, int32 ``[n]``, holds their lengths.
     labels
         int64 ``[n]``; -1 for samples without one.
     ids
-        int64 ``[n]``: those given to `add`, else the number of samples that had come before.
+        int64 ``[n]``: those given to `add`, else the number of earlier samples.
     slots
-        int64 ``[n]``: where they lie in memory; what `feedback` goes by.
+        int64 ``[n]``: their slots of memory, which `feedback` reads.
     """
 
     data: Columns
@@ -125,7 +125,7 @@ def room(schema: Schema, out: Batch | Mapping[str, Any] | None, n: int) -> Batch
 
 
 def _own_names(columns: Mapping[str, Any]) -> tuple[str, str]:
-    """Return what labels and ids are called beside these columns: no name of a field has a dot."""
+    """Return the names of labels and ids beside these columns: no name of a field has a dot."""
     labels, ids = (f"buffer.{name}" if name in columns else name for name in ("labels", "ids"))
     return labels, ids
 

@@ -1,93 +1,116 @@
 """CarouselBuffer: the memory of a learner, most of it on SSD (Carousel Memory, arXiv 2110.07276)."""
 
+import json
 import os
-from collections.abc import Mapping
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier.arguments import check_int
-from memhier.arrays import as_ints
+from memhier.arrays import as_ints, check_range
+from memhier.errors import ClosedError
 from memhier.fields import described
 from memhier.files import Files
-from memhier.io.read_arguments import as_int
+from memhier.recsys.replay.ahead import Ahead
 from memhier.recsys.replay.batch import Batch, room
-from memhier.recsys.replay.guarded import Guarded, closing_on_error
-from memhier.recsys.replay.parts import Parts, Settings, as_codecs, memory_slots, replaces, stats, storage_limit
 from memhier.recsys.replay.placement.admit import Admission, admission
-from memhier.recsys.replay.placement.forget import Where, forget, resize
-from memhier.recsys.replay.placement.hold import hold
-from memhier.recsys.replay.placement.intake import as_labels, distinct, refresh, take_in
+from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.reader import MemoryReader
-from memhier.recsys.replay.schema import Schema
-from memhier.recsys.replay.state import USER, commit, policy_of, restore, settings_of
-from memhier.recsys.replay.storage.storage import StorageTier
-from memhier.recsys.replay.swap.exchange import as_update, as_used, checked_scores, end_step
-from memhier.recsys.replay.swap.policies import SwapPolicy, swap_policy
+from memhier.recsys.replay.schema import Schema, as_array, check_update
+from memhier.recsys.replay.settings import Settings, as_schema, stored_schema
+from memhier.recsys.replay.storage.described import VERSION
+from memhier.recsys.replay.storage.storage import META, Storage
+from memhier.recsys.replay.streams import Purpose, Uniforms, stream
+from memhier.recsys.replay.swap.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
+from memhier.recsys.replay.swap.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
 from memhier.store.store import Finding
 
 __all__ = ["CarouselBuffer"]
 
 Ints = NDArray[np.int64]
+Where = Mapping[str, Any] | Callable[[Ints, Ints], NDArray[np.bool_]]
+
+_MOVED = 1024  # samples that move together
+_USER = "user/"
 
 
-class CarouselBuffer(Guarded):
-    """Every sample on SSD, a small working set of them in DRAM that is swapped while training runs.
+class _Closable(Protocol):
+    def close(self) -> None: ...
 
-    A training step is `sample`, the computing, `feedback`. The last ends the step: it chooses which of the samples that
-    were used leave memory, and a thread reads their replacements while the next step computes. A swap decided in step t
-    is visible from the end of step t + `delay` on, whatever the I/O does: which samples a step sees depends on the seed
-    and the calls alone, in a resumed run as well.
 
-    The thread that made it uses it; other threads and processes read memory through what `reader` returns.
+@contextmanager
+def _closing_on_error(part: _Closable) -> Iterator[None]:
+    """Close a part on an error; else its store stays locked for as long as the error is looked at."""
+    try:
+        yield
+    except BaseException:
+        part.close()
+        raise
+
+
+class CarouselBuffer:
+    """Every sample on SSD, a small working set of them in DRAM that swaps change while training runs.
+
+    A training step is `sample`, the computing, `feedback`. `feedback` ends the step: it chooses which of the used
+    samples leave memory, and a thread reads their replacements while the next step computes. A swap decided in step t
+    is visible from the end of step t + `delay` on, whatever the I/O does: the samples of a step depend on the seed and
+    the calls alone, in a resumed run as well.
+
+    One thread uses a buffer: the thread that made it. Other threads and processes read memory through a `reader`.
 
     Parameters
     ----------
     path
-        A directory to make; see `open` for one that is there.
+        A directory to make; `open` opens an existing one.
     memory
-        Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and what is
-        kept of each slot. The index of storage (about 70 bytes for each sample there) and buffers come on top;
+        Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
+        of each slot. The index of storage (about 70 bytes for each stored sample) and buffers come on top;
         `memory_bytes` counts everything.
     storage
-        Size of the storage tier: samples as an int, bytes as text, or None for all that come. Bytes are held to at
-        every moment, with checkpoints or without: there is room for each sample twice, as of the last checkpoint,
-        which a crash goes back to, and as it is now (once with ``admit="everything"``, but for mutable fields).
-        Samples whose packed size differs are counted as large as they may become. Batches drawn ahead and the values
-        given to `checkpoint` come on top. ``stats()["storage_limit"]`` says how many samples that is.
+        Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
+        in bytes, with checkpoints or without. It has room for each sample twice: as of the last checkpoint, to which a
+        crash goes back, and as it is now (once with ``admit="everything"``, except for mutable fields). A sample of
+        variable packed size counts as large as it may become. Batches drawn ahead and the values given to `checkpoint`
+        come on top. ``stats()["storage_limit"]`` is the limit in samples.
     schema
-        The fields of a sample: a `Schema`, or what it is made from.
+        The fields of a sample: a `Schema`, or its argument.
     admit
-        ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``: what storage keeps, and what enters
-        memory; see `memhier.recsys.replay.placement.admit`.
+        ``"reservoir"``, ``"class_balanced"``, ``"ring"`` or ``"everything"``: decides which samples storage keeps, and
+        which of them enter memory; see `memhier.recsys.replay.placement.admit`.
     swap
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
-        ``RandomSwap(0.2)``, or None: memory then keeps what was admitted.
+        ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
-        How fields are kept in storage, by name; see `memhier.recsys.replay.storage.codecs.field_codec`.
+        The name of the codec of each field in storage; see `memhier.recsys.replay.storage.records.field_codec`.
     seed
         0 to 2**63 - 1.
     delay
         Steps from a swap's decision to its arrival. 0 waits for the reads in `feedback`.
     same_class
-        Whether what comes in is of the class of what leaves, so that the classes in memory change by admission alone.
-        By default with ``admit="class_balanced"`` only, and as long as there are no more classes than slots: swaps else
-        bring any sample, and every class in turn. CarM's methods, and what notes the labels of slots as Avalanche does,
-        ask for True.
+        Whether a sample that comes in is of the class of the sample that leaves, so that only admission changes the
+        classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
+        slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
+        frameworks that note the labels of slots, such as Avalanche.
 
     Raises
     ------
     FileExistsError
-        When there is something at `path`.
+        If `path` exists.
     BudgetError
-        When a budget is too small for one sample.
+        If a budget is too small for one sample.
     TypeError, ValueError
         For an unfit argument.
     RuntimeError
-        From every call that uses or changes it, on another thread than that which made it.
+        From every call that uses or changes the buffer, on any thread but the one that made it.
 
     Examples
     --------
@@ -118,18 +141,34 @@ class CarouselBuffer(Guarded):
         same_class: bool | None = None,
         files: Files | None = None,
     ) -> None:
-        schema = schema if isinstance(schema, Schema) else Schema(schema)
-        kept = admission(admit)
+        schema, kept = as_schema(schema), admission(admit)
         if kept.by_class and same_class is False:
             raise ValueError(f"same_class=False: admit={kept.name!r} is about classes; expected True or None")
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
-        codecs = as_codecs(codec)
-        policy, slots = swap_policy(swap), memory_slots(memory, schema)
-        limit = storage_limit(storage, schema, codecs, slots, replaces(kept))
-        tier = StorageTier.create(path, schema, codecs, limit is not None, files)
-        with closing_on_error(tier):
-            super().__init__(Parts(Settings(schema, codecs, seed, delay, same_class), tier, slots, limit, kept, policy))
-            commit(self._parts, {})
+        if codec is not None and not isinstance(codec, Mapping):
+            raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
+        settings = Settings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class)
+        slots = settings.memory_slots(memory)
+        limit = settings.storage_limit(storage, slots)
+        tier = Storage.create(path, schema, settings.codecs, limit is not None, files)
+        with _closing_on_error(tier):
+            self._set_up(settings, tier, slots, limit)
+            self._commit({})
+
+    def _set_up(self, settings: Settings, storage: Storage, slots: int, limit: int | None) -> None:
+        self._settings = settings
+        self._storage = storage
+        self._placement = Placement(settings.seed, slots, limit, settings.by_class)
+        self._memory = Memory.make(settings.schema, slots)
+        self._ahead = Ahead(settings.schema, self._placement)
+        self._swapper = Swapper(settings, storage, self._placement, self._memory, self._ahead)
+        self._draws = Uniforms(settings.seed, Purpose.SAMPLE)
+        self._failure: BaseException | None = None
+        self._closed = False
+        self._pid = os.getpid()
+        self._thread = caller()
+        self._thread_name = _name_of(self._thread)
+        self._bound_storage()
 
     @classmethod
     @shielded_giving(close_made)
@@ -145,7 +184,7 @@ class CarouselBuffer(Guarded):
     ) -> Self:
         """Open a buffer as of its last checkpoint, to go on from there.
 
-        A damaged sample that was in memory leaves it, with a warning that names it.
+        A damaged sample of memory leaves it, with a warning that names its id.
 
         Parameters
         ----------
@@ -154,104 +193,180 @@ class CarouselBuffer(Guarded):
         memory
             Another size of the memory tier, as by `resize`.
         swap, admit
-            Where the caller's own were used, which a checkpoint cannot hold; or to go on with others.
+            Required if the buffer had ones of the caller's own, which a checkpoint cannot hold; others replace them.
         schema
-            What samples are expected to be.
+            The expected fields of a sample.
 
         Raises
         ------
         FormatError
-            When `path` holds something else, or samples of another schema.
+            If `path` holds something else, or samples of another schema.
         LockedError
-            When somebody has it open.
+            If another process or buffer has it open.
         """
-        store, meta = StorageTier.open_store(path, writable=True, files=files)
-        with closing_on_error(store):
-            settings = settings_of(meta, Path(path), schema)
-            policy = policy_of(meta["swap"], swap, Path(path))
+        store, meta = Storage.open_store(path, writable=True, files=files)
+        place, limit = Path(path), meta["tiers"]["limit"]
+        with _closing_on_error(store):
+            there = stored_schema(meta, place, schema)
+            policy = stored_policy(meta["swap"], swap, place)
             with described(f"{path}: the admission"):
                 kept = admit or admission(meta["admit"])
+            settings = Settings(there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"])
             with described(f"{path}: the samples"):
-                tier = StorageTier(store, settings.schema, settings.codecs, meta["tiers"]["limit"] is not None)
-        buffer = cls.__new__(cls)
-        with closing_on_error(tier):
-            parts = Parts(settings, tier, meta["slots"], meta["tiers"]["limit"], kept, policy)
-        Guarded.__init__(buffer, parts)
-        with closing_on_error(buffer):
-            restore(parts, meta)
+                storage = Storage(store, there, settings.codecs, limit is not None)
+        self = cls.__new__(cls)
+        with _closing_on_error(storage):
+            self._set_up(settings, storage, meta["slots"], limit)
+        with _closing_on_error(self):
+            self._restore(meta)
             if memory is not None:
-                buffer.resize(memory=memory)
-        return buffer
+                self.resize(memory=memory)
+        return self
+
+    @shielded
+    def close(self) -> None:
+        """Free all memory; samples added since the last checkpoint are lost. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self._swapper.close()
+        self._storage.close()
+        self._memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self, writing: bool = False, using: bool = False) -> None:
+        if self._closed:
+            raise ClosedError("the buffer is closed")
+        if writing and self._pid != os.getpid():
+            raise ClosedError(f"the buffer belongs to process {self._pid}, which forked this one; use buffer.reader()")
+        if (writing or using) and self._thread != caller():
+            raise RuntimeError(
+                f"the buffer belongs to thread {self._thread_name!r}, which made it, and was called by thread "
+                f"{_name_of(caller())!r}: one thread uses it; others read memory through buffer.reader()"
+            )
+        if writing and self._failure is not None:
+            raise ClosedError(
+                f"a change failed ({self._failure!r}); samples added since the last checkpoint are not on SSD: open it "
+                "again"
+            ) from self._failure
+
+    @contextmanager
+    def _writing(self, *breaking: type[BaseException]) -> Iterator[None]:
+        """Refuse later changes after an error that leaves the parts of the buffer out of step.
+
+        Such an error comes from a log, leaves memory and placement at odds, or is of a `breaking` kind, which may come
+        between any two changes.
+        """
+        try:
+            yield
+        except BaseException as error:
+            at_odds = self._swapper.at_odds or any(log.failed for log in self._storage.logs)
+            if isinstance(error, breaking) or at_odds:
+                self._failure = error
+            raise
 
     @property
     def schema(self) -> Schema:
         """The fields of a sample."""
-        return self._parts.settings.schema
+        return self._settings.schema
 
     @property
     def step(self) -> int:
         """How many steps have ended."""
-        return self._parts.step
+        return self._swapper.step
 
     @property
     def capacity(self) -> int:
         """Slots of the memory tier."""
-        return self._parts.tiers.residents.slots
+        return self._placement.slots
 
     @property
     def swap(self) -> SwapPolicy | None:
         """The swap policy."""
-        return self._parts.policy
+        return self._settings.policy
+
+    @property
+    def ahead(self) -> Ahead:
+        """The batches drawn before their steps, for `memhier.recsys.replay.loader`."""
+        return self._ahead
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held by both tiers, in bytes: samples, slots, index, logs, reader, and swaps under way."""
-        return 0 if self._closed else self._parts.memory_bytes
+        parts = (self._memory, self._placement, self._swapper, self._ahead, self._storage)
+        return 0 if self._closed else sum(part.memory_bytes for part in parts)
 
     def __len__(self) -> int:
         """Samples in memory."""
         self._check_open()
-        return self._parts.tiers.residents.count
+        return self._placement.count
 
     @shielded
     def add(self, batch: Mapping[str, Any], labels: Any = None, ids: Any = None) -> Ints:
-        """Take samples in: to storage as the admission decides, and to memory some of them at once.
+        """Add samples: to storage as the admission decides, and some of them to memory at once.
 
         Parameters
         ----------
         batch
             By field, as `Schema.check` takes it.
         labels
-            Integers [n], 0 to 2**31 - 1: their classes. All samples of a buffer have labels, or none, but with
+            Integers [n], 0 to 2**31 - 1: their classes. Either all samples of a buffer have labels or none, except with
             ``same_class=False``.
         ids
-            Integers [n] of the caller's, by which `forget` finds samples; by default the number of samples before.
+            Integers [n] of the caller, by which `forget` finds samples; by default the number of earlier samples.
 
         Returns
         -------
         numpy.ndarray
-            int64 [n]: the slot of memory that each is in now, -1 for none.
+            int64 [n]: the slot of memory of each now, -1 for none.
 
         Raises
         ------
         BudgetError
-            When ``admit="everything"`` has no room. Nothing has changed then.
+            If ``admit="everything"`` has no room. Nothing has changed then.
         TypeError, ValueError
             For values of another type or shape, or that a codec cannot hold. Nothing has changed then.
         OSError
-            When a write fails. The buffer takes no more samples then; opening it again finds the last checkpoint.
+            If a write fails. The buffer takes no more samples then; opening it again finds the last checkpoint.
         """
         self._check_open(writing=True)
-        parts = self._parts
-        count, columns = self.schema.check(batch)
-        marks = as_labels(parts, labels, count)
-        names = np.arange(parts.tiers.arrivals, parts.tiers.arrivals + count) if ids is None else as_ints("ids", ids)
+        placement, admission = self._placement, self._settings.admission
+        count, columns = self._settings.schema.check(batch)
+        marks = self._checked_labels(labels, count)
+        names = np.arange(placement.arrivals, placement.arrivals + count) if ids is None else as_ints("ids", ids)
         if names.shape != (count,):
             raise ValueError(f"ids: expected shape [{count}], got {list(names.shape)}")
-        parts.storage.check(columns)
-        parts.admission.check(parts.tiers, count)
+        self._storage.check(columns)
+        admission.check(placement, count)
         with self._writing(BaseException):
-            return take_in(parts, columns, marks, names)
+            return self._swapper.take_in(admission.admit(placement, marks, names), columns, marks, names)
+
+    def _checked_labels(self, labels: Any, count: int) -> Ints:
+        """Return labels as integers, -1 for none; the first samples of a buffer decide whether it has labels."""
+        members = self._placement.members
+        decided = self._settings.same_class is None and members.size > 0
+        if labels is None:
+            if members.by_class or self._settings.admission.by_class:
+                raise ValueError("labels: this buffer keeps classes, so every sample needs a label")
+            if decided and members.labels[0] >= 0:
+                raise ValueError(
+                    "labels: the samples before had some, so every sample needs a label; or same_class=False"
+                )
+            return np.full(count, -1, np.int64)
+        marks = as_ints("labels", as_array("labels", labels))
+        if marks.shape != (count,):
+            raise ValueError(f"labels: expected shape [{count}], got {list(marks.shape)}")
+        check_range("labels", marks, 2**31, "a label, 0 to 2**31 - 1")
+        if decided and members.labels[0] < 0:
+            raise ValueError("labels: the samples before had none; give labels to all samples, or same_class=False")
+        return marks
 
     @shielded
     def sample(self, n: int, out: Batch | Mapping[str, Any] | None = None) -> Batch:
@@ -260,43 +375,43 @@ class CarouselBuffer(Guarded):
         Parameters
         ----------
         n
-            How many; where memory holds fewer, all of them are returned.
+            How many; all samples if memory holds fewer.
         out
-            To fill instead of allocating: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
+            Filled instead of new arrays: a batch of `empty`, or arrays or tensors as `Batch.over` takes them.
 
         Returns
         -------
         Batch
-            Of min(n, len(self)) samples, in `out`; its `tensors` are torch's, in place.
+            Of min(n, len(self)) samples, in `out`; its `tensors` are torch tensors of the same memory.
         """
         if self._closed or self._thread != caller():
             self._check_open(using=True)
-        parts = self._parts
-        residents = parts.tiers.residents
-        # A bool is an int for Python, but as a size it is a mistake.
-        n = min(as_int("n", n), residents.count) if not isinstance(n, bool | np.bool_) else check_int("n", n, 0, 0)
+        if type(n) is not int:
+            n = check_int("n", n, -(2**63), 2**63 - 1)
         if n < 0:
             raise ValueError(f"n={n}: expected 0 or more")
-        batch = room(parts.settings.schema, out, n)
-        residents.order.take(distinct(parts.draws, n, residents.count), out=batch.slots, mode="clip")
-        parts.memory.read(batch.slots, batch)
+        count = self._placement.count
+        n = min(n, count)
+        batch = room(self._settings.schema, out, n)
+        self._placement.order.take(self._draws.distinct(n, count), out=batch.slots, mode="clip")
+        self._memory.read(batch.slots, batch)
         return batch
 
     def empty(self, n: int) -> Batch:
-        """Return a batch for so many samples, to be filled by `sample`."""
+        """Return a batch of n samples for `sample` to fill."""
         return Batch.empty(self.schema, n)
 
     @shielded
     def feedback(self, batch: Batch | Any, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
-        """End a step: swaps that are due arrive, and some of the samples just used are chosen to be swapped.
+        """End a step: due swaps arrive, and the policy chooses some of the samples just used to be swapped.
 
         Parameters
         ----------
         batch
-            What was used: a batch, or the slots, integers [n], of one.
+            The used samples: a batch, or its slots, integers [n].
         scores
-            What the swap policy goes by: logits ``[n, classes]`` for the gate, a column for every label that there is,
-            losses ``[n]`` for the loss. Arrays, or torch tensors of any floating dtype and device.
+            Input of the swap policy: logits ``[n, classes]`` for the gate, with a column for every label, losses
+            ``[n]`` for the loss. Arrays, or torch tensors of any floating dtype and device.
         update
             New values of mutable fields, ``[n, ...]`` each, that stay with the samples.
 
@@ -305,58 +420,72 @@ class CarouselBuffer(Guarded):
         TypeError, ValueError
             For an unfit argument. Nothing has changed then.
         OSError, CorruptionError
-            When samples could not be read: what they were to replace stays, all others have arrived, and the step has
-            ended. A note on the error names the sample.
+            If samples could not be read: the samples that they were to replace stay, all others have arrived, and the
+            step has ended. A note on the error names the sample.
         """
         self._check_open(writing=True)
-        parts = self._parts
-        slots, ids = as_used(parts, batch)
-        values = as_update(self.schema, update, len(slots))
-        scores = None if parts.policy is None else checked_scores(parts, scores, slots, ids)
+        slots, ids = self._checked_used(batch)
+        values = {} if update is None else check_update(self._settings.schema, update, len(slots))
+        scores = self._swapper.checked_scores(scores, slots, ids)
         with self._writing():
             if values:
-                refresh(parts, slots, ids, values)
-            end_step(parts, slots, ids, scores)
+                self._swapper.refresh(slots, ids, values)
+            self._swapper.end_step(slots, ids, scores)
 
     @shielded
     def refresh(self, batch: Batch | Any, update: Mapping[str, Any]) -> None:
         """Give samples new values of mutable fields, without ending the step; see `feedback`."""
         self._check_open(writing=True)
-        slots, ids = as_used(self._parts, batch)
-        values = as_update(self.schema, update, len(slots))
+        slots, ids = self._checked_used(batch)
+        values = check_update(self._settings.schema, update, len(slots))
         with self._writing():
-            refresh(self._parts, slots, ids, values)
+            self._swapper.refresh(slots, ids, values)
+
+    def _checked_used(self, batch: Any) -> tuple[Ints, Ints]:
+        """Return the slots and ids of a batch; raise for an unfit one."""
+        slots = len(self._placement.planned)
+        if isinstance(batch, Batch):
+            # A batch drawn ahead cannot be drawn anew: its samples beyond the slots of memory have left it.
+            if not self._ahead.asked and batch.slots.max(initial=-1) >= slots:
+                raise ValueError(f"batch: was drawn when memory had more than its {slots} slots; draw another after "
+                                 "resize")  # fmt: skip
+            return batch.slots, batch.ids
+        used = as_ints("batch", batch)
+        if used.ndim != 1:
+            raise ValueError(f"batch: expected a Batch, or slots of shape [n], got shape {list(used.shape)}")
+        check_range("batch", used, slots, "a slot of memory")
+        return used, self._memory.ids[used]
 
     @shielded
     def hold(self, ids: Any) -> int:
-        """Bring stored samples into memory now, in place of others of their class, drawn at random.
+        """Bring stored samples into memory now; they replace others of their class, drawn at random.
 
         For methods that choose exemplars. Memory is no uniform sample of storage then, until swaps have replaced them.
 
         Parameters
         ----------
         ids
-            Integers [n]; those that storage does not have are left out.
+            Integers [n]; ids that storage does not have are skipped.
 
         Returns
         -------
         int
-            How many came; those of classes with fewer slots than ids wait for swaps like all others.
+            How many came. A class with fewer slots than ids brings as many as fit.
         """
         self._check_open(writing=True)
         with self._writing(KeyboardInterrupt):
-            return hold(self._parts, as_ints("ids", ids))
+            return self._swapper.hold(as_ints("ids", ids))
 
     @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
-        """Make the buffer durable as it is, with values of the caller's, all or nothing.
+        """Make the buffer durable as it is, with values of the caller, all or nothing.
 
-        Only what came since the last checkpoint is written: the cost does not depend on how much storage holds.
+        It writes only changes since the last checkpoint: the cost does not depend on the size of storage.
 
         Parameters
         ----------
         values
-            What else must be known to go on from here, such as the trainer's state; `value` returns them.
+            Other state needed to go on from here, such as the trainer's; `value` returns it.
 
         Returns
         -------
@@ -366,26 +495,84 @@ class CarouselBuffer(Guarded):
         Raises
         ------
         OSError
-            When a write fails. The buffer takes no more calls then, as after any other error of a checkpoint that has
-            begun, such as MemoryError; opening it again finds the last one.
+            If a write fails. The buffer takes no more changes then, as after any other error of a checkpoint that has
+            begun, such as MemoryError; opening it again finds the last checkpoint.
         """
         self._check_open(writing=True)
-        changes = {f"{USER}{name}": value for name, value in (values or {}).items()}
-        self._parts.storage.samples.check_values(changes)
+        changes = {f"{_USER}{name}": value for name, value in (values or {}).items()}
+        self._storage.check_values(changes)
         with self._writing(BaseException):
-            return commit(self._parts, changes)
+            return self._commit(changes)
+
+    def _commit(self, values: Mapping[str, bytes]) -> int:
+        """Make everything durable as it is, and values with it."""
+        self._swapper.write_back()
+        settings, placement = self._settings, self._placement
+        ahead = self._ahead.records()
+        meta = {
+            "version": VERSION,
+            "schema": settings.schema.encode(),
+            "codecs": settings.codecs,
+            "seed": settings.seed,
+            "delay": settings.delay,
+            "same_class": settings.same_class,
+            "by_class": placement.members.by_class,
+            "admit": settings.admission.name,
+            "swap": encoded_policy(settings.policy),
+            "slots": placement.slots,
+            "size": placement.size,
+            "ahead": [len(record) for record in ahead],
+            "step": self._swapper.step,
+            "draws": self._draws.position,
+            "tiers": placement.state(),
+            "policy": None if settings.policy is None else settings.policy.state(),
+            "under_way": self._swapper.state(),
+            "count": placement.count,
+        }
+        return self._storage.commit(placement.changed(), ahead, {META: json.dumps(meta).encode(), **values})
+
+    def _restore(self, meta: dict[str, Any]) -> None:
+        """Bring a new buffer to the state of a checkpoint; swaps that were under way are read again."""
+        settings, placement, storage = self._settings, self._placement, self._storage
+        policy, kept, begins = settings.policy, settings.admission, settings.admission.by_class and not meta["by_class"]
+        if begins and meta["same_class"] is False:
+            raise ValueError(f"admit={kept.name!r}: is about classes, which this buffer does not keep")
+        placement.restore_members(storage.read_positions(meta), meta["by_class"])
+        if begins:
+            if (placement.members.labels < 0).any():
+                raise ValueError(f"admit={kept.name!r}: is about classes, and the samples have no labels")
+            placement.keep_classes()
+        placement.restore_slots(storage.read_slots(meta), meta["tiers"])
+        self._draws.position = meta["draws"]
+        # The state of another policy says nothing to this one.
+        if policy is not None and meta["swap"] is not None and meta["swap"][0] == policy.name:
+            policy.restore(meta["policy"])
+        damaged = self._swapper.restore(meta["step"])
+        with described(f"{storage.path}: the batches drawn ahead"):
+            damaged += self._ahead.restore(storage.read_ahead(meta["ahead"]), storage)
+        damaged = [*dict.fromkeys(damaged)]
+        if damaged:
+            warnings.warn(
+                f"{storage.path}: the samples of ids {damaged} are damaged and have left memory; "
+                f"forget({{'id': {damaged}}}) removes them",
+                RuntimeWarning, stacklevel=3,
+            )  # fmt: skip
+        self._swapper.resume(meta["under_way"], len(damaged))
 
     def value(self, name: str) -> bytes | None:
-        """Return a value of the last checkpoint, None where there is none."""
+        """Return a value of the last checkpoint, None if there is none."""
         self._check_open()
-        return self._parts.storage.store.get(f"{USER}{name}")
+        return self._storage.value(f"{_USER}{name}")
 
     @shielded
     def forget(self, where: Where) -> dict[str, int]:
         """Remove samples from both tiers, and their bytes from SSD; durable when it returns. It is a checkpoint.
 
-        A storage tier that has dropped samples of the stream gets smaller by those that go, as after `resize`: else it
-        would not stay a uniform sample. One that has forgotten everything does not.
+        It verifies that no part of a log holds dead bytes, and that no other file of samples is left. It cannot reach
+        copies that the SSD itself or backups may hold. Slots of batches drawn before are out of date.
+
+        If storage has dropped samples of the stream, the number of samples left becomes its limit, as after `resize`:
+        else it would not stay a uniform sample. The limit stays if everything is forgotten.
 
         Parameters
         ----------
@@ -396,71 +583,138 @@ class CarouselBuffer(Guarded):
         Returns
         -------
         dict
-            ``samples`` removed from storage, of which ``memory_samples`` were in memory as well. Before it returns, it
-            has verified that no part of a log holds dead bytes, and that no other file of samples is left. Copies that
-            the SSD itself or backups may hold are beyond its reach. Slots of batches drawn before are out of date.
+            ``samples`` removed from storage, and ``memory_samples``: those of them that memory held as well.
 
         Raises
         ------
         CorruptionError
-            When the bytes could not be removed, because other samples beside them are damaged, or somebody reads them.
-            When damaged samples would have to move, which a note names: nothing has changed then.
+            If the bytes could not be removed, because samples beside them are damaged, or another process reads them.
+            If damaged samples, which a note names, would have to move: nothing has changed then.
         """
         self._check_open(writing=True)
         with self._writing(KeyboardInterrupt):
-            return forget(self._parts, where)
+            return self._forget(where)
+
+    def _forget(self, where: Where) -> dict[str, int]:
+        placement = self._placement
+        doomed = np.flatnonzero(
+            _selected(where, placement.members.ids.copy(), placement.members.labels.astype(np.int64))
+        )
+        self._check_removable(doomed)
+        shown = [placement.slot_shown(position) for position in doomed.tolist()]
+        placement.uncount(doomed)
+        self._ahead.forget(doomed)
+        self._remove(doomed)
+        self._commit({})
+        # Even if no sample was found: a log may still have the bytes of samples that storage dropped before.
+        self._storage.compact_fully()
+        self._storage.verify_erased()
+        return {"samples": len(doomed), "memory_samples": sum(slot >= 0 for slot in shown)}
+
+    def _check_removable(self, doomed: Ints) -> None:
+        """Make sure, before anything changes, that the samples that have to move can be read."""
+        self._storage.check_movable(self._placement.movers(doomed), self._placement.members.ids)
+
+    def _remove(self, doomed: Ints) -> None:
+        """Take samples out of both tiers; the last positions take the places of those that go."""
+        placement, storage = self._placement, self._storage
+        size, policy = placement.size - len(doomed), self._settings.policy
+        movers = placement.movers(doomed)
+        self._ahead.replaced(doomed)
+        self._swapper.drop(doomed)
+        holes = doomed[doomed < size]
+        for start in range(0, len(holes), _MOVED):
+            some = slice(start, start + _MOVED)
+            storage.move(holes[some], movers[some])
+            for position, old in zip(holes[some].tolist(), movers[some].tolist(), strict=True):
+                placement.move(position, old)
+                if policy is not None:
+                    policy.renamed(position, old)
+                self._ahead.renamed(position, old)
+                self._swapper.renamed(position, old)
+        storage.delete(np.arange(size, placement.size))
+        storage.drop_index_rows(placement.remove_last(len(doomed)))
 
     @shielded
     def resize(self, *, memory: int | str | None = None, storage: int | str | None = None) -> None:
         """Change the size of the tiers.
 
-        A smaller tier drops samples drawn at random; a larger memory is filled from storage in the next steps, if there
-        is a swap policy. Storage that has dropped samples of the stream already cannot become a larger sample of it.
-        Slots of batches drawn before are out of date.
+        A smaller tier drops samples drawn at random; the next steps fill a larger memory from storage, if there is a
+        swap policy. Storage that has dropped samples of the stream cannot become a larger sample of it. Slots of
+        batches drawn before are out of date.
 
         Parameters
         ----------
         memory, storage
-            As for the buffer; None leaves the tier as it is. A storage in bytes is counted beside the memory there is
-            then: give it again with a larger memory. ValueError when storage was to grow that dropped samples.
+            As for the buffer; None leaves the tier as it is. A storage in bytes is counted beside the new memory: give
+            it again with a larger memory.
+
+        Raises
+        ------
+        ValueError
+            If storage that dropped samples was to grow.
         """
         self._check_open(writing=True)
-        slots = None if memory is None else memory_slots(memory, self.schema)
-        parts = self._parts
-        beside, kept = slots or self.capacity, replaces(parts.admission)
-        limit = storage_limit(storage, self.schema, parts.settings.codecs, beside, kept)
+        settings = self._settings
+        slots = None if memory is None else settings.memory_slots(memory)
+        limit = settings.storage_limit(storage, slots or self.capacity)
         with self._writing(KeyboardInterrupt):
-            resize(parts, slots, limit)
+            if limit is not None:
+                self._resize_storage(limit)
+            if slots is not None and slots != self.capacity:
+                self._swapper.resize(slots, stream(settings.seed, Purpose.RESIZE, self._placement.arrivals))
+            self._bound_storage()
+
+    def _resize_storage(self, limit: int) -> None:
+        placement = self._placement
+        size, seen = placement.size, placement.seen
+        if limit > size and seen > size and self._settings.admission.name != "ring":
+            raise ValueError(
+                f"storage={limit} samples: {seen} came and {size} were kept; the others are gone, so that a larger "
+                "uniform sample cannot be had"
+            )
+        if limit < size:
+            random = stream(self._settings.seed, Purpose.RESIZE, placement.arrivals)
+            doomed = np.sort(random.permutation(size)[limit:])
+            self._check_removable(doomed)
+            self._remove(doomed)
+        placement.set_limit(limit)
+
+    def _bound_storage(self) -> None:
+        """Let storage take no more bytes than the samples that it may hold."""
+        limit = self._placement.limit
+        if limit is not None:
+            self._storage.keep_within(self._settings.storage_bytes(limit, self._placement.slots))
 
     @property
     def keeps_classes(self) -> bool:
-        """Whether what a swap brings in is of the class of what leaves, however many classes there are."""
-        return bool(self._parts.settings.same_class)
+        """Whether swaps keep the classes of memory, however many classes there are."""
+        return bool(self._settings.same_class)
 
     def stored_ids(self) -> Ints:
-        """Return the ids of all samples in storage, int64 [n], a copy in no order that means anything."""
+        """Return the ids of all samples in storage, int64 [n], a copy; their order means nothing."""
         self._check_open()
-        return self._parts.tiers.members.ids.copy()
+        return self._placement.members.ids.copy()
 
     def occupied(self) -> Ints:
-        """Return the slots that hold samples, int64 [len(self)], in place: it changes with the buffer."""
+        """Return the slots that hold samples, int64 [len(self)], in place: the array changes with the buffer."""
         self._check_open()
-        return self._parts.tiers.residents.occupied()
+        return self._placement.occupied()
 
     @shielded
     def reader(self) -> MemoryReader:
-        """Return what reads memory in other processes: pickle it to them, or fork them."""
+        """Return a reader of memory for other processes: pickle it to them, or fork them."""
         self._check_open()
-        return MemoryReader(self.schema, self._parts.memory.slab)
+        return MemoryReader(self.schema, self._memory.slab)
 
     @shielded
     def stats(self) -> dict[str, Any]:
         """Return plain numbers.
 
         ``step``; ``memory_samples`` of ``memory_slots``; ``storage_samples`` of ``storage_limit``; ``arrivals``, and
-        ``seen`` of them that storage is a sample of, without the forgotten; ``swapped`` samples, ``under_way`` of them,
-        ``stalls`` (steps that waited for a swap), ``stall_s`` they waited, ``read_s`` that the thread read; ``errors``
-        of reading; ``memory_bytes``; ``storage_bytes`` on SSD; reads and bytes of the reader.
+        ``seen``: those that storage is a sample of, without the forgotten; ``swapped`` samples, and ``under_way`` those
+        that have not arrived; ``stalls``: swaps that a step waited for, ``stall_s`` seconds in all; ``read_s`` seconds
+        of reading; ``errors`` of reading; ``memory_bytes``; ``storage_bytes`` on SSD; ``reads`` and ``read_bytes``.
 
         Raises
         ------
@@ -468,16 +722,51 @@ class CarouselBuffer(Guarded):
             After `close`.
         """
         self._check_open()
-        return stats(self._parts)
+        placement, reads = self._placement, self._storage.reader.stats()
+        return {
+            "step": self._swapper.step,
+            "memory_samples": placement.count,
+            "memory_slots": placement.slots,
+            "storage_samples": placement.size,
+            "storage_limit": placement.limit,
+            "arrivals": placement.arrivals,
+            "seen": placement.seen,
+            **self._swapper.stats(),
+            "memory_bytes": self.memory_bytes,
+            "storage_bytes": self._storage.disk_bytes,
+            "reads": reads["reads"],
+            "read_bytes": reads["bytes"],
+        }
 
     @shielded
     def check(self) -> list[Finding]:
         """Read everything that the last checkpoint holds and return every inconsistency."""
         self._check_open()
-        return self._parts.storage.store.check()
+        return self._storage.check_store()
 
     def __repr__(self) -> str:
         if self._closed:
             return "CarouselBuffer(closed)"
-        tiers = self._parts.tiers
-        return f"CarouselBuffer({tiers.residents.count} of {tiers.members.size} samples in memory, step={self.step})"
+        inside, size = self._placement.count, self._placement.size
+        return f"CarouselBuffer({inside} of {size} samples in memory, step={self.step})"
+
+
+def _name_of(thread: int | None) -> str:
+    return next((each.name for each in threading.enumerate() if each.ident == thread), str(thread))
+
+
+def _selected(where: Where, ids: Ints, labels: Ints) -> NDArray[np.bool_]:
+    """Return which samples the argument of `CarouselBuffer.forget` selects."""
+    if callable(where):
+        chosen = np.asarray(where(ids, labels))
+        if chosen.dtype != np.bool_ or chosen.shape != ids.shape:
+            raise ValueError(f"where: expected a function that returns bool [{len(ids)}], got {chosen.dtype} "
+                             f"{list(chosen.shape)}")  # fmt: skip
+        return chosen
+    if not isinstance(where, Mapping) or not where or set(where) - {"id", "label"}:
+        raise ValueError(f"where={where!r}: expected a dict of 'id', 'label' or both, or a function of ids and labels")
+    chosen = np.ones(len(ids), np.bool_)
+    for name, values in (("id", ids), ("label", labels)):
+        if name in where:
+            chosen &= np.isin(values, as_ints(f"where[{name!r}]", where[name]).reshape(-1))
+    return chosen

@@ -1,9 +1,9 @@
 """Batches of memory for `torch.utils.data`: a dataset and a batch sampler, and memory beside a stream.
 
-Drawing a batch takes microseconds, so the process that trains does it; workers of a `DataLoader` only do what comes
-after, such as augmentation. A batch is copied when it is drawn, and drawn a fixed number of steps ahead: 0, 1 or n
-workers see the same batches. A checkpoint keeps what was drawn for steps that have not ended, so that a run resumed
-from it sees them, too: a sampler that begins hands out first what an earlier one has drawn and no step has used.
+Drawing a batch takes microseconds, so the process that trains does it; workers of a `DataLoader` only transform it. A
+batch is drawn and copied a fixed number of steps ahead: 0, 1 or n workers see the same batches. A checkpoint keeps the
+batches drawn for steps that have not ended, and a resumed run sees them, too: a sampler first hands out the batches
+that an earlier one has drawn and no step has used.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,9 +25,9 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
     Parameters
     ----------
     buffer
-        Whose `feedback` ends every step.
+        Its `feedback` ends every step.
     n
-        Samples in a batch. What an earlier sampler has drawn and no step has used comes first, as it was drawn.
+        Samples in a batch. Batches that an earlier sampler has drawn and no step has used come first, as they are.
     steps
         How many batches.
     ahead
@@ -36,7 +36,7 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
     Raises
     ------
     ValueError
-        When a batch is asked for more than `ahead` steps early, or when another sampler of the buffer has begun since.
+        If a batch is asked for more than `ahead` steps early, or if another sampler of the buffer has begun since.
 
     Examples
     --------
@@ -54,29 +54,28 @@ class ReplayBatchSampler(torch.utils.data.Sampler[Any]):
         return self._steps
 
     def __iter__(self) -> Iterator[Batch]:
-        turn = self._buffer._parts.ahead.begin()
+        turn = self._buffer.ahead.begin()
         for index in range(self._steps):
             yield self._take(turn, index)
 
     @shielded
     def _take(self, turn: int, index: int) -> Batch:
-        buffer, ahead = self._buffer, self._buffer._parts.ahead
+        ahead = self._buffer.ahead
         if turn != ahead.turn:
-            raise ValueError("another sampler of this buffer has begun; draw what a step uses as one batch")
+            raise ValueError("another sampler of this buffer has begun; draw all samples of a step as one batch")
         if ahead.asked > self._ahead:
             raise ValueError(
                 f"ahead={self._ahead}: batch {index} is asked for before {ahead.asked} steps have ended; make it "
                 "at least the loader's num_workers times its prefetch_factor, and end every step with feedback()"
             )
-        # What decides when a batch is drawn is how many steps have ended, not how far a loader reads ahead.
+        # The number of steps that have ended decides when a batch is drawn, not how far a loader reads ahead.
         while len(ahead) <= self._ahead and len(ahead) - ahead.asked < self._steps - index:
-            batch = buffer.sample(self._n)
-            ahead.put(batch, buffer._parts.tiers.residents.visible[batch.slots])
+            ahead.put(self._buffer.sample(self._n))
         return ahead.take()
 
 
 class ReplayDataset(torch.utils.data.Dataset[Any]):
-    """Turns batches of a `ReplayBatchSampler` into what training takes, in the workers of a loader.
+    """Transforms batches of a `ReplayBatchSampler` in the workers of a loader.
 
     Parameters
     ----------
@@ -93,7 +92,7 @@ class ReplayDataset(torch.utils.data.Dataset[Any]):
         return batch if self._transform is None else self._transform(batch)
 
     def __getitem__(self, index: Any) -> Any:
-        """Refuse single samples: what to draw is up to the sampler."""
+        """Refuse single samples: the sampler draws whole batches."""
         raise TypeError("a ReplayDataset is read in batches: give the DataLoader batch_sampler=ReplayBatchSampler(...)")
 
 

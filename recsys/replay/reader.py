@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from memhier.arrays import as_ints, check_range
 from memhier.cache.slab import Slab
 from memhier.recsys.replay.batch import Batch, room
-from memhier.recsys.replay.placement.memory import MemoryTier
+from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.schema import Schema
 
 __all__ = ["MemoryReader"]
@@ -32,7 +32,7 @@ class MemoryReader:
     def __init__(self, schema: Schema, slab: Slab) -> None:
         self.schema = schema
         self._slab = slab
-        self._tier = MemoryTier(schema, slab)
+        self._memory = Memory(schema, slab)
 
     def __len__(self) -> int:
         """Slots, whether or not they hold a sample."""
@@ -44,32 +44,32 @@ class MemoryReader:
         Parameters
         ----------
         slots
-            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as what it held last, at first
-            as zeros.
+            Integers [n]: of batches drawn by the buffer. A slot that holds nothing reads as the last sample that it
+            held, at first as zeros.
         out
             To fill instead of allocating, of at least n samples; see `CarouselBuffer.sample`.
 
         Raises
         ------
         CorruptionError
-            When the process that owns memory died while it wrote one of the slots.
+            If the process that owns memory died while it wrote one of the slots.
         """
         wanted = as_ints("slots", slots)
         if wanted.ndim != 1:
             raise ValueError(f"slots: expected shape [n], got {list(wanted.shape)}")
         check_range("slots", wanted, len(self), f"a slot, 0 to {len(self) - 1}")
         batch = room(self.schema, out, len(wanted))
-        self._tier.read_shared(wanted, batch)
+        self._memory.read_shared(wanted, batch)
         batch.slots[:] = wanted
         return batch
 
     def labels(self) -> NDArray[np.int64]:
         """Return the labels of all slots, int64, a copy."""
-        return self._tier.labels.copy()
+        return self._memory.labels.copy()
 
     def ids(self) -> NDArray[np.int64]:
         """Return the ids of all slots, int64, a copy."""
-        return self._tier.ids.copy()
+        return self._memory.ids.copy()
 
     def __getstate__(self) -> tuple[Schema, Slab]:
         return self.schema, self._slab

@@ -1,7 +1,6 @@
-"""What a sample consists of: named fields of any dtype and shape."""
+"""The schema of samples: named fields of any dtype and shape."""
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -10,9 +9,10 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from memhier.arguments import check_int
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import empty_rows
 
-__all__ = ["Column", "Columns", "Field", "Schema", "as_array", "as_bytes", "check_values"]
+__all__ = ["Column", "Columns", "Field", "Schema", "as_array", "check_update"]
 
 Columns = dict[str, NDArray[Any]]
 """Arrays ``[n, *shape]`` by the name of their column."""
@@ -22,7 +22,7 @@ _NO_NUMPY = frozenset({"bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3f
 
 
 class Column(NamedTuple):
-    """One array of a batch: what every sample has of it."""
+    """The values of one array of a batch for one sample."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Field:
     dtype
         Of its elements; plain bytes, no objects.
     shape
-        Of one sample's value, ``()`` for a number. The first length may be None where it differs between samples.
+        Of one sample's value, ``()`` for a number. The first length is None if it differs between samples.
     longest
         The largest first length of a field whose lengths differ: memory holds that much for every sample.
     mutable
@@ -84,7 +84,7 @@ class Field:
         return self.shape[:1] == (None,)
 
     def columns(self, name: str) -> dict[str, Column]:
-        """Return the arrays that it takes in a batch: its values, and their lengths where these differ."""
+        """Return its arrays in a batch: its values, and their lengths if these differ."""
         dtype = np.dtype(self.dtype)
         if not self.varies:
             return {name: Column(dtype, tuple(length or 0 for length in self.shape))}
@@ -127,20 +127,20 @@ class Schema:
         return [name for name, field in self.fields.items() if field.mutable]
 
     def check(self, batch: Mapping[str, Any]) -> tuple[int, Columns]:
-        """Return the number of samples in a batch and its columns, or say what is wrong with it.
+        """Return the number of samples in a batch and its columns; raise for an unfit batch.
 
         Parameters
         ----------
         batch
-            For every field an array ``[n, *shape]`` of its dtype (a torch tensor on the CPU will do, and texts that are
-            shorter than those of the field), or, where lengths differ, n arrays or bytes objects.
+            For every field an array ``[n, *shape]`` of its dtype, or a torch tensor on the CPU; texts may be shorter
+            than those of the field. For a field of different lengths, n arrays or bytes objects.
 
         Raises
         ------
         TypeError, ValueError
             For a field that is missing or unknown, or values of another dtype or shape.
         """
-        if not isinstance(batch, Mapping):
+        if not isinstance(batch, dict | Mapping):  # the first is quick
             raise TypeError(f"batch: expected a dict of the fields {list(self.fields)}, got {type(batch).__name__}")
         if set(batch) != set(self.fields):
             raise ValueError(f"batch: expected the fields {list(self.fields)}, got {list(batch)}")
@@ -150,7 +150,7 @@ class Schema:
             if field.varies:
                 columns |= _ragged(name, field, batch[name])
             else:
-                columns[name] = check_values(name, field, batch[name])
+                columns[name] = _check_values(name, field, batch[name])
             if count not in (-1, len(columns[name])):
                 raise ValueError(f"batch[{name!r}]: expected {count} samples as in the fields before, got "
                                  f"{len(columns[name])}")  # fmt: skip
@@ -158,11 +158,11 @@ class Schema:
         return count, columns
 
     def empty(self, count: int) -> Columns:
-        """Return columns for so many samples, not filled."""
+        """Return columns for `count` samples, not filled."""
         return {name: _empty(count, column) for name, column in self.columns.items()}
 
     def encode(self) -> list[Any]:
-        """Return what `decode` takes, for JSON."""
+        """Return the argument of `decode`, for JSON."""
         return [
             [name, np.lib.format.dtype_to_descr(np.dtype(field.dtype)), field.shape, field.longest, field.mutable]
             for name, field in self.fields.items()
@@ -170,7 +170,7 @@ class Schema:
 
     @classmethod
     def decode(cls, fields: Sequence[Any]) -> Self:
-        """Return the schema that `encode` told."""
+        """Return the schema that `encode` described."""
         return cls({
             name: Field(np.lib.format.descr_to_dtype(_tuples(dtype)), tuple(shape), longest, mutable)
             for name, dtype, shape, longest, mutable in fields
@@ -187,8 +187,8 @@ class Schema:
         return f"Schema({', '.join(shown)})"
 
 
-def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
-    """Return values of a field of fixed size as an array, or say what is wrong with them."""
+def _check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
+    """Return values of a field of fixed size as an array; raise for unfit ones."""
     array, dtype = as_array(f"batch[{name!r}]", values), np.dtype(field.dtype)
     if array.dtype.kind in "SU" and np.can_cast(array.dtype, dtype):
         array = array.astype(dtype, copy=False)  # texts that are all short have a type of their own
@@ -200,6 +200,20 @@ def check_values(name: str, field: Field, values: Any) -> NDArray[Any]:
     return array
 
 
+def check_update(schema: Schema, update: Mapping[str, Any] | None, count: int) -> Columns:
+    """Return `count` new values of mutable fields, or raise for unfit ones."""
+    values: Columns = {}
+    if update is not None and not isinstance(update, Mapping):
+        raise TypeError(f"update: expected a dict from mutable fields to their values, got {type(update).__name__}")
+    for name, value in (update or {}).items():
+        if name not in schema.mutable:
+            raise ValueError(f"update: {name!r} is no mutable field; those are {schema.mutable}")
+        values[name] = _check_values(name, schema.fields[name], value)
+        if len(values[name]) != count:
+            raise ValueError(f"update[{name!r}]: expected {count} values as in the batch, got {len(values[name])}")
+    return values
+
+
 def _torch_name(dtype: Any) -> str:
     """Return the name of a dtype of torch's, or of one that only torch has; nothing for any other."""
     name = str(dtype)
@@ -208,7 +222,7 @@ def _torch_name(dtype: Any) -> str:
 
 
 def _as_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return a dtype, or say which of numpy's there is in its place."""
+    """Return a dtype of numpy; raise for one of torch, and name the one to use."""
     name = _torch_name(dtype)
     if name in _NO_NUMPY:
         raise TypeError(f"dtype={dtype}: numpy has no such dtype; make the field float32 and pass .float() of a tensor "
@@ -220,7 +234,7 @@ def _as_dtype(dtype: Any) -> np.dtype[Any]:
 
 
 def as_array(name: str, values: Any) -> NDArray[Any]:
-    """Return an array, or a torch tensor that lies as one, in place; or say why it is none."""
+    """Return an array, or a torch tensor that lies as one, in place; raise for any other value."""
     try:
         return np.asarray(values)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -230,12 +244,6 @@ def as_array(name: str, values: Any) -> NDArray[Any]:
                             "a field of float32 (codec={<field>: 'bf16'} keeps 2 bytes of that on SSD, of bfloat16 "
                             "without loss)") from error  # fmt: skip
         raise type(error)(f"{name}: cannot be taken as an array: {error}") from error
-
-
-def as_bytes(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """Return a C-contiguous array ``[n, ...]`` as bytes, uint8 ``[n, bytes]``, in place."""
-    size = math.prod(array.shape[1:])
-    return array.reshape(len(array), size).view(np.uint8)
 
 
 def _ragged(name: str, field: Field, values: Any) -> Columns:
@@ -283,12 +291,13 @@ def _checked_name(name: Any) -> str:
 
 
 def _tuples(descr: Any) -> Any:
-    """Return the description of a dtype as numpy takes it, which JSON has turned into lists."""
+    """Return the description of a dtype as numpy takes it, of which JSON has made lists."""
     return [tuple(_tuples(part) for part in entry) for entry in descr] if isinstance(descr, list) else descr
 
 
 def _empty(count: int, column: Column) -> NDArray[Any]:
-    """Allocate a column; where samples have whole pages, so that storage may be read straight into it."""
-    if column.bytes == 0:
+    """Allocate a column; on a page boundary if samples have whole pages, so that reads may land in it."""
+    size = column.bytes
+    if size < PAGE_BYTES:
         return np.empty((count, *column.shape), column.dtype)
-    return empty_rows(count, column.bytes).reshape(-1).view(column.dtype).reshape(count, *column.shape)
+    return empty_rows(count, size).reshape(-1).view(column.dtype).reshape(count, *column.shape)

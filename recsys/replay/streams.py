@@ -1,7 +1,7 @@
-"""Random numbers that depend on the seed, on what they are for and on a number, and on nothing else.
+"""Random numbers that depend on the seed, on their purpose and on a number, and on nothing else.
 
 Philox (Salmon et al., SC 2011) turns a key and a counter into random bits. With the seed and the purpose as the key and
-the step in the counter, every decision can be made again from three numbers: there is no state to save.
+the step in the counter, three numbers repeat every decision: there is no state to save.
 """
 
 from enum import IntEnum
@@ -15,7 +15,7 @@ _BLOCK = 4096
 
 
 class Purpose(IntEnum):
-    """What random numbers are for: no two kinds of decision share a stream."""
+    """Purposes of random numbers: no two kinds of decision share a stream."""
 
     SAMPLE = 1
     ADMIT = 2
@@ -57,6 +57,23 @@ class Uniforms:
             taken = self.at(self.position, count)
         self.position += count
         return taken
+
+    def distinct(self, n: int, count: int) -> NDArray[np.int64]:
+        """Draw distinct integers below `count`, every set of n equally likely."""
+        if n == 0:
+            return np.empty(0, np.int64)
+        if 2 * n > count:
+            return np.argpartition(self.take(count), n - 1)[:n]
+        drawn: NDArray[np.int64] = (self.take(n) * count).astype(np.int64)
+        if len(set(drawn.tolist())) == n:
+            return drawn
+        # Integers drawn a second time are drawn anew. By symmetry no set of n is favoured.
+        while True:
+            again: NDArray[np.bool_] = np.ones(n, np.bool_)
+            again[np.unique(drawn, return_index=True)[1]] = False
+            if not again.any():
+                return drawn
+            drawn[again] = (self.take(int(again.sum())) * count).astype(np.int64)
 
     def at(self, start: int, count: int) -> NDArray[np.float64]:
         """Return the numbers from a place on."""

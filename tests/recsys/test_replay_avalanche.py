@@ -39,12 +39,12 @@ def test_avalanche(tmp_path: Path, avalanche: Any, policy: SwapPolicy | None) ->
         )  # fmt: skip
         for experience in benchmark.train_stream:
             strategy.train(experience, num_workers=0)
-            assert len(exemplars.buffer) == 20  # what looks at memory meanwhile does not hide what the loader reads
+            assert len(exemplars.buffer) == 20  # reads of memory meanwhile do not hide those of the loader
         assert buffer.stats()["storage_samples"] == 240
         assert (buffer.stats()["swapped"] > 20) == (policy is not None)
         assert buffer.step > 20
         assert len(exemplars.buffer) == 20
-        for index in range(2000):  # somebody who looks at memory without training
+        for index in range(2000):  # reads of memory without training
             exemplars.buffer[index % 20]
         assert len(exemplars.take_used()) == 20
         with pytest.raises(ValueError, match="num_workers=1"):

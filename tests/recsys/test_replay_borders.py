@@ -27,7 +27,7 @@ def fields(count: int) -> dict[str, Any]:
 
 
 def raised_elsewhere(call: Callable[[], Any]) -> BaseException | None:
-    """Return what a call raises on another thread."""
+    """Return the error of a call on another thread."""
     found: list[BaseException | None] = [None]
 
     def run() -> None:

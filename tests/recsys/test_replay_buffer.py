@@ -2,6 +2,7 @@
 
 import errno
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,21 @@ import pytest
 
 from memhier.errors import BudgetError, ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import Fault, FaultyFiles, RealFiles
-from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, Ring, SteeredRatio
+from memhier.recsys.replay import (
+    CarouselBuffer,
+    Field,
+    GateSwap,
+    LossSwap,
+    RandomSwap,
+    Ring,
+    Schema,
+    SteeredRatio,
+    StoredSamples,
+)
+from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.placement import Placement
+from memhier.recsys.replay.storage.records import RecordFormat
+from memhier.recsys.replay.storage.storage import Storage
 
 IMAGE = {"image": ("uint8", (8, 8, 3))}
 
@@ -145,8 +160,8 @@ def test_bytes_of_memory_are_kept_to(tmp_path: Path) -> None:
     with CarouselBuffer(tmp_path / "b", memory="100KiB", schema=IMAGE) as buffer:
         slots = buffer.capacity
         assert 0.85 * 100 * 1024 < slots * (192 + 16 + 41) < 100 * 1024
-        parts = buffer._parts
-        assert parts.memory.slab.memory_bytes + parts.tiers.residents.memory_bytes <= 100 * 1024
+        held = [Placement(0, count, None, False).memory_bytes for count in (slots, 1)]
+        assert Memory.bytes_for(buffer.schema, slots) + held[0] - held[1] <= 100 * 1024
 
 
 def test_bytes_of_storage_are_kept_to(tmp_path: Path) -> None:
@@ -186,7 +201,7 @@ def test_slots_never_used_take_no_storage(tmp_path: Path) -> None:
         assert (buffer.capacity, len(buffer), found.ids.tolist()) == (70_000, 500, inside.ids.tolist())
 
 
-def test_everything_refuses_what_does_not_fit(tmp_path: Path) -> None:
+def test_everything_refuses_samples_that_do_not_fit(tmp_path: Path) -> None:
     with filled(tmp_path / "b", admit="everything", storage=61) as buffer:
         with pytest.raises(BudgetError, match="storage=61"):
             buffer.add(images(np.arange(2)), labels=[0, 0])
@@ -220,16 +235,15 @@ def test_memory_grows_and_shrinks(tmp_path: Path) -> None:
             buffer.resize(storage=20)
 
 
-def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path) -> None:
-    ratio = SteeredRatio(0.8, tolerance=0.01)
+def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ratio, read = SteeredRatio(0.8, tolerance=0.01), Storage.read
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(0.02)
+        read(*arguments)
+
+    monkeypatch.setattr(Storage, "read", slow)
     with filled(tmp_path / "b", swap=RandomSwap(ratio)) as buffer:
-        read = buffer._parts.storage.read
-
-        def slow(*arguments: Any) -> None:
-            time.sleep(0.02)
-            read(*arguments)
-
-        buffer._parts.storage.read = slow  # type: ignore[method-assign]
         for _ in range(6):
             buffer.feedback(buffer.sample(5))
         assert ratio.share() < 0.4
@@ -238,6 +252,20 @@ def test_a_steered_ratio_gives_way_and_recovers(tmp_path: Path) -> None:
         for _ in range(200):
             ratio.stalled(0.0, 1.0)
         assert low < ratio.share() == 0.8
+
+
+def test_the_arrays_of_a_batch_can_be_used_again(tmp_path: Path) -> None:
+    """Even those of a sample that takes the position of another, which a swap is bringing into memory."""
+    values = np.zeros(3, np.int64)
+    options: dict[str, Any] = {"schema": {"x": "int64"}, "admit": "ring", "swap": RandomSwap(1.0), "delay": 3}
+    with CarouselBuffer(tmp_path / "b", memory=6, storage=14, **options) as buffer:
+        for step in range(60):
+            values[:] = np.arange(3 * step, 3 * step + 3)
+            buffer.add({"x": values}, ids=values.copy())
+            values[:] = -1
+            batch = buffer.sample(6)
+            assert batch["x"].tolist() == batch.ids.tolist()
+            buffer.feedback(batch)
 
 
 # Fields and codecs.
@@ -256,9 +284,10 @@ def test_images_come_back(tmp_path: Path, codec: str, shape: tuple[int, ...]) ->
     with CarouselBuffer(tmp_path / "b", memory=30, schema={"image": ("uint8", shape)}, codec={"image": codec}) as b:
         b.add({"image": pictures})
         shown = b.reader().read(np.arange(30))
-        stored = b.schema.empty(30)
-        b._parts.storage.read(shown.ids, stored)
-        # Memory shows what storage holds, so that being swapped changes nothing.
+        b.checkpoint()
+        with StoredSamples(tmp_path / "b") as storage:
+            stored = storage.read(shown.ids)
+        # Memory shows the image that storage holds, so that being swapped changes nothing.
         np.testing.assert_array_equal(shown["image"], stored["image"])
         error = np.abs(shown["image"].astype(int) - pictures[shown.ids]).mean()
         assert error == 0 if codec in ("none", "zstd") else 0 < error + 1e-9 < 3
@@ -302,26 +331,34 @@ def test_latents_text_and_side_data(tmp_path: Path) -> None:
 def test_a_record_that_is_not_one_is_told(tmp_path: Path, kind: str) -> None:
     codec = {"image": "zstd"} if kind == "packed" else {}
     with filled(tmp_path / "b", codec=codec) as buffer:
-        storage = buffer._parts.storage
-        with pytest.raises(CorruptionError, match="no sample"):
-            storage.read(np.array([60]), buffer.schema.empty(1))
-        if kind == "packed":
-            with pytest.raises(CorruptionError, match="bytes"):
-                storage.format.unpack_records([memoryview(b"\1\2\3")], buffer.schema.empty(1))
-            with pytest.raises(CorruptionError):
-                storage.format.unpack_records([memoryview(b"\3\0\0\0abc")], buffer.schema.empty(1))
+        buffer.checkpoint()
+    schema = Schema(IMAGE)
+    storage = Storage(Storage.open_store(tmp_path / "b", writable=False)[0], schema, codec, False)
+    with closing(storage), pytest.raises(CorruptionError, match="no sample"):
+        storage.read(np.array([60]), schema.empty(1))
+    if kind == "packed":
+        packed = RecordFormat(schema, ["image"], codec)
+        with pytest.raises(CorruptionError, match="bytes"):
+            packed.unpack_records([memoryview(b"\1\2\3")], schema.empty(1))
+        with pytest.raises(CorruptionError):
+            packed.unpack_records([memoryview(b"\3\0\0\0abc")], schema.empty(1))
 
 
 # Faults.
 
 
 def test_a_full_disk_loses_nothing_that_was_saved(tmp_path: Path) -> None:
-    files = FaultyFiles(RealFiles())
-    buffer = CarouselBuffer(tmp_path / "b", memory=5, schema=IMAGE, files=files)
-    buffer.add(images(np.arange(50)))
-    buffer.checkpoint()
+    def saved(place: Path, files: FaultyFiles) -> CarouselBuffer:
+        buffer = CarouselBuffer(place, memory=5, schema=IMAGE, files=files)
+        buffer.add(images(np.arange(50)))
+        buffer.checkpoint()
+        return buffer
+
+    counting = FaultyFiles(RealFiles())
+    with saved(tmp_path / "counted", counting):
+        before = len(counting.calls)
+    buffer = saved(tmp_path / "b", FaultyFiles(RealFiles(), before + 3, Fault.ENOSPC))
     kept = buffer.reader().read(np.arange(5)).ids.tolist()
-    files.fail_at, files.fault = len(files.calls) + 3, Fault.ENOSPC
     with pytest.raises(OSError, match="No space") as caught:
         buffer.add(images(np.arange(40_000)))
     assert caught.value.errno == errno.ENOSPC
@@ -387,7 +424,7 @@ def test_other_stores_other_schemas_and_other_writers(tmp_path: Path) -> None:
 # Forgetting.
 
 
-def test_what_is_forgotten_is_nowhere(tmp_path: Path) -> None:
+def test_forgotten_samples_are_nowhere(tmp_path: Path) -> None:
     secret = np.random.default_rng(9).integers(0, 256, (5, 8, 8, 3), np.uint8)
     with filled(tmp_path / "b", memory=70) as buffer:
         buffer.add({"image": secret}, labels=[3] * 5, ids=range(1000, 1005))
@@ -399,7 +436,8 @@ def test_what_is_forgotten_is_nowhere(tmp_path: Path) -> None:
         for file in (tmp_path / "b").rglob("*"):
             if file.is_file():
                 assert not any(one.tobytes()[:64] in file.read_bytes() for one in secret), file
-        assert not any(one.tobytes() in bytes(buffer._parts.memory.slab.rows) for one in secret)
+        shown = buffer.reader().read(np.arange(buffer.capacity))["image"]
+        assert not any(one.tobytes() in shown.tobytes() for one in secret)
         assert buffer.forget(lambda ids, labels: labels == 1)["samples"] == 15
         assert buffer.stats()["storage_samples"] == 45
         for where, words in [({}, "where"), ({"name": 1}, "where"), (lambda ids, labels: ids, "bool")]:

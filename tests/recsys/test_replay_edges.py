@@ -1,6 +1,7 @@
 """Where a buffer's ways end: interrupted, damaged, emptied, opened otherwise, very large."""
 
 import tracemalloc
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from memhier.errors import ClosedError, CorruptionError
+from memhier.log.record_log import committed_keys
 from memhier.recsys.replay import (  # fmt: skip
     CarouselBuffer,
     ClassBalanced,
@@ -17,8 +19,10 @@ from memhier.recsys.replay import (  # fmt: skip
     RandomSwap,
     StoredSamples,
 )
-from memhier.recsys.replay.placement.tiers import Tiers
-from memhier.recsys.replay.storage.storage import StorageTier
+from memhier.recsys.replay.placement.placement import Placement
+from memhier.recsys.replay.storage.index import IndexTable
+from memhier.recsys.replay.storage.storage import Storage
+from memhier.store.store import Store
 
 IMAGE = {"image": ("uint8", (8, 8, 3))}
 A_PAGE = 4096 // 192  # images
@@ -51,7 +55,7 @@ def test_an_interrupted_add_closes_the_buffer(tmp_path: Path, monkeypatch: pytes
         raise KeyboardInterrupt
 
     with filled(tmp_path / "b") as buffer:
-        monkeypatch.setattr(buffer._parts.storage, "append", interrupt)
+        monkeypatch.setattr(Storage, "append", interrupt)
         with pytest.raises(KeyboardInterrupt):
             buffer.add(images(np.arange(3)), labels=[0, 1, 2])
         monkeypatch.undo()
@@ -61,23 +65,25 @@ def test_an_interrupted_add_closes_the_buffer(tmp_path: Path, monkeypatch: pytes
         assert buffer.stats()["storage_samples"] == 60
 
 
-def test_a_swap_whose_wait_was_interrupted_arrives_later(tmp_path: Path) -> None:
-    class Interrupted:
-        def done(self) -> bool:
-            return False
+def test_a_swap_whose_wait_was_interrupted_arrives_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(_: Any) -> None:
+        raise KeyboardInterrupt
 
-        def exception(self) -> None:
-            raise KeyboardInterrupt
-
-    with filled(tmp_path / "b", swap=RandomSwap(1.0)) as buffer:
-        buffer.feedback(buffer.sample(5))
-        swap = buffer._parts.carousel.under_way[0]
-        read, swap.read = swap.read, Interrupted()  # type: ignore[assignment]
-        with pytest.raises(KeyboardInterrupt):
-            buffer.feedback([])
-        swap.read = read
+    swap = {"swap": RandomSwap(1.0)}
+    with filled(tmp_path / "b", **swap) as buffer, filled(tmp_path / "twin", **swap) as twin:
+        for each in (buffer, twin):
+            used = each.sample(5)
+            each.feedback(used)
+        with monkeypatch.context() as patch:
+            patch.setattr(Future, "done", lambda _: False)
+            patch.setattr(Future, "exception", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                buffer.feedback([])
+        assert buffer.reader().ids()[used.slots].tolist() == used.ids.tolist()
         buffer.feedback([])
-        assert (buffer._parts.tiers.residents.visible[swap.slots] == swap.positions).all()
+        twin.feedback([])
+        assert not np.isin(used.ids, twin.reader().ids()).any()
+        assert buffer.reader().ids().tolist() == twin.reader().ids().tolist()
 
 
 def test_a_checkpoint_that_ran_out_of_memory_is_not_followed_by_half_of_one(
@@ -88,7 +94,7 @@ def test_a_checkpoint_that_ran_out_of_memory_is_not_followed_by_half_of_one(
 
     with filled(tmp_path / "b") as buffer:
         buffer.add(images(np.arange(100)), labels=np.zeros(100, np.int64))
-        monkeypatch.setattr(buffer._parts.storage._index, "append", fails)
+        monkeypatch.setattr(IndexTable, "pack", fails)
         with pytest.raises(MemoryError):
             buffer.checkpoint()
         monkeypatch.undo()
@@ -122,13 +128,13 @@ def test_damage_in_memory_is_found_in_few_reads(tmp_path: Path, monkeypatch: pyt
         buffer.checkpoint()
     damage(tmp_path / "b", 77)
     reads: list[int] = []
-    read = StorageTier.read
+    read = Storage.read
 
-    def counted(tier: StorageTier, positions: np.ndarray, columns: Any) -> None:
+    def counted(tier: Storage, positions: np.ndarray, columns: Any) -> None:
         reads.append(len(positions))
         read(tier, positions, columns)
 
-    monkeypatch.setattr(StorageTier, "read", counted)
+    monkeypatch.setattr(Storage, "read", counted)
     with pytest.warns(RuntimeWarning, match=r"ids \[77\] are damaged"):
         buffer = CarouselBuffer.open(tmp_path / "b")
     with buffer:
@@ -136,20 +142,18 @@ def test_damage_in_memory_is_found_in_few_reads(tmp_path: Path, monkeypatch: pyt
     assert len(reads) <= 1 + 2 * 8 + 1  # halves of halves; batches drawn ahead, of which there are none
 
 
-def test_what_cannot_be_moved_is_told_before_anything_changes(tmp_path: Path) -> None:
+def test_damage_that_would_move_is_told_before_anything_changes(tmp_path: Path) -> None:
     last = 9 * A_PAGE
     with filled(tmp_path / "c", count=200, memory=5) as buffer:
         damage(tmp_path / "c", 9)
-        before = buffer.stats(), buffer._parts.tiers.state()
+        before = buffer.stats()
         for change in (lambda: buffer.forget({"id": [0]}), lambda: buffer.resize(storage=195)):
             with pytest.raises(CorruptionError) as caught:
                 change()
             assert "nothing has changed; the damaged samples of ids [" in caught.value.__notes__[-1]
-            after = buffer.stats(), buffer._parts.tiers.state()
-            assert after[1] == before[1]
-            assert {name: after[0][name] for name in ("storage_samples", "memory_samples")} == {
-                name: before[0][name] for name in ("storage_samples", "memory_samples")
-            }
+            after = buffer.stats()
+            for name in ("storage_samples", "storage_limit", "memory_samples", "arrivals", "seen"):
+                assert after[name] == before[name], name
         assert buffer.forget({"id": [0, *range(last, 200)]})["samples"] == 1 + 200 - last
         assert buffer.check() == []
 
@@ -168,12 +172,13 @@ def test_a_buffer_that_has_forgotten_everything_is_as_new(tmp_path: Path) -> Non
 def test_the_index_shrinks_with_storage(tmp_path: Path) -> None:
     with filled(tmp_path / "b", count=1000) as buffer:
         buffer.forget(lambda ids, labels: ids >= 70)
-        # Two rows of positions, one of slots.
-        assert sorted(np.concatenate([*buffer._parts.storage._index.keys()])) == [0, 1, 3]
+    # Two rows of positions, one of slots.
+    with Store.open(tmp_path / "b", "replay", writable=False) as store:
+        assert committed_keys(store, "index") == 3
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "none"])
-def test_what_moves_in_storage_stays_what_it_was(tmp_path: Path, codec: str) -> None:
+def test_samples_that_move_in_storage_stay_the_same(tmp_path: Path, codec: str) -> None:
     pytest.importorskip("PIL")
     pictures = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), np.uint8)
     schema = {"image": ("uint8", (16, 16, 3)), "logits": Field("float32", (3,), mutable=True)}
@@ -181,16 +186,17 @@ def test_what_moves_in_storage_stays_what_it_was(tmp_path: Path, codec: str) -> 
         logits = np.random.default_rng(1).normal(size=(30, 3)).astype(np.float32)
         buffer.add({"image": pictures, "logits": logits})
         buffer.forget({"id": range(10)})
-        shown, stored = buffer.reader().read(buffer.occupied()), buffer.schema.empty(20)
-        buffer._parts.storage.read(buffer._parts.tiers.residents.visible[shown.slots], stored)
-        for name, values in stored.items():
+        shown = buffer.reader().read(buffer.occupied())
+        with StoredSamples(tmp_path / "b") as storage:
+            stored = storage.read([storage.ids.tolist().index(id) for id in shown.ids.tolist()])
+        for name, values in stored.data.items():
             np.testing.assert_array_equal(shown[name], values)
 
 
 # Exemplars.
 
 
-def test_what_is_held_while_it_leaves_is_there_once(tmp_path: Path) -> None:
+def test_a_sample_held_while_it_leaves_is_there_once(tmp_path: Path) -> None:
     schema = {"x": "int64", "logit": Field("float32", mutable=True)}
     with CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=RandomSwap(1.0)) as buffer:
         ids = np.arange(8)
@@ -254,7 +260,7 @@ def test_scores_without_a_shape_are_refused(tmp_path: Path) -> None:
 
 
 def test_memory_of_many_slots_comes_back(tmp_path: Path) -> None:
-    # What is kept of the slots takes more than a value of the catalog may.
+    # The state of the slots is larger than a value of the catalog may be.
     with CarouselBuffer(tmp_path / "b", memory=600_000, schema={"x": "int8"}) as buffer:
         buffer.add({"x": np.arange(50, dtype=np.int8)})
         buffer.checkpoint()
@@ -270,12 +276,12 @@ def test_memory_of_many_slots_comes_back(tmp_path: Path) -> None:
         assert (buffer.capacity, len(buffer)) == (600_000, 10)
 
 
-def test_what_is_kept_of_slots_is_counted() -> None:
+def test_the_state_of_slots_is_counted() -> None:
     tracemalloc.start()
-    tiers = Tiers(0, 100_000, None, False)
+    placement = Placement(0, 100_000, None, False)
     held = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
-    assert held <= tiers.memory_bytes + 50_000
+    assert held <= placement.memory_bytes + 50_000
 
 
 @pytest.mark.parametrize("admit", ["ring", "reservoir"])

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from memhier.recsys.replay import AgeSwap, DeckSwap, RandomSwap, Schema, SwapPolicy
-from memhier.recsys.replay.parts import Parts, Settings
+from memhier.recsys.replay.ahead import Ahead
 from memhier.recsys.replay.placement.admit import admission
-from memhier.recsys.replay.placement.intake import distinct, take_in
+from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.placement import Placement
+from memhier.recsys.replay.settings import Settings
 from memhier.recsys.replay.streams import Purpose, Uniforms
-from memhier.recsys.replay.swap.exchange import end_step
+from memhier.recsys.replay.swap.swapper import Swapper
 
 RUNS = 400
 STREAM = 24
@@ -27,7 +29,7 @@ SCHEMA = Schema({"x": "int64"})
 
 
 class DictStorage:
-    """Stands in for `StorageTier`; reads at once, in the carousel's thread."""
+    """Stands in for `Storage`; reads at once, in the swapper's thread."""
 
     def __init__(self) -> None:
         self.samples: dict[int, int] = {}
@@ -38,73 +40,73 @@ class DictStorage:
     def read(self, positions: np.ndarray, out: dict[str, np.ndarray]) -> None:
         out["x"][:] = [self.samples[position] for position in positions.tolist()]
 
-    def keep_within(self, budget: int) -> None:
-        return
-
     def round_trip(self, columns: Any) -> Any:
         return columns
 
-    def close(self) -> None:
-        return
-
 
 class Rehearsal:
-    """The calls of `CarouselBuffer` that decide what is where."""
+    """The calls of `CarouselBuffer` that decide on positions and slots."""
 
     def __init__(
         self, seed: int, slots: int, limit: int | None, admit: str, policy: SwapPolicy | None, delay: int,
         labelled: bool = False,
     ) -> None:  # fmt: skip
-        settings = Settings(SCHEMA, {}, seed, delay, labelled)
+        settings = Settings(SCHEMA, {}, admission(admit), policy, seed, delay, labelled)
         storage: Any = DictStorage()
-        self.parts = Parts(settings, storage, slots, limit, admission(admit), policy)
+        self.admission = settings.admission
+        self.placement = Placement(seed, slots, limit, settings.by_class)
+        self.memory = Memory.make(SCHEMA, slots)
+        self.swapper = Swapper(settings, storage, self.placement, self.memory, Ahead(SCHEMA, self.placement))
+        self.draws = Uniforms(seed, Purpose.SAMPLE)
 
     def add(self, ids: np.ndarray, labels: np.ndarray | None = None) -> None:
         marks = np.full(len(ids), -1, np.int64) if labels is None else labels
-        take_in(self.parts, {"x": ids}, marks, ids)
+        decisions = self.admission.admit(self.placement, marks, ids)
+        self.swapper.take_in(decisions, {"x": ids}, marks, ids)
 
     def draw(self, n: int) -> np.ndarray:
-        residents = self.parts.tiers.residents
-        return residents.order[distinct(self.parts.draws, min(n, residents.count), residents.count)]
+        count = self.placement.count
+        return self.placement.order[self.draws.distinct(min(n, count), count)]
 
     def end_step(self, slots: np.ndarray) -> None:
-        end_step(self.parts, slots, self.parts.memory.ids[slots], None)
+        self.swapper.end_step(slots, self.memory.ids[slots], None)
 
     def in_memory(self) -> np.ndarray:
         """Return the ids that memory holds."""
-        residents = self.parts.tiers.residents
-        ids = self.parts.memory.ids[residents.occupied()]
-        assert (self.parts.memory.views["x"][residents.occupied()] == ids).all()
+        occupied = self.placement.occupied()
+        ids = self.memory.ids[occupied]
+        assert (self.memory.views["x"][occupied] == ids).all()
         return ids
 
     def in_storage(self) -> np.ndarray:
         """Return the ids that storage holds."""
-        return self.parts.tiers.members.ids
+        return self.placement.members.ids
 
     def close(self) -> None:
-        self.parts.close()
+        self.swapper.close()
+        self.memory.close()
 
 
 def limit(freedom: int) -> float:
     return freedom * (1 - 2 / (9 * freedom) + Z * (2 / (9 * freedom)) ** 0.5) ** 3
 
 
-def assert_uniform(held: np.ndarray, what: str) -> None:
+def assert_uniform(held: np.ndarray, name: str) -> None:
     """Assert that ids are equally often held; `held` is bool [runs, ids], with as many True in every run."""
     runs, ids = held.shape
     each = int(held[0].sum())
-    assert (held.sum(axis=1) == each).all(), what
+    assert (held.sum(axis=1) == each).all(), name
     if each == ids:
         return
     expected = runs * each / ids
     statistic = ((held.sum(axis=0) - expected) ** 2 / expected).sum() * (ids - 1) / (ids - each)
-    assert statistic < limit(ids - 1), f"{what}: {statistic:.1f}, {held.sum(axis=0)}"
+    assert statistic < limit(ids - 1), f"{name}: {statistic:.1f}, {held.sum(axis=0)}"
 
 
 def run(
     policy: SwapPolicy | None, seed: int, slots: int, storage: int | None, admit: str, delay: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return what memory and storage hold after each of some moments of a training run."""
+    """Return the ids in memory and in storage after each of some moments of a training run."""
     rehearsal = Rehearsal(seed, slots, storage, admit, policy, delay)
     memory, stored = [], []
     came = 0
@@ -206,7 +208,7 @@ def test_every_sample_is_equally_likely_within_its_class(storage: int | None) ->
 
 
 def test_the_statistic_tells_a_biased_reservoir() -> None:
-    """Drawing below the number seen before, as CarM's code does, keeps what is new too often."""
+    """Drawing below the number seen before, as CarM's code does, keeps new samples too often."""
     runs = 10 * RUNS
     held = np.zeros((runs, STREAM), np.bool_)
     for seed in range(runs):
@@ -226,7 +228,7 @@ def test_batches_hold_distinct_slots_all_equally_likely(n: int, count: int) -> N
     draws = Uniforms(7, Purpose.SAMPLE)
     held = np.zeros((4000, count), np.bool_)
     for run in range(len(held)):
-        drawn = distinct(draws, n, count)
+        drawn = draws.distinct(n, count)
         assert len(set(drawn.tolist())) == len(drawn) == n
         held[run, drawn] = True
     if n:

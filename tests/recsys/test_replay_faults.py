@@ -40,7 +40,7 @@ def samples(first: int, count: int) -> dict[str, Any]:
 
 
 def state(buffer: CarouselBuffer) -> list[Any]:
-    """Return what a checkpoint has to bring back."""
+    """Return the state that a checkpoint has to bring back."""
     memory = buffer.reader().read(buffer.occupied())
     columns = [values.tolist() for values in memory.data.values()]
     figures = buffer.stats()
@@ -50,7 +50,7 @@ def state(buffer: CarouselBuffer) -> list[Any]:
 
 
 def live(place: Path, files: Files, saved: list[list[Any]]) -> None:
-    """Make a buffer, use all of it that writes, and note what every checkpoint holds."""
+    """Make a buffer, use all of it that writes, and note the state of every checkpoint."""
     with CarouselBuffer(place, memory=8, schema=SCHEMA, swap=RandomSwap(1.0), seed=3, files=files) as buffer:
         saved.append(state(buffer))
         for turn in range(2):
@@ -69,7 +69,7 @@ def live(place: Path, files: Files, saved: list[list[Any]]) -> None:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], int]:
-    """What the checkpoints of an undisturbed life hold, and of how many calls of the file layer it consists."""
+    """The states of the checkpoints of an undisturbed life, and its number of calls of the file layer."""
     files, saved = FaultyFiles(HastyFiles()), list[list[Any]]()
     live(tmp_path_factory.mktemp("whole") / "b", files, saved)
     return saved, len(files.calls)
@@ -99,7 +99,7 @@ def test_nothing_saved_is_lost(tmp_path: Path, whole: tuple[list[list[Any]], int
             buffer = CarouselBuffer.open(place)
         except (FileNotFoundError, FormatError):
             assert not saved, number
-            # What was never finished is in nobody's way.
+            # A buffer that was never finished is in no one's way.
             live(place, HastyFiles(), saved)
             assert saved == expected
             continue

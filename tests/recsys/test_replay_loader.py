@@ -108,7 +108,7 @@ def test_a_run_that_stops_and_goes_on_sees_the_same_batches(
             parts.reopen()
     for run in (whole, parts):
         assert next(run.batches, None) is None
-        assert len(run.buffer._parts.ahead) == 0
+        assert len(run.buffer.ahead) == 0
         run.buffer.close()
 
 
@@ -139,12 +139,12 @@ def test_killed_with_any_number_of_workers(tmp_path: Path) -> None:
     assert done == expected
 
 
-def test_what_was_handed_out_and_not_used_comes_again(tmp_path: Path) -> None:
+def test_batches_handed_out_and_not_used_come_again(tmp_path: Path) -> None:
     with make(tmp_path / "b") as buffer:
         first = [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=3), 3)]
         again = iter(ReplayBatchSampler(buffer, 4, 9, ahead=3))
         assert [seen(next(again)) for _ in range(3)] == first
-        held = buffer._parts.ahead.memory_bytes
+        held = buffer.ahead.memory_bytes
         assert held == 4 * 4 * (SAMPLE + 4 * 8)
         assert buffer.memory_bytes > held
         buffer.feedback([])
@@ -153,7 +153,7 @@ def test_what_was_handed_out_and_not_used_comes_again(tmp_path: Path) -> None:
             next(again)
 
 
-def test_what_is_done_to_a_batch_is_done_to_it_alone(tmp_path: Path) -> None:
+def test_changes_of_a_batch_change_no_other(tmp_path: Path) -> None:
     with make(tmp_path / "b") as buffer:
         batch = next(iter(ReplayBatchSampler(buffer, 4, 9, ahead=2)))
         drawn = seen(batch)
@@ -166,7 +166,7 @@ def test_what_is_done_to_a_batch_is_done_to_it_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("swap", [RandomSwap(1.0), LossSwap(1.0)], ids=str)
-def test_what_was_drawn_of_a_larger_memory_can_be_used(tmp_path: Path, swap: SwapPolicy) -> None:
+def test_batches_drawn_of_a_larger_memory_can_be_used(tmp_path: Path, swap: SwapPolicy) -> None:
     with make(tmp_path / "b", swap=swap) as buffer:
         waiting = [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 9, ahead=5), 6)]
         buffer.resize(memory=3)
@@ -194,12 +194,12 @@ def test_any_number_of_batches_is_kept(tmp_path: Path) -> None:
         assert [seen(batch) for batch in itertools.islice(ReplayBatchSampler(buffer, 4, 99, ahead=30), 20)] == waiting
 
 
-def test_what_is_forgotten_is_not_drawn_ahead(tmp_path: Path) -> None:
+def test_forgotten_samples_are_not_drawn_ahead(tmp_path: Path) -> None:
     with make(tmp_path / "b", storage=30, admit="ring") as buffer:
         batches = iter(ReplayBatchSampler(buffer, 4, 9, ahead=3))
         waiting = [next(batches).ids for _ in range(3)]
         gone, lost = int(waiting[1][0]), int(waiting[2][1])
-        # The ring drops some of what waits: it is kept as values, until something is to be forgotten.
+        # The ring drops some samples that wait: they are kept as values, until one is to be forgotten.
         ids = np.arange(1000, 1001 + int(lost))
         buffer.add(samples(ids), labels=ids % 3, ids=ids)
         buffer.checkpoint()
@@ -213,16 +213,15 @@ def test_what_is_forgotten_is_not_drawn_ahead(tmp_path: Path) -> None:
         assert again == [[id for id in ids.tolist() if id > lost and id != gone] for ids in waiting]
 
 
-def test_damage_in_what_was_drawn_ahead_is_told(tmp_path: Path) -> None:
+def test_damage_in_batches_drawn_ahead_is_told(tmp_path: Path) -> None:
     schema = {"x": ("int64", 512)}  # a page each
     with CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=RandomSwap(1.0), seed=1) as buffer:
         buffer.add({"x": np.repeat(np.arange(8), 512).reshape(8, 512)})
         batches = ReplayBatchSampler(buffer, 3, 9, ahead=1)
         for _ in range(2):
-            waiting = next(iter(batches)).ids.tolist()
-            buffer.feedback(buffer._parts.ahead._drawn[0].batch)
+            buffer.feedback(next(iter(batches)))
         waiting = [next(iter(batches)).ids.tolist()]
-        inside = buffer._parts.memory.ids.tolist()
+        inside = buffer.reader().ids().tolist()
         buffer.checkpoint()
     bad = next(id for id in waiting[0] if id not in inside)
     victim = next(file for file in (tmp_path / "b" / "segments").iterdir() if file.name.startswith("samples-0."))

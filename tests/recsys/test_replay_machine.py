@@ -1,4 +1,4 @@
-"""A buffer put through anything, next to plain dicts: what is where, and that it is what came."""
+"""A buffer put through anything, next to plain dicts: each sample is in its place, and as it came."""
 
 from pathlib import Path
 from typing import Any
@@ -23,40 +23,39 @@ def samples(ids: np.ndarray) -> dict[str, Any]:
 
 
 def is_consistent(buffer: CarouselBuffer, logits: dict[int, float]) -> None:
-    """Assert that all that the buffer knows of its samples fits together, and fits what came."""
-    parts = buffer._parts
-    tiers, members, residents = parts.tiers, parts.tiers.members, parts.tiers.residents
+    """Assert that all that the buffer knows of its samples fits together, and fits the samples that came."""
+    placement, members, memory = buffer._placement, buffer._placement.members, buffer.reader()
     size = members.size
     assert len(set(members.ids.tolist())) == size
-    assert tiers.limit is None or size <= tiers.limit
+    assert placement.limit is None or size <= placement.limit
     for number, group in members.groups.items():
         assert (members.group_of(members.labels[group.positions]) == number).all()
-        assert members._ranks[group.positions].tolist() == list(range(group.size))
+        assert members.ranks[group.positions].tolist() == list(range(group.size))
     assert sum(group.size for group in members.groups.values()) == size
 
-    columns = parts.settings.schema.empty(size)
-    parts.storage.read(np.arange(size), columns)
-    expected = parts.settings.schema.check(samples(members.ids))[1]
+    columns = buffer.schema.empty(size)
+    buffer._storage.read(np.arange(size), columns)
+    expected = buffer.schema.check(samples(members.ids))[1]
     for name in ("x", "text", "text.length"):
         np.testing.assert_array_equal(columns[name], expected[name])
 
-    planned = residents.planned[residents.planned >= 0]
-    assert len(set(planned.tolist())) == len(planned) == residents.planned_count
-    assert members.slots[planned].tolist() == np.flatnonzero(residents.planned >= 0).tolist()
-    assert np.count_nonzero(members.slots >= 0) == len(planned)
+    planned = placement.planned[placement.planned >= 0]
+    assert len(set(planned.tolist())) == len(planned) == placement.planned_count
+    assert placement.slot_of[planned].tolist() == np.flatnonzero(placement.planned >= 0).tolist()
+    assert np.count_nonzero(placement.slot_of >= 0) == len(planned)
     groups, counts = np.unique(members.group_of(members.labels[planned]), return_counts=True)
-    assert {group: count for group, count in residents.of_group.items() if count} == dict(
+    assert {group: count for group, count in placement.of_group.items() if count} == dict(
         zip(groups.tolist(), counts.tolist(), strict=True)
     )
 
-    shown = np.flatnonzero(residents.visible >= 0)
-    assert sorted(residents.occupied().tolist()) == shown.tolist()
-    positions = residents.visible[shown]
+    shown = np.flatnonzero(placement.visible >= 0)
+    assert sorted(placement.occupied().tolist()) == shown.tolist()
+    positions = placement.visible[shown]
     assert len(set(positions.tolist())) == len(positions)
-    assert parts.memory.ids[shown].tolist() == members.ids[positions].tolist()
-    assert parts.memory.labels[shown].tolist() == members.labels[positions].tolist()
-    batch = buffer.reader().read(shown)
-    expected = parts.settings.schema.check(samples(batch.ids))[1]
+    assert memory.ids()[shown].tolist() == members.ids[positions].tolist()
+    assert memory.labels()[shown].tolist() == members.labels[positions].tolist()
+    batch = memory.read(shown)
+    expected = buffer.schema.check(samples(batch.ids))[1]
     for name in ("x", "text", "text.length"):
         np.testing.assert_array_equal(batch.data[name], expected[name])
     assert batch["logits"][:, 0].tolist() == [logits.get(id, float(id)) for id in batch.ids.tolist()]
@@ -124,17 +123,17 @@ def test_nothing_is_ever_out_of_place(
                 logits = dict(durable)
                 following = buffer.stats()["arrivals"]
             elif operation == "forget":
-                gone = set(buffer._parts.tiers.members.ids.tolist()) & {number, number + 1}
+                gone = set(buffer.stored_ids().tolist()) & {number, number + 1}
                 assert buffer.forget({"id": [number, number + 1]})["samples"] == len(gone)
-                assert not gone & set(buffer._parts.tiers.members.ids.tolist())
+                assert not gone & set(buffer.stored_ids().tolist())
                 durable = dict(logits)
             elif operation == "forget class":
                 buffer.forget({"label": number})
-                assert number not in buffer._parts.tiers.members.labels
+                assert number not in buffer._placement.members.labels
                 durable = dict(logits)
             elif operation == "memory":
                 buffer.resize(memory=number)
-            elif limit is not None and number <= buffer._parts.tiers.members.size:
+            elif limit is not None and number <= buffer.stats()["storage_samples"]:
                 buffer.resize(storage=number)
             is_consistent(buffer, logits)
         assert all(finding.harmless for finding in buffer.check())
@@ -149,7 +148,7 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
     limit = None if admit == "everything" else 14
     with CarouselBuffer(tmp_path / "b", memory=6, storage=limit, schema=SCHEMA, admit=admit, swap=RandomSwap(1.0),
                         seed=8, delay=delay) as buffer:  # fmt: skip
-        residents = buffer._parts.tiers.residents
+        placement = buffer._placement
         logits: dict[int, float] = {}
         waiting: dict[int, int] = {}
         for step in range(60):
@@ -159,12 +158,12 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
             is_consistent(buffer, logits)
             batch = buffer.sample(3)
             values = np.stack([batch.ids + step / 256, -batch.ids], axis=1).astype(np.float32)
-            before = residents.swapped.copy()
+            before = placement.swapped.copy()
             buffer.feedback(batch, update={"logits": values})
             logits |= {id: id + step / 256 for id in batch.ids.tolist()}
             is_consistent(buffer, logits)
-            # A slot is not swapped again before what was swapped in has arrived.
-            for slot in np.flatnonzero(residents.swapped != before).tolist():
+            # A slot is not swapped again before its swap has arrived.
+            for slot in np.flatnonzero(placement.swapped != before).tolist():
                 assert step - waiting.get(slot, -99) > delay
                 waiting[slot] = step
         assert len(waiting) == 6
@@ -172,10 +171,10 @@ def test_nothing_is_out_of_place_in_a_long_run(tmp_path: Path, admit: str, delay
 
 
 @pytest.mark.parametrize("delay", [1, 2, 3])
-def test_what_is_on_its_way_can_be_forgotten(tmp_path: Path, delay: int) -> None:
-    """A slot whose swap comes to nothing keeps what it had, which another swap may be bringing elsewhere."""
+def test_samples_on_their_way_can_be_forgotten(tmp_path: Path, delay: int) -> None:
+    """A slot whose swap comes to nothing keeps its sample, which another swap may be bringing elsewhere."""
     with CarouselBuffer(tmp_path / "b", memory=6, schema=SCHEMA, swap=RandomSwap(1.0), seed=8, delay=delay) as buffer:
-        parts, logits = buffer._parts, dict[int, float]()
+        under_way, logits = buffer._swapper.under_way, dict[int, float]()
         buffer.add(samples(np.arange(10)), ids=np.arange(10))
         for step in range(40):
             buffer.add(samples(np.array([10 + step])), ids=[10 + step])
@@ -184,8 +183,8 @@ def test_what_is_on_its_way_can_be_forgotten(tmp_path: Path, delay: int) -> None
             buffer.feedback(batch, update={"logits": values})
             logits |= {id: id + step / 256 for id in batch.ids.tolist()}
             is_consistent(buffer, logits)
-            if parts.carousel.under_way:
-                coming = parts.carousel.under_way[0].positions
-                buffer.forget({"id": parts.tiers.members.ids[coming[coming >= 0][:1]]})
+            if under_way:
+                coming = under_way[0].positions
+                buffer.forget({"id": buffer.stored_ids()[coming[coming >= 0][:1]]})
                 is_consistent(buffer, logits)
         assert buffer.stats()["swapped"] > 3

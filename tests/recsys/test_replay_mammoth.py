@@ -63,7 +63,7 @@ def test_mammoths_interface(tmp_path: Path) -> None:
     buffer.carousel.close()
 
 
-def test_mammoth_refuses_what_needs_scores(tmp_path: Path) -> None:
+def test_mammoth_refuses_policies_that_need_scores(tmp_path: Path) -> None:
     schema = {"examples": ("float32", 3)}
     with (
         CarouselBuffer(tmp_path / "b", memory=4, schema=schema, swap=GateSwap(0.5)) as buffer,
@@ -72,14 +72,17 @@ def test_mammoth_refuses_what_needs_scores(tmp_path: Path) -> None:
         MammothBuffer(buffer)
 
 
-def test_mammoth_that_only_draws_holds_no_more(tmp_path: Path) -> None:
+def test_mammoth_that_only_draws_holds_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = mammoth(tmp_path / "b")
     numbers = torch.arange(30)
-    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), labels=numbers % 4,
-                    logits=torch.zeros(30, 5), task_labels=numbers)  # fmt: skip
+    data = {"labels": numbers % 4, "logits": torch.zeros(30, 5), "task_labels": numbers}
+    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), **data)
     for _ in range(50):
         buffer.get_data(7)
-    assert 20 <= len(buffer._used) < 20 + 7
+    used: list[int] = []
+    monkeypatch.setattr(CarouselBuffer, "feedback", lambda _, slots: used.append(len(slots)))
+    buffer.add_data(numbers[:, None, None].float().expand(30, 3, 4), **data)
+    assert 20 <= used[0] < 20 + 7
     buffer.carousel.close()
 
 
@@ -151,7 +154,7 @@ def test_nothing_is_left_out_in_silence(tmp_path: Path) -> None:
             with pytest.raises((ValueError, TypeError), match=words):
                 buffer.add_data(**{"examples": images, "labels": labels, **wrong})
             assert carousel.stats() == before
-        # What was refused did not come: it is taken when it comes as it should.
+        # A refused sample did not come: it is taken once it comes in the right form.
         buffer.add_data(images.float(), labels=labels.float())
         assert carousel.stats()["storage_samples"] == 6
         assert {tuple(one.reshape(-1).tolist()) for one in buffer.examples} == {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, SwapPolicy
+from memhier.recsys.replay import CarouselBuffer, Field, GateSwap, LossSwap, RandomSwap, StoredSamples, SwapPolicy
 from memhier.recsys.replay.methods import METHODS, DERPlusPlus, TinyER
 from memhier.recsys.replay.methods.exemplars import herding, rainbow
 
@@ -63,7 +63,7 @@ def test_every_method_learns_tasks_and_keeps_the_first(tmp_path: Path, name: str
             said = learner.predict(prepare(test))
         right = (said == truth).float()
         assert right.mean() > 0.75
-        # What was learned first is not forgotten: without replay these are never right.
+        # The first classes are not forgotten: without replay these are never right.
         assert right[truth < 2].mean() > 0.5
         stats = buffer.stats()
         held_out = 12 if name == "BiC" else 0
@@ -76,19 +76,21 @@ def test_der_can_refresh_logits(tmp_path: Path) -> None:
     with CarouselBuffer(tmp_path / "b", memory=30, schema=DERPlusPlus.schema((6, 6), CLASSES)) as buffer:
         learner = DERPlusPlus(Small, buffer, prepare, classes=CLASSES)
         learner.learn_task(images, labels)
-        before = {id: row.copy() for id, row in stored_logits(buffer).items()}
+        before = {id: row.copy() for id, row in stored_logits(buffer, tmp_path / "b").items()}
         learner.refreshes = True
         learner.step(images[:32], labels[:32], first=False)
         buffer.checkpoint()
-        changed = [id for id, row in stored_logits(buffer).items() if not np.array_equal(row, before[id])]
+        changed = [
+            id for id, row in stored_logits(buffer, tmp_path / "b").items() if not np.array_equal(row, before[id])
+        ]
         assert 0 < len(changed) <= 30
 
 
-def stored_logits(buffer: CarouselBuffer) -> dict[int, np.ndarray]:
-    parts = buffer._parts
-    columns = parts.settings.schema.empty(parts.tiers.members.size)
-    parts.storage.read(np.arange(len(columns["logits"])), columns)
-    return dict(zip(parts.tiers.members.ids.tolist(), columns["logits"], strict=True))
+def stored_logits(buffer: CarouselBuffer, place: Path) -> dict[int, np.ndarray]:
+    buffer.checkpoint()
+    with StoredSamples(place) as stored:
+        everything = stored.read(np.arange(len(stored)))
+    return dict(zip(everything.ids.tolist(), everything["logits"], strict=True))
 
 
 def test_herding_equals_its_definition() -> None:
@@ -108,7 +110,7 @@ def test_rainbow_takes_all_degrees_of_uncertainty() -> None:
     assert chosen.tolist() == [0, 2, 4, 6, 9]
 
 
-def test_what_is_held_is_in_memory_and_classes_stay(tmp_path: Path) -> None:
+def test_held_samples_are_in_memory_and_classes_stay(tmp_path: Path) -> None:
     schema = {"x": "int64", "logit": Field("float32", mutable=True)}
     with CarouselBuffer(tmp_path / "b", memory=12, schema=schema, admit="class_balanced", seed=0) as buffer:
         ids = np.arange(90)
@@ -131,9 +133,10 @@ def test_what_is_held_is_in_memory_and_classes_stay(tmp_path: Path) -> None:
             *(buffer.reader().read(buffer.occupied()).data[name] for name in ("x", "logit")), strict=True
         ):
             assert value == (-id if id in refreshed else id)
-        # What left memory took its new logits along.
-        columns = buffer.schema.empty(90)
-        buffer._parts.storage.read(ids, columns)
+        # Samples that left memory took their new logits along.
+        buffer.checkpoint()
+        with StoredSamples(tmp_path / "b") as stored:
+            columns = stored.read(ids)
         left = [id for id in refreshed if id not in buffer.reader().read(buffer.occupied()).ids]
         assert left
         assert all(columns["logit"][id] == -id for id in left)

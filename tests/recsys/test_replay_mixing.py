@@ -1,4 +1,4 @@
-"""What swaps bring in over time when nothing is said about classes: every class in turn, and memory stays uniform."""
+"""Swaps that need not keep classes bring in every class in turn, and memory stays uniform."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The buffer inside other libraries: torch's loader, and what the adapters to others share."""
+"""The buffer inside other libraries: torch's loader, and helpers of the adapters to others."""
 
 import importlib
 import importlib.util
@@ -90,7 +90,7 @@ def test_slots_that_nobody_takes_are_dropped(sizes: list[int], most: int) -> Non
 
 
 @given(batches=st.lists(st.lists(st.integers(-5, 40), max_size=12), max_size=12), before=st.sets(st.integers(-5, 40)))
-def test_what_came_before_is_known(batches: list[list[int]], before: set[int]) -> None:
+def test_earlier_ids_are_known(batches: list[list[int]], before: set[int]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("memhier.recsys.replay.adapters.common._RECENT", 7)
         seen, came = SeenIds(np.array([*before], np.int64)), set(before)

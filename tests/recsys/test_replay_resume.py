@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from memhier.recsys.replay import AgeSwap, CarouselBuffer, DeckSwap, Field, GateSwap, LossSwap, RandomSwap, SwapPolicy
+from memhier.recsys.replay.storage.storage import Storage
 
 STEPS = 60
 EVERY = 7
@@ -39,7 +40,7 @@ def digest(*arrays: np.ndarray) -> str:
 
 
 def run(buffer: CarouselBuffer, until: int) -> list[str]:
-    """Train on from the buffer's step; return what each step saw and what memory holds after it."""
+    """Train on from the buffer's step; return the batch of each step and the memory after it."""
     seen = []
     while buffer.step < until:
         step = buffer.step
@@ -136,19 +137,18 @@ def test_killed_again_and_again(tmp_path: Path) -> None:
         assert buffer.check() == []
 
 
-def test_what_io_does_changes_nothing(tmp_path: Path) -> None:
+def test_slow_reads_change_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reads that take a random time give the same run."""
     with make(tmp_path / "fast", "random", "reservoir", 1) as buffer:
         expected = run(buffer, STEPS)
     with make(tmp_path / "slow", "random", "reservoir", 1) as buffer:
-        storage, chance = buffer._parts.storage, random.Random(1)
-        read = storage.read
+        read, chance = Storage.read, random.Random(1)
 
         def slow(*arguments: Any) -> None:
             time.sleep(chance.choice([0, 0, 0.01]))
             read(*arguments)
 
-        storage.read = slow  # type: ignore[method-assign]
+        monkeypatch.setattr(Storage, "read", slow)
         assert run(buffer, STEPS) == expected
         assert buffer.stats()["stalls"] > 0
         assert buffer.stats()["stall_s"] > 0

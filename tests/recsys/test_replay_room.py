@@ -114,7 +114,7 @@ def budget_text(budget: int) -> str:
 
 
 def check_samples(buffer: CarouselBuffer, schema: Any) -> None:
-    """See that everything in storage is what came, as far as swaps bring it in."""
+    """See that stored samples are as they came, as far as swaps bring them in."""
     for _ in range(10):
         batch = buffer.sample(40)
         expected = batch_of(schema, batch.ids)
@@ -150,7 +150,7 @@ def test_a_crash_at_any_time_finds_the_last_checkpoint(tmp_path: Path, schema: A
             if number % 5 == 3:
                 buffer.checkpoint()
                 durable = stored_ids(buffer)
-            # A copy is what a process that is killed now leaves behind.
+            # A process that is killed now leaves the same files as a copy.
             copy = tmp_path / f"copy-{number}"
             shutil.copytree(place, copy)
             if number >= 3:
@@ -206,7 +206,7 @@ def test_a_limit_in_samples_bounds_the_bytes_too(tmp_path: Path) -> None:
         assert buffer.stats()["storage_samples"] == 2000
 
 
-def test_mutable_fields_without_a_budget_take_what_is_alive_and_little_more(tmp_path: Path) -> None:
+def test_mutable_fields_without_a_budget_take_little_more_than_live_bytes(tmp_path: Path) -> None:
     schema = {"x": "int64", "logits": Field("float32", (200,), mutable=True)}
     with CarouselBuffer(tmp_path / "b", memory=200, schema=schema, swap="random") as buffer:
         ids, written = np.arange(1000), np.zeros((1000, 200), np.float32)

@@ -49,7 +49,7 @@ def test_no_read_is_ever_torn(tmp_path: Path, context: str) -> None:
             began.acquire()
         for _ in range(1000):
             buffer.feedback(buffer.sample(8))
-        # One that dies while it reads is nobody's loss.
+        # A reader that dies while it reads harms no other.
         doomed.kill()
         doomed.join()
         for _ in range(1000):
@@ -68,20 +68,21 @@ def test_a_slot_left_half_written_is_told(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("memhier.recsys.replay.placement.memory._ATTEMPTS", 10)
     with filled(tmp_path / "b") as buffer:
         reader = buffer.reader()
-        with pytest.raises(RuntimeError), buffer._parts.memory.slab.writing([3]):
+        _, slab = reader.__getstate__()
+        with pytest.raises(RuntimeError), slab.writing([3]):
             raise RuntimeError
         with pytest.raises(CorruptionError, match="half written"):
             reader.read([3])
         assert len(reader.read([2])) == 1
 
 
-def test_a_forked_child_may_read_but_not_change(tmp_path: Path) -> None:
+def test_a_forked_child_may_read_but_not_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(tmp_path / "b") as buffer:
         outcome: list[Any] = []
-        buffer._pid += 1  # as it looks to a child
-        with pytest.raises(ClosedError, match=r"buffer\.reader\(\)"):
-            buffer.feedback([0])
-        buffer._pid -= 1
+        with monkeypatch.context() as patch:
+            patch.setattr("os.getpid", lambda: -1)  # as it looks to a child
+            with pytest.raises(ClosedError, match=r"buffer\.reader\(\)"):
+                buffer.feedback([0])
         thread = threading.Thread(target=lambda: outcome.append(buffer.reader().read([0, 1]).ids))
         thread.start()
         thread.join()
@@ -91,9 +92,10 @@ def test_a_forked_child_may_read_but_not_change(tmp_path: Path) -> None:
 def test_a_writer_that_takes_its_time_is_waited_for(tmp_path: Path) -> None:
     with filled(tmp_path / "b") as buffer:
         began = threading.Event()
+        _, slab = buffer.reader().__getstate__()
 
         def write() -> None:
-            with buffer._parts.memory.slab.writing([3]):
+            with slab.writing([3]):
                 began.set()
                 time.sleep(0.7)
 

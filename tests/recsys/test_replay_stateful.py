@@ -1,4 +1,4 @@
-"""A buffer of fields of every kind, used in any order through what is public, next to dicts of what came."""
+"""A buffer of fields of every kind, used in any order through public calls, next to dicts of the samples."""
 
 import shutil
 import tempfile
@@ -58,12 +58,12 @@ def samples(ids: np.ndarray) -> dict[str, Any]:
 
 
 class Everything(RuleBasedStateMachine):
-    """Samples stay what they were when they came, their mutable fields what they were last given."""
+    """Samples stay as they came, and their mutable fields as last given."""
 
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.first: dict[int, dict[str, bytes]] = {}  # what a lossy codec has made of a sample, by id
+        self.first: dict[int, dict[str, bytes]] = {}  # the values after a lossy codec, by id
         self.given: dict[int, dict[str, Any]] = {}  # mutable fields
         self.forgotten: set[int] = set()
         self.came = 0
@@ -86,7 +86,7 @@ class Everything(RuleBasedStateMachine):
         )  # fmt: skip
 
     def is_right(self, batch: Batch) -> None:
-        """Assert that samples are what they were."""
+        """Assert that samples are as they came."""
         expected = self.buffer.schema.check(samples(batch.ids))[1]
         assert batch.labels.tolist() == (batch.ids % 3).tolist()
         assert not self.forgotten & set(batch.ids.tolist())

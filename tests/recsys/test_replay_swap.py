@@ -1,11 +1,10 @@
-"""Swap policies by their definitions: who leaves first, and how many."""
+"""Swap policies by their definitions: which samples leave first, and how many."""
 
 import numpy as np
 import pytest
 
 from memhier.recsys.replay import AgeSwap, FixedRatio, GateSwap, LossSwap, RandomSwap, SteeredRatio, Used
-from memhier.recsys.replay.swap.policies import gate_scores, swap_policy
-from memhier.recsys.replay.swap.ratio import swaps
+from memhier.recsys.replay.swap.policies import gate_scores, swap_policy, swaps
 
 
 def used(labels: list[int], scores: np.ndarray | None = None, swapped: list[int] | None = None) -> Used:

@@ -30,10 +30,15 @@ def samples(ids: np.ndarray) -> dict[str, Any]:
     }
 
 
+def filled(place: Path) -> CarouselBuffer:
+    buffer = CarouselBuffer(place, memory=30, schema=SCHEMA, seed=4)
+    buffer.add(samples(np.arange(80)), labels=np.arange(80) % 3)
+    return buffer
+
+
 @pytest.fixture(scope="module")
 def buffer(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with CarouselBuffer(tmp_path_factory.mktemp("tensors") / "b", memory=30, schema=SCHEMA, seed=4) as made:
-        made.add(samples(np.arange(80)), labels=np.arange(80) % 3)
+    with filled(tmp_path_factory.mktemp("tensors") / "b") as made:
         yield made
 
 
@@ -95,17 +100,18 @@ def test_a_batch_over_tensors_is_used_again_and_again(buffer: CarouselBuffer) ->
     (lambda room: room.update(logits=torch.empty(4, 2, device="meta")), ValueError, "on the CPU"),
     (lambda room: room.update(logits=[[0.0, 1.0]] * 4), TypeError, "an array or a torch tensor, got list"),
 ])  # fmt: skip
-def test_memory_that_does_not_fit_is_refused(buffer: CarouselBuffer, change: Any, error: Any, words: str) -> None:
+def test_memory_that_does_not_fit_is_refused(tmp_path: Path, change: Any, error: Any, words: str) -> None:
     room: dict[str, Any] = tensors(4, False)
     change(room)
-    before = buffer._parts.draws.position
-    with pytest.raises(error, match=words):
-        buffer.sample(4, out=room)
-    with pytest.raises(ValueError, match="holds 4 samples, expected at least n=5"):
-        buffer.sample(5, out=tensors(4, False))
-    with pytest.raises(TypeError, match="a dict of arrays or tensors, got list"):
-        buffer.sample(4, out=[1])  # type: ignore[arg-type]
-    assert buffer._parts.draws.position == before
+    with filled(tmp_path / "b") as buffer, filled(tmp_path / "twin") as twin:
+        with pytest.raises(error, match=words):
+            buffer.sample(4, out=room)
+        with pytest.raises(ValueError, match="holds 4 samples, expected at least n=5"):
+            buffer.sample(5, out=tensors(4, False))
+        with pytest.raises(TypeError, match="a dict of arrays or tensors, got list"):
+            buffer.sample(4, out=[1])  # type: ignore[arg-type]
+        # Nothing was drawn for them.
+        assert buffer.sample(4).slots.tolist() == twin.sample(4).slots.tolist()
 
 
 def test_fields_may_have_the_names_of_labels(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ NESTED = {
 }  # fmt: skip
 
 
-def test_torchrl(tmp_path: Path, torchrl: Any) -> None:
+def test_torchrl(tmp_path: Path, torchrl: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
 
     make = importlib.import_module("tensordict").TensorDict
@@ -71,9 +71,17 @@ def test_torchrl(tmp_path: Path, torchrl: Any) -> None:
         assert buffer.stats()["swapped"] > 20
         for _ in range(50):
             replay.sample()
-        assert 20 <= len(storage._used) < 20 + 6
-        last = np.concatenate([*storage._used._batches])
+        used: list[np.ndarray] = []
+        feedback = CarouselBuffer.feedback
+
+        def recorded(self: CarouselBuffer, slots: Any, **options: Any) -> None:
+            used.append(slots)
+            feedback(self, slots, **options)
+
+        monkeypatch.setattr(CarouselBuffer, "feedback", recorded)
         storage.end_step(update={"value": torch.arange(300.0)})  # of all, of which the last count
+        last = used[0]
+        assert 20 <= len(last) < 20 + 6
         expected = dict(zip(last.tolist(), range(300 - len(last), 300), strict=True))
         found = dict(zip(last.tolist(), buffer.reader().read(last)["value"].tolist(), strict=True))
         assert any(found[slot] == expected[slot] for slot in found)

@@ -22,7 +22,7 @@ _READ = 256  # items at a time
 
 
 class _Live(torch.utils.data.Dataset[Any]):
-    """What memory holds now; notes in `used` what was read."""
+    """The samples in memory now; notes in `used` the slots that were read."""
 
     def __init__(self, buffer: CarouselBuffer, are_tensors: list[bool], used: UsedSlots) -> None:
         self._are_tensors = are_tensors
@@ -57,15 +57,15 @@ class CarouselExemplars:
     Parameters
     ----------
     buffer
-        Made with labels, and with classes kept. The first field of its schema is what an item of the stream has first,
-        as a tensor; others hold in their order what it has after the label, the task label last: ``{"image": ("uint8",
-        (32, 32, 3)), "task": "int64"}`` for items of image, label and task label. Numbers are given back as tensors
-        where the stream's are.
+        Made with labels, and with classes kept. The first field of its schema holds the first entry of an item of the
+        stream, as a tensor; others hold in their order the entries after the label, the task label last: ``{"image":
+        ("uint8", (32, 32, 3)), "task": "int64"}`` for items of image, label and task label. Numbers come back as
+        tensors if those of the stream are tensors.
 
     Raises
     ------
     ValueError
-        When swaps of the buffer bring in samples of other classes, and from `post_adapt` for items that have more or
+        If swaps of the buffer bring in samples of other classes, and from `post_adapt` for items that have more or
         fewer entries than the schema, or values that the dtype of their field would change.
     """
 
@@ -90,7 +90,7 @@ class CarouselExemplars:
 
     @property
     def buffer(self) -> Any:
-        """What memory holds, as an AvalancheDataset that stays up to date."""
+        """The samples in memory, as an AvalancheDataset that stays up to date."""
         if len(self.carousel) == 0:
             return self._buffer
         live = _Live(self.carousel, self._are_tensors, self._used)
@@ -153,13 +153,13 @@ def _stacked(values: tuple[Any, ...]) -> Any:
 
 
 class CarouselPlugin:
-    """Ends a buffer's step after every training iteration, with what the model said of the samples replayed.
+    """Ends a buffer's step after every training iteration, with the outputs of the model for replayed samples.
 
     Parameters
     ----------
     exemplars
-        The storage policy of the strategy's `ReplayPlugin`. The strategy's loader needs ``num_workers=0``: what workers
-        have read is not known here.
+        The storage policy of the strategy's `ReplayPlugin`. The strategy's loader needs ``num_workers=0``: reads of
+        workers are not known here.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -174,10 +174,10 @@ class CarouselPlugin:
     def before_training_exp(self, strategy: Any, *args: Any, num_workers: int = 0, **kwargs: Any) -> None:
         """Refuse workers."""
         if num_workers:
-            raise ValueError(f"num_workers={num_workers}: expected 0; what workers read of memory cannot be followed")
+            raise ValueError(f"num_workers={num_workers}: expected 0; reads of workers cannot be followed")
 
     def after_training_iteration(self, strategy: Any, *args: Any, **kwargs: Any) -> None:
-        """Choose what is swapped."""
+        """End a step of the buffer."""
         used = self._exemplars.take_used()
         if len(used):
             # Replayed samples come last in a batch of Avalanche's replay loader.

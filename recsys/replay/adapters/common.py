@@ -1,7 +1,7 @@
-"""What the adapters to other libraries share: classes to derive from, values as a field holds them, slots that were
-used, samples that came before, scores of samples replayed.
+"""Helpers of the adapters to other libraries: classes to derive from, values in the dtype of a field, used slots, ids
+of earlier samples, scores of replayed samples.
 
-Other libraries are imported when an object is made: they need not be there before.
+An adapter imports its library when an object is made: it need not be installed before.
 """
 
 from collections import deque
@@ -35,7 +35,7 @@ def derived(kind: Any, module: str, base: str, package: str) -> Any:
     Raises
     ------
     ImportError
-        When the module cannot be imported; it says which package to install.
+        If the module cannot be imported; it names the package to install.
     """
     try:
         parent = getattr(import_module(module), base)
@@ -52,13 +52,13 @@ def derived(kind: Any, module: str, base: str, package: str) -> Any:
 class UsedSlots:
     """The slots that were read since the last step ended.
 
-    Somebody who never ends a step would collect them for ever: of what was read long before, all that lies before as
-    many reads as memory has slots is dropped, batch by batch.
+    A caller that never ends a step would collect them for ever: beyond as many slots as memory has, the oldest batches
+    are dropped.
 
     Attributes
     ----------
     dropped
-        How many that is since the last step ended.
+        How many slots were dropped since the last step ended.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class UsedSlots:
         return self._count
 
     def add(self, slots: Ints, most: int) -> None:
-        """Append a batch, and drop the oldest whose absence leaves `most`."""
+        """Append a batch, and drop the oldest ones while at least `most` slots are left without them."""
         if len(slots):
             self._batches.append(slots)
             self._count += len(slots)
@@ -88,12 +88,12 @@ class UsedSlots:
 
 
 class SeenIds:
-    """Which ids came before: 8 bytes of DRAM for each, and a few thousand that wait to be sorted in.
+    """The ids that came before: 8 bytes of DRAM for each, and a few thousand that wait to be sorted in.
 
     Parameters
     ----------
     ids
-        int64 [n]: of those that came before it was made.
+        int64 [n]: those that came before it was made.
     """
 
     def __init__(self, ids: Ints) -> None:
@@ -117,7 +117,7 @@ class SeenIds:
         return first
 
     def add(self, ids: Ints) -> None:
-        """Say that ids have come."""
+        """Note that ids have come."""
         self._recent |= dict.fromkeys(ids.tolist())
         if len(self._recent) >= _RECENT:
             self._sorted = np.union1d(self._sorted, np.fromiter(self._recent, np.int64, len(self._recent)))
@@ -137,7 +137,7 @@ def fitted(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
     Raises
     ------
     ValueError
-        When the dtype would change one.
+        If the dtype would change one.
     """
     if isinstance(values, Tensor):
         values = values.detach().cpu()
@@ -145,7 +145,7 @@ def fitted(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
             values = values.float()  # numpy has none of it, and float32 holds all of them
     array = np.asarray(values)
     if array.dtype == dtype or array.dtype.kind not in "biuf" or dtype.kind not in "biufc":
-        return array  # where that does not fit, the buffer says so
+        return array  # the buffer checks it
     with np.errstate(all="ignore"):
         cast = array.astype(dtype)
         # Forth, or back: between integers and floats either alone may round the difference away.
@@ -156,14 +156,14 @@ def fitted(name: str, values: Any, dtype: np.dtype[Any]) -> NDArray[Any]:
         at = int(np.flatnonzero(~same.reshape(-1))[0])
         lost, kept = array.reshape(-1)[at], cast.reshape(-1)[at]
         raise ValueError(f"{name}: {array.dtype} values do not fit the schema's {dtype}: {lost} would become {kept}; "
-                         f"make the field {array.dtype}, or convert what comes")  # fmt: skip
+                         f"make the field {array.dtype}, or convert the values")  # fmt: skip
     return cast
 
 
 def scores_of(policy: SwapPolicy | None, logits: Tensor, labels: Tensor) -> NDArray[Any] | None:
-    """Return what a policy goes by, of samples with these logits [n, classes] and labels int64 [n].
+    """Return the scores that a policy needs of samples with these logits [n, classes] and labels int64 [n].
 
-    Logits for the gate, the cross entropy of each for the loss, nothing for others.
+    These are the logits for the gate, the cross entropy of each for the loss, None for others.
     """
     if policy is None or policy.name not in ("gate", "loss"):
         return None

@@ -34,11 +34,11 @@ def _names(examples: Any, labels: Any) -> Any:
 class MammothBuffer:
     """The interface of Mammoth's `utils.buffer.Buffer` (v0.2).
 
-    A sample is kept once, however many epochs hand it over: one with the bytes and the label of another is that one.
-    Where it is in memory and comes again, its mutable fields, such as logits, get their new values. What was seen takes
-    8 bytes of DRAM each; a buffer that was opened knows what storage holds.
+    A sample is kept once, however many epochs hand it over: two samples of the same bytes and label are one. If it is
+    in memory and comes again, its mutable fields, such as logits, get their new values. Each sample seen takes 8 bytes
+    of DRAM; a buffer that was opened knows the samples in storage.
 
-    Every `add_data` ends a step of the buffer: what was drawn since the last one may be swapped.
+    Every `add_data` ends a step of the buffer: samples drawn since the last one may be swapped.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class MammothBuffer:
         Whose fields are ``examples`` and any of ``logits``, ``task_labels`` and ``true_labels``; labels are its labels.
         Its swap policy has to do without scores.
     device
-        Where batches go.
+        The device of batches.
     """
 
     def __init__(self, buffer: CarouselBuffer, device: Any = "cpu") -> None:
@@ -57,7 +57,7 @@ class MammothBuffer:
             try:
                 buffer.swap.check_scores(None, 0)
             except ValueError as error:
-                raise ValueError(f"buffer: Mammoth tells no scores, which {buffer.swap!r} goes by") from error
+                raise ValueError(f"buffer: Mammoth passes no scores, which {buffer.swap!r} needs") from error
         self.carousel = buffer
         self.device = device
         self.attributes = list(ATTRIBUTES)
@@ -76,7 +76,7 @@ class MammothBuffer:
 
     @property
     def used_attributes(self) -> list[str]:
-        """What samples have, in the order in which batches give it."""
+        """The attributes of a sample, in the order of a batch."""
         return [name for name in ATTRIBUTES if name == "labels" or name in self.carousel.schema.fields]
 
     def __len__(self) -> int:
@@ -136,7 +136,7 @@ class MammothBuffer:
         self.carousel.feedback(self._used.take())
 
     def _renew(self, ids: Any, again: Any, batch: dict[str, Any]) -> None:
-        """Give samples that came again, and are in memory, the new values of what may change."""
+        """Give samples that came again, and are in memory, the new values of mutable fields."""
         mutable = [name for name in self.carousel.schema.mutable if name in batch]
         if len(again) == 0 or not mutable:
             return
@@ -153,7 +153,7 @@ class MammothBuffer:
         mask_task_out: int | None = None, cpt: int | None = None, return_not_aug: bool = False,
         not_aug_transform: Transform | None = None, force_indexes: Any = None,
     ) -> tuple[Tensor, ...]:  # fmt: skip
-        """Draw samples: examples, then what else there is of labels, logits, task labels and true labels."""
+        """Draw samples: examples, then labels, logits, task labels and true labels, if there are any."""
         if force_indexes is not None:
             slots = np.asarray(force_indexes, np.int64)
         elif mask_task_out is not None:
@@ -171,11 +171,11 @@ class MammothBuffer:
         elif classes is not None:
             tasks = drawn.labels // classes
         else:
-            raise ValueError("cpt: expected the classes per task with mask_task_out, where there are no task labels")
+            raise ValueError("cpt: expected the classes per task with mask_task_out, since there are no task labels")
         return drawn.slots[tasks != task][:size]
 
     def get_balanced_data(self, size: int, transform: Transform | None = None, n_classes: int = -1) -> Any:
-        """Draw samples, as many of each class as can be, of so many classes; -1 for all."""
+        """Draw samples of `n_classes` classes, -1 for all, evenly from each class."""
         drawn = self.carousel.sample(len(self))
         first = np.sort(np.unique(drawn.labels, return_index=True)[1])  # where each class was drawn first
         classes = drawn.labels[first if n_classes < 0 else first[:n_classes]]
@@ -219,7 +219,7 @@ class MammothBuffer:
         return self
 
     def serialize(self, out_device: Any = "cpu") -> dict[str, Any]:
-        """Make the buffer durable, and return what tells its checkpoint: samples stay where they are."""
+        """Make the buffer durable, and return the number and step of its checkpoint: samples stay in place."""
         return {"generation": self.carousel.checkpoint(), "step": self.carousel.step}
 
     def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
@@ -233,7 +233,7 @@ class MammothBuffer:
         return (self[slot] for slot in self._slots())
 
     def _slots(self) -> Any:
-        """Return the slots in use in rising order: where memory is full, each sample's number is its slot."""
+        """Return the slots in use in rising order: if memory is full, each sample's number is its slot."""
         return np.sort(self.carousel.occupied())
 
     def _read(self, slots: Any) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """A TorchRL storage on a `CarouselBuffer`, and the reservoir writer that TorchRL lacks.
 
 ``TensorDictReplayBuffer(storage=CarouselStorage(buffer), writer=ReservoirWriter(), collate_fn=lambda data: data)``:
-what is extended goes to both tiers, what is sampled comes from memory. `CarouselStorage.end_step` ends a training step.
+`extend` fills both tiers, `sample` reads memory. `CarouselStorage.end_step` ends a training step.
 Nested keys are fields whose names are joined by two underscores: ``("next", "reward")`` is ``next__reward``.
 """
 
@@ -29,7 +29,7 @@ class CarouselStorage:
     buffer
         Its fields are the keys of the items, all of them, those of nested ones joined by ``__``.
     label_key
-        The key of integer labels, joined likewise, which then is no field; None where there are none.
+        The key of integer labels, joined likewise, which is no field; None for no labels.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -53,7 +53,7 @@ class CarouselStorage:
         """
         items = _flat(data)
         columns = self.carousel.schema.columns
-        # TorchRL notes there where it has put what was extended before.
+        # TorchRL notes there the slots of data extended before.
         if "index" not in columns and self.label_key != "index":
             items.pop("index", None)
         unknown = sorted(set(items) - set(columns) - {self.label_key})
@@ -84,10 +84,10 @@ class CarouselStorage:
         return found if np.ndim(np.asarray(torch.as_tensor(index))) else found[0]
 
     def end_step(self, scores: Any = None, update: Mapping[str, Any] | None = None) -> None:
-        """End a step: what was sampled since the last one may be swapped.
+        """End a step: items sampled since the last one may be swapped.
 
-        Scores and updates are those of all that was sampled, in that order; only the last of it counts, about as many
-        items as memory has slots.
+        Scores and updates are those of all sampled items, in that order; only the last count, about as many as memory
+        has slots.
         """
         dropped, slots = self._used.dropped, self._used.take()
         if dropped:
@@ -106,7 +106,7 @@ class CarouselStorage:
         self.carousel.forget(lambda ids, labels: np.ones(len(ids), np.bool_))
 
     def state_dict(self) -> dict[str, Any]:
-        """Make the buffer durable, and return what tells its checkpoint: the samples stay where they are."""
+        """Make the buffer durable, and return the number and step of its checkpoint: samples stay in place."""
         return {"generation": self.carousel.checkpoint(), "step": self.carousel.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -115,7 +115,7 @@ class CarouselStorage:
             raise ValueError(f"step={state_dict['step']}: the buffer is at {self.carousel.step}; open its checkpoint")
 
     def dumps(self, path: Any) -> None:
-        """Make the buffer durable where it is."""
+        """Make the buffer durable in its own directory."""
         self.carousel.checkpoint()
 
     def loads(self, path: Any) -> None:
@@ -147,7 +147,7 @@ class ReservoirWriter:
         return made
 
     def add(self, data: Any) -> int:
-        """Add one item; return its slot, -1 where it is not in memory."""
+        """Add one item; return its slot, -1 if it is not in memory."""
         return int(self.extend(data.unsqueeze(0))[0])
 
     def extend(self, data: Any) -> Tensor:

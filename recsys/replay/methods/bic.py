@@ -51,7 +51,7 @@ class BiC(Learner):
         self.before = copy.deepcopy(self.model).eval()
 
     def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
-        """Learn from labels, and from what the model before said of the old classes."""
+        """Learn from labels, and from the logits of the model before for the old classes."""
         replayed = self.buffer.sample(self.batch)
         inputs = self.prepare(torch.cat([images, images_of(replayed)]))
         logits = self.model(inputs)

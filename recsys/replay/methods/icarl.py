@@ -38,7 +38,7 @@ class ICaRL(Learner):
             self.buffer.hold((first + chosen).numpy())
 
     def step(self, images: Tensor, labels: Tensor, first: bool) -> None:
-        """Learn new classes from their labels, old ones from what the model before said."""
+        """Learn new classes from their labels, old ones from the outputs of the model before."""
         replayed = self.buffer.sample(self.batch)
         inputs = self.prepare(torch.cat([images, images_of(replayed)]))
         logits = self.model(inputs)

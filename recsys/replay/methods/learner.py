@@ -1,4 +1,4 @@
-"""What the methods share: batches of the stream, descent, and what a buffer needs of them."""
+"""The base of the methods: batches of the stream, descent, and calls of the buffer."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -15,16 +15,16 @@ from memhier.recsys.replay.schema import Field, Schema
 __all__ = ["Learner", "Prepare", "blocks", "classes_in", "images_of", "labels_of"]
 
 Prepare = Callable[[Tensor], Tensor]
-"""From images as they are stored, uint8 [n, ...], to what the model takes; may augment."""
+"""From images as they are stored, uint8 [n, ...], to inputs of the model; may augment."""
 
 
 class Learner:
-    """A learner that meets the classes of a data set task by task, and replays what it has seen.
+    """A learner that meets the classes of a data set task by task, and replays samples that it has seen.
 
     Parameters
     ----------
     make_model
-        Returns a new model: from what `prepare` returns to logits ``[n, classes]``. Its ``features`` turns the same
+        Returns a new model: from the result of `prepare` to logits ``[n, classes]``. Its ``features`` turns the same
         into vectors, for methods that compare them.
     buffer
         Made with :meth:`schema`, and the admission of the method.
@@ -69,7 +69,7 @@ class Learner:
 
     @classmethod
     def schema(cls, image_shape: tuple[int, ...], classes: int) -> Schema:
-        """Return what the buffer has to keep of a sample."""
+        """Return the schema of a buffer for the method."""
         fields: dict[str, Any] = {"image": ("uint8", image_shape)}
         if cls.stores_logits:
             fields["logits"] = Field("float32", (classes,), mutable=True)
@@ -121,7 +121,7 @@ class Learner:
         self.buffer.add({"image": images.numpy(), **fields}, labels=labels.numpy())
 
     def end_step(self, batch: Batch, logits: Tensor) -> None:
-        """Tell the buffer which samples were used, and what the model said of them."""
+        """End a step of the buffer with the samples that were used, and the logits of the model for them."""
         self.buffer.feedback(batch, scores=scores_of(self.buffer.swap, logits, labels_of(batch)))
 
 
@@ -131,7 +131,7 @@ def classes_in(labels: Tensor) -> list[int]:
 
 
 def blocks(values: Tensor, size: int) -> list[Tensor]:
-    """Return consecutive parts of at most so many values, in place."""
+    """Return consecutive parts of at most `size` values, in place."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 

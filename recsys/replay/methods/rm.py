@@ -18,7 +18,7 @@ class RM(Learner):
     mixed
         The share of steps with CutMix.
     noise
-        Standard deviation of what is added to inputs, to tell how sure the model is of them.
+        Standard deviation of the noise on inputs that measures how sure the model is of them.
     """
 
     mixed = 0.5
@@ -65,7 +65,7 @@ class RM(Learner):
         return mixed, 1 - rows * columns / (height * width)
 
     def predict_noisy(self, images: Tensor) -> Tensor:
-        """Return what the model says of stored images with noise on them."""
+        """Return the predictions of the model for stored images with noise on them."""
         inputs = self.prepare(images)
         noise = torch.from_numpy(self.random.normal(0, self.noise, inputs.shape)).float()
         return self.predict(inputs + noise)

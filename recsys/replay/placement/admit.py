@@ -11,15 +11,15 @@ when.
   Injections that use it then have m / (n + 1) * 1 / m * (n + 1 - m) * (n - m)! / n! = (n + 1 - m)! / (n + 1)! each (the
   slot held one of n + 1 - m positions), those that do not (1 - m / (n + 1)) * (n - m)! / n!, which is the same.
 - A position that takes another sample keeps its slot. Which positions these are depends on the stream alone.
-- A swap replaces what k slots hold by k positions drawn from those outside memory (what leaves is not among them), the
-  slots chosen without looking at what is in them. As many injections lead to each as it leads to, (n - m)! /
-  (n - m - k)!, so the uniform distribution stays; within classes the same holds of each class, whose slots stay its
-  own.
+- A swap replaces the positions of k slots by k positions drawn from those outside memory (positions that leave are not
+  among them); it chooses the slots without looking at their positions. As many injections lead to each as it leads to,
+  (n - m)! / (n - m - k)!, so the uniform distribution stays; within classes the same holds of each class, whose slots
+  stay its own.
 
-This is about what is *planned*. A swap arrives later: what is visible is what the same chain has without the swaps that
-have not arrived, in which every step is one of the above. Admissions are visible at once, in both chains. For this a
-slot that is waiting for a swap is not swapped again until it has arrived, even where an admission has taken it
-meanwhile: else what was just admitted would be swapped out sooner than the rest.
+This is about *planned* positions. A swap arrives later: the visible positions are those of the same chain without the
+swaps that have not arrived, in which every step is one of the above. Admissions are visible at once, in both chains.
+For this a slot that waits for a swap is not swapped again until it has arrived, even if an admission has taken it
+meanwhile: else samples just admitted would be swapped out sooner than the rest.
 """
 
 from typing import Protocol
@@ -28,11 +28,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import BudgetError
-from memhier.recsys.replay.placement.tiers import Decisions, Tiers
+from memhier.recsys.replay.placement.placement import Decisions, Placement
 
 __all__ = ["Admission", "ClassBalanced", "Everything", "Reservoir", "Ring", "admission"]
 
 Ints = NDArray[np.int64]
+
+_VACANT = -1  # any vacant slot
 
 
 class Admission(Protocol):
@@ -49,58 +51,59 @@ class Admission(Protocol):
     name: str
     by_class: bool
 
-    def check(self, tiers: Tiers, count: int) -> None:
-        """Raise BudgetError when so many more samples do not fit."""
+    def check(self, placement: Placement, count: int) -> None:
+        """Raise BudgetError if `count` more samples do not fit."""
 
-    def admit(self, tiers: Tiers, labels: Ints, ids: Ints) -> Decisions:
-        """Decide about samples, [n], and change the state of the tiers accordingly."""
+    def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
+        """Decide about samples, [n], and change the placement accordingly."""
 
 
 class Reservoir:
-    """Storage is a uniform sample of everything that came, memory a uniform sample of storage."""
+    """Storage is a uniform sample of the stream, memory a uniform sample of storage."""
 
     name = "reservoir"
     by_class = False
 
-    def check(self, tiers: Tiers, count: int) -> None:
+    def check(self, placement: Placement, count: int) -> None:
         return
 
-    def admit(self, tiers: Tiers, labels: Ints, ids: Ints) -> Decisions:
+    def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
         decisions = Decisions(len(labels))
-        before = tiers.seen
-        uniforms = tiers.draws(labels)
-        appended = len(labels) if tiers.limit is None else min(len(labels), max(0, tiers.limit - tiers.members.size))
-        self._append(tiers, decisions, uniforms[:appended], labels[:appended], ids[:appended])
+        before, limit = placement.seen, placement.limit
+        placement.count_labels(labels)
+        uniforms = placement.draws(len(labels))
+        appended = len(labels) if limit is None else min(len(labels), max(0, limit - placement.members.size))
+        self._append(placement, decisions, uniforms[:appended], labels[:appended], ids[:appended])
         rest = np.arange(appended, len(labels))
-        for sample, position in self._replaced(tiers, uniforms, before, rest):
-            tiers.replace(decisions, sample, position, int(labels[sample]), int(ids[sample]))
-        tiers.count_labels(labels)
+        for sample, position in self._replaced(placement, uniforms, before, rest):
+            placement.replace(decisions, sample, position, int(labels[sample]), int(ids[sample]))
         return decisions
 
-    def _replaced(self, tiers: Tiers, uniforms: NDArray[np.float64], before: int, rest: Ints) -> list[tuple[int, int]]:
-        """Return which of the samples that find storage full take which positions, in order."""
+    def _replaced(
+        self, placement: Placement, uniforms: NDArray[np.float64], before: int, rest: Ints
+    ) -> list[tuple[int, int]]:
+        """Return the samples of `rest` that replace others, in order, and the positions that they take."""
         targets = (uniforms[rest, 0] * (before + rest + 1)).astype(np.int64)
-        kept = targets < tiers.members.size
+        kept = targets < placement.members.size
         return list(zip(rest[kept].tolist(), targets[kept].tolist(), strict=True))
 
     def _append(
-        self, tiers: Tiers, decisions: Decisions, uniforms: NDArray[np.float64], labels: Ints, ids: Ints
+        self, placement: Placement, decisions: Decisions, uniforms: NDArray[np.float64], labels: Ints, ids: Ints
     ) -> None:
         """Add samples to storage, and each to memory with the probability that keeps it uniform."""
-        residents, size = tiers.residents, tiers.members.size
-        first = tiers.members.extend(labels, ids)
-        decisions.positions[: len(labels)] = np.arange(first, first + len(labels))
+        size, slots, count = placement.members.size, len(placement.planned), len(labels)
         # While memory holds everything, a sample takes a vacant slot.
-        complete = residents.planned_count == size
-        filled = min(len(labels), residents.slots - residents.planned_count) if complete else 0
-        for sample in range(filled):
-            tiers.put(decisions, sample, tiers.first_vacant())
-        used = residents.planned_count
-        targets = (uniforms[filled:, 1] * np.arange(size + filled + 1, size + len(labels) + 1)).astype(np.int64)
-        slots = None if used == residents.slots else np.flatnonzero(residents.planned >= 0)
-        for sample in np.flatnonzero(targets < used).tolist():
-            target = int(targets[sample])
-            tiers.put(decisions, sample + filled, target if slots is None else int(slots[target]))
+        complete = placement.planned_count == size
+        filled = min(count, slots - placement.planned_count) if complete else 0
+        used = placement.planned_count + filled
+        targets = (uniforms[filled:, 1] * np.arange(size + filled + 1, size + count + 1)).astype(np.int64)
+        placement.extend(decisions, slice(count), labels, ids)
+        placement.put_in_vacant(decisions, range(filled))
+        samples = np.flatnonzero(targets < used)
+        taken = targets[samples]
+        if used < slots:
+            taken = np.flatnonzero(placement.planned >= 0)[taken]
+        placement.put(decisions, (samples + filled).tolist(), taken.tolist())
 
 
 class Ring(Reservoir):
@@ -108,22 +111,21 @@ class Ring(Reservoir):
 
     name = "ring"
 
-    def _replaced(self, tiers: Tiers, uniforms: NDArray[np.float64], before: int, rest: Ints) -> list[tuple[int, int]]:
-        size = tiers.members.size
-        positions = (tiers.oldest % max(1, size) + np.arange(len(rest))) % max(1, size)
-        tiers.oldest = int(tiers.oldest + len(rest)) % max(1, size)
-        return list(zip(rest.tolist(), positions.tolist(), strict=True))
+    def _replaced(
+        self, placement: Placement, uniforms: NDArray[np.float64], before: int, rest: Ints
+    ) -> list[tuple[int, int]]:
+        return list(zip(rest.tolist(), placement.next_oldest(len(rest)).tolist(), strict=True))
 
 
 class Everything(Reservoir):
-    """Storage keeps all, and refuses what it has no room for; memory is a uniform sample of it."""
+    """Storage keeps all, and refuses samples that it has no room for; memory is a uniform sample of it."""
 
     name = "everything"
 
-    def check(self, tiers: Tiers, count: int) -> None:
-        if tiers.limit is not None and tiers.members.size + count > tiers.limit:
+    def check(self, placement: Placement, count: int) -> None:
+        if placement.limit is not None and placement.size + count > placement.limit:
             raise BudgetError(
-                f"storage={tiers.limit} samples: {tiers.members.size} are there and {count} more do not fit; use a "
+                f"storage={placement.limit} samples: {placement.size} are there and {count} more do not fit; use a "
                 "larger storage, or admit='reservoir' to keep a sample of the stream"
             )
 
@@ -133,65 +135,61 @@ class ClassBalanced:
 
     A class that has fewer samples than its share has all of them. When a new class comes, the largest give way, one
     sample at a time, drawn at random (greedy balancing, GDumb, ECCV 2020; within a class a reservoir, CBRS, ICML 2020).
-    Where memory has no slot for every class, swaps bring in classes that are not there, each equally likely.
+    If memory has fewer slots than there are classes, swaps bring in classes that are not there, each equally likely.
     """
 
     name = "class_balanced"
     by_class = True
 
-    def check(self, tiers: Tiers, count: int) -> None:
+    def check(self, placement: Placement, count: int) -> None:
         return
 
-    def admit(self, tiers: Tiers, labels: Ints, ids: Ints) -> Decisions:
+    def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
         decisions = Decisions(len(labels))
-        uniforms = tiers.draws(labels).tolist()
-        for sample, (label, id) in enumerate(zip(labels.tolist(), ids.tolist(), strict=True)):
-            tiers.seen_of[label] = tiers.seen_of.get(label, 0) + 1
-            self._admit_one(tiers, decisions, sample, label, id, uniforms[sample])
+        uniforms = placement.draws(len(labels)).tolist()
+        for sample in range(len(labels)):
+            some = slice(sample, sample + 1)
+            placement.count_label(int(labels[sample]))
+            self._admit_one(placement, decisions, sample, labels[some], ids[some], uniforms[sample])
         return decisions
 
     def _admit_one(
-        self, tiers: Tiers, decisions: Decisions, sample: int, label: int, id: int, uniforms: list[float]
+        self, placement: Placement, decisions: Decisions, sample: int, labels: Ints, ids: Ints, uniforms: list[float]
     ) -> None:
-        members, seen = tiers.members, tiers.seen_of[label]
-        group = members.groups.get(label)
+        label, id = int(labels[0]), int(ids[0])
+        groups, seen = placement.members.groups, placement.seen_of[label]
+        group = groups.get(label)
         size = 0 if group is None else group.size
-        complete = tiers.residents.is_complete(label)
-        if tiers.limit is None or members.size < tiers.limit:
-            decisions.positions[sample] = members.extend(np.array([label]), np.array([id]))
+        complete = placement.is_complete(label)
+        if placement.limit is None or placement.size < placement.limit:
+            placement.extend(decisions, slice(sample, sample + 1), labels, ids)
         else:
-            largest = _largest({number: there.size for number, there in members.groups.items()})
-            if size < seen - 1 or members.groups[largest].size <= size:
+            largest = groups[_largest({number: there.size for number, there in groups.items()})]
+            if size < seen - 1 or largest.size <= size:
                 # The class has its share: its samples stay a reservoir of those that came.
                 rank = int(uniforms[0] * seen)
                 if group is not None and rank < size:
-                    tiers.replace(decisions, sample, int(group.positions[rank]), label, id)
+                    placement.replace(decisions, sample, int(group.positions[rank]), label, id)
                 return
-            position = int(members.groups[largest].positions[int(uniforms[1] * members.groups[largest].size)])
-            decisions.positions[decisions.positions == position] = -1
-            tiers.leave_memory(decisions, position)
-            members.replace(position, label, id)
-            decisions.positions[sample] = position
-        self._enter_memory(tiers, decisions, sample, label, size, complete, uniforms[2:])
+            position = int(largest.positions[int(uniforms[1] * largest.size)])
+            placement.displace(decisions, sample, position, label, id)
+        slot = self._slot(placement, label, size, complete, uniforms[2:])
+        if slot == _VACANT:
+            placement.put_in_vacant(decisions, (sample,))
+        elif slot is not None:
+            placement.put(decisions, (sample,), (slot,))
 
-    def _enter_memory(
-        self, tiers: Tiers, decisions: Decisions, sample: int, label: int, size: int, complete: bool,
-        uniforms: list[float],
-    ) -> None:  # fmt: skip
-        """Decide about a sample that storage took besides the `size` that it has of the class."""
-        residents = tiers.residents
-        count = residents.of_group.get(label, 0)
-        if complete and tiers.has_vacant():
-            tiers.put(decisions, sample, tiers.first_vacant())
-            return
-        largest = _largest(residents.of_group)
-        if complete and residents.of_group.get(largest, 0) > count:
-            slots = residents.slots_of_group(largest)
-            tiers.put(decisions, sample, int(slots[int(uniforms[0] * len(slots))]))
-            return
+    def _slot(self, placement: Placement, label: int, size: int, complete: bool, uniforms: list[float]) -> int | None:
+        """Return the slot of a sample that storage took besides the `size` samples that it has of the class."""
+        count = placement.of_group.get(label, 0)
+        if complete and placement.has_vacant():
+            return _VACANT
+        largest = _largest(placement.of_group)
+        if complete and placement.of_group.get(largest, 0) > count:
+            slots = placement.slots_of_group(largest)
+            return int(slots[int(uniforms[0] * len(slots))])
         rank = int(uniforms[1] * (size + 1))
-        if rank < count:
-            tiers.put(decisions, sample, int(residents.slots_of_group(label)[rank]))
+        return int(placement.slots_of_group(label)[rank]) if rank < count else None
 
 
 def _largest(sizes: dict[int, int]) -> int:

@@ -1,7 +1,7 @@
 """The memory tier: the columns of all slots in one slab.
 
 The rows of the slab are cut up anew: first the first column of every slot, then the second, so that a batch is one
-gather per field into contiguous arrays. The generation of a slot counts for what it has of every column.
+gather per field into contiguous arrays. The generation of a slot counts for its values in all columns.
 """
 
 import time
@@ -16,7 +16,7 @@ from memhier.errors import CorruptionError
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.schema import Column, Columns, Schema
 
-__all__ = ["MemoryTier"]
+__all__ = ["Memory"]
 
 _ALIGN = 64
 _ATTEMPTS = 10_000
@@ -27,23 +27,26 @@ _OWN = {_LABEL: Column(np.dtype(np.int64), ()), _ID: Column(np.dtype(np.int64), 
 Ints = NDArray[np.int64]
 
 
-class MemoryTier:
+class Memory:
     """Samples by slot.
 
     Parameters
     ----------
     schema
-        What a sample consists of.
+        The fields of a sample.
     slab
-        Of `slab_row_bytes`; made by `make`, or attached in another process.
+        Of the rows that `make` gives it; made there, or attached in another process.
     """
 
     def __init__(self, schema: Schema, slab: Slab) -> None:
         self.schema = schema
-        self.slab = slab
         self._columns = _columns(schema)
+        self._adopt(slab)
+
+    def _adopt(self, slab: Slab) -> None:
+        self.slab = slab
         self._bounds: dict[str, slice] = {}  # of each column in the slab, in bytes
-        # A column of opaque items of the size of a value, and it as what it is.
+        # Each column as opaque items of the size of a value, and as values.
         self._items: dict[str, NDArray[Any]] = {}
         self.views: Columns = {}
         flat = slab.rows.reshape(-1)
@@ -57,13 +60,22 @@ class MemoryTier:
 
     @classmethod
     def make(cls, schema: Schema, slots: int) -> Self:
-        """Take the memory for so many samples."""
+        """Allocate memory of `slots` samples."""
         return cls(schema, Slab(slots, np.uint8, _row_bytes(schema, slots), shared=True))
 
     @staticmethod
     def bytes_for(schema: Schema, slots: int) -> int:
-        """Return what the slab of so many samples takes."""
+        """Return the bytes of the slab of `slots` samples."""
         return Slab.bytes_for(slots, np.uint8, _row_bytes(schema, slots))
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        return self.slab.memory_bytes
+
+    def close(self) -> None:
+        """Free the slab."""
+        self.slab.close()
 
     @property
     def labels(self) -> Ints:
@@ -82,10 +94,10 @@ class MemoryTier:
             items.take(slots, out=array.reshape(-1).view(items.dtype), mode="clip")
 
     def read_shared(self, slots: Ints, out: Batch) -> None:
-        """Copy samples out of memory that another process changes meanwhile: each is whole, as of some moment."""
+        """Copy samples out while another process changes them: each copy is whole, as of some moment."""
         for attempt in range(_ATTEMPTS):
             if attempt >= _SPINS:
-                # A writer that was not let run, or writes very much, is no dead one.
+                # The writer may be alive: it does not run now, or writes very much.
                 time.sleep(0.001)
             before = self.slab.generations(slots)
             _fence()
@@ -105,6 +117,12 @@ class MemoryTier:
             for name, array in values.items():
                 view = self.views[name]
                 flat[self._bounds[name]].view(view.dtype).reshape(view.shape)[slots] = array
+
+    def adopt(self, other: "Memory") -> None:
+        """Take over the slab of another memory, which ends, and free the own one."""
+        old = self.slab
+        self._adopt(other.slab)
+        old.close()
 
     def clear(self, slots: Ints) -> None:
         """Overwrite samples with zeros."""

@@ -1,4 +1,4 @@
-"""What a stored buffer has to be: its description in the catalog, and the index of its positions and slots."""
+"""Checks of a stored buffer: its description in the catalog, and the index of its positions and slots."""
 
 from typing import Any
 
@@ -18,11 +18,11 @@ VERSION = 2
 
 
 def _anything(value: Any) -> None:
-    """Described where it is used: a dtype, and what a policy keeps."""
+    """Accept a value that its user checks: a dtype, or the state of a policy."""
 
 
 def _ratio(value: Any) -> None:
-    """A share, or what a steered one is made from; null where it is the caller's own."""
+    """Check a share, or the arguments of a steered one; null for a ratio of the caller's own."""
     (row(real(0, 1), real(0, 1)) if isinstance(value, list) else optional(real(0, 1)))(value)
 
 
@@ -56,12 +56,12 @@ _DECK = sequence(row(integer(-1, 2**31 - 1), optional(integer(0, 2**62)), intege
 
 
 def decode_meta(store: Store, raw: bytes) -> dict[str, Any]:
-    """Return what the catalog says of a buffer, compared with what is stored of it.
+    """Return the description of a buffer in the catalog, checked against the logs.
 
     Raises
     ------
     FormatError, CorruptionError
-        When it is of another version, or no description of a buffer.
+        If it is of another version, or no description of a buffer.
     """
     where = f"{store.path}: the value {META!r}"
     version = decode_json(raw, where, record({"version": integer()}))["version"]
@@ -93,9 +93,9 @@ def _has_decks(meta: dict[str, Any]) -> bool:
 
 
 def check_positions(entries: NDArray[np.void], by_class: bool, some_labels: bool, path: object) -> None:
-    """Refuse an index of positions that names labels or ranks which there cannot be.
+    """Refuse an index of positions with impossible labels or ranks.
 
-    `some_labels` tells whether samples with labels may lie beside samples without.
+    `some_labels` allows samples with labels beside samples without.
     """
     labels, ranks = entries["label"].astype(np.int64), entries["rank"].astype(np.int64)
     groups = labels if by_class else np.zeros(len(labels), np.int64)
@@ -107,11 +107,11 @@ def check_positions(entries: NDArray[np.void], by_class: bool, some_labels: bool
     unlabelled = np.count_nonzero(labels < 0)
     mixed = unlabelled > 0 and (by_class or (not some_labels and unlabelled < len(labels)))
     if mixed or not np.array_equal(ranks[order], expected) or ((labels < -1) | (labels >= 2**31)).any():
-        raise CorruptionError(f"{path}: the index names labels or ranks that there cannot be")
+        raise CorruptionError(f"{path}: the index names impossible labels or ranks")
 
 
 def check_slots(entries: NDArray[np.void], size: int, count: int, path: object) -> None:
-    """Refuse an index of slots that names positions or slots which there cannot be."""
+    """Refuse an index of slots with impossible positions or slots."""
     slots = len(entries)
     planned, visible = entries["planned"], entries["visible"]
     used = planned[planned >= 0]
@@ -123,4 +123,4 @@ def check_slots(entries: NDArray[np.void], size: int, count: int, path: object) 
         or not np.array_equal(np.sort(order), np.arange(slots))
         or not np.array_equal(np.sort(order[:count]), np.flatnonzero(visible >= 0))
     ):
-        raise CorruptionError(f"{path}: the index of slots names what there cannot be")
+        raise CorruptionError(f"{path}: the index of slots names impossible positions or slots")

@@ -1,18 +1,16 @@
 """The bytes that a storage tier may take on SSD, and how its logs keep within them.
 
-What the last checkpoint holds stays until the next one is durable, for that is what a crash goes back to. So there is
-room for every sample twice: as of the last checkpoint, and as it is now. What is neither is dead, and its space is used
-again without a checkpoint: the logs write small parts, and a part of the open transaction can be rewritten at any time.
+The samples of the last checkpoint stay until the next one is durable, since a crash goes back to them. So there is room
+for every sample twice: as of the last checkpoint, and as it is now. All other bytes are dead, and logs use their space
+again without a checkpoint: they write small parts, and can rewrite a part of the open transaction at any time.
 """
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Schema
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, IndexTable
 from memhier.recsys.replay.storage.records import RecordFormat
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
@@ -21,12 +19,12 @@ __all__ = ["Room", "reclaim", "samples_within", "storage_bytes"]
 
 _PAGE = 4096
 _ENTRY = 12
-# What a checkpoint leaves is alive to this share at least; what came since to the other where room is short.
+# The least share of live bytes after a checkpoint; and of those written since, if room is short.
 _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
 _PART_BYTES = 2**16  # at least
 _PARTS = 64  # that room is divided into
 _CATALOG_BYTES = 2**17  # of a small store; a larger one has some more, for checksums
-_LARGE_BYTES = 2**16  # records of so many begin and end on a page
+_LARGE_BYTES = 2**16  # records of as many bytes begin and end on a page
 
 
 def part_bytes(budget: int) -> int:
@@ -40,9 +38,9 @@ class Room:
     Parameters
     ----------
     store, logs
-        That all change in one transaction.
+        They change in one transaction.
     budget
-        As `storage_bytes` says: there is always a way to keep within it.
+        From `storage_bytes`: the logs can always keep within it.
     """
 
     def __init__(self, store: Store, logs: Sequence[RowLog | Samples], budget: int) -> None:
@@ -57,19 +55,19 @@ class Room:
 
     @property
     def taken(self) -> int:
-        """Bytes of all segments, those included that go with the next commit."""
+        """Bytes of all segments, including those that the next commit removes."""
         if self._generation != self._store.generation:
             self._committed = sum(info.length for info in self._store.segments().values())
             self._generation = self._store.generation
         return self._committed + sum(log.fresh_bytes for log in self._logs)
 
     def make(self, size: int) -> None:
-        """Give space back until so many bytes more fit, as far as there is any."""
+        """Free space for `size` more bytes, as far as there is any."""
         while self.taken + size > self._limit and any(log.reclaim() for log in self._by_size()):
             continue
 
     def settle(self) -> None:
-        """Rewrite what the next commit would leave sparse, each part as there is room for it."""
+        """Rewrite the parts that the next commit would leave sparse, as there is room for each."""
         for log in self._logs:
             self.make(2 * self.piece_bytes)
             while log.bytes_above(_KEPT_ALIVE) > 0:
@@ -82,9 +80,9 @@ class Room:
 
 
 def reclaim(log: RowLog) -> None:
-    """Rewrite what the open transaction wrote of a log until it is little beside what is alive.
+    """Rewrite the parts of a log in the open transaction until their dead bytes are few beside the live ones.
 
-    For logs without a budget whose rows are written again and again, however rarely a checkpoint is made.
+    For logs without a budget whose rows change again and again between rare checkpoints.
     """
     alive = log.live_bytes
     log.part_bytes = part_bytes(alive)
@@ -93,21 +91,21 @@ def reclaim(log: RowLog) -> None:
 
 
 def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:
-    """Return the bytes on SSD that so many samples take at most, beside a memory of so many slots.
+    """Return the bytes on SSD that `limit` samples take at most, beside a memory of `slots`.
 
     Parameters
     ----------
     replaces
-        Whether samples take the places of others; else each is written once.
+        Whether samples replace others; else each is written once.
     """
     twice = 1 / _KEPT_ALIVE + 1 / _FRESH_ALIVE
     fixed, side = _sample_bytes(schema, codecs)
     once = twice if replaces else 1 / _KEPT_ALIVE
-    # Of what the index says of slots no more is in use than there are, or than there are samples.
+    # The index has an entry for each slot in use: no more than slots, and no more than samples.
     index = limit * _entry_bytes(POSITIONS) + min(slots, limit) * _entry_bytes(SLOTS)
     held = limit * (fixed * once + side * twice) + (index + 2 * INDEX_ROW_BYTES) * twice
     total = int(held)
-    for _ in range(20):  # what is set aside depends on the whole
+    for _ in range(20):  # the parts set aside depend on the total
         part = part_bytes(total)
         padded = held * (1 + 2 * _PAGE / part)
         total = int(padded) + _catalog_bytes(total) + 3 * part
@@ -115,7 +113,7 @@ def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: 
 
 
 def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots: int, replaces: bool) -> int:
-    """Return how many samples fit into so many bytes; 0 where none does."""
+    """Return how many samples fit into `budget` bytes; 0 if none does."""
     low, high = 0, budget + 1
     while high - low > 1:
         middle = (low + high) // 2
@@ -125,21 +123,21 @@ def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots
 
 
 def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, float]:
-    """Return the bytes that a sample takes in the log of what cannot change, and in that of what can."""
+    """Return the bytes of a sample in the log of fixed fields, and in the log of mutable ones."""
     fixed = RecordFormat(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
     side = RecordFormat(schema, schema.mutable, codecs)
     sizes = [0.0, 0.0]
     for index, format in enumerate((fixed, side)):
         size = format.longest if format.row_bytes is None else max(1, format.row_bytes)
         per_page = None if format.row_bytes is None else rows_per_page(size)
-        # Pages that are not full, where rows do not straddle; large records begin and end on one.
+        # Pages are not full, since rows do not straddle them; large records begin and end on a page.
         padded = _PAGE / per_page if per_page else size + (2 * _PAGE if size >= _LARGE_BYTES else 0)
         sizes[index] = padded + _ENTRY
     return sizes[0], sizes[1] if schema.mutable else 0.0
 
 
-def _entry_bytes(entry: "np.dtype[np.void]") -> float:
-    return (INDEX_ROW_BYTES + _ENTRY) / (INDEX_ROW_BYTES // entry.itemsize)
+def _entry_bytes(table: IndexTable) -> float:
+    return (INDEX_ROW_BYTES + _ENTRY) / table.per_row
 
 
 def _catalog_bytes(budget: int) -> int:

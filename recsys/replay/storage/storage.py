@@ -1,9 +1,9 @@
 """The storage tier: logs of samples, of their mutable fields and of the index, in one store with one commit."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -16,25 +16,24 @@ from memhier.files import Files
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
-from memhier.recsys.replay.placement.members import Members
-from memhier.recsys.replay.placement.residents import Residents
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, check_positions, check_slots, decode_meta
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, SLOTS, IndexTable, Kind, index_keys
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys
 from memhier.recsys.replay.storage.records import RecordFormat
 from memhier.recsys.replay.storage.room import Room, reclaim
-from memhier.store.store import Store
+from memhier.store.store import Finding, Store
 
-__all__ = ["KIND", "META", "StorageTier"]
+__all__ = ["KIND", "META", "Storage"]
 
 KIND = "replay"
 _SAMPLES, _SIDE, _INDEX = "samples", "side", "index"
 _CAPACITY = 1024
+_CHECKED = 1024  # samples read together
 
 Ints = NDArray[np.int64]
 
 
-class StorageTier:
+class Storage:
     """Samples by position.
 
     Parameters
@@ -42,9 +41,9 @@ class StorageTier:
     store
         Open.
     schema, codecs
-        As the store's own description says.
+        As in the description of the store.
     bounded
-        Whether `keep_within` is to say how many bytes it takes; else logs grow, and rewrite what is half dead.
+        Whether `keep_within` will set a limit in bytes; else logs grow, and rewrite parts that are half dead.
     """
 
     def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
@@ -52,9 +51,10 @@ class StorageTier:
         self.reader = Reader()
         self.schema = schema
         self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
-        # A sample that is all mutable still has a record, which is what says that it is there.
+        # A sample of mutable fields alone still has a record, which marks its position as used.
         self.format = RecordFormat(schema, self._fixed, codecs)
         self._side_format = RecordFormat(schema, schema.mutable, codecs)
+        self._lossless = self.format.lossless and self._side_format.lossless
         value = store.get(META)
         meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
         capacity = max(_CAPACITY, meta["size"])
@@ -81,7 +81,7 @@ class StorageTier:
         cls, path: str | os.PathLike[str], schema: Schema, codecs: Mapping[str, str], bounded: bool,
         files: Files | None,
     ) -> Self:  # fmt: skip
-        """Make a store. It exists for others once it was committed."""
+        """Make a store. Others see it from the first commit on."""
         for name in codecs:
             if name not in schema.fields:
                 raise ValueError(f"codec: {name!r} is no field of {schema}")
@@ -98,7 +98,7 @@ class StorageTier:
 
     @staticmethod
     def open_store(path: str | os.PathLike[str], *, writable: bool, files: Files | None = None) -> tuple[Store, Any]:
-        """Return the store at a path and what it says of itself."""
+        """Return the store at a path and its description."""
         store = Store.open(path, KIND, writable=writable, files=files)
         try:
             value = store.get(META)
@@ -108,6 +108,11 @@ class StorageTier:
         except BaseException:
             store.close()
             raise
+
+    @property
+    def path(self) -> Path:
+        """Of the store."""
+        return self.store.path
 
     @property
     def logs(self) -> list[RowLog | Samples]:
@@ -125,7 +130,7 @@ class StorageTier:
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes on SSD: of what the last checkpoint holds, of what came since, and of the catalog."""
+        """Bytes on SSD: of the last checkpoint, of changes since, and of the catalog."""
         held = sum(info.length for info in self.store.segments().values()) + sum(log.fresh_bytes for log in self.logs)
         for name in ("catalog/data.mdb", "catalog.sum"):
             with suppress(OSError):
@@ -133,18 +138,19 @@ class StorageTier:
         return held
 
     def keep_within(self, budget: int) -> None:
-        """Take no more than so many bytes on SSD from now on; as `storage_bytes` says of the samples there will be."""
+        """Take no more than `budget` bytes on SSD from now on; `storage_bytes` computes it from a number of samples."""
         self._room = Room(self.store, self.logs, budget)
 
     def append(self, positions: Ints, columns: Columns) -> None:
-        """Set samples; where a position comes twice, the last one counts."""
+        """Set samples; if a position comes twice, the last one counts."""
         if isinstance(self.samples, Samples):
             self._append(self.samples, positions, self.format.records(columns))
         elif self.format.row_bytes:
             self._append(self.samples, positions, self.format.rows(columns))
         else:
             self._append(self.samples, positions, np.zeros((len(positions), 1), np.uint8))
-        self.append_side(positions, columns)
+        if self._side is not None:
+            self.append_side(positions, columns)
 
     def _append(self, log: RowLog | Samples, keys: Ints, records: Any) -> None:
         """Append records, piece by piece as there is room for them."""
@@ -176,7 +182,7 @@ class StorageTier:
         Raises
         ------
         CorruptionError
-            When a sample is damaged.
+            If a sample is damaged.
         """
         if isinstance(self.samples, Samples):
             records = self.samples.get(positions)
@@ -191,7 +197,7 @@ class StorageTier:
             self._read_rows(self._side, self._side_format, positions, out)
 
     def _read_rows(self, log: RowLog, format: RecordFormat, positions: Ints, out: Columns) -> None:
-        # A row that is one field as it is needs no room in between.
+        # A row of one plain field needs no room in between.
         rows, found = log.read(positions, format.in_place(out))
         if not found.all():
             raise CorruptionError(f"{self.store.path}: no sample at position {positions[~found][0]}")
@@ -201,21 +207,15 @@ class StorageTier:
 
     @contextmanager
     def _unpacking(self) -> Iterator[None]:
-        """Name the place of records that are not what they should be."""
+        """Name the place of malformed records."""
         with described(f"{self.store.path}: a sample"):
             try:
                 yield
             except CorruptionError as error:
                 raise CorruptionError(f"{self.store.path}: {error}") from error
 
-    def raw(self, positions: Ints) -> list[Any]:
-        """Return samples as they are stored, for `put_raw`: what a lossy codec packed must not be packed again.
-
-        Raises
-        ------
-        CorruptionError
-            When a sample is damaged.
-        """
+    def _raw(self, positions: Ints) -> list[Any]:
+        """Return samples as they are stored, the records of each log."""
         stored: list[Any] = []
         for log in self._sample_logs:
             if isinstance(log, Samples):
@@ -228,13 +228,10 @@ class StorageTier:
             stored.append(records)
         return stored
 
-    def put_raw(self, positions: Ints, stored: list[Any]) -> None:
-        """Set samples to what `raw` returned of others."""
-        for log, records in zip(self._sample_logs, stored, strict=True):
-            self._append(log, positions, records)
-
     def round_trip(self, columns: Columns) -> Columns:
         """Return samples as they come back from storage."""
+        if self._lossless:
+            return columns
         return self._side_format.round_trip(self.format.round_trip(columns))
 
     def round_trip_side(self, columns: Columns) -> Columns:
@@ -243,8 +240,21 @@ class StorageTier:
 
     def check(self, columns: Columns) -> None:
         """Raise ValueError for values that a codec cannot hold."""
-        self.format.check(columns)
-        self._side_format.check(columns)
+        if not self._lossless:
+            self.format.check(columns)
+            self._side_format.check(columns)
+
+    def value(self, name: str) -> bytes | None:
+        """Return a value of the last commit, None if there is none."""
+        return self.store.get(name)
+
+    def check_values(self, values: Mapping[str, bytes]) -> None:
+        """Raise for values that a commit cannot keep."""
+        self.samples.check_values(values)
+
+    def check_store(self) -> list[Finding]:
+        """Read everything that the last commit holds and return every inconsistency."""
+        return self.store.check()
 
     def delete(self, positions: Ints) -> None:
         """Remove samples."""
@@ -255,9 +265,21 @@ class StorageTier:
         """Remove rows of the index."""
         self._index.delete(keys)
 
-    def commit(self, residents: Residents, ahead: Sequence[bytes], values: Mapping[str, bytes]) -> int:
-        """Make everything durable: with it the index, records of the batches drawn ahead, and values."""
-        for keys, rows in chain(residents.members.changed(), residents.changed()):
+    def commit(
+        self, index: Iterable[tuple[Ints, NDArray[np.uint8]]], ahead: Sequence[bytes], values: Mapping[str, bytes]
+    ) -> int:
+        """Make everything durable.
+
+        Parameters
+        ----------
+        index
+            Keys and contents of changed rows of the index.
+        ahead
+            Records of the batches drawn ahead.
+        values
+            Of the catalog.
+        """
+        for keys, rows in index:
             self._append(self._index, keys, rows)
         data = b"".join(ahead)
         rows_now = _rows(len(data))
@@ -280,28 +302,78 @@ class StorageTier:
         ends = np.cumsum([0, *sizes]).tolist()
         return [data[start:stop] for start, stop in pairwise(ends)]
 
-    def read_index(self, members: Members, size: int, some_labels: bool) -> None:
-        """Fill the index from the store; `some_labels` as in `check_positions`."""
-        rows, found = self._index.read(members.table.keys(0, members.table.rows(size)))
+    def read_positions(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
+        """Return the entries of all positions, as `POSITIONS` lays them out."""
+        size = meta["size"]
+        rows, found = self._index.read(POSITIONS.keys(0, POSITIONS.rows(size)))
         if not found.all() or len(self.samples) != size:
             raise CorruptionError(f"{self.store.path}: the index does not describe the {size} samples")
-        check_positions(members.table.unpack(rows, size), members.by_class, some_labels, self.store.path)
-        members.restore(size, rows)
+        entries = POSITIONS.unpack(rows, size)
+        check_positions(entries, meta["by_class"], meta["same_class"] is False, self.store.path)
+        return entries
 
     def read_slots(self, meta: Mapping[str, Any]) -> NDArray[np.void]:
-        """Return what the store says of the slots, as `SLOTS`; those of which it has no row have not been used."""
+        """Return the entries of all slots, as `SLOTS` lays them out; a slot without a row has not been used."""
         slots = meta["slots"]
-        table = IndexTable(SLOTS, Kind.SLOTS)
-        keys = table.keys(0, table.rows(slots))
-        rows, found = self._index.read(keys)
-        entries = table.unpack(rows, slots)
+        rows, found = self._index.read(SLOTS.keys(0, SLOTS.rows(slots)))
+        entries = SLOTS.unpack(rows, slots)
         numbers = np.arange(slots)
-        unused = numbers[~np.repeat(found, table.per_row)[:slots]]
+        unused = numbers[~np.repeat(found, SLOTS.per_row)[:slots]]
         for name in ("planned", "visible", "swapped"):
             entries[name][unused] = -1
         entries["order"][unused] = unused
         check_slots(entries, meta["size"], meta["count"], self.store.path)
         return entries
+
+    def check_movable(self, positions: Ints, ids: Ints) -> None:
+        """Make sure that samples can be read, before anything changes.
+
+        Raises
+        ------
+        CorruptionError
+            For damaged samples; a note names their ids.
+        """
+        failure: CorruptionError | None = None
+        damaged: list[int] = []
+        for start in range(0, len(positions), _CHECKED):
+            some = positions[start : start + _CHECKED]
+            try:
+                self._raw(some)
+            except CorruptionError as error:
+                failure = failure or error
+                damaged += [int(position) for position in some if not self._is_readable(position)]
+        if failure is not None:
+            failure.add_note(f"nothing has changed; the damaged samples of ids {ids[damaged].tolist()} would have to "
+                             "move: forget them first")  # fmt: skip
+            raise failure
+
+    def _is_readable(self, position: np.int64) -> bool:
+        try:
+            self._raw(np.array([position]))
+        except CorruptionError:
+            return False
+        return True
+
+    def move(self, positions: Ints, old: Ints) -> None:
+        """Copy the samples at `old` to other positions, whose samples are gone."""
+        # As they are stored: a lossy codec must not pack them again.
+        for log, records in zip(self._sample_logs, self._raw(old), strict=True):
+            self._append(log, positions, records)
+
+    def verify_erased(self) -> None:
+        """Make sure that SSD holds no bytes but those of stored samples."""
+        for log in self.logs:
+            dead = int(log.stats()["dead_bytes"])
+            if dead:
+                raise CorruptionError(
+                    f"{self.store.path}: {dead} bytes of forgotten or replaced samples could not be removed, because "
+                    "samples beside them are damaged; check() names the place"
+                )
+        named = {info.path.name for info in self.store.segments().values()}
+        left = sorted(file.name for file in (self.store.path / "segments").iterdir() if file.name not in named)
+        if left:
+            raise CorruptionError(f"{self.store.path}: {left[0]} is still there: it could not be removed, or another "
+                                  "process reads it")  # fmt: skip
 
     def compact_fully(self) -> None:
         """Rewrite every part that holds anything dead, to be rid of the bytes."""
@@ -310,7 +382,7 @@ class StorageTier:
         self.samples.commit()
 
     def close(self) -> None:
-        """Let go of everything; what was not committed is forgotten."""
+        """Close the store; changes since the last commit are lost."""
         for log in self.logs:
             log.close()
         self.reader.close()
@@ -325,5 +397,5 @@ def _put(log: RowLog | Samples, keys: Ints, records: Any) -> None:
 
 
 def _rows(size: int) -> int:
-    """Return how many rows of the index so many bytes take."""
+    """Return how many rows of the index `size` bytes take."""
     return -(-size // INDEX_ROW_BYTES)

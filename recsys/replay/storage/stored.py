@@ -1,4 +1,4 @@
-"""What a buffer's last checkpoint holds, read while somebody trains with it."""
+"""The samples of a buffer's last checkpoint, read while a training run uses the buffer."""
 
 import os
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from memhier.arrays import as_ints, check_range
 from memhier.fields import described
 from memhier.files import Files
 from memhier.recsys.replay.batch import Batch
-from memhier.recsys.replay.placement.members import Members
+from memhier.recsys.replay.placement.placement import Members
 from memhier.recsys.replay.schema import Schema
-from memhier.recsys.replay.state import settings_of
-from memhier.recsys.replay.storage.storage import StorageTier
+from memhier.recsys.replay.settings import stored_schema
+from memhier.recsys.replay.storage.storage import Storage
 from memhier.shield import shielded
 from memhier.store.store import Finding
 
@@ -36,7 +36,7 @@ class StoredSamples:
     Raises
     ------
     FormatError
-        When there is something else.
+        If `path` holds something else.
 
     Examples
     --------
@@ -52,17 +52,17 @@ class StoredSamples:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, files: Files | None = None) -> None:
-        store, self.meta = StorageTier.open_store(path, writable=False, files=files)
+        store, self.meta = Storage.open_store(path, writable=False, files=files)
         try:
-            settings = settings_of(self.meta, Path(path), None)
+            schema = stored_schema(self.meta, Path(path), None)
             with described(f"{path}: the samples"):
-                self._tier = StorageTier(store, settings.schema, settings.codecs, False)
+                self._storage = Storage(store, schema, self.meta["codecs"], False)
         except BaseException:
             store.close()
             raise
         self._members = Members(self.meta["by_class"])
         try:
-            self._tier.read_index(self._members, self.meta["size"], self.meta["same_class"] is False)
+            self._members.restore(self._storage.read_positions(self.meta), self.meta["by_class"])
         except BaseException:
             self.close()
             raise
@@ -70,7 +70,7 @@ class StoredSamples:
     @property
     def schema(self) -> Schema:
         """The fields of a sample."""
-        return self._tier.schema
+        return self._storage.schema
 
     @property
     def ids(self) -> Ints:
@@ -79,19 +79,19 @@ class StoredSamples:
 
     @property
     def labels(self) -> Ints:
-        """int64 [len]: labels; -1 where there are none."""
+        """int64 [len]: labels; -1 for none."""
         return self._members.labels.astype(np.int64)
 
     @property
     def in_memory(self) -> Ints:
         """The positions that memory held, int64."""
-        visible = self._tier.read_slots(self.meta)["visible"]
+        visible = self._storage.read_slots(self.meta)["visible"]
         return visible[visible >= 0].astype(np.int64)
 
     @property
     def storage_bytes(self) -> int:
         """Bytes on SSD."""
-        return sum(int(log.stats()["log_bytes"]) for log in self._tier.logs)
+        return sum(int(log.stats()["log_bytes"]) for log in self._storage.logs)
 
     def __len__(self) -> int:
         return self._members.size
@@ -102,12 +102,12 @@ class StoredSamples:
         Raises
         ------
         CorruptionError
-            When one is damaged.
+            If one is damaged.
         """
         wanted = as_ints("positions", positions)
         check_range("positions", wanted, len(self), f"a position, 0 to {len(self) - 1}")
         batch = Batch.empty(self.schema, len(wanted))
-        self._tier.read(wanted, batch.data)
+        self._storage.read(wanted, batch.data)
         batch.labels[:], batch.ids[:], batch.slots[:] = self._members.labels[wanted], self.ids[wanted], wanted
         return batch
 
@@ -118,12 +118,12 @@ class StoredSamples:
 
     def check(self) -> list[Finding]:
         """Read everything and return every inconsistency."""
-        return self._tier.store.check()
+        return self._storage.store.check()
 
     @shielded
     def close(self) -> None:
-        """Let go of everything."""
-        self._tier.close()
+        """Close the store."""
+        self._storage.close()
 
     def __enter__(self) -> Self:
         return self

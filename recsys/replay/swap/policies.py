@@ -1,31 +1,114 @@
 """Swap policies: which of the samples just used leave memory, and which come in for them.
 
-A sample that leaves needs no I/O: storage has it. What comes in for it is of the same class, or any sample where swaps
-do not keep classes. `RandomSwap` and `AgeSwap` choose slots without looking at what is in them, so that memory stays a
-uniform subset of storage at all times; `DeckSwap` does while nothing is admitted; `GateSwap` and `LossSwap` keep what
-is hard, and so are not meant to.
+A sample that leaves needs no I/O: storage has it. The sample that comes in for it is of the same class, or any sample
+if swaps do not keep classes. `RandomSwap` and `AgeSwap` choose slots without looking at their samples, so that memory
+stays a uniform subset of storage at all times; with `DeckSwap` it does while no sample is admitted; `GateSwap` and
+`LossSwap` keep hard samples, so that memory is not uniform.
 """
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.recsys.replay.placement.members import Members
-from memhier.recsys.replay.placement.residents import Residents
+from memhier.errors import FormatError
+from memhier.fields import described
+from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.streams import mixed
-from memhier.recsys.replay.swap.ratio import Ratio, as_ratio
 
 __all__ = [
-    "AgeSwap", "DeckSwap", "GateSwap", "LossSwap", "Pool", "RandomSwap", "SwapPolicy", "Used", "gate_scores",
-    "swap_class", "swap_policy",
+    "AgeSwap", "DeckSwap", "FixedRatio", "GateSwap", "LossSwap", "Pool", "RandomSwap", "Ratio", "SteeredRatio",
+    "SwapPolicy", "Used", "encoded_policy", "gate_scores", "stored_policy", "swap_policy", "swaps",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
 
 _HAND = 256  # positions that a deck deals at a time, at least
+
+
+class Ratio(Protocol):
+    """A share of the samples used."""
+
+    def share(self) -> float:
+        """Return the share for this step, 0 to 1."""
+
+    def stalled(self, seconds: float, step_seconds: float) -> None:
+        """Note how long the last step waited for swaps, and how long it took."""
+
+
+class FixedRatio:
+    """The same share in every step.
+
+    Parameters
+    ----------
+    share
+        0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = _checked("ratio", share)
+
+    def share(self) -> float:
+        return self._share
+
+    def stalled(self, seconds: float, step_seconds: float) -> None:
+        return
+
+    def __repr__(self) -> str:
+        return f"{self._share}"
+
+
+class SteeredRatio:
+    """As large a share as storage sustains: it shrinks when a step had to wait, and grows slowly otherwise.
+
+    Swaps then depend on the speed of the machine, so that runs no longer repeat each other.
+
+    Parameters
+    ----------
+    largest
+        Share to start with and not to exceed.
+    tolerance
+        The share of a step's time that it may wait.
+    """
+
+    def __init__(self, largest: float = 1.0, tolerance: float = 0.01) -> None:
+        self.largest = _checked("largest", largest)
+        self.tolerance = _checked("tolerance", tolerance)
+        self._share = self.largest
+
+    def share(self) -> float:
+        return self._share
+
+    def stalled(self, seconds: float, step_seconds: float) -> None:
+        if seconds > self.tolerance * step_seconds:
+            self._share *= 0.7
+        else:
+            self._share = min(self.largest, self._share + 0.005)
+
+    def __repr__(self) -> str:
+        return f"SteeredRatio({self.largest}, {self.tolerance})"
+
+
+def as_ratio(ratio: float | Ratio) -> Ratio:
+    """Return a fixed ratio for a number, and any other as it is."""
+    return FixedRatio(ratio) if isinstance(ratio, int | float) else ratio
+
+
+def swaps(ratio: Ratio, used: int) -> int:
+    """Return how many of the used samples leave: the share, rounded up."""
+    # 0.1 * 30 is a little more than 3.
+    return min(used, math.ceil(round(ratio.share() * used, 9)))
+
+
+def _checked(name: str, share: Any) -> float:
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        raise TypeError(f"{name}={share!r}: expected a share as a float")
+    if not 0 <= share <= 1:
+        raise ValueError(f"{name}={share!r}: expected a share, 0 to 1")
+    return float(share)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +118,13 @@ class Used:
     Attributes
     ----------
     groups
-        int64 [n]: class of each, or 0 where swaps do not keep classes.
+        int64 [n]: class of each, or 0 if swaps do not keep classes.
     labels
         int64 [n].
     swapped
         int64 [n]: the step in which the slot of each was last swapped, -1 for never.
     scores
-        What was given to `feedback`, for each of them; None where nothing was.
+        Those given to `feedback`, for each of them; None for none.
     """
 
     groups: Ints
@@ -54,7 +137,7 @@ class Used:
 
 
 class Pool:
-    """The samples of a group that may come in: those that are in storage but not in memory.
+    """The samples of a group that may come in: those in storage but not in memory.
 
     Attributes
     ----------
@@ -62,13 +145,13 @@ class Pool:
         Its number.
     """
 
-    def __init__(self, members: Members, residents: Residents, group: int) -> None:
+    def __init__(self, placement: Placement, group: int) -> None:
         self.group = group
-        self._members = members
-        self._slots = members.slots
-        there = members.groups.get(group)
+        self._members = placement.members
+        self._slots = placement.slot_of
+        there = self._members.groups.get(group)
         self.positions: Ints = np.empty(0, np.int64) if there is None else there.positions
-        self._size = len(self.positions) - residents.of_group.get(group, 0)
+        self._size = len(self.positions) - placement.of_group.get(group, 0)
 
     def __len__(self) -> int:
         return self._size
@@ -81,15 +164,15 @@ class Pool:
         """Whether a position that may be out of date is of the group, and not in memory."""
         if position >= self._members.size or self._slots[position] >= 0:
             return False
-        return int(self._members.group_of(self._members.labels[position : position + 1])[0]) == self.group
+        return self._members.group_at(position) == self.group
 
     def draw(self, count: int, random: np.random.Generator) -> Ints:
-        """Return so many positions drawn at random, or all where there are fewer, in random order."""
+        """Return `count` positions drawn at random, or all if there are fewer, in random order."""
         count = min(count, self._size)
         every = len(self.positions)
         if 8 * self._size < every or count > self._size // 2:
             return random.permutation(self.positions[self.outside(self.positions)])[:count]
-        # A few at a time, and so with Python's own numbers: arrays cost more than what they hold.
+        # A few at a time, and so with numbers of Python: small arrays cost more.
         drawn: dict[int, None] = {}
         position_at, slot_at = self.positions.item, self._slots.item
         while len(drawn) < count:
@@ -103,7 +186,7 @@ class Pool:
 
 
 class SwapPolicy(Protocol):
-    """Chooses what leaves memory and what comes in. May keep state, and so serves one buffer.
+    """Chooses samples that leave memory and samples that come in. May keep state, and so serves one buffer.
 
     Attributes
     ----------
@@ -117,26 +200,26 @@ class SwapPolicy(Protocol):
     ratio: Ratio
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
-        """Return the scores given to `feedback` as an array [count, ...], or say what is wrong with them."""
+        """Return the scores given to `feedback` as an array [count, ...]; raise for unfit ones."""
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
         """Return which of the used samples leave: `count` distinct numbers below ``len(used)``."""
 
     def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
-        """Return the positions that come in, distinct and out of `pool`: `count`, or fewer where it has fewer."""
+        """Return the positions that come in, distinct and out of `pool`: `count`, or as many as it has."""
 
     def renamed(self, position: int, old: int) -> None:
-        """Hear that the sample at position `old` is at another now."""
+        """Note that the sample at position `old` is at another now."""
 
     def state(self) -> Any:
-        """Return what a checkpoint has to keep, for JSON."""
+        """Return the state for a checkpoint, for JSON."""
 
     def restore(self, state: Any) -> None:
-        """Take over what `state` returned."""
+        """Take over a state that `state` returned."""
 
 
 class RandomSwap:
-    """Swaps a share of what was used, drawn at random; what comes in is drawn at random.
+    """Swaps a share of the used samples, drawn at random, for others drawn at random.
 
     Parameters
     ----------
@@ -173,7 +256,7 @@ class RandomSwap:
 
 
 class AgeSwap(RandomSwap):
-    """Swaps the slots first that were not swapped for longest."""
+    """Swaps the slots with the oldest swap first."""
 
     name = "age"
 
@@ -197,9 +280,9 @@ class LossSwap(RandomSwap):
 class GateSwap(RandomSwap):
     """CarM's gate: samples that the model knows leave first, those that it is wrong about and sure of stay longest.
 
-    `feedback` takes the logits, ``[n, classes]``, whose column is the label. The score is half the entropy of their
-    softmax over its maximum where the prediction is right, and one minus that where it is wrong; the smallest leave.
-    Each class swaps its share of what was used, rounded down, and classes drawn at random give what is missing
+    `feedback` takes the logits, ``[n, classes]``, with a column for each label. The score is half the entropy of their
+    softmax over its maximum if the prediction is right, and one minus that if it is wrong; the smallest leave.
+    Each class swaps its share of the used samples, rounded down, and classes drawn at random give the missing ones
     (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
     """
 
@@ -239,10 +322,10 @@ class GateSwap(RandomSwap):
 
 
 class DeckSwap(RandomSwap):
-    """Brings in every sample once, in shuffled order, before any a second time; what leaves is drawn at random.
+    """Brings in every sample once, in shuffled order, before any a second time; victims are drawn at random.
 
     Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
-    no memory: only a hand of the next few is held. Samples that came since may wait for the next pass.
+    no memory: the deck holds only a hand of the next few. New samples may wait for the next pass.
     """
 
     name = "deck"
@@ -289,7 +372,7 @@ class _Deck:
     hand: list[int] = field(default_factory=list)
 
     def draw(self, pool: Pool, random: np.random.Generator) -> int:
-        """Return the next position that is not in memory: what is there was brought in already."""
+        """Return the next position that is not in memory: one in memory was brought in already."""
         while True:
             while not self.hand:
                 self._deal(pool, random)
@@ -357,9 +440,34 @@ _POLICIES: dict[str, type[RandomSwap]] = {
 }
 
 
-def swap_class(name: str) -> type[RandomSwap] | None:
-    """Return the policy class of a name, None where there is none."""
-    return _POLICIES.get(name)
+def encoded_policy(policy: SwapPolicy | None) -> Any:
+    """Return the name and the ratio of a policy, for JSON; `stored_policy` makes it again."""
+    if policy is None:
+        return None
+    ratio = policy.ratio
+    if isinstance(ratio, FixedRatio):
+        return [policy.name, ratio.share()]
+    if isinstance(ratio, SteeredRatio):
+        return [policy.name, [ratio.largest, ratio.tolerance]]
+    return [policy.name, None]
+
+
+def stored_policy(spec: Any, given: SwapPolicy | None, path: Path) -> SwapPolicy | None:
+    """Return the policy of a checkpoint, or the one given in its place.
+
+    Raises
+    ------
+    FormatError
+        For a policy of the caller's own, if none is given.
+    """
+    if given is not None or spec is None:
+        return given
+    name, ratio = spec
+    kind = _POLICIES.get(name)
+    if kind is None or ratio is None:
+        raise FormatError(f"{path}: the buffer was made with swap policy {name!r} of its owner; pass swap=")
+    with described(f"{path}: the swap policy"):
+        return kind(SteeredRatio(*ratio) if isinstance(ratio, list) else ratio)
 
 
 def swap_policy(swap: str | SwapPolicy | None) -> SwapPolicy | None:

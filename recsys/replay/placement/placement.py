@@ -1,0 +1,717 @@
+"""Placement of samples: the positions of storage, the slots of memory, and which position each slot holds.
+
+A position holds one sample of storage; positions are 0 to size - 1, without holes. A position belongs to a group, from
+which a swap takes its replacement: its class, or everything if swaps do not keep classes.
+
+Decisions follow the `planned` positions of slots, reads see the `visible` ones; they differ while a swap is under way.
+This keeps memory a uniform subset of storage: the visible samples are those that memory would hold without the swaps
+that have not arrived. The proof is in `memhier.recsys.replay.placement.admit`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.recsys.replay.storage.index import POSITIONS, SLOTS
+from memhier.recsys.replay.streams import Purpose, Uniforms
+
+__all__ = ["Decisions", "Group", "Members", "Placement"]
+
+Ints = NDArray[np.int64]
+
+DRAWS = 4
+"""Random numbers set aside for each sample that comes."""
+_FIRST_CAPACITY = 256
+_LOOK = 256  # slots looked at together for a vacant one
+_POSITIONS_PER_ROW, _SLOTS_PER_ROW = POSITIONS.per_row, SLOTS.per_row
+
+
+class Group:
+    """The positions of a group, in an order that only changes as members come and go."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._positions: Ints = np.empty(16, np.int64)
+
+    @property
+    def positions(self) -> Ints:
+        """int64 [size], in place."""
+        return self._positions[: self.size]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        return self._positions.nbytes
+
+    def reserve(self, size: int) -> None:
+        """Make room."""
+        if size > len(self._positions):
+            grown = np.empty(max(size, 2 * len(self._positions)), np.int64)
+            grown[: self.size] = self.positions
+            self._positions = grown
+
+    def extend(self, positions: Ints) -> int:
+        """Append positions and return the rank of the first."""
+        first = self.size
+        self.reserve(first + len(positions))
+        self._positions[first : first + len(positions)] = positions
+        self.size += len(positions)
+        return first
+
+    def pop(self) -> int:
+        """Remove the last one."""
+        self.size -= 1
+        return int(self._positions[self.size])
+
+    def put(self, ranks: Ints | int, positions: Ints | int) -> None:
+        """Put positions at ranks, growing to the last of them."""
+        size = int(np.max(ranks, initial=-1)) + 1
+        self.reserve(size)
+        self._positions[ranks] = positions
+        self.size = max(self.size, size)
+
+
+class Members:
+    """Labels, ids and groups of the stored samples, by position.
+
+    Parameters
+    ----------
+    by_class
+        Whether a group is a class.
+    """
+
+    def __init__(self, by_class: bool) -> None:
+        self.by_class = by_class
+        self.size = 0
+        self.groups: dict[int, Group] = {}
+        self._ids: Ints = np.zeros(0, np.int64)
+        self._labels: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._dirty: NDArray[np.bool_] = np.zeros(0, np.bool_)  # rows of the index to write
+        self._allocate(_FIRST_CAPACITY)
+
+    @property
+    def capacity(self) -> int:
+        """Positions that there is room for."""
+        return len(self._ids)
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        own = self._ids.nbytes + self._labels.nbytes + self._ranks.nbytes + self._dirty.nbytes
+        return own + sum(group.memory_bytes for group in self.groups.values())
+
+    @property
+    def ids(self) -> Ints:
+        """int64 [size], in place."""
+        return self._ids[: self.size]
+
+    @property
+    def labels(self) -> NDArray[np.int32]:
+        """int32 [size], in place."""
+        return self._labels[: self.size]
+
+    @property
+    def ranks(self) -> NDArray[np.int32]:
+        """int32 [size], in place: the rank of each position in its group."""
+        return self._ranks[: self.size]
+
+    def group_of(self, labels: NDArray[np.integer]) -> Ints:
+        """Return the groups of samples with these labels."""
+        return labels.astype(np.int64) if self.by_class else np.zeros(len(labels), np.int64)
+
+    def groups_at(self, positions: Ints) -> Ints:
+        """Return the groups of positions."""
+        return self.group_of(self._labels[positions])
+
+    def group_at(self, position: int) -> int:
+        """Return the group of a position."""
+        return int(self._labels[position]) if self.by_class else 0
+
+    def extend(self, labels: Ints, ids: Ints) -> int:
+        """Add samples; return the position of the first."""
+        first, count = self.size, len(labels)
+        if first + count > len(self._ids):
+            self._allocate(max(first + count, 2 * len(self._ids)))
+        self.size += count
+        positions = np.arange(first, first + count)
+        self._labels[positions], self._ids[positions] = labels, ids
+        groups = self.group_of(labels)
+        for number in dict.fromkeys(groups.tolist()):
+            of_group = positions[groups == number]
+            rank = self._group(number).extend(of_group)
+            self._ranks[of_group] = np.arange(rank, rank + len(of_group))
+        self._mark(positions)
+        return first
+
+    def replace(self, position: int, label: int, id: int) -> None:
+        """Let a position hold another sample."""
+        old = self.group_at(position)
+        self._labels[position], self._ids[position] = label, id
+        new = self.group_at(position)
+        if old != new:
+            self._leave(position, old)
+            self._ranks[position] = self._group(new).extend(np.array([position]))
+        self._mark(position)
+
+    def remove_last(self) -> None:
+        """Remove the sample at the last position."""
+        position = self.size - 1
+        self._leave(position, self.group_at(position))
+        self._mark(position)
+        self.size -= 1
+
+    def restore(self, entries: NDArray[np.void], by_class: bool) -> None:
+        """Take over the index of a checkpoint, an entry for each sample."""
+        self.by_class, self.size = by_class, 0
+        size = len(entries)
+        self._allocate(max(size, _FIRST_CAPACITY))
+        self.size = size
+        self._ids[:size], self._labels[:size], self._ranks[:size] = (entries[name] for name in ("id", "label", "rank"))
+        for number, positions in self._grouped():
+            self._group(number).put(self._ranks[positions].astype(np.int64), positions)
+
+    def keep_classes(self) -> None:
+        """Let every class be a group from now on."""
+        self.by_class = True
+        self.groups.clear()
+        for number, positions in self._grouped():
+            self._ranks[positions] = np.arange(len(positions))
+            self._group(number).extend(positions)
+        self._mark(np.arange(self.size))
+
+    def changed(self) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
+        """Yield the keys and contents of the rows of the index that changed since the last call."""
+        # Rows past the last are those of entries that have gone.
+        rows = np.flatnonzero(self._dirty[: POSITIONS.rows(self.size)])
+        self._dirty[:] = False
+        return POSITIONS.pack(rows, self.size, {"id": self._ids, "label": self._labels, "rank": self._ranks})
+
+    def _mark(self, positions: Ints | int) -> None:
+        self._dirty[positions // _POSITIONS_PER_ROW] = True
+
+    def _group(self, number: int) -> Group:
+        """Return a group, an empty one if there is none."""
+        if number not in self.groups:
+            self.groups[number] = Group()
+        return self.groups[number]
+
+    def _leave(self, position: int, number: int) -> None:
+        """Take a position out of its group; the group's last takes its place."""
+        group, rank = self.groups[number], int(self._ranks[position])
+        last = group.pop()
+        if last != position:
+            group.put(rank, last)
+            self._ranks[last] = rank
+            self._mark(last)
+        if group.size == 0:
+            del self.groups[number]
+
+    def _grouped(self) -> Iterator[tuple[int, Ints]]:
+        """Yield the groups of all positions, and the positions of each in rising order."""
+        if self.size == 0:
+            return
+        groups = self.group_of(self.labels)
+        order = np.argsort(groups, kind="stable")
+        numbers, starts = np.unique(groups[order], return_index=True)
+        yield from zip(numbers.tolist(), np.split(order, starts[1:]), strict=True)
+
+    def _allocate(self, capacity: int) -> None:
+        self._ids = _grown(self._ids, self.size, capacity, 0)
+        self._labels = _grown(self._labels, self.size, capacity, -1)
+        self._ranks = _grown(self._ranks, self.size, capacity, 0)
+        rows = POSITIONS.rows(capacity)
+        if rows > len(self._dirty):
+            self._dirty = _grown(self._dirty, len(self._dirty), rows, False)
+
+
+class Decisions:
+    """The places of the samples of one `add`.
+
+    Attributes
+    ----------
+    positions
+        int64 [n]: the position in storage of each; -1 for a sample that storage does not keep.
+    writes
+        From a slot of memory to the sample that goes there now.
+    late
+        From a position to the sample that it holds now, for a swap that is bringing its earlier sample.
+    leaving
+        From a position to the slot which it loses and which has mutable fields that storage does not have yet.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.positions: Ints = np.full(count, -1, np.int64)
+        self.writes: dict[int, int] = {}
+        self.late: dict[int, int] = {}
+        self.leaving: dict[int, int] = {}
+
+    def lasting(self) -> Ints:
+        """Return the samples that storage keeps: those whose position no later one takes."""
+        taken = np.unique(self.positions[::-1], return_index=True)
+        last = len(self.positions) - 1 - taken[1][taken[0] >= 0]
+        return np.sort(last)
+
+
+class Placement:
+    """Members of storage and residents of memory. The only writer of both.
+
+    Parameters
+    ----------
+    seed
+        Of admission.
+    slots
+        Of memory.
+    limit
+        Most samples in storage; None for no limit.
+    by_class
+        Whether a group is a class.
+
+    Attributes
+    ----------
+    members
+        The samples of storage; for others to read.
+    planned, visible
+        int64 [slots]: the position that will be, or is, in a slot; -1 for none.
+    swapped
+        int64 [slots]: the step of the last swap of a slot, -1 before; admissions leave it as it is.
+    refreshed
+        bool [slots]: whether mutable fields changed since storage got them.
+    order
+        int64 [slots]: the slots, those in use first.
+    count, planned_count
+        Visible and planned samples.
+    of_group
+        Planned samples of each group.
+    arrivals
+        Samples that ever came.
+    seen
+        Those of them that storage is a sample of: forgotten ones do not count.
+    seen_of
+        The same for each label.
+    """
+
+    def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool) -> None:
+        self.members = Members(by_class)
+        self.limit = limit
+        self.arrivals = 0
+        self.seen = 0
+        self.seen_of: dict[int, int] = {}
+        self._oldest = 0  # the position that a ring replaces next
+        self._uniforms = Uniforms(seed, Purpose.ADMIT)
+        self._slot_of: NDArray[np.int32] = np.full(self.members.capacity, -1, np.int32)
+        self._empty_slots(slots)
+
+    def _empty_slots(self, slots: int) -> None:
+        self.planned: Ints = np.full(slots, -1, np.int64)
+        self.visible: Ints = np.full(slots, -1, np.int64)
+        self.swapped: Ints = np.full(slots, -1, np.int64)
+        self.refreshed: NDArray[np.bool_] = np.zeros(slots, np.bool_)
+        self.order: Ints = np.arange(slots)
+        self._rank: Ints = np.arange(slots)
+        self.count = 0
+        self.planned_count = 0
+        self.of_group: dict[int, int] = {}
+        self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
+        self._dirty: NDArray[np.bool_] = np.zeros(SLOTS.rows(slots), np.bool_)  # rows of the index to write
+        self._first_vacant = 0  # no slot before it is vacant
+
+    @property
+    def size(self) -> int:
+        """Samples in storage."""
+        return self.members.size
+
+    @property
+    def slots(self) -> int:
+        """Slots of memory."""
+        return len(self.planned)
+
+    @property
+    def slot_of(self) -> NDArray[np.int32]:
+        """int32 [size], in place: the slot for which each position is planned; -1 for none."""
+        return self._slot_of[: self.members.size]
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held."""
+        arrays = (self.planned, self.visible, self.swapped, self.refreshed, self.order, self._rank, self._dirty)
+        return self.members.memory_bytes + self._slot_of.nbytes + sum(array.nbytes for array in arrays)
+
+    def labels_and_ids(self, positions: Ints) -> tuple[Ints, Ints]:
+        """Return the labels and ids at positions, int64 [n] each."""
+        return self.members.labels[positions].astype(np.int64), self.members.ids[positions]
+
+    def occupied(self) -> Ints:
+        """Return the slots that hold a sample, in place."""
+        return self.order[: self.count]
+
+    def vacant(self) -> Ints:
+        """Return the slots for which nothing is planned, in rising order."""
+        return np.flatnonzero(self.planned < 0)
+
+    def has_vacant(self) -> bool:
+        """Whether there is a slot for which nothing is planned."""
+        return self.planned_count < len(self.planned)
+
+    def slots_of_group(self, number: int) -> Ints:
+        """Return the slots for which a sample of a group is planned, in rising order."""
+        used = np.flatnonzero(self.planned >= 0)
+        of_group: Ints = used[self.members.groups_at(self.planned[used]) == number]
+        return of_group
+
+    def is_complete(self, group: int) -> bool:
+        """Whether all of a group is or will be in memory."""
+        there = self.members.groups.get(group)
+        return there is None or self.of_group.get(group, 0) == there.size
+
+    def slot_shown(self, position: int) -> int:
+        """Return the slot in which a position is visible, -1 for none."""
+        slot = int(self._slot_of[position])
+        return slot if slot >= 0 and self.visible[slot] == position else self._leaving.get(position, -1)
+
+    def shown_elsewhere(self, slots: Ints, positions: Ints) -> Ints:
+        """Return the other slots that still show positions about to be shown in these slots.
+
+        A slot keeps the sample that was to leave it if its swap comes to nothing.
+        """
+        if not self._leaving:
+            return np.empty(0, np.int64)
+        leaving = {self._leaving.get(position, -1) for position in positions.tolist()}
+        return np.array(sorted(leaving - {-1, *slots.tolist()}), np.int64)
+
+    # Admission.
+
+    def draws(self, count: int) -> NDArray[np.float64]:
+        """Count samples as seen and return the random numbers that are theirs, [count, DRAWS]."""
+        uniforms = self._uniforms.at(DRAWS * self.arrivals, DRAWS * count).reshape(-1, DRAWS)
+        self.arrivals += count
+        self.seen += count
+        return uniforms
+
+    def count_labels(self, labels: Ints) -> None:
+        """Count samples as seen, by label."""
+        for label, count in zip(*(part.tolist() for part in np.unique(labels, return_counts=True)), strict=True):
+            self.count_label(label, count)
+
+    def count_label(self, label: int, count: int = 1) -> None:
+        """Count samples of a label as seen."""
+        self.seen_of[label] = self.seen_of.get(label, 0) + count
+
+    def extend(self, decisions: Decisions, samples: slice, labels: Ints, ids: Ints) -> None:
+        """Give samples new positions."""
+        first = self.members.extend(labels, ids)
+        if self.members.capacity > len(self._slot_of):
+            self._slot_of = _grown(self._slot_of, first, self.members.capacity, -1)
+        self._slot_of[first : self.members.size] = -1
+        decisions.positions[samples] = np.arange(first, self.members.size)
+
+    def replace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
+        """Let a sample take a position; if that is in memory, the sample is there, too."""
+        old = self.members.group_at(position)
+        self.members.replace(position, label, id)
+        new, planned, shown = self.members.group_at(position), int(self._slot_of[position]), self.slot_shown(position)
+        if old != new and planned >= 0:
+            self.of_group[old] -= 1
+            self.of_group[new] = self.of_group.get(new, 0) + 1
+        decisions.positions[sample] = position
+        decisions.leaving.pop(position, None)
+        if shown >= 0:
+            decisions.writes[shown] = sample
+            self.refreshed[shown] = False
+        if planned >= 0 and planned != shown:
+            decisions.late[position] = sample
+
+    def displace(self, decisions: Decisions, sample: int, position: int, label: int, id: int) -> None:
+        """Let a sample take a position, which leaves memory."""
+        decisions.positions[decisions.positions == position] = -1
+        shown = self.leave_memory(position)
+        decisions.writes.pop(shown, None)
+        decisions.late.pop(position, None)
+        decisions.leaving.pop(position, None)
+        self.members.replace(position, label, id)
+        decisions.positions[sample] = position
+
+    def next_oldest(self, count: int) -> Ints:
+        """Return the next positions that a ring replaces."""
+        size = max(1, self.members.size)
+        positions = (self._oldest % size + np.arange(count)) % size
+        self._oldest = int(self._oldest + count) % size
+        return positions
+
+    def put(self, decisions: Decisions, samples: Iterable[int], slots: Iterable[int]) -> None:
+        """Let samples that storage holds take slots at once, one after the other."""
+        for sample, slot in zip(samples, slots, strict=True):
+            position = int(decisions.positions[sample])
+            if self.refreshed[slot]:
+                decisions.leaving[int(self.visible[slot])] = slot
+            self.plan(slot, position)
+            self.show(np.array([slot]), np.array([position]))
+            decisions.writes[slot] = sample
+
+    def put_in_vacant(self, decisions: Decisions, samples: Iterable[int]) -> None:
+        """Let samples take vacant slots; there must be enough."""
+        for sample in samples:
+            self.put(decisions, (sample,), (self._vacant_slot(),))
+
+    def _vacant_slot(self) -> int:
+        while not (some := self.planned[self._first_vacant : self._first_vacant + _LOOK] < 0).any():
+            self._first_vacant += _LOOK
+        self._first_vacant += int(some.argmax())
+        return self._first_vacant
+
+    # Slots.
+
+    def plan(self, slot: int, position: int) -> None:
+        """Decide the next position of a slot; -1 for none."""
+        old = int(self.planned[slot])
+        if old >= 0:
+            self._slot_of[old] = -1
+            self._count(old, -1)
+        self.planned[slot] = position
+        self._mark(slot)
+        shown = int(self.visible[slot])
+        if shown >= 0 and shown != position:
+            self._leaving[shown] = slot
+        elif shown >= 0:
+            self._leaving.pop(shown, None)
+        if position >= 0:
+            self._slot_of[position] = slot
+            self._count(position, 1)
+        else:
+            self._first_vacant = min(self._first_vacant, slot)
+
+    def plan_swaps(self, slots: Ints, positions: Ints) -> None:
+        """Decide the next positions of distinct slots, each of which has a position planned and visible."""
+        old = self.planned[slots]
+        for numbers, change in ((old, -1), (positions, 1)):
+            for group in self.members.groups_at(numbers).tolist():
+                self.of_group[group] = self.of_group.get(group, 0) + change
+        self._slot_of[old] = -1
+        self.planned[slots] = positions
+        self._slot_of[positions] = slots
+        self._leaving.update(zip(self.visible[slots].tolist(), slots.tolist(), strict=True))
+        self._mark(slots)
+
+    def note_swaps(self, slots: Ints, step: int) -> None:
+        """Note the step in which slots are swapped."""
+        self.swapped[slots] = step
+        self._mark(slots)
+
+    def show(self, slots: Ints, positions: Ints) -> None:
+        """Note the positions that distinct slots hold now."""
+        for position in self.visible[slots].tolist():
+            self._leaving.pop(position, None)
+        self.visible[slots] = positions
+        self.refreshed[slots] = False
+        for slot in slots[self._rank[slots] >= self.count].tolist():
+            self._move(slot, self.count)
+            self.count += 1
+        self._mark(slots)
+
+    def hide(self, slots: Ints) -> None:
+        """Note that slots hold nothing any more."""
+        slots = slots[self.visible[slots] >= 0]
+        self._mark(slots)
+        for slot in slots.tolist():
+            self._leaving.pop(int(self.visible[slot]), None)
+            self.visible[slot] = -1
+            self.refreshed[slot] = False
+            self.count -= 1
+            self._move(slot, self.count)
+
+    def keep_shown(self, slot: int) -> None:
+        """Let a slot keep its visible sample, if no other slot is to have that; nothing else comes."""
+        shown = int(self.visible[slot])
+        self.plan(slot, -1)
+        if shown >= 0 and self._slot_of[shown] < 0:
+            self.plan(slot, shown)
+
+    def drop_unreadable(self, slot: int) -> None:
+        """Note that the sample of a slot could not be read: the slot shows nothing, and awaits only another sample."""
+        position = int(self.visible[slot])
+        self.hide(np.array([slot]))
+        if self.planned[slot] == position:
+            self.plan(slot, -1)
+
+    def note_refreshed(self, slots: Ints, refreshed: bool) -> None:
+        """Note whether slots have mutable fields that storage does not have yet."""
+        self.refreshed[slots] = refreshed
+
+    # Removal.
+
+    def leave_memory(self, position: int) -> int:
+        """Take a position out of memory; return the slot that showed it, -1 for none."""
+        slot, shown = int(self._slot_of[position]), self.slot_shown(position)
+        if shown >= 0:
+            self.hide(np.array([shown]))
+        if slot >= 0:
+            # A swap that was bringing it comes to nothing.
+            self.keep_shown(slot)
+        return shown
+
+    def uncount(self, doomed: Ints) -> None:
+        """Let the stream be one in which the samples at some positions never came.
+
+        Storage may have dropped others of the stream that would be forgotten now. Their number is an estimate: in each
+        class the dropped samples have the same share of them as the stored ones.
+        """
+        labels = self.members.labels
+        if 0 < len(doomed) < self.size and self.limit is not None and self.seen > self.size:
+            # A reservoir with room to spare would keep every sample to come, and be no uniform sample any more. One
+            # that has forgotten everything is as it was in the beginning.
+            self.limit = self.size - len(doomed)
+        for label in np.unique(labels[doomed]).tolist():
+            gone = int(np.count_nonzero(labels[doomed] == label))
+            there = int(np.count_nonzero(labels == label))
+            seen = self.seen_of.get(label, there)
+            lost = round(seen * gone / there)
+            self.seen -= lost
+            self.seen_of[label] = seen - lost
+        self.seen = max(self.seen, self.size - len(doomed))
+
+    def movers(self, doomed: Ints) -> Ints:
+        """Return the positions whose samples take the places of those that go."""
+        return np.setdiff1d(np.arange(self.size - len(doomed), self.size), doomed)
+
+    def move(self, position: int, old: int) -> None:
+        """Give the sample at `old` a position whose sample is gone."""
+        self.members.replace(position, int(self.members.labels[old]), int(self.members.ids[old]))
+        planned, shown = int(self._slot_of[old]), self.slot_shown(old)
+        self._slot_of[position], self._slot_of[old] = planned, -1
+        if planned >= 0:
+            self.planned[planned] = position
+            self._mark(planned)
+        if shown >= 0:
+            self.visible[shown] = position
+            self._mark(shown)
+        if old in self._leaving:
+            self._leaving[position] = self._leaving.pop(old)
+
+    def remove_last(self, count: int) -> Ints:
+        """Remove the samples at the last positions; return the keys of the rows that the index no longer needs."""
+        before = POSITIONS.rows(self.size)
+        for _ in range(count):
+            self._slot_of[self.size - 1] = -1
+            self.members.remove_last()
+        return POSITIONS.keys(POSITIONS.rows(self.size), before)
+
+    # Sizes.
+
+    def set_limit(self, limit: int) -> None:
+        """Change how many samples storage may hold."""
+        self.limit = limit
+
+    def slots_kept(self, slots: int, by_class: bool, random: np.random.Generator) -> Ints:
+        """Return the slots that stay in a memory of another size, in rising order.
+
+        All stay, or as many as there is room for, drawn at random; `by_class`, large classes give way first.
+        """
+        if slots >= self.slots:
+            return np.arange(self.slots)
+        used = random.permutation(np.flatnonzero((self.planned >= 0) | (self.visible >= 0)))
+        if by_class and len(used) > slots:
+            holder = np.where(self.planned[used] >= 0, self.planned[used], self.visible[used])
+            labels = self.members.labels[holder]
+            # The rank of each within its class: those of low rank stay, so that classes give way evenly.
+            order = np.argsort(labels, kind="stable")
+            starts = np.searchsorted(labels[order], labels[order])
+            ranks = np.empty(len(used), np.int64)
+            ranks[order] = np.arange(len(used)) - starts
+            used = used[np.argsort(ranks, kind="stable")]
+        return np.sort(used[:slots])
+
+    def resize_memory(self, slots: int, keep: Ints) -> Ints:
+        """Change the number of slots; return the new number of each old slot, -1 for one that is gone.
+
+        Parameters
+        ----------
+        slots
+            How many there are from now on.
+        keep
+            int64 [k]: the old slots that stay, in rising order, as slots 0 to k - 1.
+        """
+        number = np.full(self.slots, -1, np.int64)
+        number[keep] = np.arange(len(keep))
+        for slot in np.flatnonzero(number < 0).tolist():
+            self.plan(slot, -1)
+        planned, visible, swapped = (np.full(slots, -1, np.int64) for _ in range(3))
+        planned[: len(keep)], visible[: len(keep)] = self.planned[keep], self.visible[keep]
+        swapped[: len(keep)] = self.swapped[keep]
+        order = np.concatenate([np.flatnonzero(visible >= 0), np.flatnonzero(visible < 0)])
+        self._empty_slots(slots)
+        self._restore_slots(planned, visible, swapped, order)
+        # Slots that were never used need no row: storage may be smaller than an index of all.
+        self._mark(np.flatnonzero((planned >= 0) | (visible >= 0) | (swapped >= 0) | (order != np.arange(slots))))
+        return number
+
+    # Checkpoints.
+
+    def state(self) -> dict[str, Any]:
+        """Return the counters, for JSON."""
+        return {
+            "limit": self.limit, "arrivals": self.arrivals, "seen": self.seen, "oldest": self._oldest,
+            "seen_of": [[label, count] for label, count in self.seen_of.items()],
+        }  # fmt: skip
+
+    def changed(self) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
+        """Yield the keys and contents of the rows of the index that changed since the last call."""
+        rows = np.flatnonzero(self._dirty)
+        self._dirty[:] = False
+        columns = {"planned": self.planned, "visible": self.visible, "swapped": self.swapped, "order": self.order}
+        return chain(self.members.changed(), SLOTS.pack(rows, self.slots, columns))
+
+    def restore_members(self, entries: NDArray[np.void], by_class: bool) -> None:
+        """Take over the samples of a checkpoint."""
+        self.members.restore(entries, by_class)
+        self._slot_of = np.full(self.members.capacity, -1, np.int32)
+
+    def keep_classes(self) -> None:
+        """Let every class be a group from now on; before `restore_slots`."""
+        self.members.keep_classes()
+
+    def restore_slots(self, entries: NDArray[np.void], state: Mapping[str, Any]) -> None:
+        """Take over the slots of a checkpoint, an entry for each, and the counters."""
+        planned, visible, swapped, order = (
+            entries[name].astype(np.int64) for name in ("planned", "visible", "swapped", "order")
+        )
+        self._restore_slots(planned, visible, swapped, order)
+        self.limit, self.arrivals, self.seen = state["limit"], state["arrivals"], state["seen"]
+        self._oldest, self.seen_of = state["oldest"], dict(state["seen_of"])
+
+    def _restore_slots(self, planned: Ints, visible: Ints, swapped: Ints, order: Ints) -> None:
+        self.planned[:], self.visible[:], self.swapped[:], self.order[:] = planned, visible, swapped, order
+        self._rank[order] = np.arange(len(order))
+        self.count = int(np.count_nonzero(visible >= 0))
+        leaving = np.flatnonzero((visible >= 0) & (visible != planned))
+        self._leaving = dict(zip(visible[leaving].tolist(), leaving.tolist(), strict=True))
+        used = np.flatnonzero(planned >= 0)
+        self._slot_of[planned[used]] = used
+        self.planned_count = len(used)
+        groups, counts = np.unique(self.members.groups_at(planned[used]), return_counts=True)
+        self.of_group = dict(zip(groups.tolist(), counts.tolist(), strict=True))
+
+    def _count(self, position: int, change: int) -> None:
+        group = self.members.group_at(position)
+        self.of_group[group] = self.of_group.get(group, 0) + change
+        self.planned_count += change
+
+    def _move(self, slot: int, rank: int) -> None:
+        """Give a slot a rank in the order; the slot of that rank gets its own."""
+        other, old = int(self.order[rank]), int(self._rank[slot])
+        self.order[rank], self.order[old] = slot, other
+        self._rank[slot], self._rank[other] = rank, old
+        self._mark(rank)
+        self._mark(old)
+
+    def _mark(self, slots: Ints | int) -> None:
+        self._dirty[slots // _SLOTS_PER_ROW] = True
+
+
+def _grown(array: NDArray[Any], size: int, capacity: int, empty: int) -> NDArray[Any]:
+    """Return a longer copy of the first elements of an array."""
+    grown = np.full(capacity, empty, array.dtype)
+    grown[:size] = array[:size]
+    return grown

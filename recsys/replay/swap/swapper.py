@@ -1,0 +1,550 @@
+"""Swaps: a thread reads the samples that come into memory, the boundary between steps puts them in place."""
+
+import os
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.errors import CorruptionError
+from memhier.recsys.replay.ahead import Ahead
+from memhier.recsys.replay.batch import Batch
+from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.placement.placement import Decisions, Placement
+from memhier.recsys.replay.schema import Columns
+from memhier.recsys.replay.settings import Settings
+from memhier.recsys.replay.storage.index import SLOTS
+from memhier.recsys.replay.storage.storage import Storage
+from memhier.recsys.replay.streams import Purpose, stream
+from memhier.recsys.replay.swap.policies import GateSwap, Pool, Used, swaps
+
+__all__ = ["Swap", "Swapper"]
+
+Ints = NDArray[np.int64]
+
+_READ_BYTES = 32 * 2**20  # of samples that are brought back together
+_REFILLS = 256  # vacant slots that one step fills
+
+
+@dataclass(slots=True)
+class Swap:
+    """The samples that a step brings in.
+
+    Attributes
+    ----------
+    step
+        In which it was decided.
+    slots, positions
+        int64 [k]: the slot of each position; -1 for a position that comes no more.
+    columns
+        Of the samples, to be read.
+    room
+        The arrays that they lie in, which may be larger.
+    read
+        Ends once they were read.
+    late
+        From a position to columns [1] that it has got since.
+    """
+
+    step: int
+    slots: Ints
+    positions: Ints
+    columns: Columns
+    room: Columns
+    read: "Future[None] | None" = None
+    late: dict[int, Columns] = field(default_factory=dict)
+
+
+class Swapper:
+    """Moves samples between storage and memory. The only writer of memory.
+
+    Parameters
+    ----------
+    settings, storage, placement, memory, ahead
+        Of the buffer.
+
+    Attributes
+    ----------
+    step
+        How many steps have ended.
+    under_way
+        Swaps that have not arrived, the oldest first.
+    swapped, errors
+        Samples that arrived, and samples of memory or swaps that could not be read.
+    stalls, stall_s
+        Swaps that a step waited for, and seconds it waited.
+    read_s
+        Seconds that the thread has spent reading and decoding.
+    at_odds
+        Whether a change of both memory and placement began and did not end: an error leaves it True for good.
+    """
+
+    def __init__(
+        self, settings: Settings, storage: Storage, placement: Placement, memory: Memory, ahead: Ahead
+    ) -> None:
+        self._settings = settings
+        self._schema = settings.schema
+        self._storage = storage
+        self._placement = placement
+        self._memory = memory
+        self._ahead = ahead
+        self._thread: ThreadPoolExecutor | None = None
+        self._spare: list[Columns] = []
+        self._pid = os.getpid()
+        self._last_boundary = time.perf_counter()
+        self.step = 0
+        self.under_way: deque[Swap] = deque()
+        self.swapped = 0
+        self.errors = 0
+        self.stalls = 0
+        self.stall_s = 0.0
+        self.read_s = 0.0
+        self.at_odds = False
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held by the samples read, and by arrays to be filled again."""
+        return sum(map(_bytes, self._spare)) + sum(_bytes(swap.room) for swap in self.under_way)
+
+    def stats(self) -> dict[str, Any]:
+        """Return plain numbers."""
+        return {
+            "swapped": self.swapped,
+            "under_way": sum(len(swap.slots) for swap in self.under_way),
+            "stalls": self.stalls,
+            "stall_s": self.stall_s,
+            "read_s": self.read_s,
+            "errors": self.errors,
+        }
+
+    def close(self) -> None:
+        """Stop the thread."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._thread.shutdown(wait=True, cancel_futures=True)
+        self.under_way.clear()
+
+    # Samples that are added, changed or held.
+
+    def take_in(self, decisions: Decisions, columns: Columns, labels: Ints, ids: Ints) -> Ints:
+        """Write samples that were admitted to storage and memory; return the slot of each, -1 for none."""
+        if decisions.leaving:
+            self._write_back(*np.array([*decisions.leaving.items()], np.int64).T)
+        kept = decisions.lasting()
+        if len(kept):
+            positions = decisions.positions[kept]
+            if self._placement.limit is not None:
+                self._ahead.replaced(positions)
+            self._storage.append(positions, columns if len(kept) == len(labels) else _chosen(columns, kept))
+        slots: Ints = np.full(len(labels), -1, np.int64)
+        if decisions.writes:
+            where, taken = np.array([*decisions.writes.items()], np.int64).T
+            self._memory.write(where, self._storage.round_trip(_chosen(columns, taken)), labels[taken], ids[taken])
+            slots[taken] = where
+        for position, sample in decisions.late.items():
+            # A copy: the caller may use its arrays again before the swap arrives.
+            self._arrive_late(position, self._storage.round_trip(_chosen(columns, [sample])))
+        return slots
+
+    def refresh(self, slots: Ints, ids: Ints, values: Columns) -> None:
+        """Give samples that are still in their slots new values of mutable fields."""
+        there = self._still_there(slots, ids)
+        stored = self._storage.round_trip_side(_chosen(values, there))
+        self.at_odds = True
+        self._memory.write(slots[there], stored)
+        self._placement.note_refreshed(slots[there], True)
+        self.at_odds = False
+
+    def write_back(self) -> None:
+        """Give storage all mutable fields that only memory has."""
+        stale = np.flatnonzero(self._placement.refreshed)
+        if len(stale):
+            self._write_back(self._placement.visible[stale], stale)
+            self._placement.note_refreshed(stale, False)
+
+    def _write_back(self, positions: Ints, slots: Ints) -> None:
+        """Give storage the mutable fields of samples that leave memory.
+
+        Swaps that are under way and bring them back have read them before.
+        """
+        columns = {name: self._memory.views[name][slots] for name in self._schema.mutable}
+        self._storage.append_side(positions, columns)
+        for index, position in enumerate(positions.tolist()):
+            self._arrive_late(position, _chosen(columns, slice(index, index + 1)))
+
+    def _arrive_late(self, position: int, columns: Columns) -> None:
+        """Let a swap that is bringing a position bring these values of it."""
+        for swap in self.under_way:
+            if (swap.positions == position).any():
+                swap.late[position] = swap.late.get(position, {}) | columns
+
+    def _still_there(self, slots: Ints, ids: Ints) -> NDArray[np.bool_]:
+        """Return which slots still show the samples of these ids."""
+        placement, there = self._placement, slots < self._placement.slots
+        there[there] = (placement.visible[slots[there]] >= 0) & (self._memory.ids[slots[there]] == ids[there])
+        return there
+
+    def hold(self, ids: Ints) -> int:
+        """Bring stored samples into memory, in place of others of their groups; return how many came."""
+        placement, members = self._placement, self._placement.members
+        wanted = np.flatnonzero(np.isin(members.ids, ids))
+        missing = wanted[placement.slot_of[wanted] < 0]
+        # Slots whose sample stays, and is not wanted.
+        free = np.flatnonzero((placement.planned >= 0) & (placement.planned == placement.visible))
+        free = free[~np.isin(placement.planned[free], wanted)]
+        free = stream(self._settings.seed, Purpose.HOLD, self.step).permutation(free)
+        groups, missing_groups = members.groups_at(placement.planned[free]), members.groups_at(missing)
+        slots, positions = [], []
+        for group in np.unique(missing_groups).tolist():
+            coming = missing[missing_groups == group]
+            leaving = free[groups == group][: len(coming)]
+            slots.append(leaving)
+            positions.append(coming[: len(leaving)])
+        if not slots:
+            return 0
+        where, which = np.concatenate(slots), np.concatenate(positions)
+        # A wanted sample may be leaving another slot, with values that storage has to get before they are read.
+        elsewhere = self._take_back(where, which)
+        columns = self._schema.empty(len(which))
+        self._storage.read(which, columns)
+        if len(elsewhere):
+            self._empty(elsewhere)
+        placement.plan_swaps(where, which)
+        self._memory.write(where, columns, *placement.labels_and_ids(which))
+        placement.show(where, which)
+        return len(where)
+
+    def _take_back(self, slots: Ints, positions: Ints) -> Ints:
+        """Write back the samples that slots lose to positions; return the other slots that show these."""
+        elsewhere = self._placement.shown_elsewhere(slots, positions)
+        stale = np.concatenate([slots, elsewhere])
+        stale = stale[self._placement.refreshed[stale]]
+        if len(stale):
+            self._write_back(self._placement.visible[stale], stale)
+        return elsewhere
+
+    def _empty(self, slots: Ints) -> None:
+        """Show nothing in slots any more, and overwrite the samples."""
+        self._memory.clear(slots)
+        self._placement.hide(slots)
+
+    # The end of a step.
+
+    def checked_scores(self, scores: Any, slots: Ints, ids: Ints) -> NDArray[Any] | None:
+        """Return the scores of a batch as the policy takes them; raise for others."""
+        policy = self._settings.policy
+        if policy is None:
+            return None
+        checked = policy.check_scores(scores, len(slots))
+        if isinstance(policy, GateSwap) and checked is not None:
+            # Scores are those of a sample: they do not judge one that has taken its place.
+            policy.check_labels(checked, self._memory.labels[slots[self._still_there(slots, ids)]])
+        return checked
+
+    def end_step(self, slots: Ints, ids: Ints, scores: NDArray[Any] | None) -> None:
+        """Let swaps arrive that are due, and decide on those of this step.
+
+        Parameters
+        ----------
+        slots, ids
+            int64 [n]: those of the batch that was used.
+        scores
+            As `checked_scores` returned them.
+        """
+        policy, before = self._settings.policy, self.stall_s
+        try:
+            try:
+                self._arrive()
+            finally:
+                if policy is not None:
+                    self._decide(slots, ids, scores)
+            if self._settings.delay == 0:
+                self._arrive()
+        finally:
+            self.step += 1
+            if self._ahead.asked:
+                self._ahead.end_step()
+            now = time.perf_counter()
+            if policy is not None:
+                policy.ratio.stalled(self.stall_s - before, now - self._last_boundary)
+            self._last_boundary = now
+
+    def _decide(self, slots: Ints, ids: Ints, scores: NDArray[Any] | None) -> None:
+        """Choose the samples that leave and those that come in, and begin to read these."""
+        policy, placement = self._settings.policy, self._placement
+        assert policy is not None
+        known = slots < len(placement.planned)
+        if not known.all():
+            slots, ids, scores = slots[known], ids[known], None if scores is None else scores[known]
+        if len(set(slots.tolist())) < len(slots):
+            distinct = np.sort(np.unique(slots, return_index=True)[1])
+            slots, ids, scores = slots[distinct], ids[distinct], None if scores is None else scores[distinct]
+        swapped = placement.swapped[slots]
+        # A slot whose swap has not arrived yet, or only now, was not used with the sample that is in it.
+        free = (swapped < 0) | (swapped + self._settings.delay < self.step)
+        free &= placement.planned[slots] >= 0
+        if scores is not None:
+            # Scores are those of a sample: they do not judge one that has taken its place.
+            free &= self._memory.ids[slots] == ids
+            scores = scores[free]
+        slots, swapped = slots[free], swapped[free]
+        random = stream(self._settings.seed, Purpose.SWAP, self.step)
+        labels = placement.members.labels[placement.planned[slots]].astype(np.int64)
+        groups = placement.members.group_of(labels)
+        chosen = policy.victims(Used(groups, labels, swapped, scores), swaps(policy.ratio, len(slots)), random)
+        leaving, entering = self._incoming(slots[chosen], self._mixed(groups[chosen], random), random)
+        self.at_odds = True
+        placement.plan_swaps(leaving, entering)
+        if placement.planned_count < min(len(placement.planned), placement.members.size):
+            filled, filling = self._refills(random)
+            leaving, entering = np.concatenate([leaving, filled]), np.concatenate([entering, filling])
+        if len(leaving):
+            placement.note_swaps(leaving, self.step)
+            self._issue(self.step, leaving, entering)
+        self.at_odds = False
+
+    def _mixed(self, groups: Ints, random: np.random.Generator) -> Ints:
+        """Return the groups that come in for these: others, if memory has fewer slots than there are classes.
+
+        Those in memory are then any of all classes, equally likely, as slots and classes are chosen without looking.
+        """
+        settings, there = self._settings, self._placement.members.groups
+        if not settings.admission.by_class or settings.same_class or len(there) <= self._placement.slots:
+            return groups
+        inside = self._placement.of_group
+        outside = np.array(sorted(number for number in there if not inside.get(number)), np.int64)
+        count = min(len(outside), len(groups))
+        entering = groups.copy()
+        entering[random.permutation(len(groups))[:count]] = random.permutation(outside)[:count]
+        return entering
+
+    def _incoming(self, slots: Ints, groups: Ints, random: np.random.Generator) -> tuple[Ints, Ints]:
+        """Return which of the slots get which positions: all of them, if their groups have enough."""
+        assert self._settings.policy is not None
+        of_groups: dict[int, list[int]] = {}
+        for index, group in enumerate(groups.tolist()):
+            of_groups.setdefault(group, []).append(index)
+        entering = np.full(len(slots), -1, np.int64)
+        for group, of_group in of_groups.items():
+            pool = Pool(self._placement, group)
+            drawn = self._settings.policy.incoming(pool, min(len(of_group), len(pool)), random)
+            entering[of_group[: len(drawn)]] = drawn
+        there = entering >= 0
+        return slots[there], entering[there]
+
+    def _refills(self, random: np.random.Generator) -> tuple[Ints, Ints]:
+        """Plan samples for vacant slots; return these slots and the positions planned."""
+        placement, members = self._placement, self._placement.members
+        filled: list[tuple[int, int]] = []
+        for slot in placement.vacant()[:_REFILLS].tolist():
+            every = (Pool(placement, group) for group in sorted(members.groups))
+            pools = [pool for pool in every if len(pool)]
+            if not pools:
+                break
+            if self._settings.admission.by_class:
+                pool = min(pools, key=lambda pool: placement.of_group.get(pool.group, 0))
+            else:
+                shares = np.cumsum([len(pool) for pool in pools])
+                pool = pools[int(np.searchsorted(shares, random.integers(shares[-1]), "right"))]
+            position = int(pool.draw(1, random)[0])
+            placement.plan(slot, position)
+            filled.append((slot, position))
+        pairs = np.array(filled, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def _issue(self, step: int, slots: Ints, positions: Ints) -> None:
+        """Begin to read."""
+        room = self._room(len(slots))
+        swap = Swap(step, slots, positions, _chosen(room, slice(len(slots))), room)
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "carousel")
+        swap.read = self._thread.submit(self._read, swap)
+        self.under_way.append(swap)
+
+    def _room(self, count: int) -> Columns:
+        """Return columns for `count` samples to be read into."""
+        for index, columns in enumerate(self._spare):
+            if len(next(iter(columns.values()))) >= count:
+                return self._spare.pop(index)
+        self._spare.clear()
+        return self._schema.empty(count)
+
+    def _read(self, swap: Swap) -> None:
+        start = time.perf_counter()
+        self._storage.read(swap.positions, swap.columns)
+        self.read_s += time.perf_counter() - start
+
+    # Arrivals.
+
+    def _arrive(self) -> None:
+        """Put swaps in place that are due.
+
+        A swap stays under way until it has arrived: after an interrupt, the next step finds it again.
+
+        Raises
+        ------
+        OSError, CorruptionError
+            If samples could not be read. The samples that they were to replace stay; all others have arrived.
+        """
+        failure: BaseException | None = None
+        while self.under_way and self.under_way[0].step <= self.step - self._settings.delay:
+            swap = self.under_way[0]
+            error = self._outcome(swap)
+            # Samples that nothing has come before.
+            wanted: NDArray[np.bool_] = self._placement.planned[swap.slots] == swap.positions
+            wanted &= (self._placement.visible[swap.slots] != swap.positions) & (swap.positions >= 0)
+            readable: NDArray[np.bool_] = wanted
+            if error is not None:
+                readable, failure = self._read_one_by_one(swap, wanted)
+            self.at_odds = True
+            for slot in swap.slots[wanted & ~readable].tolist():
+                self._placement.keep_shown(slot)
+            self._install(swap, np.flatnonzero(wanted & readable))
+            self.under_way.popleft()
+            if len(self._spare) < 2:
+                self._spare.append(swap.room)
+            self.at_odds = False
+        if failure is not None:
+            self.errors += 1
+            raise failure
+
+    def _outcome(self, swap: Swap) -> BaseException | None:
+        """Wait until a swap was read; return the error of the read."""
+        assert swap.read is not None
+        if swap.read.done():
+            return swap.read.exception()
+        start = time.perf_counter()
+        self.stalls += 1
+        try:
+            return swap.read.exception()
+        finally:
+            self.stall_s += time.perf_counter() - start
+
+    def _install(self, swap: Swap, index: Ints) -> None:
+        slots, positions = swap.slots[index], swap.positions[index]
+        elsewhere = self._take_back(slots, positions)
+        if len(elsewhere):
+            self._empty(elsewhere)
+        for position, newer in swap.late.items():
+            for name, values in newer.items():
+                swap.columns[name][swap.positions == position] = values
+        # A whole swap, the usual case, needs no copy.
+        columns = swap.columns if len(index) == len(swap.slots) else _chosen(swap.columns, index)
+        self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
+        self._placement.show(slots, positions)
+        self.swapped += len(slots)
+
+    def _read_one_by_one(self, swap: Swap, wanted: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], BaseException | None]:
+        """Read a swap sample by sample; return which could be read, and the first failure."""
+        readable = np.zeros(len(wanted), np.bool_)
+        failure: BaseException | None = None
+        for index in np.flatnonzero(wanted).tolist():
+            one = slice(index, index + 1)
+            try:
+                self._storage.read(swap.positions[one], _chosen(swap.columns, one))
+                readable[index] = True
+            except (CorruptionError, OSError) as error:
+                if failure is None:
+                    id = int(self._placement.members.ids[swap.positions[index]])
+                    error.add_note(f"the sample of id {id} could not be swapped in; forget({{'id': {id}}}) removes it")
+                    failure = error
+        return readable, failure
+
+    # Removal, sizes, checkpoints.
+
+    def drop(self, doomed: Ints) -> None:
+        """Take samples out of memory, and out of swaps under way once these were read."""
+        self._settle()
+        for position in doomed.tolist():
+            slot = self._placement.leave_memory(position)
+            if slot >= 0:
+                self._memory.clear(np.array([slot]))
+            for swap in self.under_way:
+                gone = swap.positions == position
+                for values in swap.columns.values():
+                    values[gone] = 0
+                swap.positions[gone] = -1
+                swap.late.pop(position, None)
+
+    def renamed(self, position: int, old: int) -> None:
+        """Note that the sample at position `old` has moved to another."""
+        for swap in self.under_way:
+            swap.positions[swap.positions == old] = position
+            if old in swap.late:
+                swap.late[position] = swap.late.pop(old)
+
+    def _settle(self) -> None:
+        """Wait until everything under way was read; a failure is told when it is due."""
+        for swap in self.under_way:
+            if swap.read is not None:
+                swap.read.exception()
+
+    def resize(self, slots: int, random: np.random.Generator) -> None:
+        """Move memory to a slab of another size; if it shrinks, slots drawn at random go."""
+        self._settle()
+        placement, old = self._placement, self._placement.slots
+        keep = placement.slots_kept(slots, self._settings.admission.by_class, random)
+        memory = Memory.make(self._schema, slots)
+        self.write_back()
+        batch = Batch.empty(self._schema, len(keep))
+        self._memory.read(keep, batch)
+        memory.write(np.arange(len(keep)), batch.data, batch.labels, batch.ids)
+        number = placement.resize_memory(slots, keep)
+        for swap in self.under_way:
+            there = number[swap.slots] >= 0
+            swap.columns = _chosen(swap.columns, there)
+            swap.slots, swap.positions = number[swap.slots[there]], swap.positions[there]
+        self._storage.drop_index_rows(SLOTS.keys(0, SLOTS.rows(old)))
+        self._memory.adopt(memory)
+
+    def state(self) -> list[list[Any]]:
+        """Return the step, the slots and the positions of each swap under way, for JSON."""
+        there = [(swap, swap.positions >= 0) for swap in self.under_way]
+        return [[swap.step, swap.slots[some].tolist(), swap.positions[some].tolist()] for swap, some in there]
+
+    def restore(self, step: int) -> list[int]:
+        """Read the visible samples of a checkpoint into memory; return the ids of damaged ones, which have left it."""
+        self.step = step
+        visible = self._placement.visible
+        # In the order of storage: neighbours share pages and reads.
+        used = np.argsort(visible, kind="stable")[np.count_nonzero(visible < 0) :]
+        together = max(1, _READ_BYTES // (self._schema.sample_bytes + 64))
+        damaged: list[int] = []
+        for start in range(0, len(used), together):
+            some = used[start : start + together]
+            damaged += self._show_readable(some, visible[some])
+        return damaged
+
+    def resume(self, state: Sequence[Sequence[Any]], damaged: int) -> None:
+        """Read again the swaps that were under way, and count damaged samples."""
+        self.errors += damaged
+        for step, slots, positions in state:
+            self._issue(step, np.array(slots, np.int64), np.array(positions, np.int64))
+
+    def _show_readable(self, slots: Ints, positions: Ints) -> list[int]:
+        """Read samples into their slots, empty the slots of damaged ones, and return the ids of these."""
+        columns = self._schema.empty(len(slots))
+        try:
+            self._storage.read(positions, columns)
+        except CorruptionError:
+            half = len(slots) // 2
+            if half:
+                found = self._show_readable(slots[:half], positions[:half])
+                return found + self._show_readable(slots[half:], positions[half:])
+            self._placement.drop_unreadable(int(slots[0]))
+            return [int(self._placement.members.ids[positions[0]])]
+        self._memory.write(slots, columns, *self._placement.labels_and_ids(positions))
+        return []
+
+
+def _chosen(columns: Mapping[str, NDArray[Any]], which: Any) -> Columns:
+    """Return some samples of columns."""
+    return {name: values[which] for name, values in columns.items()}
+
+
+def _bytes(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())
