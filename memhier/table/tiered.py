@@ -145,6 +145,11 @@ class Tiered:
         return self._parts.batch
 
     @property
+    def closed(self) -> bool:
+        """Whether the tier was closed."""
+        return not self._parts.alive
+
+    @property
     def policy(self) -> Policy:
         """Who decides what stays: for announcing batches to Belady."""
         self._calls.check_open()
@@ -392,6 +397,21 @@ class Tiered:
         with self._commits.settled():
             checked = self._commits.checked(values)
             return self._commits.beside(checked)
+
+    @shielded
+    def keep_way_back(self, further: bool = False) -> None:
+        """Let each commit from now on keep the commit before it, so that the store can go back to that one.
+
+        With `further` a commit keeps the one that the last commit kept, and not the last commit.
+        """
+        self._calls.check_open()
+        self._log.way_back, self._log.way_back_further = True, further
+
+    @shielded
+    def stored_keys(self) -> Iterator[Ints]:
+        """Return an iterator over the keys whose rows are on SSD, in blocks; no row may be written meanwhile."""
+        self._calls.check_open()
+        return self._log.keys()
 
     @shielded
     def stats(self) -> dict[str, Any]:

@@ -250,7 +250,7 @@ class Tables:
     def planner_if_open(self) -> Belady | None:
         """The same; None once closed."""
         # At the end of the interpreter the tier closes by itself.
-        return self.planner if self._open and self._tier._parts.alive else None
+        return self.planner if self._open and not self._tier.closed else None
 
     @property
     def is_planned(self) -> bool:
@@ -417,7 +417,7 @@ class Tables:
 
     def stored(self) -> Iterator[Ints]:
         """Yield the keys whose rows are on SSD, in blocks; nothing may be written meanwhile."""
-        yield from self._tier._parts.log.keys()
+        yield from self._tier.stored_keys()
 
     def scratch(self, count: int) -> Floats:
         """Return so many floats to work with inside of a change of rows, until the next call."""

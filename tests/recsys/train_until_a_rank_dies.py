@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
+from memhier.log.row_log import RowLog
 from memhier.policies import Belady
 from memhier.recsys import Adam, EmbeddingBagConfig, ShardedEmbeddingBagCollection
 
@@ -29,18 +30,17 @@ CONFIGS = [
 
 
 def make_fatal(tables: Any, when: str) -> None:
-    log = tables.tables._tier._parts.log
-    commit = log.commit
+    commit = RowLog.commit
 
-    def fatal(values: Any) -> int:
+    def fatal(log: RowLog, values: Any) -> int:
         if tables.tables.record.checkpoint != FATAL:
-            return int(commit(values))
+            return commit(log, values)
         if when == "after":
-            commit(values)
+            commit(log, values)
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
-    log.commit = fatal
+    RowLog.commit = fatal  # type: ignore[method-assign, assignment]
 
 
 def main(folder: Path, ranks: int, rank: int, how: str, run: str, victim: int, when: str) -> None:

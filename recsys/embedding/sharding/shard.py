@@ -31,11 +31,11 @@ class Shard(Tables):
             for spec, count in zip(whole, counts.tolist(), strict=True)
         ]
         super().__init__(specs, optimizer, **options)
-        self._tier._parts.log.way_back = True
+        self._tier.keep_way_back()
 
     def keep_way_back(self, further: bool) -> None:
         """Let checkpoints keep the way to the one before the last, not to the last: which others may not have."""
-        self._tier._parts.log.way_back_further = further
+        self._tier.keep_way_back(further)
 
     def everywhere(self, numbers: Ints) -> Ints:
         """Return the keys that rows have in the whole."""
