@@ -24,12 +24,10 @@ if TYPE_CHECKING:
     from memhier.planning.simulation import simulate
     from memhier.rows.rows import Rows, RowsWriter
     from memhier.store.store import Store
-    from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
     from memhier.table.tiered import Tiered
 
 __all__ = [
     "BudgetError",
-    "CheckpointWriter",
     "ClosedError",
     "CorruptionError",
     "CostModel",
@@ -53,13 +51,11 @@ __all__ = [
     "miss_ratio_curve",
     "parse_bytes",
     "probe",
-    "read_checkpoint",
     "simulate",
 ]
 
 # Loaded when first asked for, so that `import memhier` costs next to nothing.
 _HOMES = {
-    "CheckpointWriter": "table.checkpoint",
     "CostModel": "planning.cost",
     "DeviceProfile": "io.device",
     "Lookahead": "planning.plan",
@@ -76,7 +72,6 @@ _HOMES = {
     "get_codec": "codecs",
     "miss_ratio_curve": "planning.curves",
     "probe": "io.device",
-    "read_checkpoint": "table.checkpoint",
     "simulate": "planning.simulation",
 }
 

@@ -254,29 +254,17 @@ def use_store(place: Path) -> None:
 
 
 def make_table(place: Path) -> str:
-    import memhier.table.parts as parts
-    from memhier import Tiered
-    from memhier.io.reader import Reader
-    from memhier.table.checkpoint import CheckpointWriter
+    from memhier.table.tiered import KIND, Tiered
 
     with Tiered(place, "table", np.float32, 4, rows=1000, dram="12MiB") as table:
         table.scatter(np.arange(300), np.ones((300, 4), np.float32))
         table.checkpoint()
-    with Store.open(place, parts.KIND, writable=True) as store, Reader() as reader:
-        image = np.ones((50, 4), np.float32)
-        with CheckpointWriter(store, "image", image, reader, block_bytes=64) as writer:
-            writer.write()
-    return parts.KIND
+    return KIND
 
 
 def use_table(place: Path) -> None:
-    import memhier.table.parts as parts
     from memhier import Tiered
-    from memhier.io.reader import Reader
-    from memhier.table.checkpoint import read_checkpoint
 
-    with Store.open(place, parts.KIND) as store, Reader() as reader:
-        read_checkpoint(store, "image", reader)
     with Tiered(place, "table", np.float32, 4, rows=1000, dram="12MiB") as table:
         table.gather(np.arange(300))
         table.scatter([3], np.zeros((1, 4), np.float32))

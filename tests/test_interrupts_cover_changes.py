@@ -43,7 +43,6 @@ MADE_OF_OTHERS = {
     "ZoomIndex": "build commit compact",
     "TopKSoftmax": "from_linear open sample",
     "LogitIndex": "build",
-    "CheckpointWriter": "changing write",
     "Store": "copy",
     "Lookahead": "close load_state_dict",
 }

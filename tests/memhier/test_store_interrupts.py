@@ -1,7 +1,6 @@
 """An interrupt at any line of a call leaves a store and its logs as before the call or as after it."""
 
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier.errors import ClosedError, LockedError
+from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.store.store import Store
-from memhier.table.checkpoint import CheckpointWriter, read_checkpoint
 
 WIDTH = 40
 KEYS = np.arange(50)
@@ -217,33 +215,3 @@ def test_an_interrupted_creation_or_opening_leaves_nothing_locked(tmp_path: Path
         made.pop().close()
         interrupts.settled(was_made=False)
     made.pop().close()
-
-
-def test_an_interrupted_image_is_taken_or_not(tmp_path: Path, interrupts: Any) -> None:
-    table = np.zeros((300, 8), np.int64)
-    with (
-        Store.create(tmp_path / "s", "test") as store,
-        Reader() as reader,
-        CheckpointWriter(store, "table", table, reader, block_bytes="1KiB") as writer,
-    ):
-        writer.write()
-        last = 0
-
-        def call() -> None:
-            with writer.changing([7]):
-                table[7] += 1
-            writer.write()
-
-        for _ in interrupts.every(call):
-            now = int(table[7, 0])
-            with Store.open(tmp_path / "s", "test") as saved:  # the thread that saves the image may be at it still
-                kept = int(read_checkpoint(saved, "table", reader).view(np.int64)[7, 0])
-            assert last <= kept <= now
-            interrupts.settled(kept > last)
-            try:
-                writer.write()
-            except LockedError:  # the image that was begun is still being saved
-                while interrupts.refuses(writer.write):
-                    time.sleep(0.001)
-            last = int(read_checkpoint(store, "table", reader).view(np.int64)[7, 0])
-            assert last == now
