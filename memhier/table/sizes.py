@@ -16,8 +16,8 @@ from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
 from memhier.policies._base import CAPACITY_MAX
 from memhier.rows.rows import rows_per_page
 from memhier.store.segments import PAGE_BYTES
-from memhier.table.tickets import Pins
-from memhier.table.write_queue import WriteQueue, batch_rows
+from memhier.table.cache import Pins
+from memhier.table.writer import WriteQueue, batch_rows
 
 __all__ = ["Needs", "Sizes", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
 
@@ -45,7 +45,7 @@ _APPEND_ROW_BYTES = 24
 _SLOT_BYTES = 4 + 16
 # The end of the records in DRAM; and of an open transaction what waits to be written of records and of entries.
 _TAIL_BYTES = 2**20 + PAGE_BYTES
-_WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
+WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
 # Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
 _CHECKSUM_BYTES = 16
 # Parts of a log and the reader's files are numbered in tables, which grow with the log and are small.
@@ -117,10 +117,14 @@ class Sizes:
         by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
         self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
 
-    def map_key_space(self, capacity: int) -> int | None:
+    def _map_key_space(self, capacity: int) -> int | None:
         """Return the key space for the map of so many slots; None where hashing the keys takes less."""
         space = self.needs.key_space
         return space if space is not None and space <= _DIRECT_KEYS_PER_SLOT * capacity else None
+
+    def map_of(self, capacity: int) -> SlotMap:
+        """Return the map of so many slots."""
+        return SlotMap(capacity, key_space=self._map_key_space(capacity), batch=self.batch)
 
     def total(self, capacity: int) -> int:
         """Return the bytes of DRAM that a tier with so many slots needs at most."""
@@ -128,7 +132,7 @@ class Sizes:
         outgoing_bytes = needs.row_bytes + (0 if needs.lossless else needs.encoded_bytes)
         return (
             Slab.bytes_for(capacity, layout.dtype, layout.shape)
-            + SlotMap.bytes_for(capacity, key_space=self.map_key_space(capacity), batch=self.batch)
+            + SlotMap.bytes_for(capacity, key_space=self._map_key_space(capacity), batch=self.batch)
             + Pins.bytes_for(capacity)
             + int((needs.policy_bytes + _SLOT_BYTES + _CALL_SLOT_BYTES) * capacity)
             + self.batch * _CALL_KEY_BYTES
@@ -183,7 +187,7 @@ def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
         pages = page_after(rows * row_bytes) // PAGE_BYTES
     pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
     index = LogIndex.bytes_for(rows, key_space)
-    return index + _TAIL_BYTES + _WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
+    return index + _TAIL_BYTES + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 
 def make_policy(policy: str | Policy, capacity: int) -> Policy:

@@ -1,39 +1,35 @@
-"""Rows of a table larger than DRAM: those in use lie in a slab, all others in a log on SSD.
+"""Rows of a table larger than DRAM: the rows in use lie in a slab, all others in a log on SSD.
 
-One lock makes calls run one after the other. Which rows are resident changes only inside calls, so results, hits,
-misses, evictions and writes do not depend on the two threads: one reads rows ahead into slots that are already theirs,
-the other appends rows that have left to the log.
+One lock makes calls run one after the other. The set of resident rows changes only inside calls, so results, hits,
+misses, evictions and writes do not depend on the two threads: one reads rows ahead into slots that already belong to
+them, the other appends rows that have left to the log.
 """
 
 import os
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from memhier.arrays import as_ints, check_array, check_range
 from memhier.budget import parse_bytes
 from memhier.cache.slab_memory import Layout
+from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.policies import Policy
 from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
 from memhier.store.store import Store
-from memhier.table.calls import Calls
-from memhier.table.commit import Commits
-from memhier.table.loans import Loan, change
-from memhier.table.parts import KIND, TieredParts
-from memhier.table.row_loader import EMPTY, Initial, Job, RowLoader
-from memhier.table.shortage import Shortage
-from memhier.table.tickets import Ahead, Pin, Ticket, fixed_keys
+from memhier.table.cache import Ahead
+from memhier.table.checkpoints import Checkpoints
+from memhier.table.gate import Gate, Life
+from memhier.table.loader import Initial, Job
+from memhier.table.loans import Loan, Pin, Ticket
+from memhier.table.table import KIND, Ints, Options, Table
 
 __all__ = ["KIND", "Tiered"]
-
-Ints = NDArray[np.int64]
 
 
 class Tiered:
@@ -124,15 +120,15 @@ class Tiered:
         reader: Reader | None = None,
         aside: float = 0.0,
     ) -> None:
+        life = Life()
         layout = Layout.checked(1, dtype, shape)
-        parts = TieredParts(
+        options = Options(
             store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside
         )
-        self._parts = parts
-        self._calls = Calls(parts)
-        self._commits = Commits(parts, self._calls)
-        self._capacity = parts.slab.slots
-        self._slab, self._residents, self._loader, self._log = parts.slab, parts.residents, parts.loader, parts.log
+        table = Table(options, life.close)
+        self._capacity, self._batch = table.cache.capacity, table.batch
+        self._gate = Gate(table, life)
+        self._checkpoints = Checkpoints(self._gate)
 
     @property
     def capacity(self) -> int:
@@ -142,23 +138,22 @@ class Tiered:
     @property
     def batch(self) -> int:
         """Most keys in one call."""
-        return self._parts.batch
+        return self._batch
 
     @property
     def closed(self) -> bool:
         """Whether the tier was closed."""
-        return not self._parts.alive
+        return self._gate.closed
 
     @property
     def policy(self) -> Policy:
-        """Who decides what stays: for announcing batches to Belady."""
-        self._calls.check_open()
-        return self._residents.policy
+        """The policy that decides which rows stay: for announcing batches to Belady."""
+        return self._gate.table().cache.policy
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: slab, map, policy, flags, pins, queue, buffers, the log's index; its own reader's."""
-        return self._parts.memory_bytes
+        return 0 if self.closed else self._gate.table().memory_bytes
 
     @shielded
     def gather(self, keys: Any, out: NDArray[Any] | None = None, *, keep: bool = True) -> NDArray[Any]:
@@ -189,19 +184,8 @@ class Tiered:
         ClosedError
             After :meth:`close`, in a forked child, or once rows could not be written.
         """
-        with self._calls.call():
-            index = self._as_keys(keys)
-            if out is not None:
-                check_array("out", out, self._slab.dtype, index.shape + self._slab.shape)
-            unique, inverse, slots = self._residents.map.unique_find(index)
-            if not keep:
-                return np.take(self._loader.copies(unique, slots), inverse, axis=0, out=out)
-            self._residents.admit(unique, slots, self._residents.not_ahead(index, inverse, slots))
-            self._loader.ensure(unique, slots)
-            rows = self._slab.gather(slots[inverse], out)
-            self._residents.pins.gathered(slots)
-            self._residents.served()
-            return rows
+        with self._gate.call() as table:
+            return table.gather(keys, out, keep)
 
     @shielded
     def scatter(self, keys: Any, rows: Any) -> None:
@@ -221,18 +205,8 @@ class Tiered:
         ValueError
             For rows that the codec cannot hold.
         """
-        with self._calls.call():
-            index = self._as_keys(keys)
-            rows = self._residents.as_rows(rows, index)
-            unique, inverse, slots = self._residents.map.unique_find(index)
-            never_written = self._loader.check_never_written(unique, slots)
-            self._residents.admit(unique, slots, unique[slots < 0])
-            self._loader.settle(slots)
-            self._residents.keep_image(slots)
-            self._slab.scatter(slots[inverse], rows)
-            self._residents.dirty[slots] = True
-            self._loader.wrote(slots, never_written)
-            self._residents.served()
+        with self._gate.call() as table:
+            table.scatter(keys, rows)
 
     @shielded_giving(Ticket.release)
     def prefetch(self, keys: Any) -> Ticket:
@@ -256,20 +230,10 @@ class Tiered:
         BudgetError, OSError, ClosedError
             As in :meth:`gather`; BudgetError also when too many tickets are open.
         """
-        with self._calls.call():
-            index = self._as_keys(keys)
-            unique, _, slots = self._residents.map.unique_find(index)
-            self._residents.pins.check_room(len(unique))
-            self._residents.admit(unique, slots, index.reshape(-1))
-            empty = self._loader.states[slots] == EMPTY
-            job = Job(*self._loader.prepare(unique[empty], slots[empty]))
-            ahead = Ahead(slots.astype(np.int32))
-            held = self._calls.lend(partial(self._residents.pins.let_go, ahead))
-            ticket = Ticket(ahead, held, job, self._wait, self._release, fixed_keys(index, unique))
-            self._residents.pins.open(ticket)
-            self._loader.submit(job, slots)
-            self._residents.served()
-            return ticket
+        with self._gate.call() as table:
+            ahead, job = table.prefetch(keys)
+            held = self._gate.lend(partial(table.cache.pins.release, ahead))
+            return Ticket(ahead, held, job, self._wait, self._release)
 
     @shielded
     def lend(self, keys: Any, *, again: bool = False, ticket: Ticket | None = None) -> Loan:
@@ -290,25 +254,10 @@ class Tiered:
         BudgetError, OSError, CorruptionError, ClosedError, ValueError
             As in :meth:`gather`; ValueError with `again`, for a row that is neither lent nor pinned.
         """
-        with self._calls.call():
-            index = self._as_keys(keys)
-            if ticket is not None and self._residents.is_for(ticket, index):
-                unique, slots = index, ticket.slots
-                self._loader.ensure(unique, slots)
-                self._residents.pins.pin(slots)
-                self._residents.pins.release(ticket)
-                return self._loan(unique, slots, slots)
-            unique, inverse, slots = self._residents.map.unique_find(index)
-            if again:
-                self._residents.check_pinned(unique, slots)
-                self._residents.pins.pin(slots)
-            else:
-                self._residents.admit(unique, slots, self._residents.not_ahead(index, inverse, slots))
-                self._loader.ensure(unique, slots)
-                self._residents.pins.pin(slots)
-                self._residents.pins.gathered(slots)
-            self._residents.served()
-            return self._loan(unique, slots, slots[inverse])
+        with self._gate.call() as table:
+            unique, slots, of_keys = table.lend(keys, again, None if ticket is None else ticket.ahead)
+            held = self._gate.lend(partial(table.cache.pins.unpin, slots))
+            return Loan(of_keys, table.rows, partial(self._changing, unique, slots), self._gate.table, held)
 
     @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:
@@ -319,13 +268,8 @@ class Tiered:
         BudgetError, OSError, ClosedError
             As in :meth:`gather`.
         """
-        with self._calls.call():
-            unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
-            self._residents.admit(unique, slots, unique[slots < 0])
-            self._loader.ensure(unique, slots)
-            self._residents.pins.pin(slots)
-            self._residents.served()
-            return Pin(unique, self.unpin)
+        with self._gate.call() as table:
+            return Pin(table.pin(keys), self.unpin)
 
     @shielded
     def unpin(self, keys: Any) -> None:
@@ -338,11 +282,9 @@ class Tiered:
         ValueError
             When one is not pinned. Nothing has changed then.
         """
-        with self._calls.giving_back() as alive:
-            if alive:
-                unique, _, slots = self._residents.map.unique_find(self._as_keys(keys))
-                self._residents.check_pinned(unique, slots)
-                self._residents.pins.unpin(slots)
+        with self._gate.giving_back() as table:
+            if table is not None:
+                table.unpin(keys)
 
     @shielded
     def flush(self) -> None:
@@ -353,8 +295,8 @@ class Tiered:
         ClosedError
             When they could not be written.
         """
-        with self._commits.settled():
-            self._residents.flush()
+        with self._checkpoints.settled() as table:
+            table.writer.flush()
 
     @shielded
     def checkpoint(self, values: Mapping[str, bytes] | None = None) -> int:
@@ -381,10 +323,7 @@ class Tiered:
             When it could not be written otherwise. The tier takes no more calls then; reopening it finds the last
             checkpoint.
         """
-        with self._commits.settled():
-            checked = self._commits.checked(values)
-            self._residents.flush()
-            return self._commits.now(checked)
+        return self._checkpoints.now(values)
 
     @shielded
     def start_checkpoint(self, values: Mapping[str, bytes] | None = None) -> "Future[int]":
@@ -394,9 +333,7 @@ class Tiered:
         leave DRAM wait in the write queue; once that is full, so do calls that let more leave. The result is what
         :meth:`checkpoint` returns, or raises; closing the tier waits for it.
         """
-        with self._commits.settled():
-            checked = self._commits.checked(values)
-            return self._commits.beside(checked)
+        return self._checkpoints.beside(values)
 
     @shielded
     def keep_way_back(self, further: bool = False) -> None:
@@ -404,14 +341,13 @@ class Tiered:
 
         With `further` a commit keeps the one that the last commit kept, and not the last commit.
         """
-        self._calls.check_open()
-        self._log.way_back, self._log.way_back_further = True, further
+        log = self._gate.table().log
+        log.way_back, log.way_back_further = True, further
 
     @shielded
     def stored_keys(self) -> Iterator[Ints]:
         """Return an iterator over the keys whose rows are on SSD, in blocks; no row may be written meanwhile."""
-        self._calls.check_open()
-        return self._log.keys()
+        return self._gate.table().log.keys()
 
     @shielded
     def stats(self) -> dict[str, Any]:
@@ -429,8 +365,7 @@ class Tiered:
         ClosedError
             After :meth:`close`.
         """
-        self._calls.check_open()
-        return self._parts.stats()
+        return self._gate.table().stats()
 
     @shielded
     def close(self) -> None:
@@ -438,10 +373,9 @@ class Tiered:
 
         Rows changed since the last checkpoint are lost.
         """
-        self._calls.end_change()
-        self._commits.wait()
-        if self._calls.close():
-            del self._slab, self._residents, self._loader, self._log
+        self._gate.end_change()
+        self._checkpoints.wait()
+        self._gate.close()
 
     def __enter__(self) -> Self:
         return self
@@ -453,41 +387,20 @@ class Tiered:
 
     @shielded
     def _wait(self, job: Job) -> None:
-        # Not the loader's own method: a ticket that somebody keeps would keep all that belongs to a closed tier.
-        self._calls.check_process()
-        loader: RowLoader | None = vars(self).get("_loader")
-        if loader is None:
+        # Not the loader's own method: a ticket that outlives a closed tier would keep all that belonged to it.
+        self._gate.check_process()
+        try:
+            table = self._gate.table()
+        except ClosedError:
             job.wait()
         else:
-            loader.wait(job)
+            table.loader.wait(job)
 
     @shielded
-    def _release(self, ticket: Ticket) -> None:
-        with self._calls.giving_back() as alive:
-            if alive:
-                self._residents.pins.release(ticket)
+    def _release(self, ahead: Ahead) -> None:
+        with self._gate.giving_back() as table:
+            if table is not None:
+                table.cache.pins.release(ahead)
 
     def _changing(self, keys: Ints, slots: Ints) -> AbstractContextManager[NDArray[Any]]:
-        return ShieldedContext(partial(self._change, keys, slots))
-
-    @contextmanager
-    def _change(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
-        with self._calls.changing() as under_way:
-            yield under_way.enter_context(change(keys, slots, self._slab, self._residents, self._loader))
-
-    def _loan(self, unique: Ints, slots: Ints, of_keys: Ints) -> Loan:
-        changing = partial(self._changing, unique, slots)
-        held = self._calls.lend(partial(self._residents.pins.unpin, slots))
-        return Loan(of_keys, self._slab.rows, changing, self._calls.check_open, held)
-
-    def _as_keys(self, keys: Any) -> Ints:
-        index = as_ints("keys", keys)
-        if index.size > self._parts.batch:
-            raise Shortage(
-                f"keys: {index.size} in one call, but working memory is set aside for batch={self._parts.batch}; make "
-                f"the tier with batch={index.size}, or pass fewer at a time",
-                "batch", needed=index.size, room=self._parts.batch, enough=index.size,
-            )  # fmt: skip
-        if self._parts.key_space is not None:
-            check_range("keys", index.reshape(-1), self._parts.key_space, "below the tier's key_space")
-        return index
+        return ShieldedContext(partial(self._gate.changing, keys, slots))

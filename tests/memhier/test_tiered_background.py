@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 from memhier.files import Fault, FaultyFiles, RealFiles
+from memhier.log.row_log import RowLog
 from memhier.policies import LRU
 from memhier.store.store import Store
+from memhier.table.loans import Ticket
 from memhier.table.tiered import KIND, Tiered
-from memhier.table.write_queue import WriteQueue
+from memhier.table.writer import WriteQueue
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -47,6 +49,12 @@ def flip(path: Path) -> None:
     raw = np.fromfile(file, np.uint8)
     raw[::512] ^= 1
     raw.tofile(file)
+
+
+def until_done(ticket: Ticket) -> None:
+    """Wait for a ticket without being told of its error."""
+    while not ticket.done:
+        time.sleep(0.001)
 
 
 class SlowLog:
@@ -165,7 +173,7 @@ def test_a_prefetch_that_fails_is_told_once(tier: Tiered, tmp_path: Path) -> Non
     with pytest.raises(CorruptionError, match="page"):
         tier.prefetch([10, 11]).wait()
     assert tier.gather([3])[0, 0] == 3  # the ticket has told
-    tier.prefetch([11, 12])._job.done.wait()
+    until_done(tier.prefetch([11, 12]))
     with pytest.raises(CorruptionError, match=r"a prefetch failed: .*page") as caught:
         tier.gather([3])
     assert isinstance(caught.value.__cause__, CorruptionError)
@@ -177,8 +185,8 @@ def test_other_faults_of_a_prefetch_keep_their_kind(tier: Tiered, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise OSError(errno.EIO, "Input/output error", "some/file")
 
-    monkeypatch.setattr(tier._log, "read", broken)
-    tier.prefetch([10])._job.done.wait()
+    monkeypatch.setattr(RowLog, "read", broken)
+    until_done(tier.prefetch([10]))
     with pytest.raises(OSError, match="a prefetch failed") as caught:
         tier.flush()
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, "some/file")
@@ -360,15 +368,21 @@ def test_a_forked_child_is_told_to_open_its_own(tier: Tiered) -> None:
 
 
 def test_closing_ends_what_is_on_its_way(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, began = tier._log.read, threading.Event()
+    read, join = RowLog.read, threading.Thread.join
+    began, ending = threading.Event(), threading.Event()
 
     def read_until_closed(*args: Any, **options: Any) -> Any:
         began.set()
-        while not tier._loader._closed:
-            time.sleep(0.001)
+        ending.wait()
         return read(*args, **options)
 
-    monkeypatch.setattr(tier._log, "read", read_until_closed)
+    def join_loader(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "memhier-load":
+            ending.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(RowLog, "read", read_until_closed)
+    monkeypatch.setattr(threading.Thread, "join", join_loader)
     first, second = tier.prefetch([10, 11]), tier.prefetch([12, 13])
     began.wait()
     tier.close()
@@ -381,15 +395,15 @@ def test_a_slot_whose_ticket_was_released_is_not_filled_with_the_row_it_no_longe
     tier: Tiered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, gate = threading.Event(), threading.Event()
-    read = tier._log.read
+    read = RowLog.read
 
-    def held_back(keys: Any, out: Any) -> Any:
+    def held_back(log: RowLog, keys: Any, out: Any) -> Any:
         if threading.current_thread().name == "memhier-load":
             entered.set()
             gate.wait()
-        return read(keys, out=out)
+        return read(log, keys, out=out)
 
-    monkeypatch.setattr(tier._log, "read", held_back)
+    monkeypatch.setattr(RowLog, "read", held_back)
     ticket = tier.prefetch([10, 11, 12, 13])
     entered.wait()
     ticket.release()

@@ -44,7 +44,7 @@ from memhier.recsys.embedding.sharding.shard import Shard
 from memhier.recsys.embedding.tables import Ints, Rows, TableSpec
 from memhier.shield import shielded
 from memhier.store.patient_segment import FullError
-from memhier.table.saving import Saving
+from memhier.table.checkpoints import Saving
 
 __all__ = ["ShardedEmbeddingBagCollection"]
 
