@@ -123,6 +123,7 @@ class Table:
             self.loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
             opened.callback(self.loader.close)
             self.cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
+            self.pins = self.cache.pins
             self.writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
             opened.callback(closed)
             self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))
@@ -180,7 +181,7 @@ class Table:
             self._exchange(slots)
         self.loader.ensure(unique, slots)
         rows = self._slab.gather(slots[inverse], out)
-        self.cache.pins.gathered(slots)
+        self.pins.gathered(slots)
         self.cache.served()
         return rows
 
@@ -200,37 +201,36 @@ class Table:
     def prefetch(self, keys: Any) -> tuple[Ahead, Job]:
         """Begin to make rows resident, and hold their slots; return these, and the job that reads the rows."""
         index, unique, _, slots = self._find(keys)
-        self.cache.pins.check_room(len(unique))
+        self.pins.check_room(len(unique))
         if self.cache.access(unique, slots, index.reshape(-1)):
             self._exchange(slots)
         job = self.loader.prepare(unique, slots)
         self.loader.submit(job, slots)
         ahead = Ahead(index, unique, slots)
-        self.cache.pins.hold(ahead)
+        self.pins.hold(ahead)
         self.cache.served()
         return ahead, job
 
     def lend(self, keys: Any, again: bool, ahead: Ahead | None) -> tuple[Ints, Ints, Ints]:
         """Make rows resident and pin them; return the distinct keys, their slots, and the slot of each key."""
-        pins = self.cache.pins
         if ahead is not None:
             index = self._as_keys(keys)
             if self.cache.is_for(ahead, index):
                 slots = ahead.slots.astype(np.int64)
                 self.loader.ensure(index, slots)
-                pins.pin(slots)
-                pins.release(ahead)
+                self.pins.pin(slots)
+                self.pins.release(ahead)
                 return index, slots, slots
         index, unique, inverse, slots = self._find(keys)
         if again:
             self.cache.check_pinned(unique, slots)
-            pins.pin(slots)
+            self.pins.pin(slots)
         else:
             if self.cache.access(unique, slots, self.cache.not_ahead(index, inverse, slots)):
                 self._exchange(slots)
             self.loader.ensure(unique, slots)
-            pins.pin(slots)
-            pins.gathered(slots)
+            self.pins.pin(slots)
+            self.pins.gathered(slots)
         self.cache.served()
         return unique, slots, slots[inverse]
 
@@ -240,7 +240,7 @@ class Table:
         if self.cache.access(unique, slots, unique[slots < 0]):
             self._exchange(slots)
         self.loader.ensure(unique, slots)
-        self.cache.pins.pin(slots)
+        self.pins.pin(slots)
         self.cache.served()
         return unique
 
@@ -248,7 +248,7 @@ class Table:
         """Take one pin from each of the keys."""
         unique, _, slots = self.cache.find(self._as_keys(keys))
         self.cache.check_pinned(unique, slots)
-        self.cache.pins.unpin(slots)
+        self.pins.unpin(slots)
 
     @contextmanager
     def changing(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
