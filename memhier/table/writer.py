@@ -381,7 +381,7 @@ class Writer:
         except ValueError as error:
             key = int(self._keys_of(np.array([slot]))[0])
             raise ValueError(
-                f"the row of key {key} cannot be written: {error}; what was committed is still there"
+                f"the row of key {key} cannot be written: {error}; committed rows are still there"
             ) from error
 
     def _wrote(self, slots: Ints) -> None:

@@ -1,4 +1,4 @@
-"""A tier goes on after what went wrong: failed reads, exceptions of the caller's functions, interrupts, damage."""
+"""A tier goes on after errors: failed reads, exceptions of the caller's functions, interrupts, damage."""
 
 import errno
 import gc
@@ -143,7 +143,7 @@ def test_the_same_batch_after_one_that_succeeded_counts_again(tier: Tiered) -> N
     assert tier.stats()["accesses"] == accesses + 6 * 2
 
 
-def test_what_failed_late_leaves_later_tickets_alone(row_by_row: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_failure_leaves_later_tickets_alone(row_by_row: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot was read, freed and promised to another row, before the rest of the first ticket's rows failed."""
     tier = row_by_row
     broken = Broken(monkeypatch)
@@ -197,7 +197,7 @@ def test_an_interrupt_while_a_slot_is_waited_for_mixes_no_rows_up(
     assert tier.gather([10])[0, 0] == 10
 
 
-def test_a_ticket_for_rows_of_an_older_one_that_failed_tells_too(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ticket_for_rows_of_a_failed_older_one_fails_too(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = Broken(monkeypatch)
     broken.gate = threading.Semaphore(0)
     first = tier.prefetch([10])
@@ -211,7 +211,7 @@ def test_a_ticket_for_rows_of_an_older_one_that_failed_tells_too(tier: Tiered, m
     assert tier.gather([10])[0, 0] == 10
 
 
-def test_damage_in_an_old_part_keeps_nobody_from_a_checkpoint(tier: Tiered, tmp_path: Path) -> None:
+def test_damage_in_an_old_part_prevents_no_checkpoint(tier: Tiered, tmp_path: Path) -> None:
     damaged = max((tmp_path / "s").glob("segments/*.seg"), key=lambda segment: segment.stat().st_size)
     raw = np.fromfile(damaged, np.uint8)
     raw[35 * 4096] ^= 1
@@ -228,7 +228,7 @@ def test_damage_in_an_old_part_keeps_nobody_from_a_checkpoint(tier: Tiered, tmp_
             again.gather([35])
 
 
-def test_a_callback_into_the_tier_is_told_and_does_not_hang(tmp_path: Path) -> None:
+def test_a_callback_into_the_tier_raises_and_does_not_hang(tmp_path: Path) -> None:
     def initial(keys: NDArray[np.int64]) -> NDArray[np.float32]:
         return tier.gather(keys)
 

@@ -1,4 +1,4 @@
-"""Checkpoints taken beside calls: each is the table of the moment it was started, whatever changes meanwhile."""
+"""Checkpoints taken beside calls: each has the table of the moment it was started, however it changes meanwhile."""
 
 import shutil
 import threading
@@ -99,7 +99,7 @@ def test_calls_go_on_while_rows_are_saved(tmp_path: Path, monkeypatch: pytest.Mo
         monkeypatch.setattr(writer.WriteQueue, "drain", slow)
         future = tier.start_checkpoint()
         assert entered.wait(30)
-        # Nothing of the image was written yet: what is changed now is copied first.
+        # Nothing of the image was written yet: a row that changes now is copied first.
         for number in range(2, 5):
             tier.scatter(np.arange(SLOTS), np.full((SLOTS, WIDTH), number, np.float32))
         assert (tier.gather([0, 1]) == 4).all()
@@ -117,7 +117,7 @@ def test_an_image_that_others_prevent_loses_nothing(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
 
             def refused(*_: Any) -> None:
-                raise LockedError("somebody else is changing the store")
+                raise LockedError("another object is changing the store")
 
             patch.setattr(RowLog, "append", refused)
             with pytest.raises(LockedError):

@@ -352,7 +352,7 @@ def test_a_checkpoint_that_fails_beside_calls_ends_them(make: Make, monkeypatch:
 
 
 class Forgotten:
-    """Lets a loan go when the collector of garbage comes."""
+    """Releases a loan when the garbage collector runs."""
 
     def __init__(self, loan: Loan) -> None:
         self.loan = loan

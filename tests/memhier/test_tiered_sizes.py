@@ -1,4 +1,4 @@
-"""A budget is divided by configuration alone: what a table's log has become changes neither slots nor batch."""
+"""A budget is divided by configuration alone: the length of a table's log changes neither slots nor batch."""
 
 import re
 from pathlib import Path
@@ -81,7 +81,7 @@ def test_a_budget_that_is_too_small_leaves_no_store_behind(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("row_bytes", [1, 16, 700, 3000, 4096, 5000, 65536, 70_000])
-def test_what_a_log_takes_is_known_before_it_is_opened(tmp_path: Path, row_bytes: int) -> None:
+def test_the_memory_of_a_log_is_known_before_it_is_opened(tmp_path: Path, row_bytes: int) -> None:
     rows, rng = 97, np.random.default_rng(0)
     with (
         Store.create(tmp_path / "s", "test") as store,
@@ -93,7 +93,7 @@ def test_what_a_log_takes_is_known_before_it_is_opened(tmp_path: Path, row_bytes
             for keys in np.array_split(rng.permutation(rows), 10):
                 log.append(keys, np.zeros((len(keys), row_bytes), np.uint8))
             held = log.memory_bytes + sum(info.memory_bytes for info in store.segments().values())
-            # What waits to be written takes as much as there is, and at most what is planned for it.
+            # Records that wait to be written take at most their planned room.
             assert planned - WRITE_BUFFERS_BYTES - 2**17 < held <= planned
             log.compact()
             log.commit()

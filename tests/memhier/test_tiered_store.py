@@ -1,4 +1,4 @@
-"""Tiers and the store they are in: who may write to it when, and what it says about their rows."""
+"""Tiers of one store: their turns at writing, and the descriptions of their rows."""
 
 import errno
 from pathlib import Path
@@ -29,7 +29,7 @@ def test_a_store_open_for_reading_is_refused(tmp_path: Path) -> None:
 
 
 def scatter_each(tier: Tiered, taken: list[int]) -> None:
-    """Write a row after the other, noting which were taken."""
+    """Write one row after the other, and note which the tier took."""
     for key in range(3000):
         tier.scatter([key], numbered([key]))
         taken.append(key)
@@ -90,7 +90,7 @@ def test_rows_are_not_taken_for_others_of_the_same_width(tmp_path: Path, dtype: 
         assert tier.gather([1]).tolist() == [[1] * 4]
 
 
-def test_an_unreadable_description_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_description_raises(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", KIND) as store:
         with store.begin() as tx:
             tx.put("tiered/t", b"\xff{")
