@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier.errors import FormatError, LockedError
+from memhier.errors import ClosedError, FormatError, LockedError
 from memhier.policies import LRU
 from memhier.store.store import Store
+from memhier.store.way_back import go_back
 from memhier.table.tiered import KIND, Tiered
 
 DIM = 1024
@@ -97,3 +98,31 @@ def test_an_unreadable_description_raises(tmp_path: Path) -> None:
             tx.commit()
         with pytest.raises(FormatError, match="tiered/t"):
             Tiered(store, "t", np.float32, 4, rows=30, policy=LRU(2))
+
+
+def test_stored_keys_are_those_that_left_dram(tmp_path: Path) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(3)) as tier:
+        tier.scatter([7, 2, 9], numbered([7, 2, 9], 4))
+        assert [*tier.stored_keys()] == []
+        tier.flush()
+        tier.gather([20])  # was never written
+        assert sorted(np.concatenate([*tier.stored_keys()])) == [2, 7, 9]
+        assert not tier.closed
+    assert tier.closed
+    for call in (tier.stored_keys, tier.keep_way_back):
+        with pytest.raises(ClosedError):
+            call()
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_store_goes_back_to_the_commit_that_a_tier_kept(tmp_path: Path, further: bool) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(3)) as tier:
+        tier.keep_way_back()
+        for value in (1, 2, 3):
+            tier.keep_way_back(further=further and value == 3)
+            tier.scatter([1], numbered([value], 4))
+            tier.checkpoint()
+    with Store.open(tmp_path / "s", KIND, writable=True) as store:
+        go_back(store)
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(3)) as tier:
+        assert tier.gather([1])[0, 0] == (1 if further else 2)
