@@ -45,7 +45,7 @@ _COMPACT_BELOW = 0.5
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of a tier, checked as far as that takes no file; see :class:`memhier.table.tiered.Tiered`."""
+    """The arguments of a tier, checked before it opens a file; see :class:`memhier.table.tiered.Tiered`."""
 
     store: Store | str | os.PathLike[str]
     name: str
@@ -104,7 +104,7 @@ class Table:
             )  # fmt: skip
             sizes = Sizes(needs, options.dram)
             capacity = sizes.solve(options.policy)
-            # A budget that is too small leaves nothing behind, and takes nothing first.
+            # Only now: a budget that is too small leaves no store behind.
             store = options.store
             if not isinstance(store, Store):
                 store = self._own_store = opened.enter_context(_open_store(Path(store)))
