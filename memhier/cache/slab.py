@@ -20,6 +20,8 @@ from memhier.files import close_descriptor, close_with
 
 __all__ = ["Slab"]
 
+_INT64 = np.dtype(np.int64)
+
 
 class Slab:
     """A fixed number of equal rows in page-aligned memory, read and written many at a time.
@@ -338,8 +340,11 @@ class Slab:
         return rows.reshape(-1).view(self._layout.row_type)
 
     def _as_slots(self, slots: Any) -> NDArray[np.int64]:
-        index = as_ints("slots", slots)
-        check_range("slots", index, self.slots, f"a slot, 0 to {self.slots - 1}")
+        is_ready = type(slots) is np.ndarray and slots.dtype == _INT64 and slots.flags.c_contiguous
+        index: NDArray[np.int64] = slots if is_ready else as_ints("slots", slots)
+        # A negative slot is a large one here.
+        if index.size and index.view(np.uint64).max() >= self.slots:
+            check_range("slots", index, self.slots, f"a slot, 0 to {self.slots - 1}")
         return index
 
 

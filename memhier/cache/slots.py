@@ -14,6 +14,7 @@ __all__ = ["SlotMap"]
 
 CAPACITY_MAX = 2**31 - 1  # slots are held as int32
 _KEY_SPACE_MAX = 2**63 - 1
+_INT64 = np.dtype(np.int64)
 
 Ints = NDArray[np.int64]
 
@@ -285,7 +286,8 @@ class SlotMap:
         return self._core.items()
 
     def _as_keys(self, keys: Any) -> tuple[Ints, tuple[int, ...]]:
-        array = as_ints("keys", keys)
+        is_ready = type(keys) is np.ndarray and keys.dtype == _INT64 and keys.flags.c_contiguous
+        array: Ints = keys if is_ready else as_ints("keys", keys)
         if array.size > CAPACITY_MAX:
             raise ValueError(f"keys: expected at most {CAPACITY_MAX} in one batch, got {array.size}")
         if self._key_space is not None:

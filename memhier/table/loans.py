@@ -1,30 +1,113 @@
-"""Rows of a tier that are lent in place: read where they lie, and changed there."""
+"""Rows that a tier keeps in DRAM for a caller: tickets of prefetches, pins, and loans in place."""
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.cache.slab import Slab
-from memhier.table.residents import Residents
-from memhier.table.row_loader import RowLoader
-from memhier.table.tickets import Held
+from memhier.shield import shielded
+from memhier.table.cache import Ahead
+from memhier.table.gate import Held
+from memhier.table.loader import Job
 
-__all__ = ["Loan", "change"]
+__all__ = ["Loan", "Pin", "Ticket"]
 
 Ints = NDArray[np.int64]
 
 
+class Ticket:
+    """Rows on their way into DRAM. They stay there until they are gathered, or the ticket is released or forgotten.
+
+    Leaving its ``with`` block releases a ticket.
+
+    Attributes
+    ----------
+    ahead
+        The slots that the ticket still holds, for the tier.
+    """
+
+    def __init__(
+        self, ahead: Ahead, held: Held, job: Job, wait: Callable[[Job], None], release: Callable[[Ahead], None]
+    ) -> None:
+        self.ahead = ahead
+        self._held = held  # goes with the ticket, and tells of it
+        self._job = job
+        self._wait = wait
+        self._release = release
+
+    def __len__(self) -> int:
+        """Return how many rows are still held."""
+        return len(self.ahead)
+
+    @property
+    def slots(self) -> Ints:
+        """The slots of the rows that are still held, int64 [n]."""
+        return self.ahead.slots.astype(np.int64)
+
+    @property
+    def done(self) -> bool:
+        """Whether the read is over."""
+        return self._job.done.is_set()
+
+    def wait(self) -> None:
+        """Wait until the rows are there.
+
+        Raises
+        ------
+        OSError, CorruptionError
+            When they could not be read. A gather tries again.
+        ClosedError
+            When the tier was closed before.
+        """
+        self._wait(self._job)
+
+    def release(self) -> None:
+        """Let go of the rows that were not gathered. A second call does nothing."""
+        self._release(self.ahead)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+class Pin:
+    """Rows that stay in DRAM until the pin is released; leaving its ``with`` block releases it."""
+
+    def __init__(self, keys: Ints, unpin: Callable[[Ints], None]) -> None:
+        self._keys = keys
+        self._unpin = unpin
+
+    @shielded
+    def release(self) -> None:
+        """Let go of the rows. A second call does nothing."""
+        keys, self._keys = self._keys, self._keys[:0]
+        self._unpin(keys)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
 class Loan:
-    """Rows that stay in their slots of the slab until the loan is released, or its ``with`` block left.
+    """Rows that stay in their slots of the slab until the loan is released; leaving its ``with`` block releases it.
 
     Attributes
     ----------
     slots
-        int64, of the shape of the keys: where each row lies in :attr:`rows`.
+        int64, of the shape of the keys: the place of each row in :attr:`rows`.
+    rows
+        All rows of the slab, read-only.
     """
 
     def __init__(
@@ -32,7 +115,7 @@ class Loan:
         slots: Ints,
         rows: NDArray[Any],
         changing: Callable[[], AbstractContextManager[NDArray[Any]]],
-        check_open: Callable[[], None],
+        check_open: Callable[[], object],
         held: Held,
     ) -> None:
         self.slots = slots
@@ -47,9 +130,9 @@ class Loan:
         return self._held is None
 
     def changing(self) -> AbstractContextManager[NDArray[Any]]:
-        """Return a context that gives all rows of the slab, writable; the lent ones may be changed in it.
+        """Return a context that gives all rows of the slab, writable; the block may change the lent ones.
 
-        Other calls of the tier wait until it ends. The rows count as changed however it ends.
+        Other calls of the tier wait until it ends. The rows count as changed even if an error ends it.
 
         Raises
         ------
@@ -89,16 +172,3 @@ class Loan:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
-
-
-@contextmanager
-def change(keys: Ints, slots: Ints, slab: Slab, residents: Residents, loader: RowLoader) -> Iterator[NDArray[Any]]:
-    """Give a slab's rows to be changed, those of distinct keys that are resident; inside of a tier's call."""
-    never_written = loader.check_never_written(keys, slots)
-    residents.keep_image(slots)
-    try:
-        with slab.writing(slots) as rows:
-            yield rows
-    finally:
-        residents.dirty[slots] = True
-        loader.wrote(slots, never_written)

@@ -1,4 +1,4 @@
-"""What the rows of a tier are, kept in the store's catalog: their bytes alone do not tell floats from integers."""
+"""The type of a tier's rows, in the store's catalog: bytes alone do not tell floats from integers."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ __all__ = ["Schema"]
 class Schema:
     """Element type and shape of a row, and its codec, as the value ``tiered/<name>`` of the catalog.
 
-    Text: a dict like that of a .npy file. The first checkpoint writes it.
+    The value is text: a dict like the one of a .npy file. The first checkpoint writes it.
     """
 
     def __init__(self, store: Store, name: str, layout: Layout, codec: str) -> None:
@@ -22,7 +22,7 @@ class Schema:
         self._value = repr(fields).encode()
 
     def check(self) -> None:
-        """Raise FormatError when the store's rows are others."""
+        """Raise FormatError when the store has rows of another type."""
         found = self._store.get(self.key)
         if found is None or found == self._value:
             return
@@ -30,5 +30,5 @@ class Schema:
         raise FormatError(f"{self._store.path}: {self.key!r} says {there}, expected {self._value.decode()}")
 
     def missing(self) -> dict[str, bytes]:
-        """Return what the next checkpoint has to write of it."""
+        """Return the value if the next checkpoint has to write it."""
         return {} if self._store.get(self.key) is not None else {self.key: self._value}

@@ -1,4 +1,4 @@
-"""A budget that is too small, with its numbers: for callers that say it in words of their own."""
+"""The error for a budget that is too small, with its numbers, for callers that use words of their own."""
 
 from typing import Literal
 
@@ -13,11 +13,11 @@ class Shortage(BudgetError):
     Attributes
     ----------
     of
-        Of which: ``"slots"``, rows in DRAM at once; ``"batch"``, keys of a call; ``"rows"``, keys ever written.
+        The bound: ``"slots"``, rows in DRAM at once; ``"batch"``, keys of a call; ``"rows"``, keys ever written.
     needed, held, room
-        How many the call asks for, beside how many that stay, and how many there may be.
+        Rows that the call asks for, rows that stay beside them, and the bound's number.
     enough
-        The argument that would do: bytes of ``dram``, or the bound itself.
+        The argument that is enough: bytes of ``dram``, or the bound itself.
     """
 
     def __init__(

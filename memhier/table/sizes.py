@@ -16,36 +16,35 @@ from memhier.policies import LFU, LRU, S3FIFO, Belady, Policy
 from memhier.policies._base import CAPACITY_MAX
 from memhier.rows.rows import rows_per_page
 from memhier.store.segments import PAGE_BYTES
-from memhier.table.tickets import Pins
-from memhier.table.write_queue import WriteQueue, batch_rows
+from memhier.table.cache import Pins
+from memhier.table.writer import WriteQueue, batch_rows
 
 __all__ = ["Needs", "Sizes", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
 
 _POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
-_TRIED: dict[type, Callable[[int], Policy]] = {LRU: LRU, LFU: LFU, S3FIFO: S3FIFO, Belady: Belady}
 
 # The write queue and the staging buffer get this share of the budget each, as far as more of it helps.
 _SHARE = 16
 _BUFFER_MAX = 16 * 2**20
 # Longer batches gain nothing, and their working memory is taken from the rows.
 _BATCH_MAX = 2**20
-# What a call allocates for a while, in bytes: per key, and per slot (masks of what is pinned).
+# Bytes that a call allocates for a while: per key, and per slot (masks of pinned slots).
 _CALL_KEY_BYTES = 80
 _CALL_SLOT_BYTES = 3
 # The slot map's working memory per key of a batch.
 _MAP_KEY_BYTES = 40
-# Beyond, a map by hashing takes less than one with a place for every possible key.
+# Above this, a map by hashing takes less than one with a place for every possible key.
 _DIRECT_KEYS_PER_SLOT = 4
-# What reading a staged row allocates for a while besides its bytes: key, place, order, offset, file.
+# Bytes that a read allocates for a while per staged row, besides the row: key, place, order, offset, file.
 _STAGED_ROW_BYTES = 64
-# What a queued row takes besides its bytes: its place in the map; and, while rows are appended, its key and its place.
+# Bytes per queued row, besides the row: its place in the map; and, while rows are appended, its key and its place.
 _QUEUED_ROW_BYTES = 64
 _APPEND_ROW_BYTES = 24
 # State, dirty, image and stored flags of a slot; key and slot of a row on its way to the reading thread.
 _SLOT_BYTES = 4 + 16
-# The end of the records in DRAM; and of an open transaction what waits to be written of records and of entries.
+# The end of the records in DRAM; and the records and entries of an open transaction that wait to be written.
 _TAIL_BYTES = 2**20 + PAGE_BYTES
-_WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
+WRITE_BUFFERS_BYTES = 2 * (2**20 + 2**11)
 # Checksums, 4 bytes a page: of a log twice as large as its rows, and as much again while arrays of them grow.
 _CHECKSUM_BYTES = 16
 # Parts of a log and the reader's files are numbered in tables, which grow with the log and are small.
@@ -54,22 +53,22 @@ _TABLES_BYTES = 2**16
 
 @dataclass(frozen=True)
 class Needs:
-    """What decides how much DRAM a row takes.
+    """The inputs that decide how much DRAM a row takes.
 
     Attributes
     ----------
     layout
         Of a row in DRAM.
     encoded_bytes, lossless
-        Of a row on SSD, and whether it is the same bytes.
+        Bytes of a row on SSD, and whether they are the bytes of the row in DRAM.
     key_space, batch
-        As in :class:`memhier.cache.slots.SlotMap`; no batch lets the budget decide.
+        As in :class:`memhier.cache.slots.SlotMap`; None lets the budget decide the batch.
     policy_bytes
         The policy's bytes per row, at most.
     fixed_bytes
-        What does not depend on the capacity: `log_bytes`, the buffers of the reader.
+        Bytes that do not depend on the capacity: `log_bytes`, the buffers of the reader.
     aside
-        The share of the budget that is left to the caller.
+        Share of the budget that is left to the caller.
     """
 
     layout: Layout
@@ -95,14 +94,14 @@ class Needs:
 
 
 class Sizes:
-    """A budget of so many bytes, divided.
+    """A budget of `dram` bytes, divided.
 
     Attributes
     ----------
     batch
         Most keys in a call.
     staged, queued, outgoing
-        Rows in the staging buffer, in the write queue, and handed to it at a time.
+        Most rows in the staging buffer, in the write queue, and handed to the write queue at a time.
     """
 
     def __init__(self, needs: Needs, dram: int) -> None:
@@ -117,10 +116,14 @@ class Sizes:
         by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
         self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
 
-    def map_key_space(self, capacity: int) -> int | None:
-        """Return the key space for the map of so many slots; None where hashing the keys takes less."""
+    def _map_key_space(self, capacity: int) -> int | None:
+        """Return the key space for the map of so many slots; None if a map by hashing takes less."""
         space = self.needs.key_space
         return space if space is not None and space <= _DIRECT_KEYS_PER_SLOT * capacity else None
+
+    def map_of(self, capacity: int) -> SlotMap:
+        """Return the map of so many slots."""
+        return SlotMap(capacity, key_space=self._map_key_space(capacity), batch=self.batch)
 
     def total(self, capacity: int) -> int:
         """Return the bytes of DRAM that a tier with so many slots needs at most."""
@@ -128,7 +131,7 @@ class Sizes:
         outgoing_bytes = needs.row_bytes + (0 if needs.lossless else needs.encoded_bytes)
         return (
             Slab.bytes_for(capacity, layout.dtype, layout.shape)
-            + SlotMap.bytes_for(capacity, key_space=self.map_key_space(capacity), batch=self.batch)
+            + SlotMap.bytes_for(capacity, key_space=self._map_key_space(capacity), batch=self.batch)
             + Pins.bytes_for(capacity)
             + int((needs.policy_bytes + _SLOT_BYTES + _CALL_SLOT_BYTES) * capacity)
             + self.batch * _CALL_KEY_BYTES
@@ -141,19 +144,19 @@ class Sizes:
         )
 
     def enough(self, capacity: int) -> int:
-        """Return a budget that has so many slots, buffers included, which grow with it."""
+        """Return a budget that has so many slots, with the buffers, which grow with the budget."""
         dram = self.total(capacity)
         while (needed := Sizes(self.needs, dram).total(capacity)) > dram:
             dram = needed
         return dram
 
     def solve(self, policy: str | Policy) -> int:
-        """Return how many slots there are: the most that fit the budget, or the given policy's capacity.
+        """Return the number of slots: the most that fit the budget, or the given policy's capacity.
 
         Raises
         ------
         BudgetError
-            When these do not fit, or not even one.
+            When the policy's capacity does not fit, or not even one slot.
         """
         low = 1 if isinstance(policy, str) else policy.capacity
         if self.total(low) > self._dram:
@@ -170,9 +173,9 @@ class Sizes:
 
 
 def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
-    """Return the DRAM that a log takes, whatever it holds: a table that is opened again must have the same slots.
+    """Return the DRAM set aside for a log. It does not depend on its rows: a reopened table must have the same slots.
 
-    Enough for writing each row once from one checkpoint to the next; more writes take 4 to 12 bytes a page until then.
+    It is enough to write each row once between two checkpoints; more writes take 4 to 12 bytes a page until the second.
     """
     packed = rows_per_page(row_bytes)
     if packed is not None:
@@ -183,7 +186,7 @@ def log_bytes(rows: int, row_bytes: int, key_space: int | None = None) -> int:
         pages = page_after(rows * row_bytes) // PAGE_BYTES
     pages += page_after(rows * ENTRY.itemsize) // PAGE_BYTES
     index = LogIndex.bytes_for(rows, key_space)
-    return index + _TAIL_BYTES + _WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
+    return index + _TAIL_BYTES + WRITE_BUFFERS_BYTES + pages * _CHECKSUM_BYTES + _TABLES_BYTES
 
 
 def make_policy(policy: str | Policy, capacity: int) -> Policy:
@@ -192,7 +195,7 @@ def make_policy(policy: str | Policy, capacity: int) -> Policy:
 
 
 def check_policy(policy: str | Policy) -> None:
-    """Refuse what is neither a policy's name nor a policy that knows no rows yet."""
+    """Raise unless this is the name of a policy, or a policy without resident rows."""
     if isinstance(policy, str):
         if policy not in _POLICIES:
             raise ValueError(f"policy={policy!r}: expected one of {', '.join(map(repr, _POLICIES))}, or a policy")
@@ -203,13 +206,12 @@ def check_policy(policy: str | Policy) -> None:
 
 
 def policy_bytes(policy: str | Policy) -> float:
-    """Return a policy's bytes per row once batches have come and gone, by trying one out."""
-    make = _POLICIES[policy] if isinstance(policy, str) else _TRIED.get(type(policy))
-    if make is None:
-        assert not isinstance(policy, str)
+    """Return a policy's bytes per row after batches have come and gone: it tries a policy out."""
+    makes = [make for name, make in _POLICIES.items() if policy == name or type(policy) is make]
+    if not makes and not isinstance(policy, str):
         return policy.memory_bytes / policy.capacity
-    worst = 0.0
-    # Just after a table of Python's has grown, where the compiled core is missing, it is at its emptiest.
+    make, worst = makes[0], 0.0
+    # Without the compiled core policies use Python's tables, which are emptiest just after they have grown.
     for rows in (1400, 2048, 2800):
         trial = make(rows)
         trial.access(np.arange(rows))

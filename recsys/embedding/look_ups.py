@@ -28,7 +28,7 @@ from memhier.recsys.embedding.torch_internals import (
     when_pass_ends,
 )
 from memhier.shield import shielded
-from memhier.table.tickets import Ticket
+from memhier.table.loans import Ticket
 
 __all__ = ["FusedOptimizer", "LookUp", "LookUps", "Pending"]
 

@@ -27,10 +27,9 @@ from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
 from memhier.shield import shielded_init
 from memhier.store.store import Store
-from memhier.table.loans import Loan
-from memhier.table.parts import store_bytes
+from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
-from memhier.table.tickets import Ticket
+from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
 __all__ = ["Rows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]

@@ -62,7 +62,7 @@ def test_stores_are_written_within_a_limit(tmp_path: Path) -> None:
     assert output.splitlines() == ["4 800 True", str([[1.0] * 8])]
 
 
-def test_where_even_that_is_too_much_the_error_says_so(tmp_path: Path) -> None:
+def test_the_error_names_a_limit_that_is_too_small_for_a_commit(tmp_path: Path) -> None:
     output = run(
         tmp_path,
         """

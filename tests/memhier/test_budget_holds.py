@@ -12,7 +12,7 @@ from memhier.budget import parse_bytes
 
 ALLOWED_BEYOND = parse_bytes("32MiB")
 
-# What a child process does. Its peak is reset once everything is imported and the arrays of the work itself exist.
+# The work of a child process. Its peak is reset once everything is imported and the arrays of the work itself exist.
 CHILD = """
 import json, resource, sys, threading
 from pathlib import Path
@@ -66,7 +66,7 @@ def can_reset_peak() -> bool:
     return True
 
 
-@pytest.mark.skipif(not can_reset_peak(), reason="the kernel lets nobody reset a process's peak memory here")
+@pytest.mark.skipif(not can_reset_peak(), reason="the kernel resets no peak memory of a process here")
 @pytest.mark.parametrize(
     ("dram", "policy", "codec"),
     [("24MiB", "lru", "none"), ("24MiB", "s3fifo", "int8"), ("32MiB", "belady", "none"), ("24MiB", "lfu", "fp16")],

@@ -1,4 +1,4 @@
-"""What a tier returns, refuses and counts; `test_tiered_machine` has the order of calls."""
+"""Results, refusals and counts of a tier; `test_tiered_machine` tries orders of calls."""
 
 import gc
 import re
@@ -138,7 +138,7 @@ def test_first_rows_need_no_read_and_no_write(make: Make) -> None:
         (lambda keys: 1 / 0, ZeroDivisionError, "division"),
     ],
 )
-def test_an_unfit_initial_is_told_and_nothing_breaks(
+def test_an_unfit_initial_raises_and_nothing_breaks(
     make: Make, initial: Any, error: type[Exception], message: str
 ) -> None:
     tier = make(initial=initial)
@@ -312,7 +312,7 @@ def test_values_travel_with_the_checkpoint(tmp_path: Path, make: Make) -> None:
     assert make().gather([1])[0, 0] == 1
 
 
-def test_what_was_never_checkpointed_is_no_obstacle(make: Make) -> None:
+def test_rows_that_were_never_checkpointed_are_no_obstacle(make: Make) -> None:
     make().scatter([1], numbered([1]))
     assert make().gather([1])[0, 0] == 0
 

@@ -1,4 +1,4 @@
-"""The threads of a tier: tickets, the write queue's bound, what goes wrong while nobody looks, sharing and forks."""
+"""The threads of a tier: tickets, the write queue's bound, errors in the background, sharing and forks."""
 
 import errno
 import os
@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from memhier.errors import BudgetError, ClosedError, CorruptionError
 from memhier.files import Fault, FaultyFiles, RealFiles
+from memhier.log.row_log import RowLog
 from memhier.policies import LRU
 from memhier.store.store import Store
+from memhier.table.loans import Ticket
 from memhier.table.tiered import KIND, Tiered
-from memhier.table.write_queue import WriteQueue
+from memhier.table.writer import WriteQueue
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -47,6 +49,12 @@ def flip(path: Path) -> None:
     raw = np.fromfile(file, np.uint8)
     raw[::512] ^= 1
     raw.tofile(file)
+
+
+def until_done(ticket: Ticket) -> None:
+    """Wait for a ticket; do not raise its error."""
+    while not ticket.done:
+        time.sleep(0.001)
 
 
 class SlowLog:
@@ -90,7 +98,7 @@ def test_a_ticket_holds_its_rows_until_they_are_gathered(tier: Tiered) -> None:
         assert tier.stats()["misses"] == 40 + 4 + 3 + 2 + 2
 
 
-def test_of_two_tickets_the_older_lets_go(tier: Tiered) -> None:
+def test_the_older_of_two_tickets_lets_go(tier: Tiered) -> None:
     first, second = tier.prefetch([10, 11]), tier.prefetch([11, 12])
     tier.gather([11])
     assert (len(first), len(second)) == (1, 2)
@@ -115,7 +123,7 @@ def test_tickets_are_bounded(tier: Tiered) -> None:
 
 def test_forgotten_tickets_hold_nothing(tier: Tiered) -> None:
     for _ in range(30):
-        tier.prefetch([1, 2, 3])  # and nobody has it
+        tier.prefetch([1, 2, 3])  # and nothing keeps it
     assert tier.gather([10, 11, 12, 13])[:, 0].tolist() == [10, 11, 12, 13]  # all slots there are
     ticket = tier.prefetch([20])
     assert tier.gather([20, 21])[:, 0].tolist() == [20, 21]
@@ -148,7 +156,7 @@ def test_pins_count_and_hold(tier: Tiered) -> None:
     tier.gather([20, 21, 22, 23])
 
 
-def test_damage_is_told_and_undone_damage_forgotten(tier: Tiered, tmp_path: Path) -> None:
+def test_damage_raises_until_it_is_undone(tier: Tiered, tmp_path: Path) -> None:
     flip(tmp_path / "s")
     for _ in range(2):
         with pytest.raises(CorruptionError, match="page"):
@@ -160,12 +168,12 @@ def test_damage_is_told_and_undone_damage_forgotten(tier: Tiered, tmp_path: Path
     assert tier.gather([1, 10, 11])[:, 0].tolist() == [1, 10, 11]
 
 
-def test_a_prefetch_that_fails_is_told_once(tier: Tiered, tmp_path: Path) -> None:
+def test_a_failed_prefetch_raises_once(tier: Tiered, tmp_path: Path) -> None:
     flip(tmp_path / "s")
     with pytest.raises(CorruptionError, match="page"):
         tier.prefetch([10, 11]).wait()
     assert tier.gather([3])[0, 0] == 3  # the ticket has told
-    tier.prefetch([11, 12])._job.done.wait()
+    until_done(tier.prefetch([11, 12]))
     with pytest.raises(CorruptionError, match=r"a prefetch failed: .*page") as caught:
         tier.gather([3])
     assert isinstance(caught.value.__cause__, CorruptionError)
@@ -177,8 +185,8 @@ def test_other_faults_of_a_prefetch_keep_their_kind(tier: Tiered, monkeypatch: p
     def broken(*_: Any, **__: Any) -> None:
         raise OSError(errno.EIO, "Input/output error", "some/file")
 
-    monkeypatch.setattr(tier._log, "read", broken)
-    tier.prefetch([10])._job.done.wait()
+    monkeypatch.setattr(RowLog, "read", broken)
+    until_done(tier.prefetch([10]))
     with pytest.raises(OSError, match="a prefetch failed") as caught:
         tier.flush()
     assert (caught.value.errno, caught.value.filename) == (errno.EIO, "some/file")
@@ -188,8 +196,8 @@ def test_other_faults_of_a_prefetch_keep_their_kind(tier: Tiered, monkeypatch: p
 
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.SHORT_WRITE])
 def test_a_failed_write_closes_the_tier_and_keeps_the_checkpoint(tmp_path: Path, fault: Fault) -> None:
-    """At every call of the file layer in turn that comes after the store was opened; or, where all that failed was
-    to find room, the calls are made again and nothing is lost.
+    """Each call of the file layer after the opening of the store fails in turn. If only room was missing, the calls
+    are made again and nothing is lost.
     """
     with Tiered(tmp_path / "s", "t", np.float32, 1024, rows=700, policy=LRU(4)) as tier:
         tier.scatter([1, 2, 3], numbered([1, 2, 3]))
@@ -209,7 +217,7 @@ def test_a_failed_write_closes_the_tier_and_keeps_the_checkpoint(tmp_path: Path,
 
 
 def write_until_it_fails(store: Store, fault: Fault) -> None:
-    """Write more than all buffers hold and checkpoint; check what can be done after that failed."""
+    """Write more than all buffers hold and checkpoint; check which calls work after that failed."""
     with Tiered(store, "t", np.float32, 1024, rows=700, dram="8MiB", policy=LRU(4)) as tier:
         try:
             tier.scatter([1], numbered([-1]))
@@ -237,7 +245,7 @@ def is_closed(tier: Tiered) -> bool:
     return False
 
 
-def test_the_queue_waits_when_it_is_full_and_serves_what_waits() -> None:
+def test_a_full_queue_waits_and_serves_its_rows() -> None:
     log = SlowLog(8)
     queue = WriteQueue(log, 4, 8)  # type: ignore[arg-type]
     queue.put(np.arange(4), row(1, 4))
@@ -260,7 +268,7 @@ def test_the_queue_waits_when_it_is_full_and_serves_what_waits() -> None:
     queue.close()
 
 
-def test_a_failed_append_wakes_who_waits() -> None:
+def test_a_failed_append_wakes_waiting_threads() -> None:
     log = SlowLog(8)
     log.failure = OSError(errno.ENOSPC, "No space left on device", "some/file")
     queue = WriteQueue(log, 2, 8)  # type: ignore[arg-type]
@@ -304,7 +312,7 @@ def test_the_log_ends_up_with_the_newest(puts: list[list[int]], size: int) -> No
 
 
 def test_threads_share_a_tier(tmp_path: Path) -> None:
-    """Each thread has keys of its own, all of them the slots: what one writes is what it reads."""
+    """Each thread has keys of its own, and all share the slots: a thread reads the rows that it wrote."""
     with Tiered(tmp_path / "s", "t", np.float32, 16, rows=400, policy=LRU(48)) as tier:
         failures: list[BaseException] = []
 
@@ -335,7 +343,7 @@ def test_threads_share_a_tier(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_told_to_open_its_own(tier: Tiered) -> None:
+def test_a_forked_child_has_to_open_a_tier_of_its_own(tier: Tiered) -> None:
     ticket, pin = tier.prefetch([10]), tier.pin([11])
     child = os.fork()
     if child == 0:
@@ -359,16 +367,22 @@ def test_a_forked_child_is_told_to_open_its_own(tier: Tiered) -> None:
     assert tier.gather([10, 11])[:, 0].tolist() == [10, 11]
 
 
-def test_closing_ends_what_is_on_its_way(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, began = tier._log.read, threading.Event()
+def test_closing_ends_prefetches_under_way(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, join = RowLog.read, threading.Thread.join
+    began, ending = threading.Event(), threading.Event()
 
     def read_until_closed(*args: Any, **options: Any) -> Any:
         began.set()
-        while not tier._loader._closed:
-            time.sleep(0.001)
+        ending.wait()
         return read(*args, **options)
 
-    monkeypatch.setattr(tier._log, "read", read_until_closed)
+    def join_loader(thread: threading.Thread, timeout: float | None = None) -> None:
+        if thread.name == "memhier-load":
+            ending.set()
+        join(thread, timeout)
+
+    monkeypatch.setattr(RowLog, "read", read_until_closed)
+    monkeypatch.setattr(threading.Thread, "join", join_loader)
     first, second = tier.prefetch([10, 11]), tier.prefetch([12, 13])
     began.wait()
     tier.close()
@@ -381,15 +395,15 @@ def test_a_slot_whose_ticket_was_released_is_not_filled_with_the_row_it_no_longe
     tier: Tiered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     entered, gate = threading.Event(), threading.Event()
-    read = tier._log.read
+    read = RowLog.read
 
-    def held_back(keys: Any, out: Any) -> Any:
+    def held_back(log: RowLog, keys: Any, out: Any) -> Any:
         if threading.current_thread().name == "memhier-load":
             entered.set()
             gate.wait()
-        return read(keys, out=out)
+        return read(log, keys, out=out)
 
-    monkeypatch.setattr(tier._log, "read", held_back)
+    monkeypatch.setattr(RowLog, "read", held_back)
     ticket = tier.prefetch([10, 11, 12, 13])
     entered.wait()
     ticket.release()

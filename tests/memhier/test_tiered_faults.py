@@ -1,13 +1,13 @@
-"""A tier goes on after what went wrong: failed reads, exceptions of the caller's functions, interrupts, damage."""
+"""A tier goes on after errors: failed reads, exceptions of the caller's functions, interrupts, damage."""
 
 import errno
+import gc
 import os
 import signal
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from memhier.cache.slab import Slab
+from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError, ClosedError, CorruptionError
+from memhier.log.row_log import RowLog
 from memhier.policies import LRU, Belady
-from memhier.table.row_loader import LOADING
+from memhier.table.loader import LOADING, Job, Loader
+from memhier.table.sizes import Sizes
 from memhier.table.tiered import Tiered
+from memhier.table.writer import WriteQueue
 
 DIM = 1024
 
@@ -41,23 +46,44 @@ def tier(tmp_path: Path) -> Iterator[Tiered]:
         yield table
 
 
+@pytest.fixture
+def row_by_row(tmp_path: Path) -> Iterator[Tiered]:
+    """The same table, which reads row by row."""
+    divided = Sizes.__init__
+
+    def divide(sizes: Sizes, *arguments: Any) -> None:
+        divided(sizes, *arguments)
+        sizes.staged = 1
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Sizes, "__init__", divide)
+        table = Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4))
+    with table:
+        fill(table, range(40))
+        yield table
+
+
 class Broken:
     """Stands in for a log's read: fails while `fails` says so, and can be held back at its beginning."""
 
-    def __init__(self, tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._read = tier._log.read
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._read = RowLog.read
         self.fails: Callable[[list[int]], bool] = lambda keys: True
         self.entered = threading.Semaphore(0)
         self.gate: threading.Semaphore | None = None
-        monkeypatch.setattr(tier._log, "read", self)
 
-    def __call__(self, keys: Any, out: Any) -> Any:
+        def read(log: RowLog, keys: Any, out: Any) -> Any:
+            return self.read(log, keys, out)
+
+        monkeypatch.setattr(RowLog, "read", read)
+
+    def read(self, log: RowLog, keys: Any, out: Any) -> Any:
         if self.gate is not None and threading.current_thread().name == "memhier-load":
             self.entered.release()
             self.gate.acquire()
         if self.fails(keys.tolist()):
             raise OSError(errno.EIO, "Input/output error", "some/file")
-        return self._read(keys, out=out)
+        return self._read(log, keys, out=out)
 
 
 @pytest.mark.parametrize("call", ["gather", "prefetch"])
@@ -97,7 +123,7 @@ def test_a_failed_batch_that_is_not_asked_for_again_counts_as_accessed(
     tier: Tiered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     accesses = tier.stats()["accesses"]
-    broken = Broken(tier, monkeypatch)
+    broken = Broken(monkeypatch)
     with pytest.raises(OSError, match="Input/output"):
         tier.gather([10, 11])
     broken.fails = lambda keys: False
@@ -117,24 +143,24 @@ def test_the_same_batch_after_one_that_succeeded_counts_again(tier: Tiered) -> N
     assert tier.stats()["accesses"] == accesses + 6 * 2
 
 
-def test_what_failed_late_leaves_later_tickets_alone(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_failure_leaves_later_tickets_alone(row_by_row: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot was read, freed and promised to another row, before the rest of the first ticket's rows failed."""
-    monkeypatch.setattr(tier._loader, "_encoded", tier._loader._encoded[:1])  # reads go row by row
-    broken = Broken(tier, monkeypatch)
+    tier = row_by_row
+    broken = Broken(monkeypatch)
     broken.fails = lambda keys: keys == [11]
     broken.gate = threading.Semaphore(0)
     first = tier.prefetch([10, 11])
     broken.entered.acquire()
     broken.gate.release()
     broken.entered.acquire()  # 10 is there, 11 waits
+    slot = first.slots[0]
     first.release()
     tier.scatter([1, 2], numbered([1, 2]))
-    slot = tier._residents.map.find([10])
     second = tier.prefetch([20])  # takes the slot of 10
-    assert tier._residents.map.find([20]) == slot
+    assert second.slots == [slot]
     broken.gate.release()
     broken.entered.acquire()  # 11 has failed, 20 waits
-    assert tier._loader.states[slot] == LOADING
+    assert not second.done
     with pytest.raises(OSError, match="a prefetch failed"):
         tier.gather([1])
     threading.Timer(0.1, broken.gate.release).start()
@@ -146,22 +172,22 @@ def test_what_failed_late_leaves_later_tickets_alone(tier: Tiered, monkeypatch: 
 def test_an_interrupt_while_a_slot_is_waited_for_mixes_no_rows_up(
     tier: Tiered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = Broken(tier, monkeypatch)
+    broken = Broken(monkeypatch)
     broken.fails = lambda keys: False
     broken.gate = threading.Semaphore(0)
     tier.pin([38, 39, 37])
     ticket = tier.prefetch([10])
     broken.entered.acquire()
     ticket.release()
-    settle = tier._loader.settle
+    settle = Loader.settle
 
-    def interrupted(slots: Any) -> None:
-        if (tier._loader.states[slots] == LOADING).any():
+    def interrupted(loader: Loader, slots: Any) -> None:
+        if (loader.states[slots] == LOADING).any():
             raise KeyboardInterrupt
-        settle(slots)
+        settle(loader, slots)
 
     with monkeypatch.context() as patch:
-        patch.setattr(tier._loader, "settle", interrupted)
+        patch.setattr(Loader, "settle", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tier.gather([20])  # needs the slot that is being read
     broken.gate.release()
@@ -171,8 +197,8 @@ def test_an_interrupt_while_a_slot_is_waited_for_mixes_no_rows_up(
     assert tier.gather([10])[0, 0] == 10
 
 
-def test_a_ticket_for_rows_of_an_older_one_that_failed_tells_too(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Broken(tier, monkeypatch)
+def test_a_ticket_for_rows_of_a_failed_older_one_fails_too(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = Broken(monkeypatch)
     broken.gate = threading.Semaphore(0)
     first = tier.prefetch([10])
     broken.entered.acquire()
@@ -185,7 +211,7 @@ def test_a_ticket_for_rows_of_an_older_one_that_failed_tells_too(tier: Tiered, m
     assert tier.gather([10])[0, 0] == 10
 
 
-def test_damage_in_an_old_part_keeps_nobody_from_a_checkpoint(tier: Tiered, tmp_path: Path) -> None:
+def test_damage_in_an_old_part_prevents_no_checkpoint(tier: Tiered, tmp_path: Path) -> None:
     damaged = max((tmp_path / "s").glob("segments/*.seg"), key=lambda segment: segment.stat().st_size)
     raw = np.fromfile(damaged, np.uint8)
     raw[35 * 4096] ^= 1
@@ -202,7 +228,7 @@ def test_damage_in_an_old_part_keeps_nobody_from_a_checkpoint(tier: Tiered, tmp_
             again.gather([35])
 
 
-def test_a_callback_into_the_tier_is_told_and_does_not_hang(tmp_path: Path) -> None:
+def test_a_callback_into_the_tier_raises_and_does_not_hang(tmp_path: Path) -> None:
     def initial(keys: NDArray[np.int64]) -> NDArray[np.float32]:
         return tier.gather(keys)
 
@@ -214,24 +240,33 @@ def test_a_callback_into_the_tier_is_told_and_does_not_hang(tmp_path: Path) -> N
 
 
 def test_a_closed_tier_holds_nothing(tmp_path: Path) -> None:
+    before = {id(each) for each in gc.get_objects()}
     tier = Tiered(tmp_path / "s", "t", np.float32, DIM, rows=50, policy=LRU(4))
     ticket = tier.prefetch([1])
     assert tier.memory_bytes > 0
-    parts = [weakref.ref(part) for part in (tier._slab, tier._log, tier._parts.queue, tier._residents)]
+    large = (Slab, RowLog, WriteQueue, Loader, SlotMap)
+    parts = [weakref.ref(each) for each in gc.get_objects() if isinstance(each, large) and id(each) not in before]
+    assert {type(part()) for part in parts} == set(large)
     tier.close()
-    assert [part() for part in parts] == [None] * 4
+    assert [part() for part in parts] == [None] * len(parts)
     assert tier.memory_bytes == 0
     with pytest.raises(ClosedError, match="the tier is closed"):
         tier.stats()
     ticket.release()
 
 
-def test_rows_a_ticket_was_for_are_counted_once_it_is_done(tier: Tiered) -> None:
-    before = tier.memory_bytes
+def test_rows_a_ticket_was_for_are_counted_once_it_is_done(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, submit, jobs = tier.memory_bytes, Loader.submit, list[Job]()
+
+    def note(loader: Loader, job: Job, slots: Any) -> None:
+        jobs.append(job)
+        submit(loader, job, slots)
+
+    monkeypatch.setattr(Loader, "submit", note)
     ticket = tier.prefetch([10, 11, 12])
     ticket.wait()
     assert tier.memory_bytes - before < 1000
-    assert len(ticket._job.keys) == len(ticket._job.slots) == 0
+    assert [len(job.keys) + len(job.slots) for job in jobs] == [0]
 
 
 def test_more_keys_than_a_batch_are_not_unpinned_at_once(tmp_path: Path) -> None:
@@ -254,7 +289,7 @@ def test_an_interrupt_while_the_write_queue_is_waited_for_loses_nothing(
 
     tier.scatter([1, 2, 3, 4], numbered([-1, -2, -3, -4]))
     with monkeypatch.context() as patch:
-        patch.setattr(tier._parts.queue, "put", interrupted)
+        patch.setattr(WriteQueue, "put", interrupted)
         with pytest.raises(KeyboardInterrupt):
             tier.gather([20])  # instead of 1
     assert tier.gather([1, 21])[:, 0].tolist() == [-1, 21]
@@ -272,7 +307,7 @@ def test_keys_that_came_in_by_an_interrupted_call_are_new_all_the_same(
         for key in (1, 2, 3):
             tier.scatter([key], numbered([key], 4))
         with monkeypatch.context() as patch:
-            patch.setattr(tier._parts.queue, "put", interrupted)
+            patch.setattr(WriteQueue, "put", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 tier.gather([9])  # gets the slot of a row that was written
         tier.scatter([9], numbered([9], 4))
@@ -282,7 +317,7 @@ def test_keys_that_came_in_by_an_interrupted_call_are_new_all_the_same(
 
 
 def test_a_flush_finds_changed_rows_wherever_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("memhier.table.residents._FLUSH_SLOTS", 3)
+    monkeypatch.setattr("memhier.table.writer._FLUSH_SLOTS", 3)
     with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(10)) as tier:
         tier.scatter(range(10), numbered(np.arange(10), 4))
         tier.checkpoint()
@@ -297,18 +332,24 @@ def test_counts_do_not_depend_on_how_fast_the_ssd_is(
 ) -> None:
     rng = np.random.default_rng(0)
     batches = [rng.integers(0, 30, 6) for _ in range(120)]
-    seen = []
+    seen, queues = [], set[WriteQueue]()
+    read, append, put = RowLog.read, RowLog.append, WriteQueue.put
+
+    def late(call: Any, *args: Any, **options: Any) -> Any:
+        time.sleep(0.0005)
+        return call(*args, **options)
+
+    def noted(queue: WriteQueue, *args: Any, **options: Any) -> None:
+        queues.add(queue)
+        put(queue, *args, **options)
+
+    monkeypatch.setattr(WriteQueue, "put", noted)
     for slow in (False, True):
         with Tiered(tmp_path / f"{slow}", "t", np.float32, 8, rows=30, policy=policy(14)) as tier:
-            read, append = tier._log.read, tier._log.append
-
-            def late(call: Any, *args: Any, **options: Any) -> Any:
-                time.sleep(0.0005)
-                return call(*args, **options)
-
+            queues.clear()
             if slow:
-                monkeypatch.setattr(tier._log, "read", partial(late, read))
-                monkeypatch.setattr(tier._log, "append", partial(late, append))
+                monkeypatch.setattr(RowLog, "read", lambda *args, **options: late(read, *args, **options))
+                monkeypatch.setattr(RowLog, "append", lambda *args, **options: late(append, *args, **options))
             rows = []
             for turn, batch in enumerate(batches):
                 ticket = tier.prefetch(batch)
@@ -316,7 +357,8 @@ def test_counts_do_not_depend_on_how_fast_the_ssd_is(
                 tier.scatter(batch[:3], numbered(batch[:3] + turn, 8))
                 ticket.release()
                 if not slow and turn % 7 == 0:
-                    tier._parts.queue.drain()
+                    for queue in queues:
+                        queue.drain()
             stats = tier.stats()
             names = ("accesses", "hits", "misses", "evictions", "writes", "first_touches", "resident")
             counts = [stats[name] for name in names] + [stats["queue_hits"] + stats["refetches"]]
@@ -328,7 +370,7 @@ def test_counts_do_not_depend_on_how_fast_the_ssd_is(
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_does_not_wait_for_a_thread_it_has_not(tier: Tiered, monkeypatch: pytest.MonkeyPatch) -> None:
-    broken = Broken(tier, monkeypatch)
+    broken = Broken(monkeypatch)
     broken.gate = threading.Semaphore(0)
     ticket = tier.prefetch([10])
     broken.entered.acquire()

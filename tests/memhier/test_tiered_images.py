@@ -1,4 +1,4 @@
-"""Checkpoints taken beside calls: each is the table of the moment it was started, whatever changes meanwhile."""
+"""Checkpoints taken beside calls: each has the table of the moment it was started, however it changes meanwhile."""
 
 import shutil
 import threading
@@ -13,7 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memhier.errors import LockedError
+from memhier.log.row_log import RowLog
 from memhier.policies import LRU
+from memhier.table import writer
+from memhier.table.sizes import Sizes
 from memhier.table.tiered import Tiered
 
 ROWS, WIDTH, SLOTS = 40, 3, 9
@@ -28,18 +31,15 @@ def open_tier(path: Path, **options: Any) -> Tiered:
 def small_queue(rows: int) -> Iterator[None]:
     """Make tiers under it with a write queue of so few rows, whose images are written a row at a time."""
     with pytest.MonkeyPatch.context() as patch:
-        from memhier.table import residents
-        from memhier.table import sizes as _tiered_sizes
-
-        made = _tiered_sizes.Sizes.__init__
+        made = Sizes.__init__
 
         def make(sizes: Any, *arguments: Any) -> None:
             made(sizes, *arguments)
             sizes.queued = rows
-            sizes.outgoing = _tiered_sizes.batch_rows(rows)
+            sizes.outgoing = writer.batch_rows(rows)
 
-        patch.setattr(_tiered_sizes.Sizes, "__init__", make)
-        patch.setattr(residents, "_SAVE_BYTES", 1)
+        patch.setattr(Sizes, "__init__", make)
+        patch.setattr(writer, "_SAVE_BYTES", 1)
         yield
 
 
@@ -89,17 +89,17 @@ def test_calls_go_on_while_rows_are_saved(tmp_path: Path, monkeypatch: pytest.Mo
     entered, go_on = threading.Event(), threading.Event()
     with open_tier(tmp_path) as tier:
         tier.scatter(np.arange(SLOTS), np.ones((SLOTS, WIDTH), np.float32))
-        drain = tier._parts.queue.drain
+        drain = writer.WriteQueue.drain
 
-        def slow() -> None:
+        def slow(queue: writer.WriteQueue) -> None:
             entered.set()
             assert go_on.wait(30)
-            drain()
+            drain(queue)
 
-        monkeypatch.setattr(tier._parts.queue, "drain", slow)
+        monkeypatch.setattr(writer.WriteQueue, "drain", slow)
         future = tier.start_checkpoint()
         assert entered.wait(30)
-        # Nothing of the image was written yet: what is changed now is copied first.
+        # Nothing of the image was written yet: a row that changes now is copied first.
         for number in range(2, 5):
             tier.scatter(np.arange(SLOTS), np.full((SLOTS, WIDTH), number, np.float32))
         assert (tier.gather([0, 1]) == 4).all()
@@ -117,9 +117,9 @@ def test_an_image_that_others_prevent_loses_nothing(tmp_path: Path, monkeypatch:
         with monkeypatch.context() as patch:
 
             def refused(*_: Any) -> None:
-                raise LockedError("somebody else is changing the store")
+                raise LockedError("another object is changing the store")
 
-            patch.setattr(tier._log, "append", refused)
+            patch.setattr(RowLog, "append", refused)
             with pytest.raises(LockedError):
                 tier.start_checkpoint().result(30)
         tier.scatter([1], np.full((1, WIDTH), 2, np.float32))

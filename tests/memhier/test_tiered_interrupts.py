@@ -18,7 +18,7 @@ def numbered(keys: Any, change: float = 0) -> NDArray[np.float32]:
 
 
 class Table:
-    """A tier beside a dict: after each call one of them is asked what the other says."""
+    """A tier beside a dict: after each call both have the same rows."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -48,7 +48,7 @@ class Table:
             pass
 
     def check_stored(self) -> None:
-        """What was committed is there when the tier is opened again."""
+        """Committed rows are there when the tier is opened again."""
         self.tier.close()
         self.tier, self.model = self.opened(), dict(self.committed)
         self.check()

@@ -20,6 +20,7 @@ from memhier.policies import LRU, Belady
 from memhier.store.store import Store
 from memhier.table.loans import Loan
 from memhier.table.tiered import Tiered
+from memhier.table.writer import WriteQueue
 
 ROWS, WIDTH = 60, 3
 Make = Callable[..., Tiered]
@@ -48,7 +49,7 @@ def test_rows_fetched_ahead_are_lent_without_a_search(make: Make, monkeypatch: p
     keys = np.array([7, 3, 9])
     tickets = [tier.prefetch(keys), tier.prefetch(keys[:2])]
     with monkeypatch.context() as during:
-        during.setattr(tier._residents.map, "unique_find", None)
+        during.setattr(SlotMap, "unique_find", None)
         loan = tier.lend(keys, ticket=tickets[0])
     assert np.array_equal(loan.rows[loan.slots], initial(keys))
     # The other ticket still holds its rows, and the loan all of them.
@@ -256,7 +257,7 @@ def test_a_log_of_known_keys_takes_eight_bytes_each(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", kind="t") as store, Reader() as reader:
         rows = np.arange(500, dtype="<u4").view(np.uint8).reshape(-1, 4)
         with RowLog(store, "table", 4, reader, 500, key_space=500) as log:
-            assert log.log.index.memory_bytes < 500 * 8 + 1024
+            direct = log.memory_bytes
             log.append(np.arange(0, 500, 2), rows[::2])
             log.append([4, 4], rows[[7, 9]])
             log.delete([8, 8, 9])
@@ -268,6 +269,7 @@ def test_a_log_of_known_keys_takes_eight_bytes_each(tmp_path: Path) -> None:
             log.compact(1.0)
             log.commit()
         with RowLog(store, "table", 4, reader, 500) as log:
+            assert log.memory_bytes - direct > SlotMap.bytes_for(500, batch=2**16) - 1024
             found, there = log.read([4, 8, 10])
             assert found.view("<u4").ravel().tolist() == [9, 0, 10]
             assert there.tolist() == [True, False, True]
@@ -299,14 +301,19 @@ def test_a_checkpoint_beside_calls_has_the_moment_it_was_started(make: Make, mon
     tier = make(slots=8)
     tier.scatter(np.arange(20) % 8, np.full((20, WIDTH), 1, np.float32))
     entered, go_on = threading.Event(), threading.Event()
-    commit = tier._log.commit
+    commit, put, queues = RowLog.commit, WriteQueue.put, set[WriteQueue]()
 
-    def slow(values: Any) -> int:
+    def slow(log: RowLog, values: Any) -> int:
         entered.set()
         assert go_on.wait(30)
-        return commit(values)
+        return commit(log, values)
 
-    monkeypatch.setattr(tier._log, "commit", slow)
+    def noted(queue: WriteQueue, *args: Any, **options: Any) -> None:
+        queues.add(queue)
+        put(queue, *args, **options)
+
+    monkeypatch.setattr(RowLog, "commit", slow)
+    monkeypatch.setattr(WriteQueue, "put", noted)
     future = tier.start_checkpoint({"step": b"1"})
     assert entered.wait(30)
     # Changes that leave DRAM meanwhile, and come back.
@@ -316,7 +323,7 @@ def test_a_checkpoint_beside_calls_has_the_moment_it_was_started(make: Make, mon
     assert not future.done()
     # The queue would hand these to the log now, did they not have to wait.
     assert tier.stats()["queued"] == 24
-    tier._parts.queue.drain()
+    queues.pop().drain()
     go_on.set()
     assert future.result(30) == 1
     monkeypatch.undo()
@@ -334,10 +341,10 @@ def test_a_checkpoint_that_fails_beside_calls_ends_them(make: Make, monkeypatch:
     tier = make(slots=8)
     tier.scatter([1], np.ones((1, WIDTH), np.float32))
 
-    def fails(values: Any) -> int:
+    def fails(log: RowLog, values: Any) -> int:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(tier._log, "commit", fails)
+    monkeypatch.setattr(RowLog, "commit", fails)
     with pytest.raises(OSError, match="No space"):
         tier.start_checkpoint().result(30)
     with pytest.raises(ClosedError, match="checkpoint failed"):
@@ -345,7 +352,7 @@ def test_a_checkpoint_that_fails_beside_calls_ends_them(make: Make, monkeypatch:
 
 
 class Forgotten:
-    """Lets a loan go when the collector of garbage comes."""
+    """Releases a loan when the garbage collector runs."""
 
     def __init__(self, loan: Loan) -> None:
         self.loan = loan
@@ -377,7 +384,7 @@ def test_a_ticket_knows_keys_again_that_cannot_have_changed(
         keys[:] = [2, 1, 3]  # the ticket holds other rows
     with monkeypatch.context() as during:
         if fixed:
-            during.setattr(tier._residents.map, "keys_of", None)
+            during.setattr(SlotMap, "keys_of", None)
         loan = tier.lend(keys, ticket=ticket)
     assert np.array_equal(loan.rows[loan.slots], initial(keys))
     loan.release()

@@ -41,7 +41,7 @@ def initial(keys: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def smallest_budget(make: Callable[[int], Any]) -> int:
-    """Return what the error says is enough, where anything less is not."""
+    """Return the budget that the error names as enough; anything less is not."""
     with pytest.raises(BudgetError) as caught:
         make(1)
     found = re.search(r"dram=(\d+) would be enough", str(caught.value))
@@ -50,7 +50,7 @@ def smallest_budget(make: Callable[[int], Any]) -> int:
 
 
 class TieredMachine(RuleBasedStateMachine):
-    """`now` is what the table holds, `durable` what it held at the last checkpoint."""
+    """`now` has the rows of the table, `durable` its rows at the last checkpoint."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class TieredMachine(RuleBasedStateMachine):
         self.durable = dict(self.now)
 
     def restart(self, files: Files | None = None) -> None:
-        """What a process that ends without a checkpoint leaves behind."""
+        """Leave the table as a process that ends without a checkpoint does."""
         with suppress(OSError, SimulatedCrash):
             self.tier.close()
             self.store.close()
@@ -156,7 +156,7 @@ class TieredMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.store.generation > 0)
     @rule(batches=st.lists(KEYS, min_size=1, max_size=4), call=st.integers(8, 60), fault=st.sampled_from(Fault))
     def fail(self, batches: list[list[int]], call: int, fault: Fault) -> None:
-        """Go on from the last checkpoint on a layer that fails at some call; afterwards that or the next is found."""
+        """Go on from the last checkpoint on files that fail at some call; afterwards it or the next one is there."""
         self.now = dict(self.durable)
         generation = self.store.generation
         saved = False

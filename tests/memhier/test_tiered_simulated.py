@@ -1,4 +1,4 @@
-"""What `simulate` says of a trace is what a tier with as many slots then does, policy by policy."""
+"""`simulate` predicts the counts of a tier with as many slots, for each policy."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -18,14 +18,14 @@ POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo"
 
 
 def hindsight(batches: list[Ints], capacity: int) -> Static:
-    """Keep the most frequent keys, with room for the widest batch to pass through: what simulate calls static."""
+    """Keep the most frequent keys, with room for the widest batch to pass through, as "static" of simulate does."""
     keys, uses = np.unique(np.concatenate(batches), return_counts=True)
     room = max(len(np.unique(batch)) for batch in batches)
     return Static(capacity, keys[np.argsort(-uses, kind="stable")[: max(0, capacity - room)]])
 
 
 def run(place: Path, policy: Policy, batches: list[Ints], dirty: bool, lookahead: int | None) -> dict[str, int]:
-    """Gather the batches, changing each one's rows where `dirty`; Belady is told of them as simulate tells it."""
+    """Gather the batches, and change their rows if `dirty`; announce them to Belady as simulate does."""
     known = 0
     with Tiered(place, "t", np.float32, 2, rows=100, policy=policy, batch=64) as tier:
         for index, batch in enumerate(batches):

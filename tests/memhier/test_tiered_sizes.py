@@ -1,4 +1,4 @@
-"""A budget is divided by configuration alone: what a table's log has become changes neither slots nor batch."""
+"""A budget is divided by configuration alone: the length of a table's log changes neither slots nor batch."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from memhier.log.parts import ENTRY, lay_out, page_after
 from memhier.log.row_log import RowLog
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
-from memhier.table.sizes import _WRITE_BUFFERS_BYTES, log_bytes
+from memhier.table.sizes import WRITE_BUFFERS_BYTES, log_bytes
 from memhier.table.tiered import Tiered
 
 ROWS = 200
@@ -34,7 +34,7 @@ def smallest(place: Path, dim: int) -> int:
 
 def rewrite(tier: Tiered, dim: int, rng: np.random.Generator) -> None:
     """Write each row once, in another order each time, a few at a time."""
-    step = min(tier.capacity, tier._parts.batch, 20)
+    step = min(tier.capacity, tier.batch, 20)
     for keys in np.array_split(rng.permutation(ROWS), -(-ROWS // step)):
         tier.scatter(keys, np.repeat(keys[:, None], dim, axis=1).astype(np.float32))
 
@@ -46,7 +46,7 @@ def test_a_budget_means_the_same_however_long_the_log_has_become(tmp_path: Path,
     dram = smallest(tmp_path / "s", dim) + spare
     rng = np.random.default_rng(0)
     with open_tier(tmp_path / "s", dim, dram) as tier:
-        capacity, batch = tier.capacity, tier._parts.batch
+        capacity, batch = tier.capacity, tier.batch
         for checkpoint in range(6):
             rewrite(tier, dim, rng)
             assert tier.memory_bytes <= dram
@@ -55,7 +55,7 @@ def test_a_budget_means_the_same_however_long_the_log_has_become(tmp_path: Path,
             tier.checkpoint()
             assert tier.memory_bytes <= dram
     with open_tier(tmp_path / "s", dim, dram) as tier:
-        assert (tier.capacity, tier._parts.batch) == (capacity, batch)
+        assert (tier.capacity, tier.batch) == (capacity, batch)
         assert tier.memory_bytes <= dram
         assert tier.gather([ROWS - 1])[0, 0] == ROWS - 1
 
@@ -81,7 +81,7 @@ def test_a_budget_that_is_too_small_leaves_no_store_behind(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("row_bytes", [1, 16, 700, 3000, 4096, 5000, 65536, 70_000])
-def test_what_a_log_takes_is_known_before_it_is_opened(tmp_path: Path, row_bytes: int) -> None:
+def test_the_memory_of_a_log_is_known_before_it_is_opened(tmp_path: Path, row_bytes: int) -> None:
     rows, rng = 97, np.random.default_rng(0)
     with (
         Store.create(tmp_path / "s", "test") as store,
@@ -93,8 +93,8 @@ def test_what_a_log_takes_is_known_before_it_is_opened(tmp_path: Path, row_bytes
             for keys in np.array_split(rng.permutation(rows), 10):
                 log.append(keys, np.zeros((len(keys), row_bytes), np.uint8))
             held = log.memory_bytes + sum(info.memory_bytes for info in store.segments().values())
-            # What waits to be written takes as much as there is, and at most what is planned for it.
-            assert planned - _WRITE_BUFFERS_BYTES - 2**17 < held <= planned
+            # Records that wait to be written take at most their planned room.
+            assert planned - WRITE_BUFFERS_BYTES - 2**17 < held <= planned
             log.compact()
             log.commit()
 

@@ -1,4 +1,4 @@
-"""Tiers and the store they are in: who may write to it when, and what it says about their rows."""
+"""Tiers of one store: their turns at writing, and the descriptions of their rows."""
 
 import errno
 from pathlib import Path
@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memhier.errors import FormatError, LockedError
+from memhier.errors import ClosedError, FormatError, LockedError
 from memhier.policies import LRU
 from memhier.store.store import Store
+from memhier.store.way_back import go_back
 from memhier.table.tiered import KIND, Tiered
 
 DIM = 1024
@@ -29,7 +30,7 @@ def test_a_store_open_for_reading_is_refused(tmp_path: Path) -> None:
 
 
 def scatter_each(tier: Tiered, taken: list[int]) -> None:
-    """Write a row after the other, noting which were taken."""
+    """Write one row after the other, and note which the tier took."""
     for key in range(3000):
         tier.scatter([key], numbered([key]))
         taken.append(key)
@@ -90,10 +91,38 @@ def test_rows_are_not_taken_for_others_of_the_same_width(tmp_path: Path, dtype: 
         assert tier.gather([1]).tolist() == [[1] * 4]
 
 
-def test_an_unreadable_description_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_description_raises(tmp_path: Path) -> None:
     with Store.create(tmp_path / "s", KIND) as store:
         with store.begin() as tx:
             tx.put("tiered/t", b"\xff{")
             tx.commit()
         with pytest.raises(FormatError, match="tiered/t"):
             Tiered(store, "t", np.float32, 4, rows=30, policy=LRU(2))
+
+
+def test_stored_keys_are_those_that_left_dram(tmp_path: Path) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(3)) as tier:
+        tier.scatter([7, 2, 9], numbered([7, 2, 9], 4))
+        assert [*tier.stored_keys()] == []
+        tier.flush()
+        tier.gather([20])  # was never written
+        assert sorted(np.concatenate([*tier.stored_keys()])) == [2, 7, 9]
+        assert not tier.closed
+    assert tier.closed
+    for call in (tier.stored_keys, tier.keep_way_back):
+        with pytest.raises(ClosedError):
+            call()
+
+
+@pytest.mark.parametrize("further", [False, True])
+def test_a_store_goes_back_to_the_commit_that_a_tier_kept(tmp_path: Path, further: bool) -> None:
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(3)) as tier:
+        tier.keep_way_back()
+        for value in (1, 2, 3):
+            tier.keep_way_back(further=further and value == 3)
+            tier.scatter([1], numbered([value], 4))
+            tier.checkpoint()
+    with Store.open(tmp_path / "s", KIND, writable=True) as store:
+        go_back(store)
+    with Tiered(tmp_path / "s", "t", np.float32, 4, rows=30, policy=LRU(3)) as tier:
+        assert tier.gather([1])[0, 0] == (1 if further else 2)

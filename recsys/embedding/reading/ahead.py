@@ -21,7 +21,7 @@ from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.embedding.tables import Rows
 from memhier.shield import at_end, shielded, wait_for
 from memhier.store.segments import FullError
-from memhier.table.tickets import Ticket
+from memhier.table.loans import Ticket
 
 __all__ = ["Ahead", "Epoch", "Limits", "Planned"]
 

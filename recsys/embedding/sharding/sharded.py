@@ -34,7 +34,7 @@ from memhier.recsys.embedding.tables import Ints, Rows, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import indices_of, not_compiled, values_of
 from memhier.shield import shielded
 from memhier.store.segments import FullError
-from memhier.table.saving import Saving
+from memhier.table.checkpoints import Saving
 
 __all__ = ["ShardedEmbeddingBagCollection"]
 

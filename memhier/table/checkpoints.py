@@ -1,0 +1,118 @@
+"""Checkpoints of a tier: its log becomes durable, at once or beside the calls that follow."""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Any, TypeVar
+
+from memhier.errors import LockedError
+from memhier.shield import uninterrupted
+from memhier.store.segments import FullError
+from memhier.table.gate import Gate
+from memhier.table.table import Table
+
+__all__ = ["Checkpoints", "Saving"]
+
+T = TypeVar("T")
+
+
+class Saving(Future[T]):
+    """A future whose lock no interrupt keeps.
+
+    A future takes and releases its lock in lines of Python. An interrupt of the waiting thread there would keep the
+    lock, and the thread that saves from its end. Callbacks may run on the thread of shielded calls.
+    """
+
+    def result(self, timeout: float | None = None) -> T:
+        """Wait, at most so many seconds, and return the result; raise its error, or TimeoutError."""
+        self._wait(timeout)
+        return uninterrupted(super().result)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait, at most so many seconds, and return the error, None if there is none; or raise TimeoutError."""
+        self._wait(timeout)
+        return uninterrupted(super().exception)
+
+    def done(self) -> bool:
+        """Return whether there is a result, or an error."""
+        return uninterrupted(super().done)
+
+    def add_done_callback(self, fn: Callable[[Future[T]], object]) -> None:
+        """Call a function with this future once it is done, or now if it is."""
+        call = super().add_done_callback
+        uninterrupted(lambda: call(fn))
+
+    def _wait(self, timeout: float | None) -> None:
+        told: SimpleQueue[Any] = SimpleQueue()  # built in
+        self.add_done_callback(told.put)
+        try:
+            told.get(timeout=None if timeout is None else max(0, timeout))
+        except Empty:
+            raise TimeoutError from None
+
+
+class Checkpoints:
+    """Commits of a tier's log, one at a time."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._thread: threading.Thread | None = None
+
+    def now(self, values: Mapping[str, bytes] | None) -> int:
+        """Write all changed rows and commit while the caller waits; return the store's new generation."""
+        with self.settled() as table:
+            checked = table.checked_values(values)
+            table.writer.flush()
+            with self._failing():
+                return table.commit(checked)
+
+    def beside(self, values: Mapping[str, bytes] | None) -> "Future[int]":
+        """Take an image of this moment and commit it on a thread."""
+        with self.settled() as table:
+            checked, done = table.checked_values(values), Saving[int]()
+            table.writer.begin_image()
+            self._thread = threading.Thread(
+                target=self._save, args=(table, checked, done), name="memhier-commit", daemon=True
+            )
+            self._thread.start()
+            return done
+
+    def wait(self) -> None:
+        """Return once no commit is under way. For outside of calls, which the commit may need to go on."""
+        if self._thread is not None:
+            self._thread.join()
+
+    @contextmanager
+    def settled(self) -> Iterator[Table]:
+        """Be a call inside the block, with no commit under way."""
+        while True:
+            self.wait()
+            with self._gate.call() as table:
+                if self._thread is None or not self._thread.is_alive():
+                    yield table
+                    return
+
+    def _save(self, table: Table, values: dict[str, bytes], done: "Future[int]") -> None:
+        writer, between = table.writer, self._gate.between
+        try:
+            with self._failing():
+                writer.save_image(between)
+                generation = table.log.commit(values)
+        except BaseException as error:
+            writer.end_image(between)
+            done.set_exception(error)
+        else:
+            writer.end_image(between)
+            done.set_result(generation)
+
+    @contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (LockedError, FullError):
+            raise
+        except BaseException as error:
+            self._gate.fail(error)
+            raise

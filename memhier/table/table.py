@@ -1,0 +1,327 @@
+"""The table of a tier: a cache of rows over a log. Calls reach it one at a time, through the gate."""
+
+import errno
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memhier.arguments import check_int
+from memhier.arrays import as_ints, check_array, check_range
+from memhier.cache.slab import Slab
+from memhier.cache.slab_memory import Layout
+from memhier.cache.slots import CAPACITY_MAX
+from memhier.codecs import get_codec
+from memhier.io.reader import Reader
+from memhier.log.compaction import rewriting_bytes
+from memhier.log.row_log import RowLog
+from memhier.policies import Policy
+from memhier.shield import when_gone
+from memhier.store.store import Store
+from memhier.table.cache import Ahead, Cache
+from memhier.table.loader import Initial, Job, Loader
+from memhier.table.schema import Schema
+from memhier.table.shortage import Shortage
+from memhier.table.sizes import Needs, Sizes, check_policy, log_bytes, make_policy, policy_bytes
+from memhier.table.writer import WriteQueue, Writer
+
+__all__ = ["KIND", "Ints", "Options", "Table", "store_bytes"]
+
+Ints = NDArray[np.int64]
+
+_NONE = np.empty(0, np.int64)
+
+KIND = "tiered"
+# A part of the log with a smaller share alive is rewritten: the log takes about twice its rows at most, and the rows
+# written by the last transaction.
+_COMPACT_BELOW = 0.5
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of a tier, checked before it opens a file; see :class:`memhier.table.tiered.Tiered`."""
+
+    store: Store | str | os.PathLike[str]
+    name: str
+    layout: Layout
+    rows: int
+    dram: int
+    policy: str | Policy
+    initial: Initial | None
+    codec: str
+    key_space: int | None
+    batch: int | None
+    reader: Reader | None
+    aside: float
+
+    def __post_init__(self) -> None:
+        check_policy(self.policy)
+        if isinstance(self.rows, bool) or not isinstance(self.rows, int | np.integer):
+            raise TypeError(f"rows={self.rows!r}: expected a number of keys as an int")
+        if isinstance(self.store, Store) and not self.store.writable:
+            raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self.store.path))
+        if not 1 <= self.rows <= CAPACITY_MAX:
+            raise ValueError(f"rows={self.rows}: expected 1 to {CAPACITY_MAX} keys")
+        if self.key_space is not None:
+            check_int("key_space", self.key_space, 1, 2**63 - 1, "possible keys")
+
+
+class Table:
+    """Cache, slab, loader, writer and log of one tier; and store and reader if they are its own.
+
+    It serves one call at a time. It closes by `close`, or by itself once it is forgotten or the process ends: the
+    threads know its parts, but not the whole.
+
+    Parameters
+    ----------
+    options
+        The arguments of the tier.
+    closed
+        Called when the table closes. It must not know the table.
+    """
+
+    def __init__(self, options: Options, closed: Callable[[], None]) -> None:
+        layout, codec = options.layout, get_codec(options.codec)
+        row_bytes = codec.encoded_bytes(layout.dtype, layout.row_type.itemsize // layout.dtype.itemsize)
+        key_space = None if options.key_space is None else int(options.key_space)
+        rows = int(options.rows)
+        self._own_reader = self._own_store = None
+        with ExitStack() as opened:
+            fixed_bytes = log_bytes(rows, row_bytes, key_space) + rewriting_bytes(row_bytes)
+            reader = options.reader
+            if reader is None:
+                reader = self._own_reader = opened.enter_context(Reader())
+                fixed_bytes += reader.planned_bytes
+            needs = Needs(
+                layout, row_bytes, codec.lossless, key_space, options.batch, policy_bytes(options.policy), fixed_bytes,
+                options.aside,
+            )  # fmt: skip
+            sizes = Sizes(needs, options.dram)
+            capacity = sizes.solve(options.policy)
+            # Only now: a budget that is too small leaves no store behind.
+            store = options.store
+            if not isinstance(store, Store):
+                store = self._own_store = opened.enter_context(_open_store(Path(store)))
+            self._schema = Schema(store, options.name, layout, options.codec)
+            self._schema.check()
+            self.log = RowLog(
+                store, options.name, row_bytes=row_bytes, reader=reader, capacity=rows, key_space=key_space,
+                compact_below=_COMPACT_BELOW,
+            )  # fmt: skip
+            opened.callback(self.log.close)
+            self.log.compact_later()
+            self.log.patient = True
+            self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
+            self._queue = WriteQueue(self.log, sizes.queued, row_bytes)
+            opened.callback(self._queue.close)
+            self.loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
+            opened.callback(self.loader.close)
+            self.cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
+            self.pins = self.cache.pins
+            self.writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
+            opened.callback(closed)
+            self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))
+        self.batch, self._key_space, self._reader = sizes.batch, key_space, reader
+        self._dtype, self._shape = layout.dtype, layout.shape
+
+    @property
+    def rows(self) -> NDArray[Any]:
+        """All rows in place, read-only, by slot."""
+        return self._slab.rows
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        parts = (self._slab, self.cache, self.writer, self._queue, self.loader, self.log)
+        held = sum(part.memory_bytes for part in parts)
+        if self._own_store is not None:
+            held += store_bytes(self._own_store)
+        return held + (0 if self._own_reader is None else self._own_reader.memory_bytes)
+
+    def stats(self) -> dict[str, Any]:
+        """Return the counts of all parts; see :meth:`memhier.table.tiered.Tiered.stats`."""
+        cache, loader, reader = self.cache, self.loader, self._reader.stats()
+        return {
+            "capacity": cache.capacity,
+            "resident": len(cache),
+            "accesses": cache.accesses,
+            "hits": cache.accesses - cache.misses,
+            "misses": cache.misses,
+            "evictions": cache.evictions,
+            **loader.counts,
+            "writes": self.writer.writes,
+            "queued": len(self._queue),
+            "reads": reader["reads"],
+            "read_bytes": reader["bytes"],
+            "read_s": loader.read_s,
+            "stall_s": loader.stall_s + self._queue.stall_s,
+        }
+
+    def check(self) -> None:
+        """Raise the errors of the threads: an append's for good, a prefetch's once."""
+        if self._queue.failure is not None:
+            self._queue.check()
+        if self.loader.failed is not None:
+            self.loader.check()
+
+    def gather(self, keys: Any, out: NDArray[Any] | None, keep: bool) -> NDArray[Any]:
+        """Copy rows out."""
+        index, unique, inverse, slots = self._find(keys)
+        if out is not None:
+            check_array("out", out, self._dtype, index.shape + self._shape)
+        if not keep:
+            return np.take(self.loader.copies(unique, slots), inverse, axis=0, out=out)
+        if self.cache.access(unique, slots, self.cache.not_ahead(index, inverse, slots)):
+            self._exchange(slots)
+        self.loader.ensure(unique, slots)
+        rows = self._slab.gather(slots[inverse], out)
+        self.pins.gathered(slots)
+        self.cache.served()
+        return rows
+
+    def scatter(self, keys: Any, rows: Any) -> None:
+        """Write rows."""
+        index, unique, inverse, slots = self._find(keys)
+        rows = self.writer.as_rows(rows, index)
+        never_written = self.loader.check_never_written(unique, slots)
+        if self.cache.access(unique, slots, unique[slots < 0]):
+            self._exchange(slots)
+        self.loader.settle(slots)
+        self.writer.change(slots)
+        self._slab.scatter(slots[inverse], rows)
+        self.loader.wrote(slots, never_written)
+        self.cache.served()
+
+    def prefetch(self, keys: Any) -> tuple[Ahead, Job]:
+        """Begin to make rows resident, and hold their slots; return these, and the job that reads the rows."""
+        index, unique, _, slots = self._find(keys)
+        self.pins.check_room(len(unique))
+        if self.cache.access(unique, slots, index.reshape(-1)):
+            self._exchange(slots)
+        job = self.loader.prepare(unique, slots)
+        self.loader.submit(job, slots)
+        ahead = Ahead(index, unique, slots)
+        self.pins.hold(ahead)
+        self.cache.served()
+        return ahead, job
+
+    def lend(self, keys: Any, again: bool, ahead: Ahead | None) -> tuple[Ints, Ints, Ints]:
+        """Make rows resident and pin them; return the distinct keys, their slots, and the slot of each key."""
+        if ahead is not None:
+            index = self._as_keys(keys)
+            if self.cache.is_for(ahead, index):
+                slots = ahead.slots.astype(np.int64)
+                self.loader.ensure(index, slots)
+                self.pins.pin(slots)
+                self.pins.release(ahead)
+                return index, slots, slots
+        index, unique, inverse, slots = self._find(keys)
+        if again:
+            self.cache.check_pinned(unique, slots)
+            self.pins.pin(slots)
+        else:
+            if self.cache.access(unique, slots, self.cache.not_ahead(index, inverse, slots)):
+                self._exchange(slots)
+            self.loader.ensure(unique, slots)
+            self.pins.pin(slots)
+            self.pins.gathered(slots)
+        self.cache.served()
+        return unique, slots, slots[inverse]
+
+    def pin(self, keys: Any) -> Ints:
+        """Make rows resident and pin them; return the distinct keys."""
+        _, unique, _, slots = self._find(keys)
+        if self.cache.access(unique, slots, unique[slots < 0]):
+            self._exchange(slots)
+        self.loader.ensure(unique, slots)
+        self.pins.pin(slots)
+        self.cache.served()
+        return unique
+
+    def unpin(self, keys: Any) -> None:
+        """Take one pin from each of the keys."""
+        unique, _, slots = self.cache.find(self._as_keys(keys))
+        self.cache.check_pinned(unique, slots)
+        self.pins.unpin(slots)
+
+    @contextmanager
+    def changing(self, keys: Ints, slots: Ints) -> Iterator[NDArray[Any]]:
+        """Yield all rows of the slab; the block may change those of these slots, which hold the distinct keys."""
+        never_written = self.loader.check_never_written(keys, slots)
+        self.writer.change(slots)
+        try:
+            with self._slab.writing(slots) as rows:
+                yield rows
+        finally:
+            self.loader.wrote(slots, never_written)
+
+    def checked_values(self, values: Mapping[str, bytes] | None) -> dict[str, bytes]:
+        """Return the values of a commit, with the tier's own."""
+        checked = self.log.check_values(values)
+        if self._schema.key in checked:
+            raise ValueError(f"values: {self._schema.key!r} is the tier's own")
+        return checked | self._schema.missing()
+
+    def commit(self, values: dict[str, bytes]) -> int:
+        """Commit the log while nothing is read; return the store's new generation."""
+        with self.loader.paused():
+            return self.log.commit(values)
+
+    def close(self) -> None:
+        """End the threads, then close everything."""
+        self._end.run()
+
+    def _as_keys(self, keys: Any) -> Ints:
+        index = as_ints("keys", keys)
+        if index.size > self.batch:
+            raise Shortage(
+                f"keys: {index.size} in one call, but working memory is set aside for batch={self.batch}; make "
+                f"the tier with batch={index.size}, or pass fewer at a time",
+                "batch", needed=index.size, room=self.batch, enough=index.size,
+            )  # fmt: skip
+        if self._key_space is not None:
+            check_range("keys", index.reshape(-1), self._key_space, "below the tier's key_space")
+        return index
+
+    def _find(self, keys: Any) -> tuple[Ints, Ints, Ints, Ints]:
+        """Check a call's keys; return them, the distinct ones, the place of each key among these, and their slots."""
+        index = self._as_keys(keys)
+        if self.cache.unfinished:
+            self._exchange(_NONE)
+        return index, *self.cache.find(index)
+
+    def _exchange(self, slots: Ints) -> None:
+        """Do as the policy has decided; give the slots of the keys that enter to `slots`, which is -1 for each."""
+        leaving, emptied = self.cache.victims()
+        if len(leaving):
+            self.writer.write_out(leaving, emptied)
+            self.loader.vacate(emptied)
+        entered = self.cache.exchange()
+        if len(slots):
+            slots[slots < 0] = entered
+
+
+def store_bytes(store: Store) -> int:
+    """Return the DRAM that a store holds beside its open transaction, which a log counts."""
+    names = store.keys()
+    values = sum(len(name) + len(store.get(name) or b"") for name in names)
+    return values + sum(info.memory_bytes for info in store.segments().values())
+
+
+def _open_store(path: Path) -> Store:
+    try:
+        return Store.create(path, KIND)
+    except FileExistsError:
+        return Store.open(path, KIND, writable=True)
+
+
+def _close(close: Callable[[], None], pid: int) -> None:
+    # A forked child has neither the threads nor, perhaps, the state of the locks that closing would need.
+    if pid == os.getpid():
+        close()
