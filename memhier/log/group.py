@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
+from memhier.errors import ClosedError
 from memhier.store.segments import FullError
 from memhier.store.store import Store
 from memhier.store.transaction import Transaction
@@ -16,10 +17,6 @@ __all__ = ["TransactionGroup"]
 class GroupedLog(Protocol):
     """A log as its group commits it; see `Log`."""
 
-    name: str
-
-    @property
-    def waits(self) -> bool: ...
     def check_open(self) -> None: ...
     def give_locked(self) -> int: ...
     def seal_locked(self) -> None: ...
@@ -57,10 +54,6 @@ class TransactionGroup:
         """Commit a log with the others from now on."""
         self._members.append((log, compactor))
 
-    def is_led_by(self, log: GroupedLog) -> bool:
-        """Whether a log is the one that commits."""
-        return self._members[0][0] is log
-
     @property
     def is_writing(self) -> bool:
         """Whether a transaction is open."""
@@ -75,10 +68,11 @@ class TransactionGroup:
     def begin(self) -> bool:
         """Make sure that there is a transaction; return whether it is new."""
         with self.lock:
+            if not self._members:
+                raise ClosedError("a log of this transaction is closed")
             if self._tx is not None:
                 self._tx.check_open()
                 return False
-            self._members[0][0].check_open()
             self._tx = self._store.begin()
             return True
 
@@ -105,24 +99,22 @@ class TransactionGroup:
         self.cancel()
 
     def close(self) -> None:
-        """Forget all changes; the transaction stays, and takes no more."""
-        if self._tx is not None:
-            self._tx.abort()
+        """Forget all changes, and the logs, which would stay until Python looks for cycles; take no more changes."""
+        self._members = []
+        self.cancel()
 
-    def commit(self, leader: GroupedLog, values: Mapping[str, bytes], way_back: bool, further: bool) -> int:
+    def commit(self, values: Mapping[str, bytes], waits: bool, way_back: bool, further: bool) -> int:
         """Make the changes of all logs durable at once; return the store's new generation.
 
         Parameters
         ----------
-        leader
-            The first log. If it waits for room on the disk, FullError is raised while that changes nothing.
         values
             Values of the store's catalog to set in the same transaction.
+        waits
+            Take the room on disk first, and raise FullError while that changes nothing.
         way_back, further
             As `keep_way_back` says.
         """
-        if not self.is_led_by(leader):
-            raise ValueError(f"log {leader.name!r} was opened beside {self._members[0][0].name!r}: commit that one")
         for _, compactor in self._members:
             compactor.pay()
         with self.lock:
@@ -130,7 +122,7 @@ class TransactionGroup:
             for log, compactor in self._members:
                 log.check_open()
                 compactor.merge_locked()
-            if leader.waits:
+            if waits:
                 self._reserve_locked(values)
             with self.failing() as tx:
                 for key, value in values.items():

@@ -26,6 +26,8 @@ class RecordLog:
     ----------
     log, compactor
         Do the work. Not for users.
+    leader
+        Name of the log that commits this one; None if it commits itself.
     way_back
         Whether a commit keeps the one before it, so that the store can go back to that until the next one.
     way_back_further
@@ -34,6 +36,7 @@ class RecordLog:
 
     log: Log
     compactor: Compactor
+    leader: str | None
     way_back = False
     way_back_further = False
 
@@ -46,8 +49,9 @@ class RecordLog:
         options: LogOptions,
         beside: "RecordLog | None",
     ) -> None:
-        if beside is not None and (beside.log.store is not store or not beside.log.group.is_led_by(beside.log)):
+        if beside is not None and (beside.log.store is not store or beside.leader is not None):
             raise ValueError(f"beside={beside.log.name!r}: expected a log of the same store that commits by itself")
+        self.leader = None if beside is None else beside.log.name
         group = TransactionGroup(store) if beside is None else beside.log.group
         self.log = Log(store, name, reader, record_format, options, group)
         self.compactor = Compactor(self.log, float(options.compact_below))
@@ -74,9 +78,9 @@ class RecordLog:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes: the index, the tail, and the buffers of a transaction that is open."""
-        held, group = self.log.memory_bytes + self.compactor.memory_bytes, self.log.group
+        held = self.log.memory_bytes + self.compactor.memory_bytes
         # The buffers of a shared transaction are those of the log that commits it.
-        return held + group.memory_bytes if group.is_led_by(self.log) else held
+        return held + self.log.group.memory_bytes if self.leader is None else held
 
     @property
     def capacity(self) -> int:
@@ -173,8 +177,10 @@ class RecordLog:
             When it was opened beside another log, which commits both.
         """
         self.log.check_open()
+        if self.leader is not None:
+            raise ValueError(f"log {self.log.name!r} was opened beside {self.leader!r}: commit that one")
         changes = self.check_values(values)
-        return self.log.group.commit(self.log, changes, self.way_back, self.way_back_further)
+        return self.log.group.commit(changes, self.log.waits, self.way_back, self.way_back_further)
 
     @shielded
     def compact(self, live_below: float = 0.5) -> int:

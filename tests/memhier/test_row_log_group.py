@@ -1,5 +1,7 @@
 """Logs that share a transaction, and logs that grow."""
 
+import gc
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -210,3 +212,19 @@ def test_logs_of_one_transaction_have_one_lock(tmp_path: Path) -> None:
     ):
         assert second.log.group.lock is first.log.group.lock
         assert third.log.group.lock is not first.log.group.lock
+
+
+def test_the_memory_of_closed_logs_is_free_at_once(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    gc.disable()  # beside torch's many objects Python hardly ever looks for cycles
+    request.addfinalizer(gc.enable)
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        first = RowLog(store, "first", 8, reader, 10, compact_below=0.5)
+        second = RowLog(store, "second", 8, reader, 10, beside=first)
+        for log in (first, second):
+            log.append([1], rows(1))
+        first.commit()
+        indexes = [weakref.ref(log.log.index) for log in (first, second)]
+        for log in (first, second):
+            log.close()
+        del log, first, second
+        assert [index() for index in indexes] == [None, None]
