@@ -42,8 +42,7 @@ class FlatVectors(VectorReader):
         super().close()
         self._file.close()
 
-    def read_rows(self, start: int, stop: int) -> Block:
-        """Return rows; see :class:`VectorReader`."""
+    def _read(self, start: int, stop: int) -> Block:
         row_bytes = self._prefix + self.dimension * self._stored.itemsize
         raw = np.empty((stop - start, row_bytes), np.uint8)
         read_at(self._file, raw, self._header + start * row_bytes)
@@ -66,8 +65,7 @@ class FlatVectors(VectorReader):
 class _ColumnVectors(FlatVectors):
     """A .npy file in Fortran order: one run of values for each dimension."""
 
-    def read_rows(self, start: int, stop: int) -> Block:
-        """Return rows; see :class:`VectorReader`."""
+    def _read(self, start: int, stop: int) -> Block:
         out = np.empty((stop - start, self.dimension), self.dtype)
         column = np.empty(stop - start, self._stored)
         for number in range(self.dimension):

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import Any
 
-from memhier.ann.files._reader import Block
 from memhier.ann.files._sliced import SlicedVectors
 from memhier.io.outside import reading
 
@@ -36,7 +35,7 @@ class Hdf5Vectors(SlicedVectors):
         try:
             found = _find(h5py, self._file, path, key)
             with reading(path, f"data set {key!r}"):
-                super().__init__(found, f"{path}[{key!r}]")
+                super().__init__(_Guarded(found, f"{path}[{key!r}]"), f"{path}[{key!r}]")
         except BaseException:
             self._file.close()
             raise
@@ -46,10 +45,17 @@ class Hdf5Vectors(SlicedVectors):
         super().close()
         self._file.close()
 
-    def read_rows(self, start: int, stop: int) -> Block:
-        """Return rows; see :class:`VectorReader`."""
-        with reading(self.name, f"rows {start:,} to {stop - 1:,}"):
-            return super().read_rows(start, stop)
+
+class _Guarded:
+    """A data set whose read errors name the file and the rows."""
+
+    def __init__(self, data: Any, name: str) -> None:
+        self.shape, self.dtype, self.chunks = data.shape, data.dtype, data.chunks
+        self._data, self._name = data, name
+
+    def __getitem__(self, rows: slice) -> Any:
+        with reading(self._name, f"rows {rows.start:,} to {rows.stop - 1:,}"):
+            return self._data[rows]
 
 
 def _find(h5py: Any, file: Any, path: str, key: str) -> Any:

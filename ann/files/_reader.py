@@ -55,7 +55,7 @@ class VectorReader:
         rows = block_rows(self.dimension, self.dtype)
         for start in range(0, self.count, rows):
             self._check_open()
-            yield start, self.read_rows(start, min(start + rows, self.count))
+            yield start, self._read(start, min(start + rows, self.count))
 
     def take(self, rows: npt.ArrayLike) -> Block:
         """Return the given rows, ``[len(rows), dimension]``.
@@ -90,12 +90,12 @@ class VectorReader:
     def __repr__(self) -> str:
         return f"VectorReader({self.name!r}, {self.count} x {self.dimension} {self.dtype})"
 
-    def read_rows(self, start: int, stop: int) -> Block:
+    def _read(self, start: int, stop: int) -> Block:
         """Return rows `start` to `stop`, at least one, C-contiguous in native byte order."""
         raise NotImplementedError
 
     def _take(self, rows: npt.NDArray[np.int64]) -> Block:
-        return take_in_windows(self.read_rows, rows, self.dimension, self.dtype, self._gap_bytes)
+        return take_in_windows(self._read, rows, self.dimension, self.dtype, self._gap_bytes)
 
     def _check_open(self) -> None:
         if self._closed:

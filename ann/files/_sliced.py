@@ -43,8 +43,7 @@ class SlicedVectors(VectorReader):
         super().close()
         self._matrix = None
 
-    def read_rows(self, start: int, stop: int) -> Block:
-        """Return rows; see :class:`VectorReader`."""
+    def _read(self, start: int, stop: int) -> Block:
         block = np.ascontiguousarray(self._matrix[start:stop], self.dtype)
         if block.shape != (stop - start, self.dimension):
             raise FormatError(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.filters.bitmaps import BitmapCache, from_ids, pack, popcount, unpack, word_count
+from memhier.ann.zoom.filters.bitmaps import BitmapCache, pack, popcount, unpack, word_count
 
 
 @settings(max_examples=80, deadline=None)
@@ -18,20 +18,11 @@ def test_bitmaps_are_sets_of_rows(data, count):
     assert (words.dtype, len(words)) == (np.uint64, word_count(count))
     assert sum(int(word) << (64 * i) for i, word in enumerate(words)) == sum(1 << i for i in set(ids))
     np.testing.assert_array_equal(unpack(words, count), rows)
-    np.testing.assert_array_equal(from_ids(ids, count), words)
-    np.testing.assert_array_equal(from_ids(np.array(ids * 2, np.uint16)[::-2], count), from_ids((ids * 2)[::-2], count))
     assert popcount(words) == len(set(ids))
     np.testing.assert_array_equal(pack(np.repeat(rows, 2)[::2]), words)
 
 
-def test_rows_outside_a_bitmap_are_refused():
-    with pytest.raises(ValueError, match=r"ids\[1\]=64: expected 0 to 63"):
-        from_ids([0, 64], 64)
-    with pytest.raises(ValueError, match=r"ids\[0\]=-1"):
-        from_ids([-1], 64)
-    for wrong in ([0.5], [True], [[1]]):
-        with pytest.raises(TypeError, match="expected integers"):
-            from_ids(wrong, 64)
+def test_a_bitmap_of_another_count_is_refused():
     with pytest.raises(ValueError, match="1 entries: expected 2 for 65 rows"):
         unpack(np.zeros(1, np.uint64), 65)
 

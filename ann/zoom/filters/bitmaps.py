@@ -5,7 +5,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 from contextlib import suppress
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from memhier.budget import parse_bytes
 from memhier.shield import shielded
 
-__all__ = ["BitmapCache", "Words", "bitmap_bytes", "from_ids", "pack", "popcount", "unpack", "word_count"]
+__all__ = ["BitmapCache", "Words", "bitmap_bytes", "pack", "popcount", "unpack", "word_count"]
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
@@ -50,31 +50,6 @@ def unpack(words: Words, count: int) -> npt.NDArray[np.bool_]:
         raise ValueError(f"words has {len(words)} entries: expected {word_count(count)} for {count} rows")
     raw = np.ascontiguousarray(words, "<u8").view(np.uint8)
     return np.unpackbits(raw, count=count, bitorder="little").view(np.bool_)
-
-
-def from_ids(ids: Any, count: int) -> Words:
-    """Return the bitmap of `count` rows that has just the rows `ids`, int64 ``[m]``, in any order and with repetitions.
-
-    Work and memory follow the number of ids, but for the bitmap itself.
-
-    Raises
-    ------
-    ValueError, TypeError
-        For a row out of 0 to ``count - 1``, naming it, and for values that are no integers.
-    """
-    rows = np.asarray(ids)
-    if rows.ndim != 1 or (rows.size and rows.dtype.kind not in "iu"):
-        raise TypeError(f"ids has dtype {rows.dtype} and shape {rows.shape}: expected integers of shape [m]")
-    if rows.size and (int(rows.min()) < 0 or int(rows.max()) >= count):
-        index = int(np.flatnonzero((rows < 0) | (rows >= count))[0])
-        raise ValueError(f"ids[{index}]={int(rows[index])}: expected 0 to {count - 1}")
-    words = np.zeros(word_count(count), np.uint64)
-    if rows.size:
-        rows = np.sort(rows).astype(np.uint64, copy=False)
-        where = (rows >> np.uint64(6)).astype(np.int64)
-        first = np.flatnonzero(np.diff(where, prepend=-1))
-        words[where[first]] = np.bitwise_or.reduceat(np.uint64(1) << (rows & np.uint64(63)), first)
-    return words
 
 
 def popcount(words: Words) -> int:
