@@ -28,7 +28,7 @@ def exact_neighbours(base: Matrix, queries: Matrix, k: int, metric: str = "l2") 
 def nearest(
     blocks: Iterable[Matrix], queries: Matrix, k: int, metric: str = "l2"
 ) -> tuple[npt.NDArray[np.int64], Floats]:
-    """Do the same for vectors that come in blocks."""
+    """Return the same for vectors in blocks."""
     matrix = _prepare(queries, metric)
     kind = faiss.METRIC_L2 if metric == "l2" else faiss.METRIC_INNER_PRODUCT
     sign = np.float32(1 if metric == "l2" else -1)

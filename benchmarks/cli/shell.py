@@ -16,7 +16,7 @@ from rich.table import Table
 
 from memhier.budget import format_bytes
 
-__all__ = ["json_option", "notes", "report", "terminable"]
+__all__ = ["notes", "report", "terminable"]
 
 
 def _in_a_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:

@@ -1,6 +1,6 @@
-"""Parts of the decoder's workloads: the clock, precision, beams, the trained model's steps."""
+"""Parts of the decoder's workloads: the clock, precision, and indexes that are kept."""
 
-from itertools import groupby, product
+from itertools import groupby
 
 import faiss
 import numpy as np
@@ -8,23 +8,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from memhier.benchmarks.workloads.decode.beams import beam_search  # noqa: E402
 from memhier.benchmarks.workloads.decode.clock import OtherWork, Way, measure, precision  # noqa: E402
 from memhier.benchmarks.workloads.decode.kept import kept_index  # noqa: E402
 from memhier.benchmarks.workloads.decode.layers import TrainedLayer  # noqa: E402
-from memhier.benchmarks.workloads.decode.ptb import Lstm  # noqa: E402
-
-
-def make_lstm(words=7, dimension=3):
-    rng = np.random.default_rng(0)
-    shapes = [(words, dimension), (dimension, 4 * dimension), (dimension, 4 * dimension), (4 * dimension,)]
-    shapes += [(words, dimension), (words,)]
-    return Lstm(*(rng.normal(size=shape).astype(np.float32) * 2 for shape in shapes))
-
-
-def log_probs(model, states):
-    logits = states.astype(np.float64) @ model.weight.T + model.bias
-    return logits - np.logaddexp.reduce(logits, axis=1)[:, None]
 
 
 def test_precision_counts_words_whatever_their_order():
@@ -51,33 +37,6 @@ def test_before_each_cold_call_of_every_way_other_memory_is_touched(monkeypatch)
     groups = [(name, len(list(calls))) for name, calls in groupby(order)]
     assert [name for name, _ in groups] == ["other", "a", "other", "b"] * 4
     assert all(calls == 1 if name == "other" else calls > 1 for name, calls in groups)
-
-
-def test_states_over_a_text_are_those_of_single_steps():
-    model = make_lstm()
-    tokens = np.array([1, 4, 2, 6, 0, 3, 5])
-    states, targets = model.read(tokens)
-    hidden = cell = np.zeros((1, 3), np.float32)
-    for at, word in enumerate(tokens[:-1]):
-        hidden, cell = model.step(np.array([word]), hidden, cell)
-        np.testing.assert_allclose(states[at], hidden[0], rtol=1e-6)
-        assert targets[at] == tokens[at + 1]
-
-
-def test_wide_beams_find_the_likeliest_text():
-    model = make_lstm()
-
-    def ask(states, k):
-        values = log_probs(model, states)
-        best = np.argsort(-values, 1)[:, :k]
-        return np.take_along_axis(values, best, 1), best
-
-    text, score = beam_search(model, 2, ask, beams=7 * 7, length=3)
-    every = []
-    for candidate in product(range(7), repeat=3):
-        states, _ = model.read(np.array([2, *candidate]))
-        every.append((float(log_probs(model, states)[np.arange(3), candidate].sum()), list(candidate)))
-    assert (score, text) == (pytest.approx(max(every)[0], abs=1e-5), max(every)[1])
 
 
 def test_an_index_is_built_once_for_a_layer(monkeypatch, tmp_path):

@@ -12,10 +12,7 @@ import numpy.typing as npt
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header, reading
 
-__all__ = [
-    "attributes_option", "column_option", "given_ids", "id_column_option", "ids_option", "index_path", "key_option",
-    "read_table",
-]  # fmt: skip
+__all__ = ["given_ids", "read_table"]
 
 
 index_path = click.argument("path", type=click.Path(exists=True, file_okay=False))
