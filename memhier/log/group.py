@@ -20,6 +20,8 @@ class GroupedLog(Protocol):
 
     @property
     def waits(self) -> bool: ...
+    @property
+    def is_closed(self) -> bool: ...
     def check_open(self) -> None: ...
     def give_locked(self) -> int: ...
     def seal_locked(self) -> None: ...
@@ -59,7 +61,7 @@ class TransactionGroup:
 
     def is_led_by(self, log: GroupedLog) -> bool:
         """Whether a log is the one that commits."""
-        return self._members[0][0] is log
+        return any(first is log for first, _ in self._members[:1])
 
     @property
     def is_writing(self) -> bool:
@@ -105,9 +107,14 @@ class TransactionGroup:
         self.cancel()
 
     def close(self) -> None:
-        """Forget all changes; the transaction stays, and takes no more."""
+        """Forget all changes; the transaction stays, and takes no more. Forget the logs once all are closed.
+
+        Logs and group know each other: their memory would wait for the garbage collector.
+        """
         if self._tx is not None:
             self._tx.abort()
+        if all(log.is_closed for log, _ in self._members):
+            self._members.clear()
 
     def commit(self, leader: GroupedLog, values: Mapping[str, bytes], way_back: bool, further: bool) -> int:
         """Make the changes of all logs durable at once; return the store's new generation.
