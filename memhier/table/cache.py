@@ -238,7 +238,7 @@ class Cache:
         self._entering, self._asked = keys[missing], keys
         self.accesses += len(accessed)
         self.misses += len(self._entering)
-        return self.unfinished
+        return len(self._leaving) + len(self._entering) > 0
 
     def victims(self) -> tuple[Ints, Ints]:
         """Return the keys that leave in the unfinished exchange, and their slots."""
