@@ -136,7 +136,7 @@ class Engine:
 
     def keep(self, calls: int, candidates: int) -> int:
         """Keep what that many calls at a time work in, with so many candidates each; return the bytes of all of it."""
-        return int(self._core.keep(calls, candidates))
+        return self._core.keep(calls=calls, candidates=candidates)
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
         """Scan all codes, or the leading directions of all and all of those that survive; rank the best exactly."""
@@ -147,9 +147,7 @@ class Engine:
             rows, _, _, _ = self._candidates(hidden, limit, bounds=False, coarse=coarse)
             return self._rank(hidden, rows, k)
         values, indices = _room(len(hidden), k)
-        bad = self._core.preview(
-            hidden, k, limit, *coarse, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None
-        )
+        bad = self._core.preview(hidden=hidden, limit=limit, coarse=coarse, values=values, indices=indices)
         self._check(bad, hidden)
         return TopK(values, indices)
 
@@ -160,8 +158,8 @@ class Engine:
         values, indices = _room(len(hidden), k)
         proven = np.empty(len(hidden), np.uint8)
         bad = self._core.preview(
-            hidden, k, limit, *ALL_DIRECTIONS, True, self._per_norm, self._per_logit, 1.0, 0.0, values, indices, proven,
-            None, False, None,
+            hidden=hidden, limit=limit, coarse=ALL_DIRECTIONS, values=values, indices=indices,
+            rounding=(self._per_norm, self._per_logit), proven=proven,
         )  # fmt: skip
         self._check(bad, hidden)
         return TopK(values, indices, proven.view(np.bool_))
@@ -183,8 +181,9 @@ class Engine:
         found = np.empty((len(hidden), 3))
         values, indices = _room(len(hidden), k)
         bad = self._core.preview(
-            hidden, k, limit, *ALL_DIRECTIONS, False, self._per_norm, _BIAS_ROUNDING, inverse, self._variance, values,
-            indices, None, found, interval, None,
+            hidden=hidden, limit=limit, coarse=ALL_DIRECTIONS, values=values, indices=indices,
+            rounding=(self._per_norm, _BIAS_ROUNDING), partition=found, interval=interval, inverse=inverse,
+            variance=self._variance,
         )  # fmt: skip
         self._check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
@@ -217,9 +216,11 @@ class Engine:
         if len(parts) > 1:
             return _joined([self.walk(part, k, near, radius, far, far_radius) for part in parts])
         values, indices = _room(len(hidden), wanted)
-        self._check(
-            self._core.walk(hidden, near, radius, far, far_radius, wanted, values, indices, away, looked), hidden
-        )
+        bad = self._core.walk(
+            hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices,
+            distances=away, tally=looked,
+        )  # fmt: skip
+        self._check(bad, hidden)
         return TopK(values, indices) if self.in_dram else self._rank(hidden, indices, k)
 
     def full(self, hidden: Floats, k: int) -> TopK:
@@ -291,8 +292,9 @@ class Engine:
         sums = np.empty((len(hidden), 4))
         wanted = sums if partition else None
         bad = self._core.candidates(
-            hidden, False, limit, *coarse, bounds, rows, keys, left, wanted, inverse, self._variance
-        )
+            hidden=hidden, coarse=coarse, rows=rows, keys=keys, left=left, bounds=bounds, sums=wanted,
+            inverse=inverse, variance=self._variance,
+        )  # fmt: skip
         self._check(bad, hidden)
         return rows, keys, left, sums
 

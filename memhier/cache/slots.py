@@ -1,6 +1,6 @@
 """Which slot of a slab holds which key: a batched map from int64 keys to the numbers 0 to capacity - 1."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,27 +10,17 @@ from memhier.arguments import as_ints, check_array, check_int, check_range
 from memhier.cache import python_slots
 from memhier.errors import BudgetError
 
+if TYPE_CHECKING:
+    from memhier_native._core import DirectSlots, HashSlots
+
+    _Core: TypeAlias = HashSlots | DirectSlots | python_slots.SortedSlots | python_slots.DirectSlots
+
 __all__ = ["SlotMap"]
 
 CAPACITY_MAX = 2**31 - 1  # slots are held as int32
 _KEY_SPACE_MAX = 2**63 - 1
 
 Ints = NDArray[np.int64]
-
-
-class _Core(Protocol):
-    """What the compiled and the Python implementation have in common. Arrays are one-dimensional and C-contiguous."""
-
-    def size(self) -> int: ...
-    def reserve(self, batch: int) -> None: ...
-    def reserved(self) -> int: ...
-    def find(self, keys: Ints, slots: Ints) -> None: ...
-    def insert(self, keys: Ints, slots: Ints) -> int: ...
-    def erase(self, keys: Ints, slots: Ints) -> None: ...
-    def unique(self, keys: Ints, inverse: Ints) -> Ints: ...
-    def unique_find(self, keys: Ints, inverse: Ints) -> tuple[Ints, Ints]: ...
-    def keys_of(self, slots: Ints, keys: Ints) -> int: ...
-    def items(self) -> tuple[Ints, Ints]: ...
 
 
 class SlotMap:
@@ -143,7 +133,7 @@ class SlotMap:
             check_array("out", out, np.int64, shape)
             if np.may_share_memory(out, flat):
                 flat = flat.copy()
-        self._core.find(flat, out.reshape(-1))
+        self._core.find(keys=flat, slots=out.reshape(-1))
         return out
 
     def insert(self, keys: Any) -> Ints:
@@ -170,7 +160,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         slots = np.empty(shape, np.int64)
-        needed = self._core.insert(flat, slots.reshape(-1))
+        needed = self._core.insert(keys=flat, slots=slots.reshape(-1))
         if needed:
             free = self.free
             raise BudgetError(
@@ -199,7 +189,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         slots = np.empty(shape, np.int64)
-        self._core.erase(flat, slots.reshape(-1))
+        self._core.erase(keys=flat, slots=slots.reshape(-1))
         return slots
 
     def unique(self, keys: Any) -> tuple[Ints, Ints]:
@@ -224,7 +214,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         inverse = np.empty(shape, np.int64)
-        return self._core.unique(flat, inverse.reshape(-1)), inverse
+        return self._core.unique(keys=flat, inverse=inverse.reshape(-1)), inverse
 
     def unique_find(self, keys: Any) -> tuple[Ints, Ints, Ints]:
         """Return :meth:`unique` of a batch and the slots of its distinct keys, in one go.
@@ -250,7 +240,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         inverse = np.empty(shape, np.int64)
-        unique, slots = self._core.unique_find(flat, inverse.reshape(-1))
+        unique, slots = self._core.unique_find(keys=flat, inverse=inverse.reshape(-1))
         return unique, inverse, slots
 
     def keys_of(self, slots: Any) -> Ints:
@@ -275,7 +265,7 @@ class SlotMap:
         check_range("slots", index, self._capacity, f"a slot, 0 to {self._capacity - 1}")
         keys = np.empty(index.shape, np.int64)
         flat = index.reshape(-1)
-        empty = self._core.keys_of(flat, keys.reshape(-1))
+        empty = self._core.keys_of(slots=flat, keys=keys.reshape(-1))
         if empty < len(flat):
             raise ValueError(f"slots[{empty}]={flat[empty]}: expected a slot that holds a key, but it is free")
         return keys

@@ -12,8 +12,8 @@ from memhier.io.page_file import PageFile
 
 __all__ = ["Fault", "raise_fault"]
 
-Fault = tuple[str, PageFile | None, int, int, int]
-"""Kind, file, and three numbers that depend on the kind:
+Fault = tuple[str, object, int, int, int]
+"""Kind, :class:`PageFile` or None, and three numbers that depend on the kind:
 
 ``"errno"``: the error number; without a file it belongs to the engine, not to one read.
 ``"short"``: where a read found the file's end, the committed length.
@@ -25,7 +25,8 @@ Fault = tuple[str, PageFile | None, int, int, int]
 
 def raise_fault(fault: Fault, engine: str) -> NoReturn:
     """Raise the exception that `fault` stands for."""
-    kind, file, first, second, third = fault
+    kind, owner, first, second, third = fault
+    file = owner if isinstance(owner, PageFile) else None
     path = None if file is None else file.path
     if kind == "short":
         size = 0 if file is None else file.size()

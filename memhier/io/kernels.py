@@ -7,11 +7,10 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.io import python_kernels
+from memhier.io.python_kernels import METRICS, ROW_DTYPES
 
 __all__ = ["METRICS", "ROW_DTYPES", "crc32c", "crc32c_pages", "distances"]
 
-METRICS = ("l2", "ip", "cosine")
-ROW_DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 _CARRIERS = {name: np.dtype("uint16" if name == "bfloat16" else name) for name in ROW_DTYPES}
 
 
@@ -34,10 +33,7 @@ def crc32c(data: Any, value: int = 0) -> int:
     """
     if not 0 <= value < 2**32:
         raise ValueError(f"value={value!r}: expected an earlier CRC32C, 0 to 2**32 - 1")
-    view = _as_bytes("data", data)
-    if backend.core is not None:
-        return int(backend.core.crc32c(view, value))
-    return python_kernels.crc32c(np.frombuffer(view, np.uint8), value)
+    return (backend.core or python_kernels).crc32c(data=_as_bytes("data", data), value=value)
 
 
 def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
@@ -61,10 +57,8 @@ def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
     view = _as_bytes("buffer", buffer)
     if len(view) % 4096:
         raise ValueError(f"buffer: expected a multiple of 4096 bytes, got {len(view)}; pad the last page with zeros")
-    if backend.core is None:
-        return python_kernels.crc32c_pages(np.frombuffer(view, np.uint8))
     out = np.empty(len(view) // 4096, np.uint32)
-    backend.core.crc32c_pages(view, out)
+    (backend.core or python_kernels).crc32c_pages(data=view, out=out)
     return out
 
 
@@ -122,10 +116,10 @@ def distances(
         raise ValueError(f"out: expected float32 [{count}]")
     elif not out.flags.carray:
         raise ValueError("out: expected a contiguous, aligned array that may be written to")
-    if backend.core is None:
-        python_kernels.distances(queries, rows, name, metric, query_of_row, out)
-    else:
-        backend.core.distances(queries, rows, ROW_DTYPES.index(name), METRICS.index(metric), query_of_row, out)
+    (backend.core or python_kernels).distances(
+        queries=queries, rows=rows, dtype=ROW_DTYPES.index(name), metric=METRICS.index(metric),
+        query_of_row=query_of_row, out=out,
+    )  # fmt: skip
     return out
 
 

@@ -69,9 +69,8 @@ class _Batch:
 class PythonPageReader:
     """The core behind :class:`memhier.io.reader.Reader` when its engine is ``"python"``."""
 
-    engine = "python"
-
-    def __init__(self, depth: int) -> None:
+    def __init__(self, *, engine: str, depth: int) -> None:
+        self.engine = engine
         self._threads = min(depth, THREADS_MAX)
         self._sources: dict[int, _Source] = {}
         self._counts = dict.fromkeys(("calls", "requests", "reads", "pages", "bytes"), 0)
@@ -101,6 +100,7 @@ class PythonPageReader:
 
     def add(
         self,
+        *,
         fd: int,
         direct: bool,
         drops_cache: bool,
@@ -114,7 +114,7 @@ class PythonPageReader:
         return handle
 
     def extend(
-        self, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
+        self, *, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
     ) -> None:
         """Make `length` bytes of a file readable."""
         self._sources = {**self._sources, handle: _Source(self._sources[handle].file, length, checksums)}
@@ -137,11 +137,12 @@ class PythonPageReader:
     @shielded
     def read(
         self,
+        *,
         files: int | NDArray[np.int32],
         offsets: NDArray[np.int64],
         length: int,
         out: NDArray[np.uint8],
-        latency: NDArray[np.float32] | None,
+        latency: NDArray[np.float32] | None = None,
         tally: NDArray[np.int64] | None = None,
     ) -> Fault | None:
         """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return what prevented it."""

@@ -26,7 +26,7 @@ _IDS_MAX = 2**31
 
 
 def is_compiled() -> bool:
-    """Whether the compiled core is there."""
+    """Return whether the compiled core is in use."""
     return backend.core is not None
 
 
@@ -44,7 +44,7 @@ def distinct_rows(
     bases
         int64 [tables or more]: what is added to a table's ids to make keys.
     in_order
-        Whether somebody adds gradients up in torch's order. Otherwise the order is left out: it is empty.
+        Whether gradients will be added up in torch's order. Otherwise the order is left out: it is empty.
     """
     if len(ids) >= _IDS_MAX:
         raise ValueError(f"ids: {len(ids)} in one step, expected fewer than {_IDS_MAX}")
@@ -54,7 +54,9 @@ def distinct_rows(
     keys, inverse = np.empty(len(ids), np.int64), np.empty(len(ids), np.int32)
     order = np.empty(len(ids) if in_order else 0, np.int32)
     starts = np.empty(len(ends) + 1, np.int64)
-    count = backend.core.embedding_distinct(ids, ends, bases, in_order, keys, starts, inverse, order)
+    count = backend.core.embedding_distinct(
+        ids=ids, ends=ends, bases=bases, like_torch=in_order, keys=keys, starts=starts, inverse=inverse, order=order
+    )
     return keys[:count].copy(), starts, ends, inverse, order
 
 
@@ -79,11 +81,15 @@ def _distinct_rows_by_torch(
 @functools.cache
 def _sorts_like_torch() -> bool:
     """Whether the core leaves equal ids in the order in which this torch does: another may sort in another way."""
+    assert backend.core is not None
     rng = np.random.default_rng(0)
     for count, distinct in ((17, 3), (100, 7), (5000, 50), (5000, 4000)):
         ids, ends, bases = rng.integers(0, distinct, count), np.array([count]), np.zeros(1, np.int64)
         keys, inverse, order = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int32)
-        backend.core.embedding_distinct(ids, ends, bases, True, keys, np.empty(2, np.int64), inverse, order)  # type: ignore[union-attr]
+        starts = np.empty(2, np.int64)
+        backend.core.embedding_distinct(
+            ids=ids, ends=ends, bases=bases, like_torch=True, keys=keys, starts=starts, inverse=inverse, order=order
+        )
         if not np.array_equal(order, torch.sort(torch.from_numpy(ids))[1].numpy()):
             return False
     return True
@@ -110,7 +116,9 @@ def pool_rows(
         float32.
     """
     assert backend.core is not None
-    backend.core.embedding_pool(slab, slots, inverse, begins, targets, tables, out)
+    backend.core.embedding_pool(
+        slab=slab, slots=slots, inverse=inverse, begins=begins, targets=targets, tables=tables, out=out
+    )
 
 
 def update_rows(
@@ -150,9 +158,11 @@ def update_rows(
     weights = 0 if rule == 0 else int(((tables[:, 3] - tables[:, 2]) * tables[:, 4]).sum())
     work = scratch(weights + (weights if rule in _ROOT_EACH else min(weights, len(slots))))
     steps, roots = work[:weights], work[weights:]
+    rows = backend.core.UpdatedRows(rule=rule, slab=slab, slots=slots, tables=tables, numbers=numbers)
     backend.core.embedding_update(
-        rule, slab, slots, tables, numbers, inverse, order, sources, scales, gradient, steps, roots
-    )
+        rows=rows, inverse=inverse, order=order, sources=sources, scales=scales, gradient=gradient, steps=steps,
+        roots=roots,
+    )  # fmt: skip
     if rule:
         torch.from_numpy(roots).sqrt_()
-        backend.core.embedding_take_steps(rule, slab, slots, tables, numbers, steps, roots)
+        backend.core.embedding_take_steps(rows=rows, steps=steps, roots=roots)

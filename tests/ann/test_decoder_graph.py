@@ -193,9 +193,12 @@ def test_both_cores_walk_the_same_way(monkeypatch, tmp_path, further):
         tally, values, rows = np.zeros(60, np.int64), np.empty((60, 5), np.float32), np.empty((60, 5), np.int64)
         away, near, far = np.empty(60, np.float32), (1, 12, 12), (3, 20, 15)
         walk, states = index._engine._core.walk, hidden[1000:1060]
-        walk(states, near, np.inf, NO_WALK, 0.0, 5, values, rows, away, None)
+        walk(hidden=states, near=near, values=values, indices=rows, distances=away)
         radius = float(np.median(away))
-        walk(states, near, radius, far, further * radius, 5, values, rows, None, tally)
+        walk(
+            hidden=states, near=near, radius=radius, far=far, far_radius=further * radius, values=values, indices=rows,
+            tally=tally,
+        )  # fmt: skip
         answers.append((rows, tally))
         # Each is answered as with its own effort alone, or not at all.
         left = away > max(1, further) * radius
@@ -204,7 +207,7 @@ def test_both_cores_walk_the_same_way(monkeypatch, tmp_path, further):
         assert (tally[left] == 0).all()
         for effort, which in ((near, away <= radius), (far, (away > radius) & ~left)):
             alone = np.empty((60, 5), np.int64)
-            walk(states, effort, np.inf, NO_WALK, 0.0, 5, values, alone, None, None)
+            walk(hidden=states, near=effort, values=values, indices=alone)
             np.testing.assert_array_equal(rows[which], alone[which])
         monkeypatch.setattr(core_module.backend, "core", None)
     (native, looked), (python, python_looked) = answers
@@ -217,12 +220,12 @@ def test_a_walk_looks_at_few_rows_and_screening_at_seeds_alone(core):
     index = LogitIndex.build(weight, bias, contexts=hidden[:600], k=5, method="graph")
     tally = np.zeros(20, np.int64)
     values, rows = np.empty((20, 5), np.float32), np.empty((20, 5), np.int64)
-    index._engine._core.walk(hidden[600:620], (1, 16, 16), np.inf, NO_WALK, 0.0, 5, values, rows, None, tally)
+    index._engine._core.walk(hidden=hidden[600:620], near=(1, 16, 16), values=values, indices=rows, tally=tally)
     assert (tally < 600).all()
     assert (tally > 16).all()
     seeds = index._engine.codes.graph
     largest_group = np.diff(seeds.starts).max()
-    index._engine._core.walk(hidden[600:620], (1, 0, 16), np.inf, NO_WALK, 0.0, 5, values, rows, None, tally)
+    index._engine._core.walk(hidden=hidden[600:620], near=(1, 0, 16), values=values, indices=rows, tally=tally)
     assert (tally <= largest_group).all()
 
 

@@ -6,12 +6,11 @@ NB_MODULE(_core, m) {
   nanobind::set_leak_warnings(false);
   register_belady(m);
   register_code_scan(m);
-  register_crc32c(m);
+  register_io_calls(m);
   register_decode_links(m);
   register_decoder(m);
   register_distance(m);
   register_embedding(m);
-  register_fence(m);
   register_nearest_lists(m);
   register_offline(m);
   register_policies(m);

@@ -51,8 +51,8 @@ void dot_codes_plain(const std::uint8_t* codes, std::size_t width, const std::ui
 }
 
 #if defined(__x86_64__)
-const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
+const bool kHasVnni =
+    __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 
 // Four rows at a time: their sums are added up together.
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void dot_codes_vnni(

@@ -51,12 +51,14 @@ struct ScanOptions {
 inline float margin_of(const RowNumbers& rows, std::uint32_t row, const Spread& spread, float shift) {
   // What single precision loses of the terms, 16 times over.
   constexpr float kRounding = 1e-6F;
-  const float terms = std::abs(rows.offsets[row]) + std::abs(shift) + (rows.coded[row] + rows.lost[row]) * spread.inside;
+  const float terms =
+      std::abs(rows.offsets[row]) + std::abs(shift) + (rows.coded[row] + rows.lost[row]) * spread.inside;
   return rows.outside[row] * spread.outside + rows.lost[row] * spread.inside + rows.coded[row] * spread.rounded +
          kRounding * terms;
 }
 
-// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of them.
+// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of
+// them.
 class BlockScan {
  public:
   static constexpr std::size_t kQueries = 4;

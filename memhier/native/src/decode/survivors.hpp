@@ -14,7 +14,7 @@ namespace memhier {
 class Survivors {
  public:
   // Leaves the `limit` best candidates by the codes of all directions.
-  void refine(const RowCodes& codes, const CodedQuery& query, std::vector<Candidate>& found, std::size_t limit);
+  void refine(const RowCodes& codes, const CodedQuery& query, std::vector<Logit>& found, std::size_t limit);
 
   static std::size_t planned_bytes(std::size_t count) { return count * (sizeof(std::uint32_t) + sizeof(std::int32_t)); }
   std::size_t bytes() const {

@@ -48,7 +48,7 @@ class Walker {
   // Fills candidates with the `limit` best of what a list of the `ef` best led the query that it approached with to.
   // Returns how many rows it looked at.
   std::size_t run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                  const Effort& effort, std::vector<Candidate>& candidates);
+                  const Effort& effort, std::vector<Logit>& candidates);
 
   // With lists of at most `keep`, and twice the room where something grows one by one.
   static std::size_t planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep);

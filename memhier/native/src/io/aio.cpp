@@ -1,5 +1,5 @@
-// Linux AIO by raw system calls: as fast as io_uring with direct I/O, and allowed where io_uring is not (Docker's default
-// profile). On buffered files its submission blocks, so those go to threads.
+// Linux AIO by raw system calls: as fast as io_uring with direct I/O, and allowed where io_uring is not (Docker's
+// default profile). On buffered files its submission blocks, so those go to threads.
 #include "io/engine.hpp"
 
 #include <cerrno>
@@ -100,8 +100,7 @@ class AioEngine final : public Engine {
     std::size_t at = 0;
     int error = 0;
     for (unsigned refusals = 0; at < queued_;) {
-      const long taken =
-          ::syscall(SYS_io_submit, context_.get(), static_cast<long>(queued_ - at), queue_.data() + at);
+      const long taken = ::syscall(SYS_io_submit, context_.get(), static_cast<long>(queued_ - at), queue_.data() + at);
       error = taken > 0 ? 0 : taken < 0 ? errno : EAGAIN;
       if (taken > 0) {
         at += static_cast<std::size_t>(taken);

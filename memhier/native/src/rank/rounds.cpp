@@ -27,14 +27,14 @@ Rounds::Rounds(const RankBatch& batch, Read read)
     : batch_(batch), fetch_(std::move(read)), nearest_(batch.count), next_(batch.first, batch.first + batch.count),
       taken_(batch.per_page > 0 ? 0 : static_cast<std::size_t>(batch.first[batch.count])),
       read_(batch.per_page > 0 ? batch.count : 0) {
-  for (auto& heap : nearest_) heap.reserve(batch.k);
+  for (auto& heap : nearest_) heap = TopK<Nearest>(batch.k);
   distances_.resize(batch.per_page);  // now: nothing may throw while reads are on their way
   std::fill_n(batch.out_tally, batch.count * 5, 0);
 }
 
 std::optional<Fault> Rounds::run() {
-  const Clock::time_point end = batch_.deadline == std::chrono::nanoseconds::max() ? Clock::time_point::max()
-                                                                                  : Clock::now() + batch_.deadline;
+  const Clock::time_point end =
+      batch_.deadline == std::chrono::nanoseconds::max() ? Clock::time_point::max() : Clock::now() + batch_.deadline;
   std::vector<std::uint32_t> active(batch_.count);
   for (std::uint32_t query = 0; query < batch_.count; ++query) active[query] = query;
   while (!active.empty()) {
@@ -57,7 +57,7 @@ std::optional<Fault> Rounds::run() {
 
 float Rounds::threshold(std::uint32_t query) const {
   const auto& heap = nearest_[query];
-  return std::min(batch_.thresholds[query], heap.size() < batch_.k ? kInfinity : heap.front().distance);
+  return std::min(batch_.thresholds[query], heap.is_full() ? heap.last().distance : kInfinity);
 }
 
 std::int64_t Rounds::page_key(std::int64_t candidate) const {
@@ -152,8 +152,10 @@ void Rounds::add_page_mates(std::uint32_t query, float most) {
 std::optional<Fault> Rounds::rank_as_they_land() {
   const bool whole = batch_.per_page > 0;
   const auto rank = [this, whole](const Wanted& item, const std::byte* at) {
-    if (whole) rank_page(item, at);
-    else rank_row(item, at);
+    if (whole)
+      rank_page(item, at);
+    else
+      rank_row(item, at);
   };
   files_.clear();
   offsets_.clear();
@@ -194,9 +196,8 @@ std::optional<Fault> Rounds::rank_part(std::span<const Wanted> wanted) {
   cold_.clear();
   for (const Wanted& item : wanted) {
     const auto offset = static_cast<std::uint64_t>(batch_.offsets[item.candidate]);
-    const std::byte* page = in_one_page(item.candidate)
-                                ? batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes)
-                                : nullptr;
+    const std::byte* page =
+        in_one_page(item.candidate) ? batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes) : nullptr;
     if (page != nullptr) {
       rank_row(item, page + offset % kPageBytes);
       continue;
@@ -216,9 +217,11 @@ std::optional<Fault> Rounds::rank_part(std::span<const Wanted> wanted) {
 void Rounds::rank_row(const Wanted& item, const std::byte* row) {
   ++tally(item.query)[0];
   float distance = 0;
-  distances({batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
-            batch_.type, batch_.metric);
-  offer(item.query, {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
+  distances(
+      {batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
+      batch_.type, batch_.metric);
+  offer(item.query,
+        {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
 }
 
 void Rounds::rank_page(const Wanted& item, const std::byte* page) {
@@ -245,26 +248,17 @@ void Rounds::offer(std::uint32_t query, const Nearest& found) {
   Nearest item = found;
   // Rounding takes equal directions just below.
   if (batch_.metric == Metric::cosine) item.distance = std::max(item.distance, 0.0F);
-  auto& heap = nearest_[query];
-  if (heap.size() < batch_.k) {
-    heap.push_back(item);
-    std::push_heap(heap.begin(), heap.end());
-  } else if (item < heap.front()) {
-    std::pop_heap(heap.begin(), heap.end());
-    heap.back() = item;
-    std::push_heap(heap.begin(), heap.end());
-  }
+  nearest_[query].offer(item);
 }
 
 void Rounds::finish() {
   for (std::size_t query = 0; query < batch_.count; ++query) {
-    auto& heap = nearest_[query];
-    std::sort_heap(heap.begin(), heap.end());
+    const std::vector<Nearest>& found = nearest_[query].sort();
     for (std::size_t i = 0; i < batch_.k; ++i) {
-      batch_.out_ids[query * batch_.k + i] = i < heap.size() ? heap[i].id : -1;
-      batch_.out_distances[query * batch_.k + i] = i < heap.size() ? heap[i].distance : kInfinity;
-      batch_.out_files[query * batch_.k + i] = i < heap.size() ? heap[i].file : -1;
-      batch_.out_offsets[query * batch_.k + i] = i < heap.size() ? heap[i].offset : -1;
+      batch_.out_ids[query * batch_.k + i] = i < found.size() ? found[i].id : -1;
+      batch_.out_distances[query * batch_.k + i] = i < found.size() ? found[i].distance : kInfinity;
+      batch_.out_files[query * batch_.k + i] = i < found.size() ? found[i].file : -1;
+      batch_.out_offsets[query * batch_.k + i] = i < found.size() ? found[i].offset : -1;
     }
   }
 }
