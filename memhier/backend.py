@@ -29,7 +29,7 @@ def _load_core() -> ModuleType | None:
         return None
 
 
-if TYPE_CHECKING:  # what the stub, which nanobind generates, says of the module
+if TYPE_CHECKING:
     from memhier_native import _core
 
     class Core:

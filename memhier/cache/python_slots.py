@@ -87,7 +87,7 @@ class _DirectIndex:
 
 
 class _Slots:
-    """What both have in common with the compiled classes: their methods, one for one."""
+    """The methods of the compiled classes, one for one."""
 
     def __init__(self, capacity: int, index: _Index) -> None:
         self._index = index

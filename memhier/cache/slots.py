@@ -80,12 +80,12 @@ class SlotMap:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes: what the keys need, and the working memory of the largest batch so far."""
+        """DRAM held, in bytes: for the keys, and for the largest batch so far."""
         return _bytes_for(type(self._core), self._capacity, self._key_space, self._core.reserved())
 
     @staticmethod
     def bytes_for(capacity: int, *, key_space: int | None = None, batch: int = 0) -> int:
-        """Return what `memory_bytes` of such a map will be.
+        """Return the `memory_bytes` that such a map will have.
 
         With the compiled core 28 bytes per slot (12 and 4 per possible key where `key_space` is given), and 40
         per key of the largest batch.

@@ -1,7 +1,7 @@
 """File descriptors that are closed with the objects they belong to.
 
-Built-in functions alone hear of the end of these: in `__del__`, or under `weakref.finalize`, an interrupt would be
-lost, as Python prints the error and goes on, and the file might stay open.
+A built-in function closes each one. In `__del__`, or under `weakref.finalize`, an interrupt would be lost, as Python
+prints the error and goes on, and the file might stay open.
 """
 
 import os
@@ -12,11 +12,11 @@ from typing import Any, cast
 __all__ = ["close_descriptor", "close_with"]
 
 _open: dict[int, "_Descriptor"] = {}
-"""By number. Of one that went with its owner, until the next file has that number."""
+"""By number. A descriptor that was closed with its owner stays here until the next file has its number."""
 
 
 class _Descriptor(weakref.ref[Any]):
-    """A number that `os.close` is given once the owner is gone, and asks for its value."""
+    """A reference to an owner. Python calls `os.close` with it once the owner is gone; its index is the number."""
 
     __slots__ = ("__index__",)
     __index__: Callable[[], int]

@@ -100,9 +100,9 @@ def probe(
     span = span // _STREAM_BLOCK * _STREAM_BLOCK
     smallest = max(max(depths) * PAGE_BYTES * _STRIDE, 8 * _STREAM_BLOCK)
     if span < smallest:
-        what = "size" if stat.S_ISDIR(mode) else f"path={str(target)!r} and size"
+        name = "size" if stat.S_ISDIR(mode) else f"path={str(target)!r} and size"
         raise ValueError(
-            f"{what}: {format_bytes(span)} in whole MiB is too little for depths up to {max(depths)}; "
+            f"{name}: {format_bytes(span)} in whole MiB is too little for depths up to {max(depths)}; "
             f"expected at least {format_bytes(smallest)}"
         )
     if stat.S_ISREG(mode):

@@ -1,4 +1,4 @@
-"""What a batch of page reads can report instead of bytes, and the exception each report becomes.
+"""Faults that a batch of page reads reports instead of bytes, and the exception that each becomes.
 
 Both cores report a fault as plain data, so that the wording and the class of an error exist once.
 """
@@ -8,7 +8,7 @@ import os
 from typing import NoReturn
 
 from memhier.errors import ClosedError, CorruptionError
-from memhier.io.page_file import PageFile
+from memhier.io.page_file import PAGE_BYTES, PageFile
 
 __all__ = ["Fault", "raise_fault"]
 
@@ -37,7 +37,8 @@ def raise_fault(fault: Fault, engine: str) -> NoReturn:
         )
     if kind == "checksum":
         raise CorruptionError(
-            f"{path}: page {first} (byte {first * 4096:,}) is damaged: CRC32C 0x{third:08x}, committed 0x{second:08x}"
+            f"{path}: page {first} (byte {first * PAGE_BYTES:,}) is damaged: CRC32C 0x{third:08x}, "
+            f"committed 0x{second:08x}"
         )
     if kind == "range":
         raise ValueError(f"offsets[{first}]: its file was removed, or the array changed, while the batch was read")

@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.io import python_kernels
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.python_kernels import METRICS, ROW_DTYPES
 
 __all__ = ["METRICS", "ROW_DTYPES", "crc32c", "crc32c_pages", "distances"]
@@ -55,9 +56,9 @@ def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
     ['0x98f94189', '0x98f94189']
     """
     view = _as_bytes("buffer", buffer)
-    if len(view) % 4096:
+    if len(view) % PAGE_BYTES:
         raise ValueError(f"buffer: expected a multiple of 4096 bytes, got {len(view)}; pad the last page with zeros")
-    out = np.empty(len(view) // 4096, np.uint32)
+    out = np.empty(len(view) // PAGE_BYTES, np.uint32)
     (backend.core or python_kernels).crc32c_pages(data=view, out=out)
     return out
 
@@ -84,7 +85,7 @@ def distances(
         ``"l2"``: squared Euclidean distance. ``"ip"``: minus the inner product. ``"cosine"``: 1 minus the cosine
         similarity, 1 where either vector is zero.
     dtype
-        What the rows hold, where the array's dtype does not say it.
+        The elements' type, if the array's dtype does not name it.
     query_of_row
         int32 ``[n]``: the query each row is compared with. None compares all with the only query.
     out
@@ -144,7 +145,7 @@ def _check_queries(queries: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _check_rows(rows: NDArray[Any], dtype: str | None, dimension: int) -> str:
-    """Return what the rows hold, as a name of :data:`ROW_DTYPES`."""
+    """Return the name of the rows' type in :data:`ROW_DTYPES`."""
     if not isinstance(rows, np.ndarray):
         raise TypeError(f"rows: expected a numpy array, got {type(rows).__name__}")
     name = rows.dtype.name if dtype is None else dtype

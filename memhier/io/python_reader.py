@@ -1,6 +1,6 @@
 """The page reader's engine in Python: ``os.preadv`` from a few threads.
 
-The same pages, merges, checks and faults as the compiled core, so that the library works where nothing can be compiled.
+It reads the same pages, with the same merges, checks and faults as the compiled core.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class _Run:
 
 @dataclass
 class _Batch:
-    """A window of requests sorted by file and offset, where their bytes go, and what has gone wrong so far."""
+    """A window of requests sorted by file and offset, the place of their bytes, and the first fault or error."""
 
     sources: dict[int, _Source]
     order: NDArray[np.int64]
@@ -124,7 +124,7 @@ class PythonPageReader:
         self._sources = {key: source for key, source in self._sources.items() if key != handle}
 
     def counters(self) -> dict[str, int]:
-        """Return what was read so far."""
+        """Return the counts of calls, requests, reads, pages and bytes so far."""
         return dict(self._counts)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class PythonPageReader:
         latency: NDArray[np.float32] | None = None,
         tally: NDArray[np.int64] | None = None,
     ) -> Fault | None:
-        """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return what prevented it."""
+        """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return the fault that prevented it."""
         if self._pid != os.getpid():
             self._start()
         if latency is not None:
@@ -271,7 +271,7 @@ def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
 
 
 def _deliver(batch: _Batch, run: _Run, lane: NDArray[np.uint8], seconds: float) -> None:
-    """Copy what each request wants of one run into its row."""
+    """Copy the bytes of one run into the rows of the requests that want them."""
     start = run.page * PAGE_BYTES
     stop = start + run.pages * PAGE_BYTES
     for index in range(run.first, run.stop):

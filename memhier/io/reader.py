@@ -192,7 +192,7 @@ class Reader:
     def remove(self, file: int) -> None:
         """Close a file; batches of other threads that still read it finish first.
 
-        The next file may get its handle: whoever removes a file sees to it that nobody asks for it afterwards.
+        The next file may get its handle: use the handle no more.
         """
         self._check_open()
         with self._guard():
@@ -266,7 +266,7 @@ class Reader:
         return out
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers about what was done so far.
+        """Return counts of the work so far, as plain numbers.
 
         ``engine``; ``direct`` (False as soon as one open file is read through the page cache) and ``buffered_files``;
         ``files`` open; ``calls``; ``requests``; ``reads`` (I/Os submitted), ``pages`` and ``bytes`` read from storage.

@@ -59,7 +59,7 @@ def rank(
 
 
 class _Query:
-    """What is known of one query: the nearest so far, and which candidates were taken."""
+    """The state of one query: the nearest so far, and the candidates taken."""
 
     def __init__(self, request: RankRequest, hot: HotPages, number: int, tally: Ints) -> None:
         self.number, self.tally = number, tally
@@ -71,7 +71,7 @@ class _Query:
         self._read: set[int] = set()  # pages that are ranked whole
 
     def choose(self) -> bool:
-        """Set `wanted` to what this round is to rank; False once nothing more is needed."""
+        """Set `wanted` to the candidates that this round ranks; return False once nothing more is needed."""
         request = self._request
         most = min(float(request.thresholds[self.number]), self._kth())
         before = int(self.tally[0] if request.page_rows is None else self.tally[1] + self.tally[2])

@@ -1,4 +1,4 @@
-"""What is ranked and what comes of it."""
+"""The request and the result of a ranking."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class PageRows:
     file
         The reader's handle.
     ids
-        uint32 or int64 ``[n]``: what each row is called.
+        uint32 or int64 ``[n]``: the id of each row.
     allowed
         uint64 words, a bit for each row that may be found; None for all.
     """
@@ -64,7 +64,7 @@ class PageRows:
 
 @dataclass(frozen=True, slots=True)
 class RankRequest:
-    """What to rank: the candidates of query ``i`` are those from ``first[i]`` to ``first[i + 1]``, by ascending bound.
+    """A request to rank. Query ``i`` has the candidates from ``first[i]`` to ``first[i + 1]``, by ascending bound.
 
     Attributes
     ----------
@@ -83,20 +83,20 @@ class RankRequest:
     lower
         float32 ``[n]``: the least distance each may have, in the unit of the metric.
     ids
-        int64 ``[n]``: what each is called in the result; at equal distances the smaller goes first.
+        int64 ``[n]``: the id of each in the result; at equal distances the smaller goes first.
     thresholds
-        float32 ``[q]``: what the k-th nearest distance is sure not to exceed; infinity where nothing is known.
+        float32 ``[q]``: a distance that the k-th nearest is sure not to exceed; infinity where none is known.
     k
         Neighbours wanted.
     first_round
-        How many candidates of a query the first round ranks; later ones take 8, or half as many as were
-        ranked before.
+        The number of candidates of a query that the first round ranks; a later one ranks half as many as all before
+        it, and at least 8.
     max_reads
         The most pages read for one query.
     deadline
         Seconds after which no further round starts.
     page_rows
-        What lies on the pages of each file, where rows lie whole in them (:func:`page_rows_of`): a page that is read
+        The rows on the pages of each file, where rows lie whole in them (`page_rows_of`): a page that is read
         for a candidate then costs no more by being ranked whole, and `first_round` counts pages. None ranks
         candidates alone.
     """

@@ -1,4 +1,4 @@
-"""Exact ranking of rows on SSD in rounds of reads: what may still be among the nearest is read, and nothing else.
+"""Exact ranking of rows on SSD in rounds of reads: only rows that may still be among the nearest are read.
 
 Every candidate comes with a lower bound on its distance. Each round reads, for all queries in one submission, the rows
 whose bound does not exceed the k-th nearest distance found so far, a page never twice; a query stops when no bound is
@@ -44,7 +44,7 @@ def rank_rows(
     reader
         Has the files open.
     request
-        What to rank.
+        The candidates and limits.
     workspace
         Where rows straddle pages (:func:`page_rows_of` is 0), uint8 ``[w, row_bytes]``, at least one row, C-contiguous:
         the rows of one submission. Others are ranked where they land, in the reader's own buffers.
@@ -56,7 +56,7 @@ def rank_rows(
     Raises
     ------
     ValueError
-        When `workspace` is not what it should be, or a row straddles pages that is of a size to lie whole in them.
+        When `workspace` has another type or shape, or a row straddles pages although its size lets it lie in one.
     CorruptionError
         When a page does not match its checksum.
     OSError

@@ -42,7 +42,7 @@ def distinct_rows(
     ends
         int64 [tables]: where the ids of each table end.
     bases
-        int64 [tables or more]: what is added to a table's ids to make keys.
+        int64 [tables or more]: added to a table's ids to make keys.
     in_order
         Whether gradients will be added up in torch's order. Otherwise the order is left out: it is empty.
     """
@@ -147,8 +147,8 @@ def update_rows(
     order
         int32 [n]: each table's ids, sorted; empty for rule 0.
     sources, scales
-        int64 [n] and float32 [n]: where in `gradient` the gradient of each id's bag begins, and what it is multiplied
-        by; None for 1.
+        int64 [n] and float32 [n]: where in `gradient` the gradient of each id's bag begins, and the factor that
+        multiplies it; None for 1.
     gradient
         float32.
     scratch

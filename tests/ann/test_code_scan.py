@@ -1,4 +1,4 @@
-"""Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide what they should."""
+"""Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide their rows."""
 
 import itertools
 from dataclasses import replace

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from memhier.ann.decoder import FGD, LogitIndex
 from memhier.ann.decoder.calibration import calibrate
-from memhier.ann.decoder.calibration.settings import NO_WALK, Coarse, Effort
+from memhier.ann.decoder.calibration.settings import Coarse, Effort
 from memhier.ann.decoder.coding.codes import RowCodes
 from memhier.ann.decoder.coding.graph import NO_ROW, build_links, learn_seeds, relink
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows

@@ -1,4 +1,4 @@
-"""The probe: what it reads, what it leaves behind, and that its profile survives JSON."""
+"""The probe: its reads, the files it leaves, and its profile through JSON."""
 
 import errno
 import itertools
@@ -269,7 +269,7 @@ def test_paths_that_cannot_be_probed(tmp_path: Path, make: Callable[[Path], None
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
 def test_a_signal_in_the_command_leaves_no_file(tmp_path: Path, signal_name: str) -> None:
-    # What runs in the background may have been started with SIGINT ignored, and Python keeps it so.
+    # A process in the background may have been started with SIGINT ignored, and Python keeps it so.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
     code += "from memhier.benchmarks.cli.probe import probe; probe()"
     command = [sys.executable, "-c", code, str(tmp_path), "--size", "8MiB", "--seconds", "600"]

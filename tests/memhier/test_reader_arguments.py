@@ -1,4 +1,4 @@
-"""What the page reader refuses, and that its words name the argument; the choice of its engine."""
+"""The page reader refuses bad arguments and names them; the choice of its engine."""
 
 import json
 import os
@@ -103,7 +103,7 @@ def test_bad_reads_change_nothing(path: Path, arguments: dict[str, Any], error: 
 
 
 def test_the_core_guards_its_memory(path: Path) -> None:
-    # What slips past Python's checks, as when another thread changes an array, must not reach memory.
+    # Numbers that slip past Python's checks, as when another thread changes an array, must not reach memory.
     if backend.core is None:
         core: Any = PythonPageReader(engine="python", depth=8)
     else:

@@ -1,4 +1,4 @@
-"""What goes wrong under the page reader: damaged and cut files, failing and short reads, signals, forks."""
+"""Faults under the page reader: damaged and cut files, failing and short reads, signals, forks."""
 
 import errno
 import mmap
@@ -215,7 +215,7 @@ def test_a_storm_of_signals(engine: str, path: Path, content: bytes) -> None:
 
 
 class Stop(Exception):
-    """What the signal handler below raises."""
+    """The exception that the signal handler below raises."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -19,7 +19,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class PythonCore:
-    """What ``memhier_native._core.DecoderCore`` is, with the same arguments."""
+    """The same as ``memhier_native._core.DecoderCore``, with the same arguments."""
 
     def __init__(self, *, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> None:
         self._mean, self._turn, self._common, self._rows = projection

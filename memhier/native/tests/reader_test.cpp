@@ -24,9 +24,9 @@
 namespace memhier {
 namespace {
 
-void check(bool holds, const char* what) {
+void check(bool holds, const char* claim) {
   if (holds) return;
-  std::fprintf(stderr, "failed: %s\n", what);
+  std::fprintf(stderr, "failed: %s\n", claim);
   std::exit(1);
 }
 

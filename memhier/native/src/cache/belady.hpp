@@ -157,7 +157,7 @@ class BeladyWindow {
       hit[i] = entries_[numbers_[i]].resident;
     }
     step(nullptr);
-    // A key's first turn in the batch keeps what it was; the later ones find it there.
+    // A key's first turn in the batch keeps its outcome; the later ones find the key there.
     const std::uint32_t mark = next_mark();
     for (std::size_t i = 0; i < count; ++i) {
       Entry& entry = entries_[numbers_[i]];

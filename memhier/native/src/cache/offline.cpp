@@ -1,4 +1,4 @@
-// What can be known of a whole trace: each access's next one, Belady's hits, LRU stack distances.
+// Facts about a whole trace: each access's next one, Belady's hits, LRU stack distances.
 //
 // memhier/planning/offline.py is the same in Python.
 #include <algorithm>

@@ -178,7 +178,7 @@ class S3FIFOOrder {
 
   template <class Held, class Emit>
   void evict(std::size_t count, Held held, Emit emit) {
-    bool stuck = false;  // what is left in the small queue is held: the paper has no such case, main takes its turns
+    bool stuck = false;  // the rest of the small queue is held: the paper has no such case, main takes its turns
     std::size_t gone = 0;
     const auto count_and_emit = [&](std::uint32_t victim) {
       ++gone;

@@ -1,3 +1,4 @@
+// The slot map as Python calls it.
 #include "cache/slotmap.hpp"
 
 #include <nanobind/ndarray.h>

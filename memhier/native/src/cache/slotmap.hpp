@@ -197,7 +197,7 @@ class BatchIndex {
   std::unique_ptr<std::int64_t[]> ordered_;
 };
 
-// What a call of unique hands over: arrays of exactly the right length.
+// The result of a call of unique: arrays of exactly the right length.
 struct Distinct {
   std::size_t count = 0;
   std::unique_ptr<std::int64_t[]> keys, slots;

@@ -177,8 +177,8 @@ void DecoderCore::look_at(const ExactArrays& arrays) {
       ExactRows{rows.data(), static_cast<RowType>(type), row_bytes, projection_.dimension, bias.data(), norms.data()};
 }
 
-// Keeps at most so many workspaces for the next calls, none larger than what calls with so many candidates need.
-// Returns what these take, in bytes.
+// Keeps at most so many workspaces for the next calls, none larger than calls with so many candidates need. Returns
+// their size in bytes.
 std::size_t DecoderCore::keep(std::size_t count, std::size_t limit) {
   limit = std::min(limit, rows_);
   std::size_t bytes = sizeof(Workspace) + Survivors::planned_bytes(limit) +
@@ -218,7 +218,7 @@ void DecoderCore::scan(Workspace& space, const float* hidden, std::size_t count,
   space.scan.run(*blocks_, width, {queries, count}, {space.largest, count}, {space.sums, count}, options);
 }
 
-// What a scan found for a query; after a coarse one, the best of its survivors by all directions.
+// The candidates that a scan found for a query; after a coarse one, the best of its survivors by all directions.
 std::vector<Logit>& DecoderCore::candidates_of(Workspace& space, std::size_t slot, std::size_t limit,
                                                const Coarse& coarse) {
   std::vector<Logit>& found = space.largest[slot].finish();
@@ -288,8 +288,8 @@ std::int64_t DecoderCore::preview(const States& hidden, std::size_t limit, Two c
   return -1;
 }
 
-// The candidates alone, by descending key, -1 where there are fewer; sums [n, 4]: of exp, and what they are relative
-// to.
+// The candidates alone, by descending key, -1 where there are fewer; sums [n, 4]: of exp, and their
+// reference.
 std::int64_t DecoderCore::candidates(const States& hidden, Two coarse, const Array<std::int64_t, 2>& rows,
                                      const Array<float, 3>& keys, const Array<float, 1>& left, bool coordinates,
                                      bool bounds, const std::optional<Array<double, 2>>& sums, float inverse,

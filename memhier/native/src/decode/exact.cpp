@@ -1,3 +1,4 @@
+// Exact logits of candidates, by the kernels of rank/distance.
 #include "decode/exact.hpp"
 
 namespace memhier {
@@ -32,7 +33,7 @@ float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<L
     return -kInfinity;
   }
   TopK<float, std::greater<>> kth(k);
-  float slack = 0;  // so that what is left out is below by more than rounding
+  float slack = 0;  // so that the rows left out are below by more than rounding
   const auto goes_later = [](const Logit& a, const Logit& b) { return Larger{}(b, a); };
   std::make_heap(candidates.begin(), candidates.end(), goes_later);
   for (auto end = candidates.end(); end != candidates.begin(); --end) {

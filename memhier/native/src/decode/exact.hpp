@@ -15,7 +15,7 @@ namespace memhier {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// The key is what a row is chosen by: its estimate, the upper bound, or its exact logit.
+// A row is chosen by its key: an estimate, an upper bound, or the exact logit.
 using Logit = Candidate<std::uint32_t>;
 
 // The `limit` largest of the candidates offered. Holds at most twice as many.
@@ -27,13 +27,13 @@ class Largest {
     items_.reserve(2 * limit);
     threshold_ = -kInfinity;
   }
-  // What is not above it need not be offered.
+  // A candidate that is not above it need not be offered.
   float threshold() const { return threshold_; }
   void offer(const Logit& candidate) {
     if (items_.size() == 2 * limit_) shrink();
     if (candidate.key > threshold_) items_.push_back(candidate);
   }
-  // Leaves at most `limit`, in any order. What was not kept is at most threshold().
+  // Leaves at most `limit`, in any order. The others are at most threshold().
   std::vector<Logit>& finish() {
     if (items_.size() > limit_) shrink();
     return items_;
@@ -61,14 +61,14 @@ struct ExactRows {
   float logit(const float* hidden, std::uint32_t row) const;
 };
 
-// What sums of products in single precision, in any order, and a last rounding may be wrong by.
+// The most by which sums of products in single precision, in any order and rounded at last, may be wrong.
 struct Rounding {
   float per_norm;   // of a row's norm
   float per_logit;  // of the logit
 };
 
 // Exact logits of candidates, all of them, or in descending order of the key until none left can be among the k
-// largest. Returns what no candidate left out exceeds: minus infinity when there is none.
+// largest. Returns a bound that no candidate left out exceeds: minus infinity when there is none.
 float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<Logit>& candidates, std::size_t k,
                       bool by_bound, const Rounding& rounding, std::vector<Logit>& scored);
 

@@ -1,3 +1,4 @@
+// Projection and rounding of a hidden state.
 #include "decode/query.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ void subtract(const float* left, const float* right, std::size_t count, float* o
   for (std::size_t i = 0; i < count; ++i) out[i] = left[i] - right[i];
 }
 
-// For bounds, in double precision: what it loses does not matter, whatever the directions' scales.
+// For bounds, in double precision: its losses do not matter, whatever the directions' scales.
 MEMHIER_CLONES
 double dot_away(const float* left, const float* hidden, const float* mean, std::size_t count) {
   double sum = 0;

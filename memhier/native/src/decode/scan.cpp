@@ -1,3 +1,4 @@
+// The scan of all rows, a chunk of 256 at a time.
 #include "decode/scan.hpp"
 
 #include <bit>
@@ -118,7 +119,7 @@ void margins_of_chunk(const RowNumbers& rows, std::size_t first, const Spread& s
     margins[i] = margin_of(rows, static_cast<std::uint32_t>(first + i), spread, shift);
 }
 
-// exp to a millionth of it for what is at most 80; exactly zero below -80, where nothing counts.
+// exp to a millionth of it for x up to 80; exactly zero below -80, where nothing counts.
 MEMHIER_INLINE float exp_of(float x) {
   constexpr float kMagic = 12582912;  // 1.5 * 2^23: adding it leaves the rounded value in the low bits
   const float bounded = std::max(x, -80.F);

@@ -1,3 +1,4 @@
+// The sums of exp that a scan left, closed with exact logits.
 #include "decode/sums.hpp"
 
 #include <algorithm>
@@ -16,13 +17,13 @@ double log_of_sum(double a, double b) {
 
 void close_sums(const SummedRows& rows, const CodedQuery& query, const ExpSums& sums,
                 const std::vector<Logit>& scored_rows, const ScanOptions& options, double* partition) {
-  // A hundred times what is lost in a term or in adding up a chunk.
+  // A hundred times the loss in a term or in adding up a chunk.
   constexpr double kSlack = 1e-5;
   const Spread spread = query.spread(rows.blocks.width);
   const RowNumbers& numbers = rows.blocks.numbers;
   const double inverse = options.inverse, beyond = inverse * spread.outside;
   const double half = 0.5 * options.variance * beyond * beyond;
-  double reference = -1e300;  // of what is exact
+  double reference = -1e300;  // of the exact logits
   for (const Logit& scored : scored_rows) reference = std::max(reference, inverse * scored.key);
   double exact[3] = {0, 0, 0}, replaced[3] = {0, 0, 0};
   for (const Logit& scored : scored_rows) {

@@ -1,4 +1,4 @@
-// log Z: sums of exp over estimates of all rows, with what was computed exactly in place of its estimate.
+// log Z: sums of exp over estimates of all rows, with exact logits in place of the estimates where they are known.
 #pragma once
 
 #include <cstddef>

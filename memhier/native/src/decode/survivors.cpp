@@ -1,3 +1,4 @@
+// The second estimate of a coarse scan's survivors.
 #include "decode/survivors.hpp"
 
 #include <algorithm>

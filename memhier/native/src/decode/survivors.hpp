@@ -1,4 +1,4 @@
-// What a scan of the leading directions left: estimated again by all of them.
+// The candidates that a scan of the leading directions left, estimated again by all directions.
 #pragma once
 
 #include <cstddef>

@@ -1,3 +1,4 @@
+// The best-first walk, on lists that one thread owns.
 #include "decode/walk.hpp"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// What one call of the decoder works in; kept for the next.
+// The memory that one call of the decoder works in; kept for the next.
 #pragma once
 
 #include <cstddef>

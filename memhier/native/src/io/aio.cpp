@@ -40,7 +40,7 @@ class AioEngine final : public Engine {
   const char* name() const override { return "aio"; }
   std::size_t in_flight() const override { return in_flight_; }
   std::size_t memory_bytes() const override {
-    // The kernel keeps an event ring of twice the depth beside what is held here.
+    // The kernel keeps an event ring of twice the depth beside the memory held here.
     return blocks_.size() * (sizeof(iocb) + 2 * sizeof(iocb*) + 3 * sizeof(io_event));
   }
 
@@ -71,7 +71,7 @@ class AioEngine final : public Engine {
       const auto enough = static_cast<long>(std::min(least, in_flight_));
       const long count = ::syscall(SYS_io_getevents, context_.get(), enough, static_cast<long>(events_.size()),
                                    events_.data(), nullptr);
-      if (count < 0 && errno != EINTR) nap();  // not for a context that is valid; what is on its way must be waited for
+      if (count < 0 && errno != EINTR) nap();  // not for a valid context; reads on their way must be waited for
       for (long i = 0; i < count; ++i) {
         Io* io = reinterpret_cast<Io*>(events_[i].data);
         io->result = events_[i].res;

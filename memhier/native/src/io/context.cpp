@@ -269,7 +269,8 @@ void Context::release(Io& io) {
   free_ios_.push_back(&io);
 }
 
-// Keeps the first fault. What is queued is given up; what is in flight is still waited for, as the kernel writes to it.
+// Keeps the first fault. Queued reads are given up; reads in flight are waited for, as the kernel writes to their
+// pages.
 void Context::blame(Fault fault) {
   if (!fault_) fault_ = fault;
 }

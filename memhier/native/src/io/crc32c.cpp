@@ -56,7 +56,7 @@ std::uint32_t update_by_table(std::uint32_t crc, const std::byte* data, std::siz
 }
 
 #if defined(__x86_64__)
-// What a CRC becomes after kStretchBytes zeros, as one table per byte of it.
+// Takes a CRC past kStretchBytes zeros: one table per byte of it.
 const std::array<Table, 4>& stretch_tables() {
   static const std::array<Table, 4> tables = [] {
     std::array<Table, 4> made{};

@@ -20,7 +20,7 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-// A source and what keeps it alive: the Python object that owns the descriptor, and the array of checksums.
+// A source and its owners: the Python object that has the descriptor, and the array of checksums.
 using Ids = std::variant<Array<const std::uint32_t, 1>, Array<const std::int64_t, 1>>;
 using Checksums = std::optional<Array<const std::uint32_t, 1>>;
 
@@ -77,14 +77,11 @@ struct PageRowArrays {
   Ids ids;
   std::optional<Array<const std::uint64_t, 1>> allowed;
 
-  PageRowArrays(std::int32_t file_, Ids ids_, std::optional<Array<const std::uint64_t, 1>> allowed_)
-      : file(file_), ids(std::move(ids_)), allowed(std::move(allowed_)) {
-    require(!allowed || allowed->size() >= (rows() + 63) / 64, "page_rows: a bit for each row");
-  }
   std::size_t rows() const {
     return std::visit([](const auto& array) { return array.size(); }, ids);
   }
   PageRows view() const {
+    require(!allowed || allowed->size() >= (rows() + 63) / 64, "page_rows: a bit for each row");
     const auto* short_ids = std::get_if<0>(&ids);
     const auto* long_ids = std::get_if<1>(&ids);
     return {file, static_cast<std::int64_t>(rows()), short_ids != nullptr ? short_ids->data() : nullptr,
@@ -406,39 +403,16 @@ void register_reader(nb::module_& m) {
       .def(nb::init<std::int32_t, Ids, std::optional<Array<const std::uint64_t, 1>>>(), nb::kw_only(), "file"_a,
            "ids"_a, "allowed"_a.none());
   nb::class_<RankRequest>(m, "RankRequest")
-      .def(
-          "__init__",
-          [](RankRequest* self, Array<const float, 2> queries, int type, int metric, std::size_t row_bytes,
-             Array<const std::int64_t, 1> first, Array<const std::int32_t, 1> files,
-             Array<const std::int64_t, 1> offsets, Array<const float, 1> lower, Array<const std::int64_t, 1> ids,
-             Array<const float, 1> thresholds, std::size_t k, std::size_t first_round, std::size_t max_reads,
-             double deadline) {
-            new (self) RankRequest{std::move(queries),
-                                   type,
-                                   metric,
-                                   row_bytes,
-                                   std::move(first),
-                                   std::move(files),
-                                   std::move(offsets),
-                                   std::move(lower),
-                                   std::move(ids),
-                                   std::move(thresholds),
-                                   k,
-                                   first_round,
-                                   max_reads,
-                                   deadline};
-          },
-          nb::kw_only(), "queries"_a, "type"_a, "metric"_a, "row_bytes"_a, "first"_a, "files"_a, "offsets"_a, "lower"_a,
-          "ids"_a, "thresholds"_a, "k"_a, "first_round"_a, "max_reads"_a, "deadline"_a);
+      .def(nb::init<Array<const float, 2>, int, int, std::size_t, Array<const std::int64_t, 1>,
+                    Array<const std::int32_t, 1>, Array<const std::int64_t, 1>, Array<const float, 1>,
+                    Array<const std::int64_t, 1>, Array<const float, 1>, std::size_t, std::size_t, std::size_t,
+                    double>(),
+           nb::kw_only(), "queries"_a, "type"_a, "metric"_a, "row_bytes"_a, "first"_a, "files"_a, "offsets"_a,
+           "lower"_a, "ids"_a, "thresholds"_a, "k"_a, "first_round"_a, "max_reads"_a, "deadline"_a);
   nb::class_<RankResult>(m, "RankResult")
-      .def(
-          "__init__",
-          [](RankResult* self, Array<std::int64_t, 2> ids, Array<float, 2> distances, Array<std::int32_t, 2> files,
-             Array<std::int64_t, 2> offsets, Array<std::int64_t, 2> tally) {
-            new (self) RankResult{std::move(ids), std::move(distances), std::move(files), std::move(offsets),
-                                  std::move(tally)};
-          },
-          nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a);
+      .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<std::int32_t, 2>, Array<std::int64_t, 2>,
+                    Array<std::int64_t, 2>>(),
+           nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,

@@ -1,7 +1,7 @@
 // Plain loops that the compiler turns into SIMD, cloned for three levels of x86-64 and chosen when the module is
 // loaded.
 //
-// `omp simd reduction` is what allows a float sum to be split over lanes; -ffast-math on a cloned function does not
+// `omp simd reduction` allows a float sum to be split over lanes; -ffast-math on a cloned function does not
 // (GCC 12 leaves such a loop scalar). Half precision is the one type GCC does not vectorise by itself: it has its own
 // function with F16C intrinsics.
 #include "rank/distance.hpp"

@@ -1,3 +1,4 @@
+// The rounds of reads: choice of rows or pages, their ranking as they land, and the stop.
 #include "rank/rounds.hpp"
 
 #include <algorithm>
@@ -8,7 +9,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // After the first round, as many at a time as are worth a wait: fewer would cost rounds, more reads that a bound would
-// save. In proportion to what was ranked before, so that even a hard query takes few rounds.
+// save. In proportion to the rows ranked before, so that even a hard query takes few rounds.
 constexpr std::size_t kLeastRound = 8;
 
 std::size_t next_round(std::int64_t ranked) { return std::max(kLeastRound, static_cast<std::size_t>(ranked) / 2); }
@@ -40,7 +41,7 @@ std::optional<Fault> Rounds::run() {
   while (!active.empty()) {
     wanted_.clear();
     std::erase_if(active, [this](std::uint32_t query) { return !choose(query); });
-    // In the order of the files, so that what several want of a page is read together.
+    // In the order of the files, so that rows that share a page are read together.
     std::sort(wanted_.begin(), wanted_.end(), [this](const Wanted& a, const Wanted& b) {
       const std::int32_t file_a = batch_.files[a.candidate], file_b = batch_.files[b.candidate];
       return file_a != file_b ? file_a < file_b : batch_.offsets[a.candidate] < batch_.offsets[b.candidate];
@@ -72,7 +73,7 @@ bool Rounds::is_hot(std::int64_t key) const {
   return std::binary_search(batch_.hot.keys.begin(), batch_.hot.keys.end(), key);
 }
 
-// Adds to wanted_ what this round is to read for a query; false once it needs nothing more.
+// Adds to wanted_ the candidates that this round reads for a query; false once it needs nothing more.
 bool Rounds::choose(std::uint32_t query) {
   const std::int64_t stop = batch_.first[query + 1];
   const float most = threshold(query);
@@ -148,7 +149,7 @@ void Rounds::add_page_mates(std::uint32_t query, float most) {
   }
 }
 
-// Ranks what is wanted, rows or whole pages, each as soon as it is read, while the rest is on its way.
+// Ranks the rows or whole pages wanted, each as soon as it is read, while the rest is on its way.
 std::optional<Fault> Rounds::rank_as_they_land() {
   const bool whole = batch_.per_page > 0;
   const auto rank = [this, whole](const Wanted& item, const std::byte* at) {

@@ -25,8 +25,8 @@ struct HotPages {
   const std::byte* find(std::int32_t file, std::uint64_t page) const;
 };
 
-// The rows of a file that packs them in pages: row i lies in page i / per_page. What is on a page that was read is
-// ranked whether it was a candidate or not.
+// The rows of a file that packs them in pages: row i lies in page i / per_page. Every row of a page that was
+// read is ranked, a candidate or not.
 struct PageRows {
   std::int32_t file;
   std::int64_t rows;
@@ -53,8 +53,8 @@ struct RankBatch {
   const std::int32_t* files;    // of each candidate, its file,
   const std::int64_t* offsets;  // where in it its row starts,
   const float* lower;           // the least distance it may have,
-  const std::int64_t* ids;      // and what to call it
-  const float* thresholds;      // [count]: what is sure to be no nearer than the k-th nearest
+  const std::int64_t* ids;      // and its id in the result
+  const float* thresholds;      // [count]: a distance that the k-th nearest is sure not to exceed
   std::size_t k;
   std::size_t first_round;            // candidates of it
   std::size_t max_reads;              // pages a query
@@ -117,7 +117,7 @@ class Rounds {
   std::vector<std::int64_t> next_;               // by query, the first candidate not looked at
   std::vector<bool> taken_;                      // by candidate
   std::vector<std::vector<std::int64_t>> read_;  // by query, the pages that are ranked whole, ascending
-  std::vector<Wanted> wanted_, cold_;            // of this round; and of these, what is not held in DRAM
+  std::vector<Wanted> wanted_, cold_;            // of this round; and those of them not held in DRAM
   std::vector<std::int64_t> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
   std::vector<std::int32_t> files_;
   std::vector<std::int64_t> offsets_;

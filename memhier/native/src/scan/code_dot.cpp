@@ -1,3 +1,4 @@
+// The inner products by three instruction sets, with equal results.
 #include "scan/code_dot.hpp"
 
 #include <algorithm>
@@ -44,7 +45,7 @@ ByteQuery::ByteQuery(const CodeFormat& format, Instructions most)
       axis = std::min(last, axis + chunks_.back().bytes * (8 / width));
     }
   }
-  // Fields past the last dimension are zero in every code, so it does not matter what of the query they meet.
+  // Fields past the last dimension are zero in every code, so it does not matter which of the query's bytes they meet.
   bytes_.resize(format.coded_dimensions() + kStride);
 }
 

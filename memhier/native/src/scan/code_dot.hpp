@@ -38,10 +38,10 @@ struct RowGroup {
   std::uint16_t wanted;  // a bit for each
 };
 
-// What a processor may have, the least first.
+// Instruction sets that a processor may have, the least first.
 enum class Instructions { kPlain, kAvx2, kAvx512 };
 
-// What this processor has, but no more than `most`.
+// The instruction set of this processor, but no more than `most`.
 Instructions instructions(Instructions most);
 
 // One query as signed bytes, in the order of the dimensions.
@@ -53,7 +53,7 @@ class ByteQuery {
   void assign(const float* values, float largest);
 
   float scale() const { return scale_; }
-  // What a code of half its range in every dimension gives: sum over dimensions of (2^width - 1) / 2 * byte.
+  // The product of a code of half its range in every dimension: sum over dimensions of (2^width - 1) / 2 * byte.
   float offset() const { return offset_; }
 
   // sums[16 g + i] = sum over dimensions of field * byte, for row i of group g if it is wanted, of codes of which there

@@ -1,3 +1,4 @@
+// Estimates and margins by three instruction sets.
 #include "scan/code_estimate.hpp"
 
 #include <algorithm>

@@ -2,9 +2,9 @@
 // bits a dimension: Gao et al. 2025; more bits where the variance is: as in SAQ, 2025).
 //
 // A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x -
-// c|, a factor f and an error e, both by what they are of r, so that <x - c, y> is about f * <a (u - half), y> for
+// c|, a factor f and an error e, both as ratios to r, so that <x - c, y> is about f * <a (u - half), y> for
 // every y, wrong by some e |y|. From these come an estimate of |x - q|^2 and, `eps` errors below and above, its bounds.
-// Only what may be among the k nearest by its lower bound is handed on: at most the k-th smallest upper bound. For
+// Only rows whose lower bound is at most the k-th smallest upper bound are handed on. For
 // inner products the same is done with -2 <q, x> = -2 <q, c> - 2 <q, x - c>: no norm of a vector counts, so that norms
 // may vary as they will.
 #include <algorithm>
@@ -38,10 +38,10 @@ constexpr int kPartShift = 40;  // a position is the number of its part, then 40
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
 constexpr float kNearest = 0.125F;
 
-// What a query of inner products has in place of its distances to centroids.
+// The numbers of a query of inner products that stand for its distances to centroids.
 struct Spread {
   float wrong;  // a standard error, of those it would have were its axes weighted as those of residuals are
-  float along;  // of a residual's length, what lies along the query as a rule
+  float along;  // the usual share of a residual's length along the query
 };
 
 // Spreads of a list's residuals beyond its centroid that its best vector is taken to lie: REACH of the plain twin.
@@ -53,15 +53,7 @@ float kth_of(const Smallest& smallest) { return smallest.is_full() ? smallest.la
 
 using Found = Candidate<std::int64_t>;  // key: the lower bound; row: the position
 
-// The lists that a query looks at: after the first `least`, those up to the first that lies `gap` k-th distances beyond
-// the nearest, so that a query to which many lists are nearly equally near looks at all of these. For inner products,
-// where distances have no zero: those up to the first whose best vector, as a rule, lies `gap` spreads beyond the k-th.
-struct Reach {
-  std::int64_t least;
-  float gap;
-};
-
-// What may still be among the nearest. Holds at most twice `limit` candidates.
+// The candidates that may still be among the nearest, at most twice `limit` of them.
 class Admitted {
  public:
   Admitted(std::size_t k, std::size_t limit) : upper_(k), limit_(limit) { items_.reserve(2 * limit); }
@@ -84,7 +76,7 @@ class Admitted {
     shrink();
     std::sort(items_.begin(), items_.end(), Nearer{});
     const float most = std::min(kth_of(upper_), most_);
-    truncated_ = truncated_ && cut_ <= most;  // what was dropped and lies beyond would not have been admitted
+    truncated_ = truncated_ && cut_ <= most;  // those dropped beyond it would not have been admitted
     return most;
   }
   const std::vector<Found>& items() const { return items_; }
@@ -185,11 +177,16 @@ struct CodeBook {
   }
 };
 
-// What one call looks for.
+// The limits of one call: neighbours, and errors between an estimate and its bounds.
+//
+// The lists that a query looks at: after the first `least`, those up to the first that lies `gap` k-th distances beyond
+// the nearest, so that a query to which many lists are nearly equally near looks at all of these. For inner products,
+// where distances have no zero: those up to the first whose best vector, as a rule, lies `gap` spreads beyond the k-th.
 struct ScanLimits {
   std::size_t k;
-  float eps;  // errors between an estimate and its bounds
-  Reach reach;
+  float eps;
+  std::int64_t least;
+  float gap;
 };
 
 class Scanner {
@@ -197,7 +194,7 @@ class Scanner {
   Scanner(const CodeBook& book, std::size_t dimension, std::vector<Part> parts, const ScanLimits& limits,
           std::size_t most_kept, Instructions most)
       : book_(book), code_bytes_(book.format.bytes()), dimension_(dimension), alpha_(dimension),
-        parts_(std::move(parts)), margin_(2 * limits.eps * book.unit), reach_(limits.reach), use_(instructions(most)),
+        parts_(std::move(parts)), margin_(2 * limits.eps * book.unit), limits_(limits), use_(instructions(most)),
         query_(book.format, most), residual_(dimension), nearest_(limits.k), admitted_(limits.k, most_kept) {
     std::copy_n(book.alpha.data(), book.alpha.size(),
                 alpha_.begin());  // axes without bits count for the distance alone
@@ -265,7 +262,7 @@ class Scanner {
     }
   }
 
-  // Asks for what of it was not yet asked for.
+  // Asks for the rest of it.
   void prefetch_rest() { ahead_.ask(SIZE_MAX); }
 
   // Whether no further list is to be looked at.
@@ -304,9 +301,9 @@ class Scanner {
     return true;
   }
 
-  // Whether no list is looked at from this on, which lies so far beyond what the query wants.
+  // Whether the scan ends at a list that lies so far beyond the rows wanted.
   bool ends_at(float beyond, float unit, float kth) {
-    closed_ = probed >= reach_.least && kth < kInfinity && beyond >= reach_.gap * unit;
+    closed_ = probed >= limits_.least && kth < kInfinity && beyond >= limits_.gap * unit;
     return closed_;
   }
 
@@ -350,7 +347,7 @@ class Scanner {
   std::vector<float> alpha_;
   const std::vector<Part> parts_;
   const float margin_;
-  const Reach reach_;
+  const ScanLimits& limits_;
   const Instructions use_;
   float most_ = kInfinity;
   float first_ = 0;   // squared distance of the first list
@@ -374,9 +371,7 @@ struct ScanQueries {
   Array<const float, 1> most;
   std::optional<Array<const float, 2>> inner;
 
-  ScanQueries(Array<const float, 2> queries_, Array<const std::int64_t, 2> probes_, Array<const float, 1> most_,
-              std::optional<Array<const float, 2>> inner_)
-      : queries(std::move(queries_)), probes(std::move(probes_)), most(std::move(most_)), inner(std::move(inner_)) {
+  void check() const {
     const std::size_t count = queries.shape(0);
     require(probes.shape(0) == count && most.shape(0) == count, "code_scan: array shapes do not fit together");
     require(!inner || inner->has_shape(count, 2), "code_scan: inner has two numbers of each query");
@@ -387,11 +382,6 @@ struct ScanQueries {
 struct CodeLists {
   Array<const std::uint16_t, 2> centroids;
   Array<const float, 1> radii;
-
-  CodeLists(Array<const std::uint16_t, 2> centroids_, Array<const float, 1> radii_)
-      : centroids(std::move(centroids_)), radii(std::move(radii_)) {
-    require(radii.shape(0) == centroids.shape(0), "code_scan: a radius for each list");
-  }
 };
 
 // Rows that were written together: starts [lists + 1], codes [n, bytes], numbers [2, n], allowed: a bit for each row.
@@ -401,22 +391,16 @@ struct CodedPart {
   Array<const std::uint16_t, 2> numbers;
   std::optional<Array<const std::uint64_t, 1>> allowed;
 
-  CodedPart(Array<const std::int64_t, 1> starts_, Array<const std::uint8_t, 2> codes_,
-            Array<const std::uint16_t, 2> numbers_, std::optional<Array<const std::uint64_t, 1>> allowed_)
-      : starts(std::move(starts_)), codes(std::move(codes_)), numbers(std::move(numbers_)),
-        allowed(std::move(allowed_)) {
-    const std::size_t rows = codes.shape(0), lists = starts.shape(0) - 1;
-    require(starts.shape(0) > 0 && numbers.has_shape(2, rows) && rows <= UINT32_MAX,
+  Part part(std::size_t lists, std::size_t code_bytes) const {
+    const std::size_t rows = codes.shape(0);
+    require(starts.shape(0) == lists + 1 && codes.shape(1) == code_bytes && numbers.has_shape(2, rows) &&
+                rows <= UINT32_MAX,
             "code_scan: the arrays of a part do not fit together");
     for (std::size_t list = 0; list < lists; ++list)
       require(
           starts[list] >= 0 && starts[list] <= starts[list + 1] && starts[list + 1] <= static_cast<std::int64_t>(rows),
           "code_scan: list starts must ascend within the codes");
     require(!allowed || allowed->shape(0) >= (rows + 63) / 64, "code_scan: allowed needs a bit for each row");
-  }
-
-  Part part() const {
-    const std::size_t rows = codes.shape(0);
     return {starts.data(),
             codes.data(),
             numbers.data(),
@@ -436,13 +420,10 @@ struct ScanResult {
   Array<float, 1> thresholds;
   Array<std::int64_t, 2> tally;
 
-  ScanResult(Array<std::int64_t, 2> positions_, Array<float, 2> lower_, Array<float, 2> estimates_,
-             Array<std::int64_t, 1> counts_, Array<float, 1> thresholds_, Array<std::int64_t, 2> tally_)
-      : positions(std::move(positions_)), lower(std::move(lower_)), estimates(std::move(estimates_)),
-        counts(std::move(counts_)), thresholds(std::move(thresholds_)), tally(std::move(tally_)) {
-    const std::size_t count = positions.shape(0), limit = positions.shape(1);
-    require(lower.has_shape(count, limit) && estimates.has_shape(count, limit) && counts.shape(0) == count &&
-                thresholds.shape(0) == count && tally.has_shape(count, 4),
+  void check(std::size_t count) const {
+    const std::size_t limit = positions.shape(1);
+    require(positions.shape(0) == count && lower.has_shape(count, limit) && estimates.has_shape(count, limit) &&
+                counts.shape(0) == count && thresholds.shape(0) == count && tally.has_shape(count, 4),
             "code_scan: the arrays of a result do not fit together");
   }
 
@@ -469,17 +450,15 @@ void code_scan(const ScanQueries& of, const CodeLists& lists, const CodeBook& bo
                int instructions) {
   const std::size_t count = of.queries.shape(0), dimension = of.queries.shape(1), probe_count = of.probes.shape(1);
   const std::size_t list_count = lists.centroids.shape(0), limit = result.positions.shape(1);
+  of.check();
+  result.check(count);
   require(book.format.coded_dimensions() <= dimension && lists.centroids.shape(1) == dimension &&
-              result.positions.shape(0) == count,
+              lists.radii.shape(0) == list_count,
           "code_scan: array shapes do not fit together");
   require(instructions >= 0 && instructions <= 2, "code_scan: instructions is 0, 1 or 2");
   require(limits.k >= 1 && limit >= limits.k, "code_scan: k must be at least 1 and at most limit");
   std::vector<Part> taken;
-  for (const CodedPart* part : parts) {
-    require(part->starts.shape(0) == list_count + 1 && part->codes.shape(1) == book.format.bytes(),
-            "code_scan: the arrays of a part do not fit together");
-    taken.push_back(part->part());
-  }
+  for (const CodedPart* part : parts) taken.push_back(part->part(list_count, book.format.bytes()));
   for (std::size_t i = 0; i < count * probe_count; ++i)
     require(of.probes[i] >= -1 && of.probes[i] < static_cast<std::int64_t>(list_count),
             "code_scan: list number out of range");
@@ -525,12 +504,7 @@ void register_code_scan(nb::module_& m) {
                     std::optional<Array<const std::uint64_t, 1>>>(),
            nb::kw_only(), "starts"_a, "codes"_a, "numbers"_a, "allowed"_a.none());
   nb::class_<ScanLimits>(m, "ScanLimits")
-      .def(
-          "__init__",
-          [](ScanLimits* self, std::size_t k, float eps, std::int64_t least, float gap) {
-            new (self) ScanLimits{k, eps, {least, gap}};
-          },
-          nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a);
+      .def(nb::init<std::size_t, float, std::int64_t, float>(), nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a);
   nb::class_<ScanResult>(m, "ScanResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<float, 2>, Array<std::int64_t, 1>, Array<float, 1>,
                     Array<std::int64_t, 2>>(),

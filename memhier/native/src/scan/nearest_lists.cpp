@@ -91,7 +91,7 @@ void least_of_groups(const float* away, std::size_t groups, std::uint32_t* least
       least[group] = std::min(least[group], order_of(away[each * groups + group]));
 }
 
-// What at least `wanted` do not exceed, and few more: of the least of every group, the wanted-th.
+// A distance that at least `wanted` rows do not exceed, and few more: the wanted-th of the groups' least.
 std::uint32_t bound_of(const float* away, std::size_t count, std::size_t wanted, std::vector<std::uint32_t>& least) {
   const std::size_t groups = count / kGroup;
   if (wanted > groups) return UINT32_MAX;

@@ -96,18 +96,15 @@ struct ProductLists {
   Array<const std::uint8_t, 2> codes;       // [n, m]
   Array<const float, 3> codebook;           // [m, width, 256] with m * width == d
 
-  ProductLists(Array<const std::uint16_t, 2> centroids_, Array<const std::int64_t, 1> starts_,
-               Array<const std::uint8_t, 2> codes_, Array<const float, 3> codebook_)
-      : centroids(std::move(centroids_)), starts(std::move(starts_)), codes(std::move(codes_)),
-        codebook(std::move(codebook_)) {
-    const std::size_t lists = centroids.shape(0), subvectors = codebook.shape(0), total = codes.shape(0);
+  void check() const {
+    const std::size_t lists = centroids.shape(0), subvectors = codebook.shape(0);
+    const auto total = static_cast<std::int64_t>(codes.shape(0));
     require(starts.shape(0) == lists + 1 && codes.shape(1) == subvectors &&
                 subvectors * codebook.shape(1) == centroids.shape(1) && codebook.shape(2) == kCodes,
             "pq_scan: array shapes do not fit together");
     for (std::size_t list = 0; list < lists; ++list)
-      require(
-          starts[list] >= 0 && starts[list] <= starts[list + 1] && starts[list + 1] <= static_cast<std::int64_t>(total),
-          "pq_scan: list starts must ascend within the codes");
+      require(starts[list] >= 0 && starts[list] <= starts[list + 1] && starts[list + 1] <= total,
+              "pq_scan: list starts must ascend within the codes");
   }
 };
 
@@ -121,6 +118,7 @@ size_t pq_scan(const Array<const float, 2>& queries, const Array<const std::int6
   const auto& centroids = of.centroids;
   const auto& codebook = of.codebook;
   const auto& codes = of.codes;
+  of.check();
   require(probes.shape(0) == count && positions.shape(0) == count && distances.has_shape(count, k) &&
               of.centroids.shape(1) == dim,
           "pq_scan: array shapes do not fit together");

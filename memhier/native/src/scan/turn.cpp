@@ -16,7 +16,7 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-// What one call multiplies: vectors [n, d] by matrix [d, d]. Every number of the product is summed in the same order,
+// The operands of one call: vectors [n, d] by matrix [d, d]. Every number of the product is summed in the same order,
 // whatever n is.
 struct Product {
   const float *vectors, *matrix;

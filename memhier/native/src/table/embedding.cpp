@@ -1,4 +1,4 @@
-// What a training step does to rows of float32 that lie in slots of a slab: which rows it needs, their sums, and the
+// A training step on rows of float32 that lie in slots of a slab: the distinct rows, their sums, and the
 // optimizers' updates, in the order and with the roundings of the sparse operators of PyTorch. Products and sums are
 // contracted only where std::fma says so (this file is compiled with -ffp-contract=off), and square roots are left to
 // PyTorch, whose own are not the nearest float everywhere.
@@ -93,7 +93,7 @@ MEMHIER_INLINE void prefetch_to_read(const float* row, std::size_t floats) {
   for (std::size_t at = 0; at < floats; at += 16) __builtin_prefetch(row + at);
 }
 
-// What the rows of one table are to be summed for: bags of ids, and where in the output each sum goes.
+// The sums of one table's rows: bags of ids, and where in the output each sum goes.
 struct Pooling {
   const float* slab;
   std::size_t width;
@@ -165,7 +165,7 @@ struct Update {
   std::size_t dim;
   float rate;  // the learning rate, negated; Adam's step size, negated
   float eps;
-  float beta1, beta2;  // what is left to 1
+  float beta1, beta2;  // 1 minus each
 };
 
 MEMHIER_CLONES
@@ -209,8 +209,8 @@ MEMHIER_INLINE float mean_square(const float* sum, std::size_t dim) {
 
 enum Rule { sgd, adagrad, row_wise_adagrad, adam, row_wise_adam };
 
-// Brings the optimizer's state up to date, row by row. `steps` gets what a row will move along; `roots` what that is to
-// be divided by, squared: one number for each weight, or one for each row.
+// Brings the optimizer's state up to date, row by row. `steps` gets the direction of a row's move; `roots` its
+// divisor, squared: one number for each weight, or one for each row.
 template <Rule rule>
 MEMHIER_INLINE void update_state(const Update& u, float* state, float* step, float* root) {
   const std::size_t dim = u.dim;
@@ -386,7 +386,7 @@ void update(const UpdatedRows& rows, const Array<const std::int32_t, 1>& inverse
   }
 }
 
-// `roots` are those of what `update` left there.
+// `roots` are the square roots of those that `update` left.
 void take_all_steps(const UpdatedRows& rows, const Array<const float, 1>& steps, const Array<const float, 1>& roots) {
   require(steps.size() >= rows.steps() && roots.size() >= rows.roots(), "steps, roots: all of them");
   nb::gil_scoped_release released;
