@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python demo test test-plugins lint types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python demo test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -67,9 +67,26 @@ $(PLUGINS)/.installed: $(VENV)/.installed constraints-plugins.txt
 house: build  ## rooms, floors, arrows, circles and other counts; fails if one grew
 	@$(BIN)/python tests/house/counts.py
 
-lint: build  ## ruff, rules and format
+lint: build  ## ruff, rules and format; the format of the C++ code; the compiled core's stub
 	$(BIN)/ruff check $(TREE)
 	$(BIN)/ruff format --check $(TREE)
+	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
+	@if $(BIN)/python -c "import memhier_native._core" 2>/dev/null; then \
+	    mkdir -p build && $(call write_stub,build/_core.pyi) && diff -u $(STUB) build/_core.pyi || \
+	    { echo "$(STUB) is not what the compiled core has; renew it with: make stub" >&2; exit 1; }; fi
+
+STUB := memhier/native/memhier_native/_core.pyi
+CXX_SOURCES = $(wildcard memhier/native/src/*/*.?pp memhier/native/tests/*.?pp)
+write_stub = $(BIN)/python -m nanobind.stubgen -q -m memhier_native._core -o $(1) && \
+    $(BIN)/ruff check -q --fix --select I $(1) && $(BIN)/ruff format -q $(1)
+
+stub: build  ## renew the compiled core's stub, which mypy checks the calls into it by
+	$(call write_stub,$(STUB))
+
+test-native: build  ## the tests of the reader's core in C++, without Python
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake -S memhier/native/tests -B build/$@ -G Ninja >/dev/null
+	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$@
+	build/$@/reader_test
 
 types: build  ## mypy, strict
 	$(BIN)/mypy

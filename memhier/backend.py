@@ -1,12 +1,13 @@
-"""Which implementation of the core is in use: the compiled one, or the equal one in Python.
+"""Picks the core at import: the compiled one, or its equal in Python.
 
 ``MEMHIER_NATIVE=1`` insists on the compiled core, ``MEMHIER_NATIVE=0`` on Python; unset takes the compiled core if it
-can be imported. Every other module asks :data:`core` and nothing else.
+can be imported. Every other module reads :data:`core`, which is None when Python stands in.
 """
 
 import importlib
 import os
 from types import ModuleType
+from typing import TYPE_CHECKING, Any, cast
 
 __all__ = ["core", "name"]
 
@@ -28,7 +29,51 @@ def _load_core() -> ModuleType | None:
         return None
 
 
-core: ModuleType | None = _load_core()
+if TYPE_CHECKING:
+    from memhier_native import _core
+
+    class Core:
+        """The compiled core's classes and functions, so that mypy checks every call into it."""
+
+        BeladyPolicy = _core.BeladyPolicy
+        CodeBook = _core.CodeBook
+        CodeLists = _core.CodeLists
+        CodedPart = _core.CodedPart
+        DecoderCore = _core.DecoderCore
+        DirectSlots = _core.DirectSlots
+        HashSlots = _core.HashSlots
+        LFUPolicy = _core.LFUPolicy
+        LRUPolicy = _core.LRUPolicy
+        PageReader = _core.PageReader
+        PageRows = _core.PageRows
+        ProductLists = _core.ProductLists
+        RankRequest = _core.RankRequest
+        RankResult = _core.RankResult
+        S3FIFOPolicy = _core.S3FIFOPolicy
+        ScanLimits = _core.ScanLimits
+        ScanQueries = _core.ScanQueries
+        ScanResult = _core.ScanResult
+        StackDistances = _core.StackDistances
+        UpdatedRows = _core.UpdatedRows
+        belady_hits = staticmethod(_core.belady_hits)
+        code_scan = staticmethod(_core.code_scan)
+        crc32c = staticmethod(_core.crc32c)
+        crc32c_by_table = staticmethod(_core.crc32c_by_table)
+        crc32c_pages = staticmethod(_core.crc32c_pages)
+        distances = staticmethod(_core.distances)
+        embedding_distinct = staticmethod(_core.embedding_distinct)
+        embedding_pool = staticmethod(_core.embedding_pool)
+        embedding_take_steps = staticmethod(_core.embedding_take_steps)
+        embedding_update = staticmethod(_core.embedding_update)
+        fence = staticmethod(_core.fence)
+        nearest_rows = staticmethod(_core.nearest_rows)
+        next_uses = staticmethod(_core.next_uses)
+        pq_scan = staticmethod(_core.pq_scan)
+        prune_links = staticmethod(_core.prune_links)
+        turn_rows = staticmethod(_core.turn_rows)
+
+
+core: "Core | None" = cast(Any, _load_core())
 """The compiled core, or None when Python stands in for it."""
 
 name: str = "python" if core is None else "native"

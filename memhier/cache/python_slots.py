@@ -87,7 +87,7 @@ class _DirectIndex:
 
 
 class _Slots:
-    """What both have in common with the compiled classes: their methods, one for one."""
+    """The methods of the compiled classes, one for one."""
 
     def __init__(self, capacity: int, index: _Index) -> None:
         self._index = index
@@ -106,11 +106,11 @@ class _Slots:
     def reserved(self) -> int:
         return 0
 
-    def find(self, keys: Ints, slots: Ints) -> None:
+    def find(self, *, keys: Ints, slots: Ints) -> None:
         with self._lock:
             slots[:] = self._index.find(keys)
 
-    def insert(self, keys: Ints, slots: Ints) -> int:
+    def insert(self, *, keys: Ints, slots: Ints) -> int:
         distinct, inverse = unique_in_order(keys)
         with self._lock:
             found = self._index.find(distinct)
@@ -127,7 +127,7 @@ class _Slots:
             slots[:] = found[inverse]
             return 0
 
-    def erase(self, keys: Ints, slots: Ints) -> None:
+    def erase(self, *, keys: Ints, slots: Ints) -> None:
         distinct, first = np.unique(keys, return_index=True)
         with self._lock:
             found = self._index.find(distinct)
@@ -139,16 +139,16 @@ class _Slots:
             self._free[self._free_count : self._free_count + len(freed)] = freed
             self._free_count += len(freed)
 
-    def unique(self, keys: Ints, inverse: Ints) -> Ints:
+    def unique(self, *, keys: Ints, inverse: Ints) -> Ints:
         distinct, inverse[:] = unique_in_order(keys)
         return distinct
 
-    def unique_find(self, keys: Ints, inverse: Ints) -> tuple[Ints, Ints]:
+    def unique_find(self, *, keys: Ints, inverse: Ints) -> tuple[Ints, Ints]:
         distinct, inverse[:] = unique_in_order(keys)
         with self._lock:
             return distinct, self._index.find(distinct)
 
-    def keys_of(self, slots: Ints, keys: Ints) -> int:
+    def keys_of(self, *, slots: Ints, keys: Ints) -> int:
         with self._lock:
             keys[:] = self._key_of[slots]
             empty = np.flatnonzero(self._index.find(keys) != slots)

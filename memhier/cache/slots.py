@@ -1,6 +1,6 @@
 """Which slot of a slab holds which key: a batched map from int64 keys to the numbers 0 to capacity - 1."""
 
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,11 @@ from memhier.arguments import as_ints, check_array, check_int, check_range
 from memhier.cache import python_slots
 from memhier.errors import BudgetError
 
+if TYPE_CHECKING:
+    from memhier_native._core import DirectSlots, HashSlots
+
+    _Core: TypeAlias = HashSlots | DirectSlots | python_slots.SortedSlots | python_slots.DirectSlots
+
 __all__ = ["SlotMap"]
 
 CAPACITY_MAX = 2**31 - 1  # slots are held as int32
@@ -17,21 +22,6 @@ _KEY_SPACE_MAX = 2**63 - 1
 _INT64 = np.dtype(np.int64)
 
 Ints = NDArray[np.int64]
-
-
-class _Core(Protocol):
-    """What the compiled and the Python implementation have in common. Arrays are one-dimensional and C-contiguous."""
-
-    def size(self) -> int: ...
-    def reserve(self, batch: int) -> None: ...
-    def reserved(self) -> int: ...
-    def find(self, keys: Ints, slots: Ints) -> None: ...
-    def insert(self, keys: Ints, slots: Ints) -> int: ...
-    def erase(self, keys: Ints, slots: Ints) -> None: ...
-    def unique(self, keys: Ints, inverse: Ints) -> Ints: ...
-    def unique_find(self, keys: Ints, inverse: Ints) -> tuple[Ints, Ints]: ...
-    def keys_of(self, slots: Ints, keys: Ints) -> int: ...
-    def items(self) -> tuple[Ints, Ints]: ...
 
 
 class SlotMap:
@@ -91,12 +81,12 @@ class SlotMap:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held, in bytes: what the keys need, and the working memory of the largest batch so far."""
+        """DRAM held, in bytes: for the keys, and for the largest batch so far."""
         return _bytes_for(type(self._core), self._capacity, self._key_space, self._core.reserved())
 
     @staticmethod
     def bytes_for(capacity: int, *, key_space: int | None = None, batch: int = 0) -> int:
-        """Return what `memory_bytes` of such a map will be.
+        """Return the `memory_bytes` that such a map will have.
 
         With the compiled core 28 bytes per slot (12 and 4 per possible key where `key_space` is given), and 40
         per key of the largest batch.
@@ -144,7 +134,7 @@ class SlotMap:
             check_array("out", out, np.int64, shape)
             if np.may_share_memory(out, flat):
                 flat = flat.copy()
-        self._core.find(flat, out.reshape(-1))
+        self._core.find(keys=flat, slots=out.reshape(-1))
         return out
 
     def insert(self, keys: Any) -> Ints:
@@ -171,7 +161,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         slots = np.empty(shape, np.int64)
-        needed = self._core.insert(flat, slots.reshape(-1))
+        needed = self._core.insert(keys=flat, slots=slots.reshape(-1))
         if needed:
             free = self.free
             raise BudgetError(
@@ -200,7 +190,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         slots = np.empty(shape, np.int64)
-        self._core.erase(flat, slots.reshape(-1))
+        self._core.erase(keys=flat, slots=slots.reshape(-1))
         return slots
 
     def unique(self, keys: Any) -> tuple[Ints, Ints]:
@@ -225,7 +215,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         inverse = np.empty(shape, np.int64)
-        return self._core.unique(flat, inverse.reshape(-1)), inverse
+        return self._core.unique(keys=flat, inverse=inverse.reshape(-1)), inverse
 
     def unique_find(self, keys: Any) -> tuple[Ints, Ints, Ints]:
         """Return :meth:`unique` of a batch and the slots of its distinct keys, in one go.
@@ -251,7 +241,7 @@ class SlotMap:
         """
         flat, shape = self._as_keys(keys)
         inverse = np.empty(shape, np.int64)
-        unique, slots = self._core.unique_find(flat, inverse.reshape(-1))
+        unique, slots = self._core.unique_find(keys=flat, inverse=inverse.reshape(-1))
         return unique, inverse, slots
 
     def keys_of(self, slots: Any) -> Ints:
@@ -276,7 +266,7 @@ class SlotMap:
         check_range("slots", index, self._capacity, f"a slot, 0 to {self._capacity - 1}")
         keys = np.empty(index.shape, np.int64)
         flat = index.reshape(-1)
-        empty = self._core.keys_of(flat, keys.reshape(-1))
+        empty = self._core.keys_of(slots=flat, keys=keys.reshape(-1))
         if empty < len(flat):
             raise ValueError(f"slots[{empty}]={flat[empty]}: expected a slot that holds a key, but it is free")
         return keys

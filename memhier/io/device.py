@@ -1,20 +1,17 @@
-"""What the device under a path can do: queue depth against reads per second, bandwidth and latency.
+"""Measures the device under a path: queue depth against reads per second, bandwidth and latency.
 
 The rows of the profile are measured by the same :class:`~memhier.io.reader.Reader` that serves the rows later, so the
 figures include the price of this library and of the engine that this machine permits.
 """
 
-import errno
 import math
 import mmap
 import os
 import platform
-import shutil
 import stat
 import time
-import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -24,12 +21,14 @@ import numpy.typing as npt
 
 from memhier.budget import format_bytes, parse_bytes
 from memhier.io.device_profile import DepthProfile, DeviceProfile
+from memhier.io.mounts import IN_MEMORY, mount_of
+from memhier.io.page_file import PAGE_BYTES
 from memhier.io.python_reader import THREADS_MAX
+from memhier.io.random_file import random_file
 from memhier.io.reader import Reader
 
 __all__ = ["DepthProfile", "DeviceProfile", "probe"]
 
-_PAGE = 4096
 # Every second page, so that a reader that merges neighbours still sends each read to the device on its own.
 _STRIDE = 2
 # One call's reads share one buffer (32 MiB): long enough that filling and draining the queue costs little.
@@ -40,7 +39,6 @@ _STREAM_BLOCK = 1 << 20
 _STREAM_DEPTH = 128
 _ROUNDS = 5
 _DEPTH_MAX = 1024
-_IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 def probe(
@@ -100,16 +98,16 @@ def probe(
     if stat.S_ISREG(mode):
         span = min(span, target.stat().st_size)
     span = span // _STREAM_BLOCK * _STREAM_BLOCK
-    smallest = max(max(depths) * _PAGE * _STRIDE, 8 * _STREAM_BLOCK)
+    smallest = max(max(depths) * PAGE_BYTES * _STRIDE, 8 * _STREAM_BLOCK)
     if span < smallest:
-        what = "size" if stat.S_ISDIR(mode) else f"path={str(target)!r} and size"
+        name = "size" if stat.S_ISDIR(mode) else f"path={str(target)!r} and size"
         raise ValueError(
-            f"{what}: {format_bytes(span)} in whole MiB is too little for depths up to {max(depths)}; "
+            f"{name}: {format_bytes(span)} in whole MiB is too little for depths up to {max(depths)}; "
             f"expected at least {format_bytes(smallest)}"
         )
     if stat.S_ISREG(mode):
         return _measure(target, target, span, seconds, depths, seed)
-    with _random_file(target, span, seed) as scratch:
+    with random_file(target, span, seed) as scratch:
         return _measure(target, scratch, span, seconds, depths, seed)
 
 
@@ -122,46 +120,8 @@ def _check_depths(depths: Sequence[int]) -> tuple[int, ...]:
     return tuple(sorted(depths))
 
 
-@contextmanager
-def _random_file(folder: Path, size: int, seed: int) -> Iterator[Path]:
-    """Make a file of random bytes in `folder`, on the device when this yields, and remove it on the way out.
-
-    Written in full and incompressible: a hole, or a block that the device can shrink, is answered without a read.
-    """
-    usable = shutil.disk_usage(folder).free * 9 // 10  # the last tenth stays free for whoever else writes there
-    if size > usable:
-        raise OSError(
-            errno.ENOSPC,
-            f"size={format_bytes(size)} does not fit: {format_bytes(usable)} may be used here; pass a smaller size",
-            str(folder),
-        )
-    bits = np.random.SFC64(seed)
-    # Named before it is made, inside the try: wherever an interrupt strikes, the name is there to be removed.
-    file = folder / f".memhier-probe-{uuid.uuid4().hex}"
-    try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            for _ in range(size // _STREAM_BLOCK):
-                _write_all(descriptor, bits.random_raw(_STREAM_BLOCK // 8))
-            os.fsync(descriptor)
-        except OSError as error:
-            error.filename = str(file)
-            raise
-        finally:
-            os.close(descriptor)
-        yield file
-    finally:
-        file.unlink(missing_ok=True)
-
-
-def _write_all(descriptor: int, words: npt.NDArray[np.uint64]) -> None:
-    view = words.data.cast("B")
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
 class _Stream:
-    """Offsets taken in turn: none twice in a call, and none again before all others came."""
+    """Offsets taken in turn: none comes twice in a call, and none again before all others came."""
 
     def __init__(self, offsets: npt.NDArray[np.int64]) -> None:
         self._offsets = offsets
@@ -174,7 +134,7 @@ class _Stream:
 
 
 class _Cell:
-    """One row of the profile in the making: a reader of one depth, and what each round of it gave."""
+    """One row of the profile in the making: a reader of one depth, and the figures of its rounds."""
 
     def __init__(self, file: Path, span: int, depth: int, length: int, stream: _Stream) -> None:
         self.reader = Reader(depth=depth)
@@ -222,15 +182,15 @@ class _Cell:
 
 
 def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[int, ...], seed: int) -> DeviceProfile:
-    places = span // (_PAGE * _STRIDE)
+    places = span // (PAGE_BYTES * _STRIDE)
     chosen = np.random.default_rng(seed).choice(places, min(places, _OFFSETS_MAX), replace=False)
-    scattered = _Stream(chosen.astype(np.int64) * (_PAGE * _STRIDE))
+    scattered = _Stream(chosen.astype(np.int64) * (PAGE_BYTES * _STRIDE))
     blocks = _Stream(np.arange(0, min(span, _OFFSETS_MAX * _STREAM_BLOCK), _STREAM_BLOCK, dtype=np.int64))
     # On a page boundary, so that the device writes straight into it; touched once before, as that takes time, too.
-    buffer = np.frombuffer(mmap.mmap(-1, _CALL_READS * _PAGE), np.uint8)
+    buffer = np.frombuffer(mmap.mmap(-1, _CALL_READS * PAGE_BYTES), np.uint8)
     buffer.fill(0)
     with ExitStack() as stack:
-        cells = [_Cell(file, span, depth, _PAGE, scattered) for depth in depths]
+        cells = [_Cell(file, span, depth, PAGE_BYTES, scattered) for depth in depths]
         cells.append(_Cell(file, span, _STREAM_DEPTH, _STREAM_BLOCK, blocks))
         for cell in cells:
             stack.callback(cell.reader.close)
@@ -242,7 +202,7 @@ def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[
                 _drop_cache(file)
                 cell.run(buffer, seconds / (_ROUNDS * len(cells)))
         *rows, sequential = [cell.row() for cell in cells]
-        file_system, device = _mount(target)
+        file_system, device = mount_of(target)
         return DeviceProfile(
             path=str(target),
             file_system=file_system,
@@ -251,7 +211,7 @@ def _measure(target: Path, file: Path, span: int, seconds: float, depths: tuple[
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             engine=cells[0].reader.engine,
             direct=bool(cells[0].reader.stats()["direct"]),
-            page_bytes=_PAGE,
+            page_bytes=PAGE_BYTES,
             span_bytes=span,
             seed=seed,
             sequential_mb_per_s=sequential.mb_per_s,
@@ -273,7 +233,7 @@ def _notes(reader: Reader, file: Path, file_system: str, depths: tuple[int, ...]
     notes = []
     if reader.engine == "python" and max(depths) > THREADS_MAX:
         notes.append(f"the Python engine keeps at most {THREADS_MAX} reads in flight: deeper rows measure the same")
-    if file_system in _IN_MEMORY:
+    if file_system in IN_MEMORY:
         notes.append(f"{file_system} lives in memory: these are not the figures of a device")
     elif not reader.stats()["direct"]:
         notes.append("buffered: direct I/O was refused; the page cache was dropped before each measurement")
@@ -281,27 +241,3 @@ def _notes(reader: Reader, file: Path, file_system: str, depths: tuple[int, ...]
     if status.st_blocks * 512 < status.st_size:
         notes.append("the file has holes or is compressed: some reads are answered without the device")
     return tuple(notes)
-
-
-def _mount(path: Path) -> tuple[str, str]:
-    """Return type and source of the mount that `path` lies on."""
-    try:
-        lines = Path("/proc/self/mountinfo").read_text().splitlines()
-    except OSError:  # not Linux
-        return "unknown", "unknown"
-    real = path.resolve()
-    best, depth = ("unknown", "unknown"), -1
-    for line in lines:
-        before, _, after = line.partition(" - ")
-        point = Path(_unescape(before.split()[4]))
-        # A later mount on the same point hides the earlier one.
-        if (real == point or point in real.parents) and len(point.parts) >= depth:
-            kind, source = after.split()[:2]
-            best, depth = (kind, _unescape(source)), len(point.parts)
-    return best
-
-
-def _unescape(field: str) -> str:
-    for code, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        field = field.replace(code, character)
-    return field

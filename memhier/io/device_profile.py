@@ -1,4 +1,4 @@
-"""What a probe of a device found, as plain numbers that travel as JSON."""
+"""The figures of a device that a probe found, as plain numbers that travel as JSON."""
 
 import json
 from dataclasses import asdict, dataclass, fields
@@ -39,7 +39,7 @@ class DepthProfile:
 
 @dataclass(frozen=True)
 class DeviceProfile:
-    """What :func:`memhier.io.device.probe` measured, and where and how.
+    """The figures of :func:`memhier.io.device.probe`, with the place and the way they were measured.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class DeviceProfile:
     depths
         One row per queue depth, shallow first.
     notes
-        What to know before trusting the figures; empty when nothing is in doubt.
+        Reasons to doubt the figures; empty when there are none.
     """
 
     path: str
@@ -94,7 +94,7 @@ class DeviceProfile:
         Raises
         ------
         FormatError
-            When the text is not such a profile, with what is missing or unknown in it.
+            When the text is not such a profile; the message names its missing or unknown fields.
         """
         try:
             record = json.loads(text)
@@ -112,7 +112,7 @@ class DeviceProfile:
         return cls(**record)
 
 
-# What each annotation of the two classes above may hold once it has been through JSON.
+# The types that JSON gives to a field of each annotation of the two classes above.
 _JSON_TYPES: dict[Any, tuple[type, ...]] = {
     str: (str,), bool: (bool,), int: (int,), float: (int, float),
     tuple[DepthProfile, ...]: (list,), tuple[str, ...]: (list,),

@@ -1,4 +1,4 @@
-"""What a batch of page reads can report instead of bytes, and the exception each report becomes.
+"""Faults that a batch of page reads reports instead of bytes, and the exception that each becomes.
 
 Both cores report a fault as plain data, so that the wording and the class of an error exist once.
 """
@@ -8,12 +8,12 @@ import os
 from typing import NoReturn
 
 from memhier.errors import ClosedError, CorruptionError
-from memhier.io.page_file import PageFile
+from memhier.io.page_file import PAGE_BYTES, PageFile
 
 __all__ = ["Fault", "raise_fault"]
 
-Fault = tuple[str, PageFile | None, int, int, int]
-"""Kind, file, and three numbers that depend on the kind:
+Fault = tuple[str, object, int, int, int]
+"""Kind, :class:`PageFile` or None, and three numbers that depend on the kind:
 
 ``"errno"``: the error number; without a file it belongs to the engine, not to one read.
 ``"short"``: where a read found the file's end, the committed length.
@@ -25,7 +25,8 @@ Fault = tuple[str, PageFile | None, int, int, int]
 
 def raise_fault(fault: Fault, engine: str) -> NoReturn:
     """Raise the exception that `fault` stands for."""
-    kind, file, first, second, third = fault
+    kind, owner, first, second, third = fault
+    file = owner if isinstance(owner, PageFile) else None
     path = None if file is None else file.path
     if kind == "short":
         size = 0 if file is None else file.size()
@@ -36,7 +37,8 @@ def raise_fault(fault: Fault, engine: str) -> NoReturn:
         )
     if kind == "checksum":
         raise CorruptionError(
-            f"{path}: page {first} (byte {first * 4096:,}) is damaged: CRC32C 0x{third:08x}, committed 0x{second:08x}"
+            f"{path}: page {first} (byte {first * PAGE_BYTES:,}) is damaged: CRC32C 0x{third:08x}, "
+            f"committed 0x{second:08x}"
         )
     if kind == "range":
         raise ValueError(f"offsets[{first}]: its file was removed, or the array changed, while the batch was read")

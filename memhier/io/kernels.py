@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.io import python_kernels
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.python_kernels import METRICS, ROW_DTYPES
 
 __all__ = ["METRICS", "ROW_DTYPES", "crc32c", "crc32c_pages", "distances"]
 
-METRICS = ("l2", "ip", "cosine")
-ROW_DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 _CARRIERS = {name: np.dtype("uint16" if name == "bfloat16" else name) for name in ROW_DTYPES}
 
 
@@ -34,10 +34,7 @@ def crc32c(data: Any, value: int = 0) -> int:
     """
     if not 0 <= value < 2**32:
         raise ValueError(f"value={value!r}: expected an earlier CRC32C, 0 to 2**32 - 1")
-    view = _as_bytes("data", data)
-    if backend.core is not None:
-        return int(backend.core.crc32c(view, value))
-    return python_kernels.crc32c(np.frombuffer(view, np.uint8), value)
+    return (backend.core or python_kernels).crc32c(data=_as_bytes("data", data), value=value)
 
 
 def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
@@ -59,12 +56,10 @@ def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
     ['0x98f94189', '0x98f94189']
     """
     view = _as_bytes("buffer", buffer)
-    if len(view) % 4096:
+    if len(view) % PAGE_BYTES:
         raise ValueError(f"buffer: expected a multiple of 4096 bytes, got {len(view)}; pad the last page with zeros")
-    if backend.core is None:
-        return python_kernels.crc32c_pages(np.frombuffer(view, np.uint8))
-    out = np.empty(len(view) // 4096, np.uint32)
-    backend.core.crc32c_pages(view, out)
+    out = np.empty(len(view) // PAGE_BYTES, np.uint32)
+    (backend.core or python_kernels).crc32c_pages(data=view, out=out)
     return out
 
 
@@ -90,7 +85,7 @@ def distances(
         ``"l2"``: squared Euclidean distance. ``"ip"``: minus the inner product. ``"cosine"``: 1 minus the cosine
         similarity, 1 where either vector is zero.
     dtype
-        What the rows hold, where the array's dtype does not say it.
+        The elements' type, if the array's dtype does not name it.
     query_of_row
         int32 ``[n]``: the query each row is compared with. None compares all with the only query.
     out
@@ -122,10 +117,10 @@ def distances(
         raise ValueError(f"out: expected float32 [{count}]")
     elif not out.flags.carray:
         raise ValueError("out: expected a contiguous, aligned array that may be written to")
-    if backend.core is None:
-        python_kernels.distances(queries, rows, name, metric, query_of_row, out)
-    else:
-        backend.core.distances(queries, rows, ROW_DTYPES.index(name), METRICS.index(metric), query_of_row, out)
+    (backend.core or python_kernels).distances(
+        queries=queries, rows=rows, dtype=ROW_DTYPES.index(name), metric=METRICS.index(metric),
+        query_of_row=query_of_row, out=out,
+    )  # fmt: skip
     return out
 
 
@@ -150,7 +145,7 @@ def _check_queries(queries: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _check_rows(rows: NDArray[Any], dtype: str | None, dimension: int) -> str:
-    """Return what the rows hold, as a name of :data:`ROW_DTYPES`."""
+    """Return the name of the rows' type in :data:`ROW_DTYPES`."""
     if not isinstance(rows, np.ndarray):
         raise TypeError(f"rows: expected a numpy array, got {type(rows).__name__}")
     name = rows.dtype.name if dtype is None else dtype

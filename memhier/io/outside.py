@@ -1,4 +1,4 @@
-"""Files that others wrote: whatever their damage makes a parser raise becomes a FormatError that says where."""
+"""Parsing files from outside: an error that damage causes becomes a FormatError that names the file and the place."""
 
 import csv
 import lzma
@@ -27,14 +27,14 @@ _DAMAGE = (
 
 @contextmanager
 def reading(path: str | os.PathLike[str], where: Callable[[], str] | str = "") -> Iterator[None]:
-    """Turn what goes wrong while a file is parsed into a FormatError; faults of the operating system stay as they are.
+    """Turn errors in parsing a file into a FormatError; faults of the operating system stay as they are.
 
     Parameters
     ----------
     path
         Of the file.
     where
-        How far it was read, such as ``"line 7"``, or a function that says so then.
+        The place reached, such as ``"line 7"``, or a function that returns it.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def npy_header(
 
 
 def parse_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Do as :func:`npy_header` does, for those who name the file themselves."""
+    """Read a header as :func:`npy_header` does; errors do not name the file."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         shape, by_column, dtype = np.lib.format.read_array_header_1_0(file)

@@ -1,14 +1,19 @@
-"""CRC32C and distances in numpy, for machines without the compiled core."""
+"""CRC32C and distances in numpy, for machines without the compiled core: the same calls with the same arguments."""
 
 import functools
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["crc32c", "crc32c_pages", "distances"]
+from memhier.io.page_file import PAGE_BYTES
+
+__all__ = ["METRICS", "ROW_DTYPES", "crc32c", "crc32c_pages", "distances"]
+
+METRICS = ("l2", "ip", "cosine")
+ROW_DTYPES = ("float32", "float16", "bfloat16", "int8", "uint8")
 
 _POLYNOMIAL = 0x82F63B78  # CRC-32C (Castagnoli), bits reversed, as SSE4.2 and iSCSI use it
-_PAGE = 4096
 _CHUNK = 64  # a page is 64 chunks of 64 bytes: two tables of 64 KiB and 256 KiB instead of one of 4 MiB
 _BLOCK_FLOATS = 1 << 18  # rows are turned to float32 in blocks of 1 MiB
 
@@ -33,7 +38,7 @@ def _append_zeros(states: NDArray[np.uint32], count: int) -> NDArray[np.uint32]:
 def _page_tables() -> tuple[NDArray[np.uint32], NDArray[np.uint32], NDArray[np.uint32]]:
     """Contributions of a byte by its place in a chunk, of a chunk's CRC by its place in a page, and of a page's CRC.
 
-    CRC is linear over XOR, so a page's CRC is the XOR of what each of its bytes would give alone.
+    CRC is linear over XOR, so a page's CRC is the XOR of the CRCs that its bytes have alone.
     """
     within = np.empty((_CHUNK, 256), np.uint32)
     within[-1] = _byte_table()
@@ -68,41 +73,42 @@ def _page_states(pages: NDArray[np.uint8], state: int) -> int:
     return state
 
 
-def crc32c(data: NDArray[np.uint8], value: int) -> int:
+def crc32c(*, data: NDArray[Any] | memoryview, value: int) -> int:
     """CRC32C of bytes, continuing from `value`."""
     state = value ^ 0xFFFFFFFF
-    whole = len(data) // _PAGE * _PAGE
-    for start in range(0, whole, 64 * _PAGE):
-        state = _page_states(data[start : min(start + 64 * _PAGE, whole)].reshape(-1, _PAGE), state)
+    buffer = np.frombuffer(data, np.uint8)
+    whole = len(buffer) // PAGE_BYTES * PAGE_BYTES
+    for start in range(0, whole, 64 * PAGE_BYTES):
+        state = _page_states(buffer[start : min(start + 64 * PAGE_BYTES, whole)].reshape(-1, PAGE_BYTES), state)
     table = _byte_table()
-    rest = data[whole:]
+    rest = buffer[whole:]
     if len(rest) < 64:
         for byte in rest.tolist():
             state = int(table[(state ^ byte) & 0xFF]) ^ (state >> 8)
         return state ^ 0xFFFFFFFF
     # Zeros in front leave a zero state as it is, so the rest counts as a page once the state is folded into its bytes.
-    page = np.zeros(_PAGE, np.uint8)
-    page[_PAGE - len(rest) :] = rest
-    head = slice(_PAGE - len(rest), _PAGE - len(rest) + 4)
+    page = np.zeros(PAGE_BYTES, np.uint8)
+    page[PAGE_BYTES - len(rest) :] = rest
+    head = slice(PAGE_BYTES - len(rest), PAGE_BYTES - len(rest) + 4)
     page[head] ^= np.frombuffer(state.to_bytes(4, "little"), np.uint8)
     return int(_raw_page_crcs(page)[0]) ^ 0xFFFFFFFF
 
 
 @functools.cache
 def _empty_state() -> int:
-    """What the initial all-ones state adds to a page's CRC, with the final inversion."""
-    return crc32c(np.zeros(_PAGE, np.uint8), 0)
+    """Return the term that the initial all-ones state and the final inversion add to a page's CRC."""
+    return crc32c(data=np.zeros(PAGE_BYTES, np.uint8), value=0)
 
 
-def crc32c_pages(data: NDArray[np.uint8]) -> NDArray[np.uint32]:
-    """CRC32C of each 4096-byte page."""
-    out = np.empty(len(data) // _PAGE, np.uint32)
+def crc32c_pages(*, data: NDArray[Any] | memoryview, out: NDArray[np.uint32]) -> None:
+    """Fill `out` with the CRC32C of each 4096-byte page."""
+    pages = np.frombuffer(data, np.uint8)
     for start in range(0, len(out), 64):
-        out[start : start + 64] = _raw_page_crcs(data[start * _PAGE : (start + 64) * _PAGE])
-    return out ^ np.uint32(_empty_state())
+        out[start : start + 64] = _raw_page_crcs(pages[start * PAGE_BYTES : (start + 64) * PAGE_BYTES])
+    out ^= np.uint32(_empty_state())
 
 
-def as_float32(rows: NDArray[np.generic], dtype: str) -> NDArray[np.float32]:
+def _as_float32(rows: NDArray[Any], dtype: str) -> NDArray[np.float32]:
     """Return rows as float32; bfloat16 is the upper half of a float32."""
     if dtype == "bfloat16":
         return (rows.astype(np.uint32) << 16).view(np.float32)
@@ -110,25 +116,28 @@ def as_float32(rows: NDArray[np.generic], dtype: str) -> NDArray[np.float32]:
 
 
 def distances(
+    *,
     queries: NDArray[np.float32],
-    rows: NDArray[np.generic],
-    dtype: str,
-    metric: str,
+    rows: NDArray[Any],
+    dtype: int,
+    metric: int,
     query_of_row: NDArray[np.int32] | None,
     out: NDArray[np.float32],
+    portable: bool = False,
 ) -> None:
-    """Fill ``out[i]`` with the distance of row i to its query."""
+    """Fill ``out[i]`` with the distance of row i to its query; `dtype` and `metric` index the tuples above."""
+    type_name, metric_name = ROW_DTYPES[dtype], METRICS[metric]
     step = max(1, _BLOCK_FLOATS // max(1, rows.shape[1]))
     for start in range(0, len(rows), step):
         block = slice(start, start + step)
-        values = as_float32(rows[block], dtype)
+        values = _as_float32(rows[block], type_name)
         against = queries if query_of_row is None else queries[query_of_row[block]]
-        if metric == "l2":
+        if metric_name == "l2":
             np.subtract(values, against, out=values)
             np.einsum("ij,ij->i", values, values, out=out[block])
             continue
         products = np.einsum("ij,ij->i", values, np.broadcast_to(against, values.shape))
-        if metric == "ip":
+        if metric_name == "ip":
             out[block] = -products
             continue
         norms = np.sqrt(np.einsum("ij,ij->i", values, values)) * np.sqrt(np.einsum("ij,ij->i", against, against))

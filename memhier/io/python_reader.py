@@ -1,6 +1,6 @@
 """The page reader's engine in Python: ``os.preadv`` from a few threads.
 
-The same pages, merges, checks and faults as the compiled core, so that the library works where nothing can be compiled.
+It reads the same pages, with the same merges, checks and faults as the compiled core.
 """
 
 import itertools
@@ -48,7 +48,7 @@ class _Run:
 
 @dataclass
 class _Batch:
-    """A window of requests sorted by file and offset, where their bytes go, and what has gone wrong so far."""
+    """A window of requests sorted by file and offset, the place of their bytes, and the first fault or error."""
 
     sources: dict[int, _Source]
     order: NDArray[np.int64]
@@ -69,9 +69,8 @@ class _Batch:
 class PythonPageReader:
     """The core behind :class:`memhier.io.reader.Reader` when its engine is ``"python"``."""
 
-    engine = "python"
-
-    def __init__(self, depth: int) -> None:
+    def __init__(self, *, engine: str, depth: int) -> None:
+        self.engine = engine
         self._threads = min(depth, THREADS_MAX)
         self._sources: dict[int, _Source] = {}
         self._counts = dict.fromkeys(("calls", "requests", "reads", "pages", "bytes"), 0)
@@ -101,6 +100,7 @@ class PythonPageReader:
 
     def add(
         self,
+        *,
         fd: int,
         direct: bool,
         drops_cache: bool,
@@ -114,7 +114,7 @@ class PythonPageReader:
         return handle
 
     def extend(
-        self, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
+        self, *, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
     ) -> None:
         """Make `length` bytes of a file readable."""
         self._sources = {**self._sources, handle: _Source(self._sources[handle].file, length, checksums)}
@@ -124,7 +124,7 @@ class PythonPageReader:
         self._sources = {key: source for key, source in self._sources.items() if key != handle}
 
     def counters(self) -> dict[str, int]:
-        """Return what was read so far."""
+        """Return the counts of calls, requests, reads, pages and bytes so far."""
         return dict(self._counts)
 
     def close(self) -> None:
@@ -137,14 +137,15 @@ class PythonPageReader:
     @shielded
     def read(
         self,
+        *,
         files: int | NDArray[np.int32],
         offsets: NDArray[np.int64],
         length: int,
         out: NDArray[np.uint8],
-        latency: NDArray[np.float32] | None,
+        latency: NDArray[np.float32] | None = None,
         tally: NDArray[np.int64] | None = None,
     ) -> Fault | None:
-        """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return what prevented it."""
+        """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return the fault that prevented it."""
         if self._pid != os.getpid():
             self._start()
         if latency is not None:
@@ -270,7 +271,7 @@ def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
 
 
 def _deliver(batch: _Batch, run: _Run, lane: NDArray[np.uint8], seconds: float) -> None:
-    """Copy what each request wants of one run into its row."""
+    """Copy the bytes of one run into the rows of the requests that want them."""
     start = run.page * PAGE_BYTES
     stop = start + run.pages * PAGE_BYTES
     for index in range(run.first, run.stop):

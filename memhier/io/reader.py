@@ -7,58 +7,26 @@ reads in flight, checks each page as it lands, and copies the ranges into the ca
 import os
 import threading
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.errors import ClosedError, CorruptionError
-from memhier.io.faults import Fault, raise_fault
+from memhier.io.faults import raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
 from memhier.io.python_reader import PythonPageReader
 from memhier.io.read_arguments import as_int, as_offsets, check_array, check_checksums, empty_rows
 from memhier.shield import shielded
 
+if TYPE_CHECKING:
+    from memhier_native._core import PageReader
+
 __all__ = ["PAGE_BYTES", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
 DEPTH_MAX = 4096
-
-
-class _Core(Protocol):
-    """What the compiled and the Python implementation have in common."""
-
-    @property
-    def engine(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def planned_bytes(self) -> int: ...
-    def add(
-        self,
-        fd: int,
-        direct: bool,
-        drops_cache: bool,
-        length: int,
-        checksums: NDArray[np.uint32] | None,
-        file: PageFile,
-    ) -> int: ...
-    def extend(
-        self, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
-    ) -> None: ...
-    def remove(self, handle: int) -> None: ...
-    def read(
-        self,
-        files: int | NDArray[np.int32],
-        offsets: NDArray[np.int64],
-        length: int,
-        out: NDArray[np.uint8],
-        latency: NDArray[np.float32] | None,
-        tally: NDArray[np.int64] | None = None,
-    ) -> Fault | None: ...
-    def counters(self) -> dict[str, int]: ...
-    def close(self) -> None: ...
 
 
 class Reader:
@@ -104,7 +72,7 @@ class Reader:
         if direct is not None and not isinstance(direct, bool):
             raise TypeError(f"direct={direct!r}: expected True, False or None")
         self._direct = direct
-        self._core: _Core = _make_core(engine, depth)
+        self._core = _make_core(engine, depth)
         self._files: dict[int, PageFile] = {}
         self._lengths: NDArray[np.int64] = np.full(8, -1, np.int64)  # by handle; -1 where there is no file
         self._lock = threading.Lock()
@@ -115,6 +83,18 @@ class Reader:
     def engine(self) -> str:
         """The engine in use: ``"uring"``, ``"aio"``, ``"threads"`` or ``"python"``."""
         return self._core.engine
+
+    @property
+    def compiled(self) -> "PageReader | None":
+        """The compiled page reader, which also ranks rows; None where the engine is ``"python"``.
+
+        Raises
+        ------
+        ClosedError
+            When the reader is closed.
+        """
+        self._check_open()
+        return None if isinstance(self._core, PythonPageReader) else self._core
 
     @property
     def memory_bytes(self) -> int:
@@ -162,7 +142,14 @@ class Reader:
         length = self._check_length(file, length)
         checksums = check_checksums(checksums, length)
         with self._guard():
-            handle = self._core.add(file.fd, file.direct, file.drops_cache, length, checksums, file)
+            handle = self._core.add(
+                fd=file.fd,
+                direct=file.direct,
+                drops_cache=file.drops_cache,
+                length=length,
+                checksums=checksums,
+                file=file,
+            )
             if handle >= len(self._lengths):
                 self._lengths = np.concatenate([self._lengths, np.full(len(self._lengths), -1, np.int64)])
             self._files[handle] = file
@@ -192,14 +179,20 @@ class Reader:
         checksums = check_checksums(checksums, length)
         page_file.settle()
         with self._guard():
-            self._core.extend(file, page_file.direct, page_file.drops_cache, length, checksums)
+            self._core.extend(
+                handle=file,
+                direct=page_file.direct,
+                drops_cache=page_file.drops_cache,
+                length=length,
+                checksums=checksums,
+            )
             self._lengths[file] = length
 
     @shielded
     def remove(self, file: int) -> None:
         """Close a file; batches of other threads that still read it finish first.
 
-        The next file may get its handle: whoever removes a file sees to it that nobody asks for it afterwards.
+        The next file may get its handle: use the handle no more.
         """
         self._check_open()
         with self._guard():
@@ -267,13 +260,13 @@ class Reader:
         if tally is not None:
             check_array("tally", tally, np.int64, (3,))
         if count:
-            fault = self._core.read(files, offsets, length, out, latency, tally)
+            fault = self._core.read(files=files, offsets=offsets, length=length, out=out, latency=latency, tally=tally)
             if fault is not None:
                 raise_fault(fault, self.engine)
         return out
 
     def stats(self) -> dict[str, Any]:
-        """Return plain numbers about what was done so far.
+        """Return counts of the work so far, as plain numbers.
 
         ``engine``; ``direct`` (False as soon as one open file is read through the page cache) and ``buffered_files``;
         ``files`` open; ``calls``; ``requests``; ``reads`` (I/Os submitted), ``pages`` and ``bytes`` read from storage.
@@ -368,17 +361,16 @@ class Reader:
         )
 
 
-def _make_core(engine: str | None, depth: int) -> _Core:
+def _make_core(engine: str | None, depth: int) -> "PageReader | PythonPageReader":
     source = "engine"
     if engine is None:
         engine, source = os.environ.get("MEMHIER_IO") or None, "MEMHIER_IO"
     if engine is not None and engine not in ENGINES:
         raise ValueError(f"{source}={engine!r}: expected one of {', '.join(ENGINES)}")
     if engine == "python" or (engine is None and backend.core is None):
-        return PythonPageReader(depth)
+        return PythonPageReader(engine="python", depth=depth)
     if backend.core is None:
         raise RuntimeError(
             f"{source}={engine!r}: needs the compiled core, which is not in use here; expected 'python', or unset"
         )
-    core: _Core = backend.core.PageReader(engine or "auto", depth)
-    return core
+    return backend.core.PageReader(engine=engine or "auto", depth=depth)

@@ -5,7 +5,6 @@ The compiled core does the same over compact arrays; these are the definitions, 
 
 from bisect import bisect_left
 from heapq import heappop, heappush
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +31,7 @@ def next_uses(keys: Keys) -> npt.NDArray[np.uint32]:
         raise ValueError(f"a trace of {len(keys)} accesses: expected fewer than {NEVER}; sample it")
     following = np.full(len(keys), NEVER, np.uint32)
     if backend.core is not None:
-        backend.core.next_uses(np.ascontiguousarray(keys), following)
+        backend.core.next_uses(keys=np.ascontiguousarray(keys), next=following)
         return following
     order = np.argsort(keys, kind="stable")
     same = keys[order[:-1]] == keys[order[1:]]
@@ -51,7 +50,7 @@ def belady_hits(following: npt.NDArray[np.uint32], capacity: int) -> npt.NDArray
     """
     hit = np.zeros(len(following), np.bool_)
     if backend.core is not None:
-        backend.core.belady_hits(following, capacity, hit)
+        backend.core.belady_hits(next=following, capacity=capacity, hit=hit)
         return hit
     farthest: list[int] = []  # heap of negated next places of the residents, those that have passed at its far end
     resident = spent = 0  # spent: residents that are never accessed again
@@ -80,7 +79,7 @@ class StackDistances:
     """
 
     def __init__(self) -> None:
-        self._native: Any = None if backend.core is None else backend.core.StackDistances()
+        self._native = None if backend.core is None else backend.core.StackDistances()
         self._last: dict[int, int] = {}
         self._times: list[int] = []  # the last accesses of all keys, in order
         self._now = 0
@@ -89,7 +88,7 @@ class StackDistances:
         """Return the distance of each access, int64 [n]; 0 for a key's first."""
         distance = np.zeros(len(keys), np.int64)
         if self._native is not None:
-            self._native.access(np.ascontiguousarray(keys), distance)
+            self._native.access(keys=np.ascontiguousarray(keys), distance=distance)
             return distance
         for place, key in enumerate(keys.tolist()):
             if key in self._last:

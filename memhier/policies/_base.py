@@ -10,7 +10,7 @@ With batches of one key this is the textbook's access-by-access cache, which is 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,9 @@ from memhier import backend
 from memhier.arguments import as_ints, check_int
 from memhier.errors import BudgetError
 from memhier.policies._reference import Order, Reference
+
+if TYPE_CHECKING:
+    from memhier_native._core import LFUPolicy, LRUPolicy, S3FIFOPolicy
 
 __all__ = [
     "CAPACITY_MAX", "Access", "EvictionPolicy", "Keys", "Policy", "as_keys", "check_capacity", "check_lookahead",
@@ -132,7 +135,7 @@ class EvictionPolicy:
     def __init__(self, capacity: int, native: str, order: Callable[[int], Order]) -> None:
         self._capacity = check_capacity(capacity)
         core = backend.core
-        self._engine: Any = (
+        self._engine: LFUPolicy | LRUPolicy | S3FIFOPolicy | Reference = (
             Reference(self._capacity, order(self._capacity)) if core is None else getattr(core, native)(self._capacity)
         )
 
@@ -157,7 +160,7 @@ class EvictionPolicy:
         batch, held = as_keys(keys), as_keys(pinned, "pinned")
         refuse_oversized(batch, held, self, self._capacity)
         hit = np.empty(len(batch), np.bool_)
-        outcome = self._engine.access(batch, held, hit)
+        outcome = self._engine.access(keys=batch, pinned=held, hit=hit)
         if isinstance(outcome, int):
             raise over_budget(outcome, self._capacity)
         return Access(hit, np.frombuffer(outcome, np.int64))
@@ -166,7 +169,7 @@ class EvictionPolicy:
         """Access keys one at a time; see :meth:`Policy.replay`."""
         trace = as_keys(keys)
         hit = np.empty(len(trace), np.bool_)
-        self._engine.replay(trace, hit)
+        self._engine.replay(keys=trace, hit=hit)
         return hit
 
     def discard(self, keys: npt.ArrayLike) -> None:

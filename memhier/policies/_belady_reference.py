@@ -27,7 +27,7 @@ _RESCALE = 512
 class BeladyReference:
     """Belady within the announced window; arguments have been checked."""
 
-    def __init__(self, capacity: int, half_life: int) -> None:
+    def __init__(self, *, capacity: int, half_life: int) -> None:
         self._capacity = capacity
         self._half_life = half_life
         self._window: deque[dict[int, None]] = deque()
@@ -95,7 +95,7 @@ class BeladyReference:
                     heappush(self._idle_heap, self._idle[key])
         self._drop_stale()
 
-    def access(self, keys: Keys, pinned: Keys, hit: npt.NDArray[np.bool_]) -> bytes | int:
+    def access(self, *, keys: Keys, pinned: Keys, hit: npt.NDArray[np.bool_]) -> bytes | int:
         """Fill `hit` and return the victims as int64 bytes; or the capacity that would be enough, nothing changed."""
         batch = dict.fromkeys(keys.tolist())
         if self._window and batch.keys() != self._window[0].keys():
@@ -116,7 +116,7 @@ class BeladyReference:
         evicted, hits = self._step(self._window[0])
         return np.array([*hits], np.int64).tobytes(), bytes(hits.values()), np.array(evicted, np.int64).tobytes()
 
-    def replay(self, keys: Keys, lookahead: int, hit: npt.NDArray[np.bool_]) -> None:
+    def replay(self, *, keys: Keys, lookahead: int, hit: npt.NDArray[np.bool_]) -> None:
         """Access keys one at a time, each knowing the `lookahead` that follow it."""
         trace = keys.reshape(-1, 1)
         for key in trace[:lookahead]:

@@ -55,7 +55,7 @@ class Reference:
         return sys.getsizeof(self) + _KEY_BYTES * len(self._order)
 
     def access(
-        self, keys: npt.NDArray[np.int64], pinned: npt.NDArray[np.int64], hit: npt.NDArray[np.bool_]
+        self, *, keys: npt.NDArray[np.int64], pinned: npt.NDArray[np.int64], hit: npt.NDArray[np.bool_]
     ) -> bytes | int:
         """Fill `hit` and return the victims as int64 bytes; or the capacity that would be enough, nothing changed."""
         order = self._order
@@ -75,7 +75,7 @@ class Reference:
                 order.insert(key)
         return np.array(evicted, np.int64).tobytes()
 
-    def replay(self, keys: npt.NDArray[np.int64], hit: npt.NDArray[np.bool_]) -> None:
+    def replay(self, *, keys: npt.NDArray[np.int64], hit: npt.NDArray[np.bool_]) -> None:
         order = self._order
         for place, key in enumerate(keys.tolist()):
             hit[place] = key in order

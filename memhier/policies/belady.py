@@ -1,6 +1,6 @@
 """Belady's rule: what is needed farthest ahead goes first."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,9 @@ from memhier import backend
 from memhier.arguments import check_int
 from memhier.policies._base import Access, Keys, as_keys, check_capacity, check_lookahead, over_budget, refuse_oversized
 from memhier.policies._belady_reference import BeladyReference
+
+if TYPE_CHECKING:
+    from memhier_native._core import BeladyPolicy
 
 __all__ = ["Belady"]
 
@@ -50,7 +53,7 @@ class Belady:
             half_life = 4 * self._capacity
         half_life = check_int("half_life", half_life, 1, _HALF_LIFE_MAX, "accesses")
         make = BeladyReference if backend.core is None else backend.core.BeladyPolicy
-        self._engine: Any = make(self._capacity, half_life)
+        self._engine: BeladyPolicy | BeladyReference = make(capacity=self._capacity, half_life=half_life)
 
     @property
     def capacity(self) -> int:
@@ -114,7 +117,7 @@ class Belady:
         batch, held = as_keys(keys), as_keys(pinned, "pinned")
         refuse_oversized(batch, held, self, self._capacity)
         hit = np.empty(len(batch), np.bool_)
-        outcome = self._engine.access(batch, held, hit)
+        outcome = self._engine.access(keys=batch, pinned=held, hit=hit)
         if isinstance(outcome, int):
             raise over_budget(outcome, self._capacity)
         return Access(hit, np.frombuffer(outcome, np.int64))
@@ -169,7 +172,7 @@ class Belady:
             raise ValueError(f"{self.pending} batches are announced and not accessed: access those before a replay")
         hit = np.empty(len(trace), np.bool_)
         known = len(trace) if lookahead is None else min(int(lookahead), len(trace))
-        self._engine.replay(trace, known, hit)
+        self._engine.replay(keys=trace, lookahead=known, hit=hit)
         return hit
 
     def discard(self, keys: npt.ArrayLike) -> None:

@@ -1,16 +1,14 @@
 """The rounds of `memhier.rows.ranking` without the compiled core."""
 
 import time
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.io.kernels import distances
-from memhier.io.reader import PAGE_BYTES, Reader
-
-if TYPE_CHECKING:
-    from memhier.rows.ranking import HotPages, Ranking, RankRequest
+from memhier.io.page_file import PAGE_BYTES
+from memhier.io.reader import Reader
+from memhier.rows.rank_request import HotPages, Ranking, RankRequest
 
 __all__ = ["rank"]
 
@@ -23,10 +21,10 @@ Ints = npt.NDArray[np.int64]
 
 def rank(
     reader: Reader,
-    request: "RankRequest",
+    request: RankRequest,
     workspace: npt.NDArray[np.uint8],
-    hot: "HotPages",
-    found: "Ranking",
+    hot: HotPages,
+    found: Ranking,
     tally: Ints,
 ) -> None:
     """Fill `found`; see `memhier.rows.ranking.rank_rows`."""
@@ -61,9 +59,9 @@ def rank(
 
 
 class _Query:
-    """What is known of one query: the nearest so far, and which candidates were taken."""
+    """The state of one query: the nearest so far, and the candidates taken."""
 
-    def __init__(self, request: "RankRequest", hot: "HotPages", number: int, tally: Ints) -> None:
+    def __init__(self, request: RankRequest, hot: HotPages, number: int, tally: Ints) -> None:
         self.number, self.tally = number, tally
         self.nearest: list[tuple[float, int, int, int]] = []  # distance, id, file and offset
         self.wanted: list[int] = []
@@ -73,7 +71,7 @@ class _Query:
         self._read: set[int] = set()  # pages that are ranked whole
 
     def choose(self) -> bool:
-        """Set `wanted` to what this round is to rank; False once nothing more is needed."""
+        """Set `wanted` to the candidates that this round ranks; return False once nothing more is needed."""
         request = self._request
         most = min(float(request.thresholds[self.number]), self._kth())
         before = int(self.tally[0] if request.page_rows is None else self.tally[1] + self.tally[2])
@@ -158,7 +156,7 @@ class _Query:
 
 def _rank_part(
     reader: Reader,
-    request: "RankRequest",
+    request: RankRequest,
     wanted: list[tuple[_Query, int]],
     workspace: npt.NDArray[np.uint8],
     tally: Ints,
@@ -186,7 +184,7 @@ def _rank_part(
 
 def _rank_pages(
     reader: Reader,
-    request: "RankRequest",
+    request: RankRequest,
     wanted: list[tuple[_Query, int]],
     tally: Ints,
 ) -> None:

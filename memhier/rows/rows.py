@@ -73,7 +73,7 @@ class RowsWriter:
         self._count = 0
         self._finished = False
         self._per_page = rows_per_page(self.row_bytes)
-        # Packed rows are laid out in these pages; what pads a page stays zero.
+        # Packed rows are laid out in these pages; the padding of a page stays zero.
         self._pages: NDArray[np.uint8] = np.zeros((0 if self._per_page is None else _BLOCK_PAGES, PAGE_BYTES), np.uint8)
         self._waiting = 0
 
@@ -147,7 +147,7 @@ class Rows:
     store
         Open store.
     name
-        What `RowsWriter` was given.
+        The name that `RowsWriter` was given.
     reader
         Does the reads; stays the caller's.
 

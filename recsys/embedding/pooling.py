@@ -240,8 +240,8 @@ class _Pool(torch.autograd.Function):
             layout = Layout(bags, widths)
             output = torch.empty(layout.shape)
             backend.core.embedding_pool(
-                rows.loan.rows, rows.loan.slots, rows.inverse, layout.begins, layout.targets, layout.tables,
-                output.numpy(),
+                slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
+                targets=layout.targets, tables=layout.tables, out=output.numpy(),
             )  # fmt: skip
             ctx.gradient = StepGradient(rows, bags, widths, layout, None)
             return output
@@ -325,15 +325,14 @@ def apply_gradient(tables: Tables, step: StepGradient, group: Group) -> None:
     weights = 0 if rule == 0 else int(((parts[:, 3] - parts[:, 2]) * parts[:, 4]).sum())
     roots = weights if rule in (1, 3) else min(weights, len(rows.loan.slots))
     with tables.changing(rows, weights + roots) as (slab, work):
+        updated = backend.core.UpdatedRows(rule=rule, slab=slab, slots=rows.loan.slots, tables=parts, numbers=numbers)
         backend.core.embedding_update(
-            rule, slab, rows.loan.slots, parts, numbers, rows.inverse, rows.order, layout.sources(stride),
-            layout.scales, gradient, work[:weights], work[weights:],
+            rows=updated, inverse=rows.inverse, order=rows.order, sources=layout.sources(stride), scales=layout.scales,
+            gradient=gradient, steps=work[:weights], roots=work[weights:],
         )  # fmt: skip
         if rule:
             torch.from_numpy(work[weights:]).sqrt_()
-            backend.core.embedding_take_steps(
-                rule, slab, rows.loan.slots, parts, numbers, work[:weights], work[weights:]
-            )
+            backend.core.embedding_take_steps(rows=updated, steps=work[:weights], roots=work[weights:])
         counts[:] = [count + 1 for count in counts]
 
 

@@ -179,7 +179,16 @@ def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) ->
     starts = np.zeros(len(ends) + 1, np.int64)
     if backend.core is not None and (not in_order or (longest < _TORCH_SORTS_ALONE and _sorts_like_torch())):
         keys = np.empty(len(flat), np.int64)
-        count = backend.core.embedding_distinct(flat, ends, bases, in_order, keys, starts, inverse, order)
+        count = backend.core.embedding_distinct(
+            ids=flat,
+            ends=ends,
+            bases=bases,
+            like_torch=in_order,
+            keys=keys,
+            starts=starts,
+            inverse=inverse,
+            order=order,
+        )
         return Rows(keys[:count].copy(), starts, ends, inverse, order)
     found, begin = [], 0
     for table, end in enumerate(ends.tolist()):
@@ -197,11 +206,15 @@ def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) ->
 @functools.cache
 def _sorts_like_torch() -> bool:
     """Whether the core leaves equal ids in the order that this version of torch gives them."""
+    assert backend.core is not None
     rng = np.random.default_rng(0)
     for count, distinct in ((17, 3), (100, 7), (5000, 50), (5000, 4000)):
         ids, ends, bases = rng.integers(0, distinct, count), np.array([count]), np.zeros(1, np.int64)
         keys, inverse, order = np.empty(count, np.int64), np.empty(count, np.int32), np.empty(count, np.int32)
-        backend.core.embedding_distinct(ids, ends, bases, True, keys, np.empty(2, np.int64), inverse, order)  # type: ignore[union-attr]
+        starts = np.empty(2, np.int64)
+        backend.core.embedding_distinct(
+            ids=ids, ends=ends, bases=bases, like_torch=True, keys=keys, starts=starts, inverse=inverse, order=order
+        )
         if not np.array_equal(order, torch.sort(torch.from_numpy(ids))[1].numpy()):
             return False
     return True

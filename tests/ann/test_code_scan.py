@@ -1,4 +1,4 @@
-"""Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide what they should."""
+"""Codes and their scan: the bounds hold, the native scan is the plain one, and filters hide their rows."""
 
 import itertools
 from dataclasses import replace
@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from memhier import backend
 from memhier.ann.zoom.filters.bitmaps import pack
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS, codes_of, interleave
-from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart, code_scan
+from memhier.ann.zoom.preview.code_scan import (
+    Candidates,
+    CodedPart,
+    CodeLists,
+    ScanLimits,
+    ScanQueries,
+    code_scan,
+)
 from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, train_codes
 
 Floats = npt.NDArray[np.float32]
@@ -70,10 +77,15 @@ class Lists:
         return away
 
     def scan(self, k: int = 3, parts: list[CodedPart] | None = None, **options: Any) -> Candidates:
-        chosen: dict[str, Any] = {"eps": 2.0, "limit": 400, "probes": self.probes, "inner": self.inner} | options
-        probes = chosen.pop("probes")
-        parts = parts or [self.part]
-        return code_scan(self.queries, probes, self.centroids, self.radii, self.book, parts, k, **chosen)
+        chosen: dict[str, Any] = {"eps": 2.0, "limit": 400} | options
+        probes = chosen.pop("probes", self.probes)
+        most = chosen.pop("most", np.full(len(self.queries), np.inf, np.float32))
+        return code_scan(
+            ScanQueries(self.queries, probes, most, self.inner),
+            CodeLists(self.centroids, self.radii, self.book),
+            parts or [self.part],
+            ScanLimits(k=k, **chosen),
+        )
 
 
 SHAPES = [(1, 1), (3, 2), (8, 1), (97, 30), (128, 16), (128, 64), (128, 128), (600, 90)]
@@ -100,8 +112,8 @@ def test_the_native_scan_is_the_plain_one(
     filtered = CodedPart(lists.part.starts, lists.part.codes, lists.part.numbers, allowed)
     parts = [lists.part, filtered]
     assert backend.core is not None
-    core = SimpleNamespace(code_scan=partial(backend.core.code_scan, instructions=instructions))
-    monkeypatch.setattr(backend, "core", core)
+    code_scan = partial(backend.core.code_scan, instructions=instructions)
+    monkeypatch.setattr(backend, "core", SimpleNamespace(**vars(backend.core) | {"code_scan": code_scan}))
     native = lists.scan(parts=parts, limit=800, **reach)
     monkeypatch.setattr(backend, "core", None)
     plain = lists.scan(parts=parts, limit=800, **reach)

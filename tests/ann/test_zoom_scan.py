@@ -45,7 +45,9 @@ def test_equals_reference(seed, lists, width, subvectors, count, k, inner):
     queries = random.normal(size=(3, width * subvectors)).astype(np.float32)
     probes = np.stack([random.permutation(lists) for _ in queries])
     probes[1, 0] = -1
-    positions, distances, scanned = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, k, inner=inner)
+    positions, distances, scanned = scan.pq_scan(
+        queries, probes, scan.ProductLists(centroids, starts, codes, codebook), k, inner=inner
+    )
     total = 0
     for row in range(3):
         query = queries[row].astype(np.float64)
@@ -66,9 +68,10 @@ def test_compiled_and_numpy_agree(inner, monkeypatch):
     random, centroids, codebook, codes, starts = make_lists(5, 11, 4, 8, 3000)
     queries = random.normal(size=(9, 32)).astype(np.float32)
     probes = np.stack([random.permutation(11)[:6] for _ in queries])
-    compiled = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, 50, inner=inner)
+    lists = scan.ProductLists(centroids, starts, codes, codebook)
+    compiled = scan.pq_scan(queries, probes, lists, 50, inner=inner)
     monkeypatch.setattr(backend, "core", None)
-    plain = scan.pq_scan(queries, probes, centroids, starts, codes, codebook, 50, inner=inner)
+    plain = scan.pq_scan(queries, probes, lists, 50, inner=inner)
     np.testing.assert_allclose(compiled[1], plain[1], rtol=1e-5)
     assert (compiled[0] == plain[0]).mean() > 0.99  # rounding may swap codes that are nearly tied
     assert compiled[2] == plain[2]
@@ -79,9 +82,8 @@ def test_ties_stand_in_the_order_of_position():
     codes = np.zeros((10, 2), np.uint8)
     codebook = np.zeros((2, 2, 256), np.float32)
     probes = np.array([[1, 0]])
-    positions, _, _ = scan.pq_scan(
-        np.ones((1, 4), np.float32), probes, centroids, np.array([0, 4, 10]), codes, codebook, 5
-    )
+    lists = scan.ProductLists(centroids, np.array([0, 4, 10]), codes, codebook)
+    positions, _, _ = scan.pq_scan(np.ones((1, 4), np.float32), probes, lists, 5)
     assert positions[0].tolist() == [0, 1, 2, 3, 4]
 
 
@@ -90,8 +92,8 @@ def test_ties_stand_in_the_order_of_position():
     ("probes", "starts"), [([[2]], [0, 1, 3]), ([[-2]], [0, 1, 3]), ([[0]], [0, 2, 4]), ([[0]], [0, 2, 1])]
 )
 def test_bounds_are_checked_before_reading(probes, starts):
+    lists = scan.ProductLists(
+        np.zeros((2, 4), np.float16), np.array(starts), np.zeros((3, 2), np.uint8), np.zeros((2, 2, 256), np.float32)
+    )
     with pytest.raises(ValueError, match="pq_scan"):
-        scan.pq_scan(
-            np.ones((1, 4), np.float32), np.array(probes), np.zeros((2, 4), np.float16), np.array(starts),
-            np.zeros((3, 2), np.uint8), np.zeros((2, 2, 256), np.float32), 2,
-        )  # fmt: skip
+        scan.pq_scan(np.ones((1, 4), np.float32), np.array(probes), lists, 2)

@@ -1,9 +1,12 @@
 """The choice between the compiled core and Python, in processes of their own: it is made once, at import."""
 
 import ast
+import importlib
+import inspect
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -55,16 +58,76 @@ def test_other_values_are_refused(value: str) -> None:
     assert f"ValueError: MEMHIER_NATIVE={value!r}: expected 1 (compiled core), 0 (pure Python), or unset" in done.stderr
 
 
+ROOT = Path(__file__).resolve().parents[2]
+STUB = {
+    node.name: node
+    for node in ast.parse((ROOT / "memhier/native/memhier_native/_core.pyi").read_text()).body
+    if isinstance(node, ast.FunctionDef | ast.ClassDef)
+}
+TWINS = {
+    "BeladyPolicy": "memhier.policies._belady_reference:BeladyReference",
+    "DecoderCore": "memhier.ann.decoder.core.python_core:PythonCore",
+    "DirectSlots": "memhier.cache.python_slots:DirectSlots",
+    "HashSlots": "memhier.cache.python_slots:SortedSlots",
+    "LRUPolicy": "memhier.policies._reference:Reference",
+    "PageReader": "memhier.io.python_reader:PythonPageReader",
+    "crc32c": "memhier.io.python_kernels:crc32c",
+    "crc32c_pages": "memhier.io.python_kernels:crc32c_pages",
+    "distances": "memhier.io.python_kernels:distances",
+    "prune_links": "memhier.ann.decoder.core.python_links:prune_links",
+}
+# PageReader.rank: memhier.rows.python_ranking does it over any reader. A reference policy takes its order, too.
+WITHOUT_TWIN = {("PageReader", "rank"), ("LRUPolicy", "__init__")}
+
+
+def parameters_of(node: ast.FunctionDef) -> list[str]:
+    """Return the parameters of a function of the stub, with a mark on those that have a default."""
+    given = node.args
+    defaults = [None] * (len(given.args) - len(given.defaults)) + given.defaults + given.kw_defaults
+    names = [each.arg for each in given.args + given.kwonlyargs]
+    return [name + "=" * (value is not None) for name, value in zip(names, defaults, strict=True) if name != "self"]
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    found = inspect.signature(function).parameters.values()
+    return [each.name + "=" * (each.default is not each.empty) for each in found if each.name not in ("self", "cls")]
+
+
 @pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
 def test_the_stub_names_what_the_core_has() -> None:
-    root = Path(__file__).resolve().parents[2]
-    stub = ast.parse((root / "memhier/native/memhier_native/_core.pyi").read_text())
-    declared = {node.name: node for node in stub.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    assert set(declared) == {name for name in dir(backend.core) if not name.startswith("_")}
-    for name, node in declared.items():
+    assert set(STUB) == {name for name in dir(backend.core) if not name.startswith("_")}
+    for name, node in STUB.items():
         if isinstance(node, ast.ClassDef):
-            lineage = [node, *(declared[base.id] for base in node.bases if isinstance(base, ast.Name))]
-            methods = {part.name for kind in lineage for part in kind.body if isinstance(part, ast.FunctionDef)}
+            methods = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
             exported = set(dir(getattr(backend.core, name)))
             assert methods <= exported, name
             assert {method for method in exported - methods if not method.startswith("_")} == set(), name
+
+
+def test_mypy_sees_all_of_the_core() -> None:
+    tree = ast.parse((ROOT / "memhier/backend.py").read_text())
+    (core,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Core"]
+    aliases = {
+        ast.unparse(part.targets[0]): ast.unparse(part.value) for part in core.body if isinstance(part, ast.Assign)
+    }
+    functions = {name for name, node in STUB.items() if isinstance(node, ast.FunctionDef)}
+    assert aliases == {name: f"staticmethod(_core.{name})" if name in functions else f"_core.{name}" for name in STUB}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_the_twins_in_python_take_what_the_core_takes(name: str) -> None:
+    module, _, attribute = TWINS[name].partition(":")
+    twin, node = getattr(importlib.import_module(module), attribute), STUB[name]
+    if isinstance(node, ast.FunctionDef):
+        assert parameters(twin) == parameters_of(node)
+        return
+    compared = 0
+    for part in node.body:
+        if not isinstance(part, ast.FunctionDef) or (name, part.name) in WITHOUT_TWIN:
+            continue
+        if part.name.startswith("__") and part.name != "__init__":
+            continue
+        if not any(ast.unparse(each) == "property" for each in part.decorator_list):
+            assert parameters(getattr(twin, part.name)) == parameters_of(part), part.name
+            compared += 1
+    assert compared > 2

@@ -1,6 +1,7 @@
-"""The probe: what it reads, what it leaves behind, and that its profile survives JSON."""
+"""The probe: its reads, the files it leaves, and its profile through JSON."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -20,18 +21,26 @@ from hypothesis import strategies as st
 from memhier.errors import FormatError
 from memhier.io import device
 from memhier.io.device import DepthProfile, DeviceProfile, probe
+from memhier.io.mounts import IN_MEMORY, mount_of
+from memhier.io.random_file import random_file
 from memhier.io.reader import Reader
 
 SMALL: dict[str, Any] = {"size": "8MiB", "seconds": 0.05, "depths": (1, 3, 64)}
 
 
 class Recorder(Reader):
-    """A reader that keeps what it was asked."""
+    """A reader that notes its depth, and the reads it is asked for."""
 
     calls: ClassVar[list[tuple[np.ndarray, int]]] = []
+    depths: ClassVar[list[int]] = []
+
+    def __init__(self, depth: int) -> None:
+        super().__init__(depth=depth)
+        self.depth = depth
 
     def read(self, file: Any, offsets: Any, length: int, out: Any = None, latency: Any = None) -> Any:
         self.calls.append((np.array(offsets), length))
+        self.depths.append(self.depth)
         result = super().read(file, offsets, length, out, latency)
         stats = self.stats()
         if length == 4096:
@@ -43,6 +52,7 @@ class Recorder(Reader):
 def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
     monkeypatch.setattr(device, "Reader", Recorder)
     Recorder.calls.clear()
+    Recorder.depths.clear()
     return Recorder
 
 
@@ -74,17 +84,10 @@ def test_every_read_goes_to_another_page_and_none_merge(tmp_path: Path, recorder
     assert not (np.diff(several) == 8192).all()
 
 
-def test_the_depths_take_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns: list[int] = []
-    run = device._Cell.run
-
-    def noted(cell: Any, buffer: Any, seconds: float) -> None:
-        turns.append(cell.depth)
-        run(cell, buffer, seconds)
-
-    monkeypatch.setattr(device._Cell, "run", noted)
+def test_the_depths_take_turns(tmp_path: Path, recorder: type[Recorder]) -> None:
     probe(tmp_path, **SMALL)
-    assert turns == [1, 3, 64, device._STREAM_DEPTH] * 5
+    turns = [depth for depth, _ in itertools.groupby(recorder.depths)]
+    assert turns == [1, 3, 64, 128] * 6  # the last reads in sequence; the first turns warm up
 
 
 def test_the_seed_decides_the_order_and_the_bytes(tmp_path: Path, recorder: type[Recorder]) -> None:
@@ -96,14 +99,14 @@ def test_the_seed_decides_the_order_and_the_bytes(tmp_path: Path, recorder: type
     assert orders[0] == orders[1] != orders[2]
     files = []
     for seed in (7, 7, 8):
-        with device._random_file(tmp_path, 8 << 20, seed) as file:
+        with random_file(tmp_path, 8 << 20, seed) as file:
             files.append(file.read_bytes())
     assert files[0] == files[1] != files[2]
 
 
 def test_the_file_has_no_holes_and_cannot_be_compressed(tmp_path: Path) -> None:
     zlib = pytest.importorskip("zlib")
-    with device._random_file(tmp_path, 8 << 20, 0) as file:
+    with random_file(tmp_path, 8 << 20, 0) as file:
         status = file.stat()
         assert status.st_size == 8 << 20 <= status.st_blocks * 512
         data = file.read_bytes()
@@ -144,7 +147,7 @@ def test_buffered_reads_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(device, "Reader", lambda depth: Reader(depth=depth, direct=False))
     profile = probe(tmp_path, **SMALL)
     assert not profile.direct
-    if profile.file_system not in device._IN_MEMORY:
+    if profile.file_system not in IN_MEMORY:
         assert any("buffered" in note for note in profile.notes)
 
 
@@ -175,15 +178,19 @@ def test_an_interrupt_as_the_file_is_made_leaves_none(tmp_path: Path, monkeypatc
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("method", ["warm", "run"])
+@pytest.mark.parametrize("calls", [0, 6], ids=["warming up", "measuring"])
 def test_the_file_goes_away_when_measuring_is_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorder: type[Recorder], calls: int
 ) -> None:
-    def interrupted(*_: Any) -> None:
+    read = recorder.read
+
+    def interrupted(reader: Recorder, *arguments: Any, **more: Any) -> Any:
+        if len(recorder.calls) < calls:
+            return read(reader, *arguments, **more)
         assert len(list(tmp_path.iterdir())) == 1
         raise Interrupt
 
-    monkeypatch.setattr(device._Cell, method, interrupted)
+    monkeypatch.setattr(recorder, "read", interrupted)
     with pytest.raises(Interrupt):
         probe(tmp_path, **SMALL)
     assert list(tmp_path.iterdir()) == []
@@ -205,11 +212,11 @@ def test_a_fault_in_writing_names_the_file_and_leaves_none(
 
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with device._random_file(tmp_path, 8 << 20, 5) as file:
+    with random_file(tmp_path, 8 << 20, 5) as file:
         whole = file.read_bytes()
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, view: write(descriptor, view[:99_991]))
-    with device._random_file(tmp_path, 8 << 20, 5) as file:
+    with random_file(tmp_path, 8 << 20, 5) as file:
         assert file.read_bytes() == whole
 
 
@@ -262,7 +269,7 @@ def test_paths_that_cannot_be_probed(tmp_path: Path, make: Callable[[Path], None
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
 def test_a_signal_in_the_command_leaves_no_file(tmp_path: Path, signal_name: str) -> None:
-    # What runs in the background may have been started with SIGINT ignored, and Python keeps it so.
+    # A process in the background may have been started with SIGINT ignored, and Python keeps it so.
     code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
     code += "from memhier.benchmarks.cli.probe import probe; probe()"
     command = [sys.executable, "-c", code, str(tmp_path), "--size", "8MiB", "--seconds", "600"]
@@ -341,19 +348,14 @@ def test_mounts_are_matched_by_the_longest_path(tmp_path: Path, monkeypatch: pyt
     ])  # fmt: skip
     read = Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: table if path.name == "mountinfo" else read(path))
-    assert device._mount(deep) == ("btrfs", "/dev/disk two")
-    assert device._mount(tmp_path) == ("ext4", "/dev/sda1")
+    assert mount_of(deep) == ("btrfs", "/dev/disk two")
+    assert mount_of(tmp_path) == ("ext4", "/dev/sda1")
 
     def missing(path: Path) -> str:
         raise FileNotFoundError(errno.ENOENT, "no /proc", str(path))
 
     monkeypatch.setattr(Path, "read_text", missing)
-    assert device._mount(tmp_path) == ("unknown", "unknown")
-
-
-def test_a_stream_wraps_around_without_repeating_within_a_call() -> None:
-    stream = device._Stream(np.arange(5))
-    assert [stream.take(count).tolist() for count in (3, 4, 99)] == [[0, 1, 2], [3, 4, 0, 1], [2, 3, 4, 0, 1]]
+    assert mount_of(tmp_path) == ("unknown", "unknown")
 
 
 def test_offsets_kept_in_memory_do_not_grow_with_the_file(
@@ -361,9 +363,13 @@ def test_offsets_kept_in_memory_do_not_grow_with_the_file(
 ) -> None:
     monkeypatch.setattr(device, "_OFFSETS_MAX", 97)
     probe(tmp_path, **SMALL)
-    places = np.unique(np.concatenate([offsets for offsets, length in recorder.calls if length == 4096]))
-    assert len(places) == 97
-    assert places.max() > 4 << 20
+    reads = [offsets for offsets, length in recorder.calls if length == 4096]
+    walk = np.concatenate(reads)
+    assert len(np.unique(walk)) == 97
+    assert walk.max() > 4 << 20
+    assert len(walk) > 97
+    assert (walk[97:] == walk[:-97]).all()  # it wraps around once all others came
+    assert all(len(np.unique(offsets)) == len(offsets) for offsets in reads)  # and never within a call
 
 
 def test_a_queue_as_deep_as_the_file_allows(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def crc32c_by_definition(data: bytes, value: int = 0) -> int:
 def test_published_checksums(data: bytes, crc: int) -> None:
     assert crc32c(data) == crc
     if backend.core is not None:
-        assert backend.core.crc32c_by_table(data, 0) == crc
+        assert backend.core.crc32c_by_table(data=memoryview(data), value=0) == crc
 
 
 @both_backends
@@ -67,7 +67,7 @@ def test_checksums_equal_the_definition_and_continue(data: bytes, value: int, cu
     assert crc32c(data, value) == expected
     assert crc32c(data[cut:], crc32c(data[:cut], value)) == expected
     if backend.core is not None:
-        assert backend.core.crc32c_by_table(data, value) == expected
+        assert backend.core.crc32c_by_table(data=memoryview(data), value=value) == expected
 
 
 @pytest.mark.parametrize("size", [4079, 4080, 4081, 4095, 4096, 4097, 8160, 12287, 20_001])
@@ -194,7 +194,15 @@ def test_the_portable_half_kernel_equals_the_intrinsic_one() -> None:
     query = rng.standard_normal((1, 97)).astype(np.float32)
     for index, metric in enumerate(METRICS):
         out = np.empty(50, np.float32)
-        backend.core.distances(query, rows, ROW_DTYPES.index("float16"), index, None, out, portable=True)
+        backend.core.distances(
+            queries=query,
+            rows=rows,
+            dtype=ROW_DTYPES.index("float16"),
+            metric=index,
+            query_of_row=None,
+            out=out,
+            portable=True,
+        )
         np.testing.assert_allclose(out, distances(query, rows, metric), rtol=1e-5, atol=1e-5)
 
 

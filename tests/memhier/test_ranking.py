@@ -344,7 +344,7 @@ def test_bad_requests_are_named(
 
 @pytest.mark.parametrize("held", [False, True])
 def test_rows_of_a_size_that_lies_whole_in_pages_do(reader: Reader, folder: Path, held: bool) -> None:
-    """They are ranked where their page lies: what straddles its end would be ranked by whatever comes after it."""
+    """They are ranked in their page: a row that straddled its end would be ranked by the bytes behind it."""
     rows = Rows.write(folder, reader, 50, 128, "float32", 21)
     request = rows.request(1, "l2", 2, 22, share=100.0)
     offsets = request.offsets.copy()

@@ -1,4 +1,4 @@
-"""Ranking of whole pages: what lies beside a candidate is ranked with it, as far as it may be found."""
+"""Ranking of whole pages: the rows beside a candidate are ranked with it, if they may be found."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -329,7 +329,7 @@ def test_a_tally_counts_its_own_call_alone(tmp_path: Path, engine: str) -> None:
             reader.read(handle, [0], 1, tally=np.zeros(2, np.int64))
 
 
-@pytest.mark.skipif(backend.core is None, reason="what the core keeps of a file")
+@pytest.mark.skipif(backend.core is None, reason="needs the compiled core")
 def test_files_that_were_removed_are_not_counted(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(bytes(PAGE_BYTES))

@@ -1,4 +1,4 @@
-"""What the page reader refuses, and that its words name the argument; the choice of its engine."""
+"""The page reader refuses bad arguments and names them; the choice of its engine."""
 
 import json
 import os
@@ -12,6 +12,8 @@ import pytest
 
 from memhier import backend
 from memhier.errors import CorruptionError
+from memhier.io.page_file import PageFile
+from memhier.io.python_reader import PythonPageReader
 from memhier.io.reader import Reader
 
 SECCOMP = Path(__file__).with_name("seccomp.py")
@@ -101,16 +103,23 @@ def test_bad_reads_change_nothing(path: Path, arguments: dict[str, Any], error: 
 
 
 def test_the_core_guards_its_memory(path: Path) -> None:
-    # What slips past Python's checks, as when another thread changes an array, must not reach memory.
-    with Reader() as reader:
-        handle = reader.add(path)
-        out = np.empty((1, 8), np.uint8)
-        for file, offset in ((handle, 29_999), (handle, -1), (handle + 5, 0)):
-            if backend.core is None and file == handle:
-                continue
-            fault = reader._core.read(file, np.array([offset], np.int64), 8, out, None)
-            assert fault is not None
-            assert fault[0] == "range"
+    # Numbers that slip past Python's checks, as when another thread changes an array, must not reach memory.
+    if backend.core is None:
+        core: Any = PythonPageReader(engine="python", depth=8)
+    else:
+        core = backend.core.PageReader(engine="auto", depth=8)
+    file = PageFile(path, None)
+    handle = core.add(
+        fd=file.fd, direct=file.direct, drops_cache=file.drops_cache, length=30_000, checksums=None, file=file
+    )
+    out = np.empty((1, 8), np.uint8)
+    for number, offset in ((handle, 29_999), (handle, -1), (handle + 5, 0)):
+        if backend.core is None and number == handle:
+            continue
+        fault = core.read(files=number, offsets=np.array([offset], np.int64), length=8, out=out)
+        assert fault is not None
+        assert fault[0] == "range"
+    core.close()
 
 
 def run_child(path: Path, error: int, *names: str, **environment: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What goes wrong under the page reader: damaged and cut files, failing and short reads, signals, forks."""
+"""Faults under the page reader: damaged and cut files, failing and short reads, signals, forks."""
 
 import errno
 import mmap
@@ -9,8 +9,10 @@ import subprocess
 import sys
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +20,6 @@ import pytest
 from memhier import backend
 from memhier.errors import ClosedError, CorruptionError
 from memhier.io.kernels import crc32c_pages
-from memhier.io.python_reader import PythonPageReader
 from memhier.io.reader import ENGINES, PAGE_BYTES, Reader
 
 SIZE = 60 * PAGE_BYTES + 777
@@ -98,11 +99,22 @@ def test_a_file_cut_short_is_found(engine: str, direct: bool | None, size: int, 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("direct", [None, False])
-def test_a_failed_read_names_error_and_file(engine: str, direct: bool | None, path: Path, content: bytes) -> None:
+def test_a_failed_read_names_error_and_file(
+    engine: str, direct: bool | None, path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, open_file = [], os.open
+
+    def noted(*arguments: Any) -> int:
+        opened.append(open_file(*arguments))
+        return opened[-1]
+
     with open_reader(engine, direct) as reader:
-        good, bad = reader.add(path), reader.add(path)
+        good = reader.add(path)
+        monkeypatch.setattr(os, "open", noted)
+        bad = reader.add(path)
+        monkeypatch.undo()
         folder = os.open(path.parent, os.O_RDONLY)
-        os.dup2(folder, reader._files[bad].fd)  # reading from a folder fails
+        os.dup2(folder, opened[-1])  # reading from a folder fails
         os.close(folder)
         files = np.where(np.arange(len(OFFSETS)) % 7, good, bad).astype(np.int32)
         for _ in range(3):
@@ -203,7 +215,7 @@ def test_a_storm_of_signals(engine: str, path: Path, content: bytes) -> None:
 
 
 class Stop(Exception):
-    """What the signal handler below raises."""
+    """The exception that the signal handler below raises."""
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -260,14 +272,14 @@ def test_why_a_batch_ended_is_not_mistaken_for_a_close(
     """A reader that another thread closes says so; a signal that comes at that time is still the signal."""
     with open_reader("python") as reader:
         handle = reader.add(path)
-        core = reader._core
-        assert isinstance(core, PythonPageReader)
 
-        def submit(*arguments: object) -> None:
-            core._closed = True
+        def submit(*_: object) -> None:
+            closing = threading.Thread(target=reader.close)
+            closing.start()
+            closing.join()
             raise error
 
-        monkeypatch.setattr(core._pool, "submit", submit)
+        monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
         with pytest.raises(Stop if isinstance(error, Stop) else ClosedError):
             check_rows(reader, handle, content)
 

@@ -43,7 +43,7 @@ dense_key = st.integers(0, DENSE - 1)
 
 
 class DictModel:
-    """What SlotMap promises, in the plainest form."""
+    """The promises of SlotMap, in the plainest form."""
 
     def __init__(self, capacity: int) -> None:
         self.slot_of: dict[int, int] = {}

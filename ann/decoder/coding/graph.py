@@ -159,7 +159,7 @@ class _Near:
         states[:, : self._rows.shape[1]] = self._rows[numbers]
         found = np.empty((len(numbers), self._count), np.int64)
         keys, left = np.empty((*found.shape, 2), np.float32), np.empty(len(numbers), np.float32)
-        self._scan.candidates(states, True, self._count, 0, 0, False, found, keys, left, None, 1.0, 0.0)
+        self._scan.candidates(hidden=states, coarse=(0, 0), rows=found, keys=keys, left=left, coordinates=True)
         return found
 
     def _make_scan(self, rows: Floats) -> Any:

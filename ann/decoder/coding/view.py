@@ -1,7 +1,7 @@
 """The DRAM view of a layer: its projection, codes, graph, norms and hashes."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +11,10 @@ from memhier.ann.decoder.coding.graph import Graph
 from memhier.ann.decoder.coding.layer import Floats
 from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.core.core import new_core
+from memhier.ann.decoder.core.python_core import PythonCore
+
+if TYPE_CHECKING:
+    from memhier_native._core import DecoderCore
 
 __all__ = ["Codes"]
 
@@ -73,7 +77,7 @@ class Codes:
             parts[name] = kind(**fields) if fields else None
         return cls(**parts, norms=arrays["codes/norms"], hashes=arrays["codes/hashes"])
 
-    def core(self, exact: Any) -> Any:
+    def core(self, exact: Any) -> "DecoderCore | PythonCore":
         """Return a core over these codes and, unless `exact` is None, over the exact rows in DRAM."""
         projection, blocks, rows, graph = self.projection, self.blocks, self.rows, self.graph
         return new_core(

@@ -1,6 +1,6 @@
 """The decoder's core: the compiled one, or the same in NumPy."""
 
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -9,16 +9,19 @@ from memhier import backend
 from memhier.ann.decoder.core.python_core import PythonCore
 from memhier.ann.decoder.core.python_links import prune_links as prune_in_python
 
+if TYPE_CHECKING:
+    from memhier_native._core import DecoderCore
+
 __all__ = ["new_core", "prune_links"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-def new_core(projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> Any:
+def new_core(projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> "DecoderCore | PythonCore":
     """Return a core over arrays, which it holds on to; see ``memhier_native._core.DecoderCore``."""
-    kind: Any = PythonCore if backend.core is None else backend.core.DecoderCore
-    return kind(projection, blocks, codes, graph, exact)
+    kind = PythonCore if backend.core is None else backend.core.DecoderCore
+    return kind(projection=projection, blocks=blocks, codes=codes, graph=graph, exact=exact)
 
 
 def prune_links(rows: Floats, numbers: Ints, candidates: Ints, degree: int) -> npt.NDArray[np.uint32]:
@@ -39,8 +42,6 @@ def prune_links(rows: Floats, numbers: Ints, candidates: Ints, degree: int) -> n
         uint32 ``[n, degree]``. Places that the rule leaves go to the nearest of the others, then to none.
     """
     links = np.empty((len(numbers), degree), np.uint32)
-    if backend.core is None:
-        prune_in_python(rows, numbers, candidates, links)
-    else:
-        backend.core.prune_links(rows, numbers, candidates, links)
+    prune = prune_in_python if backend.core is None else backend.core.prune_links
+    prune(rows=rows, numbers=numbers, candidates=candidates, links=links)
     return links

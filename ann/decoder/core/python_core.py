@@ -19,9 +19,9 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class PythonCore:
-    """What ``memhier_native._core.DecoderCore`` is, with the same arguments."""
+    """The same as ``memhier_native._core.DecoderCore``, with the same arguments."""
 
-    def __init__(self, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> None:
+    def __init__(self, *, projection: Any, blocks: Any, codes: Any, graph: Any, exact: Any) -> None:
         self._mean, self._turn, self._common, self._rows = projection
         self._codes, self._graph, self._exact = codes, graph, exact
         self._numbers = self._bytes = None
@@ -36,25 +36,26 @@ class PythonCore:
         """Codes and numbers as they are scanned; NumPy's temporaries live no longer than a call."""
         return 0 if self._bytes is None or self._numbers is None else int(self._bytes.nbytes + self._numbers.nbytes)
 
-    def keep(self, calls: int, candidates: int) -> int:
+    def keep(self, *, calls: int, candidates: int) -> int:
         """See the compiled core; a scan here makes floats of all codes, and a dozen arrays of as many numbers."""
         width = 0 if self._bytes is None else self._bytes.shape[1]
         return self.workspace_bytes + calls * int(self._rows) * (4 * int(width) + 12 * 8)
 
     def preview(
-        self, hidden: Floats, k: int, limit: int, coarse: int, survivors: int, bounds: bool, per_norm: float,
-        per_logit: float, inverse: float, variance: float, values: Floats, indices: Ints, proven: Any, partition: Any,
-        interval: bool, tally: Any,
+        self, *, hidden: Floats, limit: int, coarse: tuple[int, int], values: Floats, indices: Ints,
+        rounding: tuple[float, float] = (0.0, 0.0), proven: Any = None, partition: Any = None, interval: bool = False,
+        inverse: float = 1.0, variance: float = 0.0,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden)
         if bad >= 0:
             return bad
-        norms = self._exact[3]
+        norms, (per_norm, per_logit) = self._exact[3], rounding
+        k, bounds = values.shape[1], proven is not None
         for number, state in enumerate(hidden):
             estimates, margins, variances = self._estimate(state, variance)
             keys = estimates + margins if bounds else estimates
-            keys = self._after_coarse(keys, state, coarse, survivors)
+            keys = self._after_coarse(keys, state, coarse)
             order = np.argsort(-keys, kind="stable")
             chosen, cut = order[:limit], keys[order[limit]] if limit < len(order) else -np.inf
             logits = self._logits(state, chosen)
@@ -80,22 +81,21 @@ class PythonCore:
                 least = logits[best[k - 1]] - error[best[k - 1]] if len(best) >= k else -np.inf
                 rest = best[k:]
                 proven[number] = cut < least and bool((logits[rest] + error[rest] < least).all())
-            if tally is not None:
-                tally[number] = len(chosen)
         return -1
 
     def candidates(
-        self, hidden: Floats, coordinates: bool, limit: int, coarse: int, survivors: int, bounds: bool, rows: Ints,
-        keys: Floats, left: Floats, sums: Any, inverse: float, variance: float,
+        self, *, hidden: Floats, coarse: tuple[int, int], rows: Ints, keys: Floats, left: Floats,
+        coordinates: bool = False, bounds: bool = False, sums: Any = None, inverse: float = 1.0, variance: float = 0.0,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden, np.inf if coordinates else LARGEST)
         if bad >= 0:
             return bad
+        limit = rows.shape[1]
         for number, state in enumerate(hidden):
             estimates, margins, variances = self._estimate(state, variance, coordinates)
             key = estimates + margins if bounds else estimates
-            key = self._after_coarse(key, state, coarse, survivors, coordinates)
+            key = self._after_coarse(key, state, coarse, coordinates)
             order = np.argsort(-key, kind="stable")
             chosen = order[:limit]
             rows[number], keys[number] = -1, -np.inf
@@ -110,8 +110,9 @@ class PythonCore:
         return -1
 
     def walk(
-        self, hidden: Floats, near: tuple[int, int, int], radius: float, far: tuple[int, int, int],
-        far_radius: float, k: int, values: Floats, indices: Ints, distances: Any, tally: Any,
+        self, *, hidden: Floats, near: tuple[int, int, int], radius: float = np.inf,
+        far: tuple[int, int, int] = (0, 0, 0), far_radius: float = 0.0, values: Floats, indices: Ints,
+        distances: Any = None, tally: Any = None,
     ) -> int:  # fmt: skip
         """See the compiled core."""
         bad = _first_bad(hidden)
@@ -119,7 +120,7 @@ class PythonCore:
             return bad
         links, centres, halves, starts, seeds = self._graph
         codes, (offsets, scales) = self._codes
-        width = codes.shape[1]
+        k, width = values.shape[1], codes.shape[1]
         for number, state in enumerate(hidden):
             z = self._turn[:width] @ (state - self._mean)
             bytes_, step = _round(z)
@@ -180,14 +181,15 @@ class PythonCore:
         return estimates, margins, 0.5 * variance * np.square(beyond * outside)
 
     def _after_coarse(
-        self, keys: Doubles, state: Floats, width: int, survivors: int, coordinates: bool = False
+        self, keys: Doubles, state: Floats, coarse: tuple[int, int], coordinates: bool = False
     ) -> Doubles:
         """Return keys in which only the best by their first `width` directions are left, if any are asked for."""
+        width, survivors = coarse
         if width == 0 or survivors >= len(keys):
             return keys
-        coarse, _, _ = self._estimate(state, 0.0, coordinates, width)
+        estimates, _, _ = self._estimate(state, 0.0, coordinates, width)
         left = np.full_like(keys, -np.inf)
-        best = np.argsort(-coarse, kind="stable")[:survivors]
+        best = np.argsort(-estimates, kind="stable")[:survivors]
         left[best] = keys[best]
         return left
 

@@ -12,7 +12,9 @@ NO_ROW = 0xFFFFFFFF
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
-def prune_links(rows: npt.NDArray[np.float32], numbers: Ints, candidates: Ints, links: npt.NDArray[np.uint32]) -> None:
+def prune_links(
+    *, rows: npt.NDArray[np.float32], numbers: Ints, candidates: Ints, links: npt.NDArray[np.uint32]
+) -> None:
     """Fill `links`; see :func:`memhier.ann.decoder.core.core.prune_links`."""
     links[:] = NO_ROW
     for place, (own, near) in enumerate(zip(numbers, candidates, strict=True)):

@@ -51,17 +51,15 @@ class DramEngine:
     def memory_bytes(self) -> int:
         layer = self.layer
         own = layer.weight.nbytes + layer.bias.nbytes if layer.owned else 0
-        return self.codes.memory_bytes + int(self._core.workspace_bytes) + own
+        return self.codes.memory_bytes + self._core.workspace_bytes + own
 
     def keep(self, candidates: int) -> int:
         """Keep the workspaces of 16 calls at a time, of so many candidates each; return the bytes of all."""
-        return int(self._core.keep(_CALLS_KEPT, candidates))
+        return self._core.keep(calls=_CALLS_KEPT, candidates=candidates)
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
         values, indices = _room(len(hidden), k)
-        bad = self._core.preview(
-            hidden, k, limit, *coarse, False, 0.0, 0.0, 1.0, 0.0, values, indices, None, None, False, None
-        )
+        bad = self._core.preview(hidden=hidden, limit=limit, coarse=coarse, values=values, indices=indices)
         _check(bad, hidden)
         return TopK(values, indices)
 
@@ -70,8 +68,8 @@ class DramEngine:
         values, indices = _room(len(hidden), k)
         proven = np.empty(len(hidden), np.uint8)
         bad = self._core.preview(
-            hidden, k, limit, *ALL_DIRECTIONS, True, self._per_norm, self._per_logit, 1.0, 0.0, values, indices,
-            proven, None, False, None,
+            hidden=hidden, limit=limit, coarse=ALL_DIRECTIONS, values=values, indices=indices,
+            rounding=(self._per_norm, self._per_logit), proven=proven,
         )  # fmt: skip
         _check(bad, hidden)
         return TopK(values, indices, proven.view(np.bool_))
@@ -82,8 +80,9 @@ class DramEngine:
         found = np.empty((len(hidden), 3))
         values, indices = _room(len(hidden), k)
         bad = self._core.preview(
-            hidden, k, limit, *ALL_DIRECTIONS, False, self._per_norm, BIAS_ROUNDING, inverse, self._variance,
-            values, indices, None, found, interval, None,
+            hidden=hidden, limit=limit, coarse=ALL_DIRECTIONS, values=values, indices=indices,
+            rounding=(self._per_norm, BIAS_ROUNDING), partition=found, interval=interval, inverse=inverse,
+            variance=self._variance,
         )  # fmt: skip
         _check(bad, hidden)
         return TopK(values, indices), Partition(found[:, 0], found[:, 1], found[:, 2])
@@ -101,7 +100,11 @@ class DramEngine:
         """
         values, indices = _room(len(hidden), k)
         near, radius, far, far_radius = walk
-        _check(self._core.walk(hidden, near, radius, far, far_radius, k, values, indices, away, looked), hidden)
+        bad = self._core.walk(
+            hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices,
+            distances=away, tally=looked,
+        )  # fmt: skip
+        _check(bad, hidden)
         return TopK(values, indices)
 
     def full(self, hidden: Floats, k: int) -> TopK:

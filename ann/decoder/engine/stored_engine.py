@@ -43,11 +43,11 @@ class StoredEngine:
 
     @property
     def memory_bytes(self) -> int:
-        return self.codes.memory_bytes + int(self._core.workspace_bytes) + self.rows.memory_bytes
+        return self.codes.memory_bytes + self._core.workspace_bytes + self.rows.memory_bytes
 
     def keep(self, candidates: int) -> int:
         """Keep the workspace of one call at a time, of so many candidates; return its bytes."""
-        return int(self._core.keep(1, candidates))
+        return self._core.keep(calls=1, candidates=candidates)
 
     def preview(self, hidden: Floats, k: int, limit: int, coarse: Coarse = ALL_DIRECTIONS) -> TopK:
         return joined([self._previewed(part, k, limit, coarse) for part in self._parts(hidden, limit)])
@@ -115,7 +115,9 @@ class StoredEngine:
     def _walked(self, hidden: Floats, k: int, wanted: int, walk: Walk) -> TopK:
         near, radius, far, far_radius = walk
         values, indices = np.empty((len(hidden), wanted), np.float32), np.empty((len(hidden), wanted), np.int64)
-        bad = self._core.walk(hidden, near, radius, far, far_radius, wanted, values, indices, None, None)
+        bad = self._core.walk(
+            hidden=hidden, near=near, radius=radius, far=far, far_radius=far_radius, values=values, indices=indices
+        )
         if bad >= 0:
             check_finite(hidden[: bad + 1])
         return best_of(self.rows.logits(hidden, indices), indices, k)
@@ -148,8 +150,9 @@ class StoredEngine:
         rows, keys = np.empty((count, limit), np.int64), np.empty((count, limit, 2), np.float32)
         left = np.empty(count, np.float32)
         bad = self._core.candidates(
-            hidden, False, limit, *coarse, bounds, rows, keys, left, sums, inverse, self.codes.variance
-        )
+            hidden=hidden, coarse=coarse, rows=rows, keys=keys, left=left, bounds=bounds, sums=sums, inverse=inverse,
+            variance=self.codes.variance,
+        )  # fmt: skip
         if bad >= 0:
             check_finite(hidden[: bad + 1])
         return rows, keys, left

@@ -12,10 +12,10 @@ from memhier.ann.zoom.filters.bitmaps import unpack
 from memhier.ann.zoom.preview.blocks import codes_of
 from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, chunks
 
-__all__ = ["PART_SHIFT", "REACH", "Candidates", "CodedPart", "code_scan"]
+__all__ = ["PART_SHIFT", "REACH", "Candidates", "CodeLists", "CodedPart", "ScanLimits", "ScanQueries", "code_scan"]
 
-_ROUNDING = 4e-6  # of the terms of an estimate, what single precision loses
-_NEAREST = 0.125  # of a vector's radius, that a query counts as away from the centroid at least; see the native scan
+_ROUNDING = 4e-6  # the share of an estimate's terms that single precision loses
+_NEAREST = 0.125  # the least distance of a query from a centroid, as a share of a vector's radius; see the native scan
 PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
 REACH = 2.0  # spreads of a list's residuals beyond its centroid, that its best vector is taken to lie
 
@@ -34,7 +34,7 @@ class CodedPart:
     codes
         uint8 ``[n, code_bytes]``, in the order of `memhier.ann.zoom.preview.blocks`.
     numbers
-        uint16 ``[2, n]``: radius of each, and what factor and error are of it, as the code book has them.
+        uint16 ``[2, n]``: the radius of each, and the ratios of factor and error to it, as the code book has them.
     allowed
         uint64 words, a bit for each row that may be found; None for all.
     """
@@ -47,7 +47,7 @@ class CodedPart:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What may be among the nearest of each query, in ascending order of the lower bound.
+    """The rows that may be among the nearest of each query, in ascending order of the lower bound.
 
     Attributes
     ----------
@@ -72,96 +72,132 @@ class Candidates:
     tally: Ints
 
 
-def code_scan(
-    queries: Floats,
-    probes: Ints,
-    centroids: npt.NDArray[np.float16],
-    radii: Floats,
-    book: CodeBook,
-    parts: Sequence[CodedPart],
-    k: int,
-    *,
-    eps: float,
-    least: int = 0,
-    gap: float = np.inf,
-    limit: int,
-    most: Floats | None = None,
-    inner: Floats | None = None,
-) -> Candidates:
-    """Return of each query the rows whose lower bound is at most the k-th smallest upper bound.
+@dataclass(frozen=True, slots=True)
+class ScanQueries:
+    """The queries of a scan, and the lists that each of them visits.
 
-    Parameters
+    Attributes
     ----------
     queries
         float32 ``[q, d]``, turned as the codes are.
     probes
         int64 ``[q, p]`` list numbers, nearest first; -1 for none.
+    most
+        float32 ``[q]``: the most remoteness that each query wants; infinity for no limit.
+    inner
+        Where remoteness is ``-2 <q, x>``, and not a squared distance, float32 ``[q, 2]`` of queries of length one: the
+        factor by which a standard error exceeds that of a query like the residuals, and the root mean square share of
+        a residual's length that lies along the query.
+    """
+
+    queries: Floats
+    probes: Ints
+    most: Floats
+    inner: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLists:
+    """The lists of all parts, and the book that their codes were made with.
+
+    Attributes
+    ----------
     centroids
-        fp16 ``[lists, d]``, turned likewise.
+        fp16 ``[lists, d]``, turned as the codes are.
     radii
         float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
-    parts
-        At least one.
+    """
+
+    centroids: npt.NDArray[np.float16]
+    radii: Floats
+    book: CodeBook
+
+
+@dataclass(frozen=True, slots=True)
+class ScanLimits:
+    """The limits of a scan.
+
+    Attributes
+    ----------
     k
-        How many neighbours the bounds are to let through.
+        Neighbours that the bounds are to let through.
     eps
-        How many standard errors lie between an estimate and its bounds.
-    least, gap
-        After `least` lists with rows that may be found, none is looked at from the first on whose squared distance
-        exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, from the first on whose
-        best vector, `REACH` spreads beyond its centroid, lies `gap` spreads beyond the k-th, the spread being that of
-        the widest list so far.
+        Standard errors between an estimate and its bounds.
     limit
         The most candidates kept of a query, at least `k`; those with the lowest bounds stay.
-    most
-        float32 ``[q]``: the most remoteness that is wanted of each query; whatever there is when None.
-    inner
-        Where remoteness is ``-2 <q, x>``, and not a squared distance, float32 ``[q, 2]`` of queries of length one: how
-        many times a standard error is that of a query which is as residuals are, and what of a residual's length lies
-        along the query, root mean square.
+    least, gap
+        After `least` lists with rows that may be found, the scan of a query ends at the first list whose squared
+        distance exceeds that of the nearest by `gap` times the k-th estimate so far; of inner products, at the first
+        whose best vector, `REACH` spreads beyond its centroid, lies `gap` spreads beyond the k-th, the spread being
+        that of the widest list so far.
     """
-    count = len(queries)
-    wanted = np.full(count, np.inf, np.float32) if most is None else most
+
+    k: int
+    eps: float
+    limit: int
+    least: int = 0
+    gap: float = np.inf
+
+
+def code_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[CodedPart], limits: ScanLimits) -> Candidates:
+    """Return the rows of each query whose lower bound is at most the k-th smallest upper bound; one part or more."""
+    count = len(queries.queries)
+    shape = count, limits.limit
     found = Candidates(
-        np.zeros((count, limit), np.int64),
-        np.zeros((count, limit), np.float32),
-        np.zeros((count, limit), np.float32),
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.float32),
+        np.zeros(shape, np.float32),
         np.empty(count, np.int64),
         np.empty(count, np.float32),
         np.empty((count, 4), np.int64),
     )
-    if backend.core is not None:
-        packed = [(part.starts, part.codes, part.numbers, part.allowed) for part in parts]
-        backend.core.code_scan(
-            queries, probes, centroids.view(np.uint16), radii, np.array(book.dimensions), book.alpha, packed, book.unit,
-            book.ratios, k, eps, least, gap, wanted, inner, found.positions, found.lower, found.estimates,
-            found.counts, found.thresholds, found.tally,
-        )  # fmt: skip
-        return found
-    settings = eps, least, gap
-    for number, query in enumerate(queries):
-        spread = None if inner is None else inner[number]
-        _scan_one(
-            found, number, query, probes[number], centroids, radii, book, parts, k, settings, wanted[number], spread
-        )
+    if backend.core is None:
+        for number in range(count):
+            _scan_one(found, number, queries, lists, parts, limits)
+    else:
+        _scan_compiled(backend.core, found, queries, lists, parts, limits)
     return found
+
+
+def _scan_compiled(
+    core: "backend.Core",
+    found: Candidates,
+    queries: ScanQueries,
+    lists: CodeLists,
+    parts: Sequence[CodedPart],
+    limits: ScanLimits,
+) -> None:
+    book = lists.book
+    core.code_scan(
+        queries=core.ScanQueries(
+            queries=queries.queries, probes=queries.probes, most=queries.most, inner=queries.inner
+        ),
+        lists=core.CodeLists(centroids=lists.centroids.view(np.uint16), radii=lists.radii),
+        book=core.CodeBook(
+            dimensions=np.array(book.dimensions), alpha=book.alpha, unit=book.unit, ratios=book.ratios
+        ),
+        parts=[
+            core.CodedPart(starts=part.starts, codes=part.codes, numbers=part.numbers, allowed=part.allowed)
+            for part in parts
+        ],
+        limits=core.ScanLimits(k=limits.k, eps=limits.eps, least=limits.least, gap=limits.gap),
+        result=core.ScanResult(
+            positions=found.positions, lower=found.lower, estimates=found.estimates, counts=found.counts,
+            thresholds=found.thresholds, tally=found.tally,
+        ),
+    )  # fmt: skip
 
 
 def _scan_one(
     found: Candidates,
     number: int,
-    query: Floats,
-    probes: Ints,
-    centroids: npt.NDArray[np.float16],
-    radii: Floats,
-    book: CodeBook,
+    queries: ScanQueries,
+    lists: CodeLists,
     parts: Sequence[CodedPart],
-    k: int,
-    settings: tuple[float, int, float],
-    most: np.float32,
-    inner: Floats | None,
+    limits: ScanLimits,
 ) -> None:
-    eps, least, gap = settings
+    book, query, probes = lists.book, queries.queries[number], queries.probes[number]
+    most, inner = float(queries.most[number]), None if queries.inner is None else queries.inner[number]
     positions = np.empty(0, np.int64)
     estimates = margins = np.empty(0, np.float32)
     probed, open_, first, widest = 0, True, 0.0, 0.0
@@ -169,8 +205,8 @@ def _scan_one(
         wanted = [_wanted_rows(part, int(chosen)) for part in parts]
         if not any(map(len, wanted)):
             continue
-        centroid, radius = centroids[chosen].astype(np.float32), float(radii[chosen])
-        kth = min(_kth(estimates, k), float(most))
+        centroid, radius = lists.centroids[chosen].astype(np.float32), float(lists.radii[chosen])
+        kth = min(_kth(estimates, limits.k), most)
         if inner is None:
             residual = query - centroid
             squared = float(residual @ residual)
@@ -184,7 +220,7 @@ def _scan_one(
             squares, roots, nearest = 0, 2, 0.0
             widest = max(widest, radius)
             away, unit = squared - REACH * 2 * along * radius - kth, 2 * along * widest
-        if probed >= least and np.isfinite(kth) and away >= gap * unit:
+        if probed >= limits.least and np.isfinite(kth) and away >= limits.gap * unit:
             open_ = False
             break
         probed += 1
@@ -199,10 +235,10 @@ def _scan_one(
             estimates = np.append(estimates, near.astype(np.float32))
             with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
                 apart = np.maximum(distance, nearest * np.sqrt(lengths_squared))
-                margin = 2 * eps * book.unit * apart * errors + _ROUNDING * terms
+                margin = 2 * limits.eps * book.unit * apart * errors + _ROUNDING * terms
             margins = np.append(margins, np.where(np.isnan(margin), np.inf, margin).astype(np.float32))
     found.tally[number] = probed, len(positions), 0, open_
-    _keep(found, number, positions, estimates, margins, k, float(most))
+    _keep(found, number, positions, estimates, margins, limits.k, most)
 
 
 def _keep(

@@ -8,7 +8,7 @@ width are rotated at random, so that no single axis matters.
 
 import heapq
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -112,7 +112,9 @@ class CodeBook:
             turned = vectors @ self.rotation
         elif backend.core is not None:
             turned = np.empty(vectors.shape, np.float32)
-            backend.core.turn_rows(np.ascontiguousarray(vectors), self.rotation, turned)
+            backend.core.turn_rows(
+                vectors=np.ascontiguousarray(vectors), matrix=cast(Floats, self.rotation), out=turned
+            )
         else:
             turned = np.einsum("ij,jk->ik", vectors, self.rotation)
         return turned

@@ -19,11 +19,19 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.preview.blocks import interleave
 from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
-from memhier.ann.zoom.preview.code_scan import REACH, Candidates, CodedPart, code_scan
+from memhier.ann.zoom.preview.code_scan import (
+    REACH,
+    Candidates,
+    CodedPart,
+    CodeLists,
+    ScanLimits,
+    ScanQueries,
+    code_scan,
+)
 from memhier.ann.zoom.preview.codes import CodeBook, train_codes
 from memhier.ann.zoom.preview.product import ProductBook, train_product
 from memhier.ann.zoom.preview.router import Router
-from memhier.ann.zoom.preview.scan import pq_scan
+from memhier.ann.zoom.preview.scan import ProductLists, pq_scan
 
 __all__ = ["CODINGS", "Coding", "Effort", "Preview", "train_preview"]
 
@@ -237,18 +245,19 @@ class Preview:
         inner = None
         if self.inner:
             inner = np.stack([self.book.wrongness(turned), self.book.spread(turned)], axis=1)
+        most = np.full(len(turned), np.inf, np.float32) if most is None else most
         return code_scan(
-            turned, probes, self.router.centroids, self.radii, self.book, parts, k,
-            eps=eps, least=least, gap=gap, limit=limit, most=most, inner=inner,
-        )  # fmt: skip
+            ScanQueries(turned, probes, most, inner),
+            CodeLists(self.router.centroids, self.radii, self.book),
+            parts,
+            ScanLimits(k, eps, limit, least, gap),
+        )
 
     def _search_product(self, turned: Floats, probes: Ints, parts: Sequence[CodedPart], candidates: int) -> Candidates:
         assert isinstance(self.book, ProductBook)
         (part,) = parts  # the paper's form is written once
-        positions, distances, scanned = pq_scan(
-            turned, probes, self.router.centroids, part.starts, part.codes, self.book.books, candidates,
-            inner=self.inner,
-        )  # fmt: skip
+        lists = ProductLists(self.router.centroids, part.starts, part.codes, self.book.books)
+        positions, distances, scanned = pq_scan(turned, probes, lists, candidates, inner=self.inner)
         tally = np.zeros((len(turned), 4), np.int64)
         tally[:, 0] = (probes >= 0).sum(axis=1)
         tally[:, 1] = np.where(np.arange(len(turned)) == 0, scanned, 0)  # the scan counts all queries together

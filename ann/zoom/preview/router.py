@@ -148,7 +148,7 @@ class Router:
         parameters = None if self._graph is None else faiss.SearchParametersHNSW(efSearch=self._sight(nprobe))
         if backend.core is not None and self._compares_all(nprobe):
             nearest = np.empty((len(queries), nprobe), np.int64)
-            backend.core.nearest_rows(queries, self.centroids.view(np.uint16), nearest)
+            backend.core.nearest_rows(queries=queries, rows=self.centroids.view(np.uint16), nearest=nearest)
             return nearest
         with one_thread() if len(queries) < _QUERIES_FOR_THREADS else nullcontext():
             near, probes = self._index.search(queries, nprobe, params=parameters)

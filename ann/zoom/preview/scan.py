@@ -1,5 +1,6 @@
 """The scan of product-quantised codes in inverted lists, compiled or in NumPy."""
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy.typing as npt
 
 from memhier import backend
 
-__all__ = ["CODES_PER_BOOK", "pq_scan"]
+__all__ = ["CODES_PER_BOOK", "ProductLists", "pq_scan"]
 
 CODES_PER_BOOK = 256  # one byte selects a sub-centroid
 
@@ -15,16 +16,30 @@ Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class ProductLists:
+    """Product-quantised codes in list order, and the sub-centroids that they stand for.
+
+    Attributes
+    ----------
+    centroids
+        float16 ``[lists, d]``; a code describes the residual to its list's centroid.
+    starts
+        int64 ``[lists + 1]``: list ``l`` holds the codes ``starts[l]`` to ``starts[l + 1]``.
+    codes
+        uint8 ``[n, m]``.
+    codebook
+        float32 ``[m, width, 256]`` with ``m * width == d``: sub-centroids, transposed.
+    """
+
+    centroids: npt.NDArray[np.float16]
+    starts: Ints
+    codes: npt.NDArray[np.uint8]
+    codebook: Floats
+
+
 def pq_scan(
-    queries: Floats,
-    probes: Ints,
-    centroids: npt.NDArray[np.float16],
-    starts: Ints,
-    codes: npt.NDArray[np.uint8],
-    codebook: Floats,
-    k: int,
-    *,
-    inner: bool = False,
+    queries: Floats, probes: Ints, lists: ProductLists, k: int, *, inner: bool = False
 ) -> tuple[Ints, Floats, int]:
     """Return the `k` codes nearest to each query among the probed lists, by asymmetric distance.
 
@@ -36,14 +51,6 @@ def pq_scan(
         float32 ``[q, d]``.
     probes
         int64 ``[q, p]``: the lists each query visits, -1 for none.
-    centroids
-        float16 ``[lists, d]``; a code describes the residual to its list's centroid.
-    starts
-        int64 ``[lists + 1]``: list ``l`` holds the codes ``starts[l]`` to ``starts[l + 1]``.
-    codes
-        uint8 ``[n, m]`` in list order.
-    codebook
-        float32 ``[m, width, 256]`` with ``m * width == d``: sub-centroids, transposed.
     k
         Candidates kept per query.
     inner
@@ -57,33 +64,27 @@ def pq_scan(
     """
     positions = np.empty((len(queries), k), np.int64)
     distances = np.empty((len(queries), k), np.float32)
-    if backend.core is not None:
-        scanned = backend.core.pq_scan(
-            queries, probes, centroids.view(np.uint16), starts, codes, codebook, inner, positions, distances
+    if (core := backend.core) is not None:
+        compiled = core.ProductLists(
+            centroids=lists.centroids.view(np.uint16), starts=lists.starts, codes=lists.codes, codebook=lists.codebook
         )
-        return positions, distances, int(scanned)
+        scanned = core.pq_scan(
+            queries=queries, probes=probes, lists=compiled, inner=inner, positions=positions, distances=distances
+        )
+        return positions, distances, scanned
     total = 0
-    for query, lists, row, row_distances in zip(queries, probes, positions, distances, strict=True):
-        total += _scan_one(query, lists[lists >= 0], centroids, starts, codes, codebook, inner, row, row_distances)
+    for query, visited, row, row_distances in zip(queries, probes, positions, distances, strict=True):
+        total += _scan_one(query, visited[visited >= 0], lists, inner, row, row_distances)
     return positions, distances, total
 
 
-def _scan_one(
-    query: Floats,
-    lists: Ints,
-    centroids: npt.NDArray[np.float16],
-    starts: Ints,
-    codes: npt.NDArray[np.uint8],
-    codebook: Floats,
-    inner: bool,
-    positions: Ints,
-    distances: Floats,
-) -> int:
+def _scan_one(query: Floats, probes: Ints, lists: ProductLists, inner: bool, positions: Ints, distances: Floats) -> int:
+    centroids, starts, codes, codebook = lists.centroids, lists.starts, lists.codes, lists.codebook
     subvectors, width, _ = codebook.shape
     columns = np.arange(subvectors)
     found: list[Ints] = [np.empty(0, np.int64)]
     found_distances: list[Floats] = [np.empty(0, np.float32)]
-    for number in lists:
+    for number in probes:
         start, stop = int(starts[number]), int(starts[number + 1])
         if inner:
             base = np.float32(-2) * (query @ centroids[number].astype(np.float32))

@@ -1,169 +1,31 @@
-"""Types of the compiled core. It trusts its callers, memhier's Python modules, to have checked and explained."""
+"""
+memhier's compiled core: batched page reads and the kernels that follow them.
+"""
 
+from collections.abc import Sequence
 from typing import Any
 
-def nearest_rows(queries: Any, rows: Any, nearest: Any) -> None: ...
-def turn_rows(vectors: Any, matrix: Any, out: Any) -> None: ...
-def code_scan(
-    queries: Any,
-    probes: Any,
-    centroids: Any,
-    radii: Any,
-    dimensions: Any,
-    alpha: Any,
-    parts: list[Any],
-    unit: float,
-    ratios: Any,
-    k: int,
-    eps: float,
-    least: int,
-    gap: float,
-    most: Any,
-    inner: Any | None,
-    positions: Any,
-    lower: Any,
-    estimates: Any,
-    counts: Any,
-    thresholds: Any,
-    tally: Any,
-    instructions: int = 2,
-) -> None: ...
-def crc32c(data: Any, value: int) -> int: ...
-def crc32c_by_table(data: Any, value: int) -> int: ...
-def crc32c_pages(data: Any, out: Any) -> None: ...
-def distances(
-    queries: Any, rows: Any, dtype: int, metric: int, query_of_row: Any | None, out: Any, portable: bool = False
-) -> None: ...
-def fence() -> None: ...
-
-class PageReader:
-    def __init__(self, engine: str, depth: int) -> None: ...
-    @property
-    def engine(self) -> str: ...
-    @property
-    def memory_bytes(self) -> int: ...
-    @property
-    def planned_bytes(self) -> int: ...
-    def add(self, fd: int, direct: bool, drops_cache: bool, length: int, checksums: Any | None, file: Any) -> int: ...
-    def extend(self, handle: int, direct: bool, drops_cache: bool, length: int, checksums: Any | None) -> None: ...
-    def remove(self, handle: int) -> None: ...
-    def read(
-        self, files: Any, offsets: Any, length: int, out: Any, latency: Any | None, tally: Any | None = None
-    ) -> tuple[str, Any, int, int, int] | None: ...
-    def rank(
-        self,
-        queries: Any,
-        dimension: int,
-        type: int,
-        metric: int,
-        row_bytes: int,
-        first: Any,
-        files: Any,
-        offsets: Any,
-        lower: Any,
-        ids: Any,
-        thresholds: Any,
-        k: int,
-        first_round: int,
-        max_reads: int,
-        deadline: float,
-        workspace: Any,
-        hot_keys: Any,
-        hot_pages: Any,
-        out_ids: Any,
-        out_distances: Any,
-        out_tally: Any,
-        tally: Any,
-    ) -> Any | None: ...
-    def counters(self) -> dict[str, int]: ...
-    def close(self) -> None: ...
-
-def embedding_distinct(
-    ids: Any, ends: Any, bases: Any, like_torch: bool, keys: Any, starts: Any, inverse: Any, order: Any
-) -> int: ...
-def embedding_pool(slab: Any, slots: Any, inverse: Any, begins: Any, targets: Any, tables: Any, out: Any) -> None: ...
-def embedding_update(
-    rule: int,
-    slab: Any,
-    slots: Any,
-    tables: Any,
-    numbers: Any,
-    inverse: Any,
-    order: Any,
-    sources: Any,
-    scales: Any | None,
-    gradient: Any,
-    steps: Any,
-    roots: Any,
-) -> None: ...
-def embedding_take_steps(
-    rule: int, slab: Any, slots: Any, tables: Any, numbers: Any, steps: Any, roots: Any
-) -> None: ...
-
-class HashSlots:
-    def __init__(self, capacity: int) -> None: ...
-    @staticmethod
-    def bytes_for(capacity: int, batch: int) -> int: ...
-    def size(self) -> int: ...
-    def reserve(self, batch: int) -> None: ...
-    def reserved(self) -> int: ...
-    def find(self, keys: Any, slots: Any) -> None: ...
-    def insert(self, keys: Any, slots: Any) -> int: ...
-    def erase(self, keys: Any, slots: Any) -> None: ...
-    def unique(self, keys: Any, inverse: Any) -> Any: ...
-    def unique_find(self, keys: Any, inverse: Any) -> tuple[Any, Any]: ...
-    def keys_of(self, slots: Any, keys: Any) -> int: ...
-    def items(self) -> tuple[Any, Any]: ...
-
-class DirectSlots:
-    def __init__(self, capacity: int, key_space: int) -> None: ...
-    @staticmethod
-    def bytes_for(capacity: int, key_space: int, batch: int) -> int: ...
-    def size(self) -> int: ...
-    def reserve(self, batch: int) -> None: ...
-    def reserved(self) -> int: ...
-    def find(self, keys: Any, slots: Any) -> None: ...
-    def insert(self, keys: Any, slots: Any) -> int: ...
-    def erase(self, keys: Any, slots: Any) -> None: ...
-    def unique(self, keys: Any, inverse: Any) -> Any: ...
-    def unique_find(self, keys: Any, inverse: Any) -> tuple[Any, Any]: ...
-    def keys_of(self, slots: Any, keys: Any) -> int: ...
-    def items(self) -> tuple[Any, Any]: ...
-
-def pq_scan(
-    queries: Any,
-    probes: Any,
-    centroids: Any,
-    starts: Any,
-    codes: Any,
-    codebook: Any,
-    inner: bool,
-    positions: Any,
-    distances: Any,
-) -> int: ...
-
-class LRUPolicy:
-    def __init__(self, capacity: int) -> None: ...
-    def access(self, keys: Any, pinned: Any, hit: Any) -> bytes | int: ...
-    def replay(self, keys: Any, hit: Any) -> None: ...
-    def discard(self, keys: Any) -> None: ...
-    def __len__(self) -> int: ...
-    def __contains__(self, key: int) -> bool: ...
-    @property
-    def memory_bytes(self) -> int: ...
-
-class LFUPolicy(LRUPolicy): ...
-class S3FIFOPolicy(LRUPolicy): ...
+import numpy
+import numpy.typing
+from numpy.typing import NDArray
 
 class BeladyPolicy:
-    def __init__(self, capacity: int, half_life: int) -> None: ...
-    def announce(self, keys: Any) -> int: ...
+    def __init__(self, *, capacity: int, half_life: int) -> None: ...
+    def announce(self, keys: numpy.typing.NDArray[numpy.int64]) -> int: ...
     def withdraw(self) -> None: ...
-    def access(self, keys: Any, pinned: Any, hit: Any) -> bytes | int: ...
+    def access(
+        self,
+        *,
+        keys: numpy.typing.NDArray[numpy.int64],
+        pinned: numpy.typing.NDArray[numpy.int64],
+        hit: numpy.typing.NDArray[numpy.bool_],
+    ) -> bytes | int: ...
     def advance(self) -> tuple[bytes, bytes, bytes]: ...
     def expire(self) -> bytes: ...
-    def replay(self, keys: Any, lookahead: int, hit: Any) -> None: ...
-    def discard(self, keys: Any) -> None: ...
+    def replay(
+        self, *, keys: numpy.typing.NDArray[numpy.int64], lookahead: int, hit: numpy.typing.NDArray[numpy.bool_]
+    ) -> None: ...
+    def discard(self, keys: numpy.typing.NDArray[numpy.int64]) -> None: ...
     def __len__(self) -> int: ...
     def __contains__(self, key: int) -> bool: ...
     @property
@@ -173,73 +35,435 @@ class BeladyPolicy:
     @property
     def memory_bytes(self) -> int: ...
 
-def next_uses(keys: Any, next: Any) -> None: ...
-def belady_hits(next: Any, capacity: int, hit: Any) -> None: ...
+class ScanQueries:
+    def __init__(
+        self,
+        *,
+        queries: numpy.typing.NDArray[numpy.float32],
+        probes: numpy.typing.NDArray[numpy.int64],
+        most: numpy.typing.NDArray[numpy.float32],
+        inner: numpy.typing.NDArray[numpy.float32] | None,
+    ) -> None: ...
 
-class StackDistances:
-    def __init__(self) -> None: ...
-    def access(self, keys: Any, distance: Any) -> None: ...
-    @property
-    def memory_bytes(self) -> int: ...
+class CodeLists:
+    def __init__(
+        self, *, centroids: numpy.typing.NDArray[numpy.uint16], radii: numpy.typing.NDArray[numpy.float32]
+    ) -> None: ...
+
+class CodeBook:
+    def __init__(
+        self,
+        *,
+        dimensions: numpy.typing.NDArray[numpy.int64],
+        alpha: numpy.typing.NDArray[numpy.float32],
+        unit: float,
+        ratios: numpy.typing.NDArray[numpy.int32],
+    ) -> None: ...
+
+class CodedPart:
+    def __init__(
+        self,
+        *,
+        starts: numpy.typing.NDArray[numpy.int64],
+        codes: numpy.typing.NDArray[numpy.uint8],
+        numbers: numpy.typing.NDArray[numpy.uint16],
+        allowed: numpy.typing.NDArray[numpy.uint64] | None,
+    ) -> None: ...
+
+class ScanLimits:
+    def __init__(self, *, k: int, eps: float, least: int, gap: float) -> None: ...
+
+class ScanResult:
+    def __init__(
+        self,
+        *,
+        positions: numpy.typing.NDArray[numpy.int64],
+        lower: numpy.typing.NDArray[numpy.float32],
+        estimates: numpy.typing.NDArray[numpy.float32],
+        counts: numpy.typing.NDArray[numpy.int64],
+        thresholds: numpy.typing.NDArray[numpy.float32],
+        tally: numpy.typing.NDArray[numpy.int64],
+    ) -> None: ...
+
+def code_scan(
+    *,
+    queries: ScanQueries,
+    lists: CodeLists,
+    book: CodeBook,
+    parts: Sequence[CodedPart],
+    limits: ScanLimits,
+    result: ScanResult,
+    instructions: int = 2,
+) -> None: ...
+def crc32c(*, data: numpy.typing.NDArray[Any] | memoryview, value: int) -> int: ...
+def crc32c_by_table(*, data: numpy.typing.NDArray[Any] | memoryview, value: int) -> int:
+    """
+    The path of machines without SSE4.2, for tests on machines that have it.
+    """
+
+def crc32c_pages(*, data: numpy.typing.NDArray[Any] | memoryview, out: numpy.typing.NDArray[numpy.uint32]) -> None: ...
+def fence() -> None: ...
+def prune_links(
+    *,
+    rows: numpy.typing.NDArray[numpy.float32],
+    numbers: numpy.typing.NDArray[numpy.int64],
+    candidates: numpy.typing.NDArray[numpy.int64],
+    links: numpy.typing.NDArray[numpy.uint32],
+) -> None: ...
 
 class DecoderCore:
     def __init__(
         self,
-        projection: tuple[Any, ...],
-        blocks: tuple[Any, ...] | None,
-        codes: tuple[Any, ...] | None,
-        graph: tuple[Any, ...] | None,
-        exact: tuple[Any, ...] | None,
+        *,
+        projection: tuple[
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.float32],
+            int,
+        ],
+        blocks: tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.float32], int] | None,
+        codes: tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.float32]] | None,
+        graph: tuple[
+            numpy.typing.NDArray[numpy.uint32],
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.int64],
+            numpy.typing.NDArray[numpy.uint32],
+        ]
+        | None,
+        exact: tuple[
+            numpy.typing.NDArray[Any] | memoryview,
+            int,
+            numpy.typing.NDArray[numpy.float32],
+            numpy.typing.NDArray[numpy.float32],
+        ]
+        | None,
     ) -> None: ...
     def preview(
         self,
-        hidden: Any,
-        k: int,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
         limit: int,
-        coarse: int,
-        survivors: int,
-        bounds: bool,
-        per_norm: float,
-        per_logit: float,
-        inverse: float,
-        variance: float,
-        values: Any,
-        indices: Any,
-        proven: Any | None,
-        partition: Any | None,
-        interval: bool,
-        tally: Any | None,
+        coarse: tuple[int, int],
+        values: numpy.typing.NDArray[numpy.float32],
+        indices: numpy.typing.NDArray[numpy.int64],
+        rounding: tuple[float, float] = (0.0, 0.0),
+        proven: numpy.typing.NDArray[numpy.uint8] | None = None,
+        partition: numpy.typing.NDArray[numpy.float64] | None = None,
+        interval: bool = False,
+        inverse: float = 1.0,
+        variance: float = 0.0,
     ) -> int: ...
     def candidates(
         self,
-        hidden: Any,
-        coordinates: bool,
-        limit: int,
-        coarse: int,
-        survivors: int,
-        bounds: bool,
-        rows: Any,
-        keys: Any,
-        left: Any,
-        sums: Any | None,
-        inverse: float,
-        variance: float,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
+        coarse: tuple[int, int],
+        rows: numpy.typing.NDArray[numpy.int64],
+        keys: numpy.typing.NDArray[numpy.float32],
+        left: numpy.typing.NDArray[numpy.float32],
+        coordinates: bool = False,
+        bounds: bool = False,
+        sums: numpy.typing.NDArray[numpy.float64] | None = None,
+        inverse: float = 1.0,
+        variance: float = 0.0,
     ) -> int: ...
     def walk(
         self,
-        hidden: Any,
+        *,
+        hidden: numpy.typing.NDArray[numpy.float32],
         near: tuple[int, int, int],
-        radius: float,
-        far: tuple[int, int, int],
-        far_radius: float,
-        k: int,
-        values: Any,
-        indices: Any,
-        distances: Any | None,
-        tally: Any | None,
+        radius: float = float("inf"),
+        far: tuple[int, int, int] = (0, 0, 0),
+        far_radius: float = 0.0,
+        values: numpy.typing.NDArray[numpy.float32],
+        indices: numpy.typing.NDArray[numpy.int64],
+        distances: numpy.typing.NDArray[numpy.float32] | None = None,
+        tally: numpy.typing.NDArray[numpy.int64] | None = None,
     ) -> int: ...
-    def keep(self, calls: int, candidates: int) -> None: ...
+    def keep(self, *, calls: int, candidates: int) -> int: ...
     @property
     def workspace_bytes(self) -> int: ...
 
-def prune_links(rows: Any, numbers: Any, candidates: Any, links: Any) -> None: ...
+def distances(
+    *,
+    queries: numpy.typing.NDArray[numpy.float32],
+    rows: numpy.typing.NDArray[Any],
+    dtype: int,
+    metric: int,
+    query_of_row: numpy.typing.NDArray[numpy.int32] | None,
+    out: numpy.typing.NDArray[numpy.float32],
+    portable: bool = False,
+) -> None:
+    """portable: half precision as on machines without F16C, for tests."""
+
+class UpdatedRows:
+    def __init__(
+        self,
+        *,
+        rule: int,
+        slab: numpy.typing.NDArray[numpy.float32],
+        slots: numpy.typing.NDArray[numpy.int64],
+        tables: numpy.typing.NDArray[numpy.int64],
+        numbers: numpy.typing.NDArray[numpy.float32],
+    ) -> None: ...
+
+def embedding_distinct(
+    *,
+    ids: numpy.typing.NDArray[numpy.int64],
+    ends: numpy.typing.NDArray[numpy.int64],
+    bases: numpy.typing.NDArray[numpy.int64],
+    like_torch: bool,
+    keys: numpy.typing.NDArray[numpy.int64],
+    starts: numpy.typing.NDArray[numpy.int64],
+    inverse: numpy.typing.NDArray[numpy.int32],
+    order: numpy.typing.NDArray[numpy.int32],
+) -> int: ...
+def embedding_pool(
+    *,
+    slab: numpy.typing.NDArray[numpy.float32],
+    slots: numpy.typing.NDArray[numpy.int64],
+    inverse: numpy.typing.NDArray[numpy.int32],
+    begins: numpy.typing.NDArray[numpy.int64],
+    targets: numpy.typing.NDArray[numpy.int64],
+    tables: numpy.typing.NDArray[numpy.int64],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
+def embedding_update(
+    *,
+    rows: UpdatedRows,
+    inverse: numpy.typing.NDArray[numpy.int32],
+    order: numpy.typing.NDArray[numpy.int32],
+    sources: numpy.typing.NDArray[numpy.int64],
+    scales: numpy.typing.NDArray[numpy.float32] | None,
+    gradient: numpy.typing.NDArray[numpy.float32],
+    steps: numpy.typing.NDArray[numpy.float32],
+    roots: numpy.typing.NDArray[numpy.float32],
+) -> None: ...
+def embedding_take_steps(
+    *, rows: UpdatedRows, steps: numpy.typing.NDArray[numpy.float32], roots: numpy.typing.NDArray[numpy.float32]
+) -> None: ...
+def nearest_rows(
+    *,
+    queries: numpy.typing.NDArray[numpy.float32],
+    rows: numpy.typing.NDArray[numpy.uint16],
+    nearest: numpy.typing.NDArray[numpy.int64],
+) -> None: ...
+def next_uses(*, keys: numpy.typing.NDArray[numpy.int64], next: numpy.typing.NDArray[numpy.uint32]) -> None: ...
+def belady_hits(
+    *, next: numpy.typing.NDArray[numpy.uint32], capacity: int, hit: numpy.typing.NDArray[numpy.bool_]
+) -> None: ...
+
+class StackDistances:
+    def __init__(self) -> None: ...
+    def access(
+        self, *, keys: numpy.typing.NDArray[numpy.int64], distance: numpy.typing.NDArray[numpy.int64]
+    ) -> None: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+class LRUPolicy:
+    def __init__(self, capacity: int) -> None: ...
+    def access(
+        self,
+        *,
+        keys: numpy.typing.NDArray[numpy.int64],
+        pinned: numpy.typing.NDArray[numpy.int64],
+        hit: numpy.typing.NDArray[numpy.bool_],
+    ) -> bytes | int: ...
+    def replay(self, *, keys: numpy.typing.NDArray[numpy.int64], hit: numpy.typing.NDArray[numpy.bool_]) -> None: ...
+    def discard(self, keys: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: int) -> bool: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+class LFUPolicy:
+    def __init__(self, capacity: int) -> None: ...
+    def access(
+        self,
+        *,
+        keys: numpy.typing.NDArray[numpy.int64],
+        pinned: numpy.typing.NDArray[numpy.int64],
+        hit: numpy.typing.NDArray[numpy.bool_],
+    ) -> bytes | int: ...
+    def replay(self, *, keys: numpy.typing.NDArray[numpy.int64], hit: numpy.typing.NDArray[numpy.bool_]) -> None: ...
+    def discard(self, keys: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: int) -> bool: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+class S3FIFOPolicy:
+    def __init__(self, capacity: int) -> None: ...
+    def access(
+        self,
+        *,
+        keys: numpy.typing.NDArray[numpy.int64],
+        pinned: numpy.typing.NDArray[numpy.int64],
+        hit: numpy.typing.NDArray[numpy.bool_],
+    ) -> bytes | int: ...
+    def replay(self, *, keys: numpy.typing.NDArray[numpy.int64], hit: numpy.typing.NDArray[numpy.bool_]) -> None: ...
+    def discard(self, keys: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def __len__(self) -> int: ...
+    def __contains__(self, key: int) -> bool: ...
+    @property
+    def memory_bytes(self) -> int: ...
+
+class ProductLists:
+    def __init__(
+        self,
+        *,
+        centroids: numpy.typing.NDArray[numpy.uint16],
+        starts: numpy.typing.NDArray[numpy.int64],
+        codes: numpy.typing.NDArray[numpy.uint8],
+        codebook: numpy.typing.NDArray[numpy.float32],
+    ) -> None: ...
+
+def pq_scan(
+    *,
+    queries: numpy.typing.NDArray[numpy.float32],
+    probes: numpy.typing.NDArray[numpy.int64],
+    lists: ProductLists,
+    inner: bool,
+    positions: numpy.typing.NDArray[numpy.int64],
+    distances: numpy.typing.NDArray[numpy.float32],
+) -> int: ...
+
+class PageRows:
+    def __init__(
+        self,
+        *,
+        file: int,
+        ids: numpy.typing.NDArray[numpy.uint32] | numpy.typing.NDArray[numpy.int64],
+        allowed: numpy.typing.NDArray[numpy.uint64] | None,
+    ) -> None: ...
+
+class RankRequest:
+    def __init__(
+        self,
+        *,
+        queries: numpy.typing.NDArray[numpy.float32],
+        type: int,
+        metric: int,
+        row_bytes: int,
+        first: numpy.typing.NDArray[numpy.int64],
+        files: numpy.typing.NDArray[numpy.int32],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        lower: numpy.typing.NDArray[numpy.float32],
+        ids: numpy.typing.NDArray[numpy.int64],
+        thresholds: numpy.typing.NDArray[numpy.float32],
+        k: int,
+        first_round: int,
+        max_reads: int,
+        deadline: float,
+    ) -> None: ...
+
+class RankResult:
+    def __init__(
+        self,
+        *,
+        ids: numpy.typing.NDArray[numpy.int64],
+        distances: numpy.typing.NDArray[numpy.float32],
+        files: numpy.typing.NDArray[numpy.int32],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        tally: numpy.typing.NDArray[numpy.int64],
+    ) -> None: ...
+
+class PageReader:
+    def __init__(self, *, engine: str, depth: int) -> None: ...
+    def add(
+        self,
+        *,
+        fd: int,
+        direct: bool,
+        drops_cache: bool,
+        length: int,
+        checksums: numpy.typing.NDArray[numpy.uint32] | None,
+        file: object,
+    ) -> int: ...
+    def extend(
+        self,
+        *,
+        handle: int,
+        direct: bool,
+        drops_cache: bool,
+        length: int,
+        checksums: numpy.typing.NDArray[numpy.uint32] | None,
+    ) -> None: ...
+    def remove(self, handle: int) -> None: ...
+    def read(
+        self,
+        *,
+        files: int | numpy.typing.NDArray[numpy.int32],
+        offsets: numpy.typing.NDArray[numpy.int64],
+        length: int,
+        out: numpy.typing.NDArray[Any] | memoryview,
+        latency: numpy.typing.NDArray[numpy.float32] | None = None,
+        tally: numpy.typing.NDArray[numpy.int64] | None = None,
+    ) -> tuple[str, object, int, int, int] | None: ...
+    def rank(
+        self,
+        *,
+        request: RankRequest,
+        result: RankResult,
+        workspace: numpy.typing.NDArray[Any] | memoryview,
+        hot_keys: numpy.typing.NDArray[numpy.int64],
+        hot_pages: numpy.typing.NDArray[Any] | memoryview,
+        page_rows: Sequence[PageRows],
+        per_page: int,
+        tally: numpy.typing.NDArray[numpy.int64],
+    ) -> tuple[str, object, int, int, int] | None: ...
+    def counters(self) -> dict[str, int]: ...
+    def close(self) -> None: ...
+    @property
+    def engine(self) -> str: ...
+    @property
+    def memory_bytes(self) -> int: ...
+    @property
+    def planned_bytes(self) -> int: ...
+
+class HashSlots:
+    def __init__(self, capacity: int) -> None: ...
+    def size(self) -> int: ...
+    def reserved(self) -> int: ...
+    def reserve(self, batch: int) -> None: ...
+    def find(self, *, keys: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def insert(self, *, keys: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> int: ...
+    def erase(self, *, keys: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def unique(
+        self, *, keys: numpy.typing.NDArray[numpy.int64], inverse: numpy.typing.NDArray[numpy.int64]
+    ) -> NDArray[numpy.int64]: ...
+    def unique_find(
+        self, *, keys: numpy.typing.NDArray[numpy.int64], inverse: numpy.typing.NDArray[numpy.int64]
+    ) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]: ...
+    def keys_of(self, *, slots: numpy.typing.NDArray[numpy.int64], keys: numpy.typing.NDArray[numpy.int64]) -> int: ...
+    def items(self) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]: ...
+    @staticmethod
+    def bytes_for(capacity: int, batch: int) -> int: ...
+
+class DirectSlots:
+    def __init__(self, capacity: int, key_space: int) -> None: ...
+    def size(self) -> int: ...
+    def reserved(self) -> int: ...
+    def reserve(self, batch: int) -> None: ...
+    def find(self, *, keys: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def insert(self, *, keys: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> int: ...
+    def erase(self, *, keys: numpy.typing.NDArray[numpy.int64], slots: numpy.typing.NDArray[numpy.int64]) -> None: ...
+    def unique(
+        self, *, keys: numpy.typing.NDArray[numpy.int64], inverse: numpy.typing.NDArray[numpy.int64]
+    ) -> NDArray[numpy.int64]: ...
+    def unique_find(
+        self, *, keys: numpy.typing.NDArray[numpy.int64], inverse: numpy.typing.NDArray[numpy.int64]
+    ) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]: ...
+    def keys_of(self, *, slots: numpy.typing.NDArray[numpy.int64], keys: numpy.typing.NDArray[numpy.int64]) -> int: ...
+    def items(self) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]: ...
+    @staticmethod
+    def bytes_for(capacity: int, key_space: int, batch: int) -> int: ...
+
+def turn_rows(
+    *,
+    vectors: numpy.typing.NDArray[numpy.float32],
+    matrix: numpy.typing.NDArray[numpy.float32],
+    out: numpy.typing.NDArray[numpy.float32],
+) -> None: ...

@@ -1,17 +1,17 @@
+// The Python module of the compiled core.
 #include "bind/module.hpp"
 
 NB_MODULE(_core, m) {
   m.doc() = "memhier's compiled core: batched page reads and the kernels that follow them.";
-  // What a user leaves open when Python ends is no leak that they need to hear of.
+  // Objects that a user leaves open when Python ends are no leak to report.
   nanobind::set_leak_warnings(false);
   register_belady(m);
   register_code_scan(m);
-  register_crc32c(m);
+  register_io_calls(m);
   register_decode_links(m);
   register_decoder(m);
   register_distance(m);
   register_embedding(m);
-  register_fence(m);
   register_nearest_lists(m);
   register_offline(m);
   register_policies(m);

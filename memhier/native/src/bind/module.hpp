@@ -1,16 +1,15 @@
-// One registration function per translation unit; module.cpp calls them all.
+// The parts of the Python module: each source file that Python calls into has one function that registers its calls.
 #pragma once
 
 #include <nanobind/nanobind.h>
 
 void register_belady(nanobind::module_& m);
 void register_code_scan(nanobind::module_& m);
-void register_crc32c(nanobind::module_& m);
+void register_io_calls(nanobind::module_& m);
 void register_decode_links(nanobind::module_& m);
 void register_decoder(nanobind::module_& m);
 void register_distance(nanobind::module_& m);
 void register_embedding(nanobind::module_& m);
-void register_fence(nanobind::module_& m);
 void register_nearest_lists(nanobind::module_& m);
 void register_offline(nanobind::module_& m);
 void register_policies(nanobind::module_& m);

@@ -1,4 +1,4 @@
-// What vectorised loops share: clones for several instruction sets, chosen at load time, and half precision.
+// The base of vectorised loops: clones for several instruction sets, chosen at load time, and half precision.
 #pragma once
 
 #include <bit>

@@ -1,11 +1,14 @@
 // Belady's rule for Python: one call a batch, the GIL let go while it works.
 #include "cache/belady.hpp"
 
-#include <nanobind/nanobind.h>
-
+#include <memory>
 #include <mutex>
+#include <variant>
 
-#include "bind/buffer.hpp"
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 
 namespace nb = nanobind;
@@ -43,11 +46,10 @@ class Belady {
   }
 
   // 0, or the capacity that would be enough, nothing changed.
-  std::size_t announce(nb::handle keys) {
-    const Buffer batch(keys, Buffer::Access::read);
+  std::size_t announce(const Array<const std::int64_t, 1>& keys) {
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    window_.append(batch.as<const std::int64_t>(), batch.count<std::int64_t>());
+    window_.append(keys.data(), keys.size());
     const std::size_t distinct = window_.last_announced();
     if (distinct <= capacity_) return 0;
     window_.take_back();
@@ -62,60 +64,61 @@ class Belady {
   }
 
   // The victims as bytes, or the capacity that would be enough, nothing changed.
-  nb::object access(nb::handle keys, nb::handle pinned, nb::handle hit) {
-    const Buffer batch(keys, Buffer::Access::read), held(pinned, Buffer::Access::read);
-    const Buffer hits(hit, Buffer::Access::write);
-    hits.require(hits.bytes() == batch.count<std::int64_t>(), "hit: one byte per key");
+  std::variant<nb::bytes, std::size_t> access(const Array<const std::int64_t, 1>& keys,
+                                              const Array<const std::int64_t, 1>& pinned, const Array<bool, 1>& hit) {
+    require(hit.size() == keys.size(), "hit: one byte per key");
     std::vector<std::int64_t> evicted;
     std::size_t needed = 0;
     {
       nb::gil_scoped_release released;
       const std::lock_guard lock(mutex_);
-      const auto* key = batch.as<const std::int64_t>();
-      const std::size_t count = batch.count<std::int64_t>();
+      const std::int64_t* key = keys.data();
+      const std::size_t count = keys.size();
       const bool unannounced = window_.pending() == 0;
       // As planned ahead, which spares looking the keys up.
       const bool in_order = !unannounced && window_.is_next_in_order(key, count);
-      if (unannounced) window_.append(key, count);
+      if (unannounced)
+        window_.append(key, count);
       else if (!in_order && !window_.is_next(key, count))
         throw nb::value_error("keys differ from the batch that was announced for this turn");
-      needed = window_.hold(held.as<const std::int64_t>(), held.count<std::int64_t>());
+      needed = window_.hold(pinned.data(), pinned.size());
       if (needed <= capacity_) {
-        if (in_order) window_.step(hits.as<std::uint8_t>());
-        else window_.access_as_given(key, count, hits.as<std::uint8_t>());
+        if (in_order)
+          window_.step(hit.data());
+        else
+          window_.access_as_given(key, count, hit.data());
         evicted = window_.take_evicted();
       } else if (unannounced) {
         window_.take_back();
       }
     }
-    if (needed > capacity_) return nb::int_(needed);
+    if (needed > capacity_) return needed;
     return as_bytes(evicted);
   }
 
   // The keys of the window's first batch, whether each was a hit, and the victims.
-  nb::tuple advance() {
+  std::tuple<nb::bytes, nb::bytes, nb::bytes> advance() {
     std::vector<std::int64_t> keys, evicted;
-    std::vector<std::uint8_t> hits;
+    std::unique_ptr<bool[]> hits;
     {
       nb::gil_scoped_release released;
       const std::lock_guard lock(mutex_);
       if (window_.pending() == 0) throw nb::value_error("no batch is announced");
       keys = window_.next_keys();
-      hits.resize(keys.size());
+      hits = std::make_unique<bool[]>(keys.size());
       window_.hold(nullptr, 0);
-      window_.step(hits.data());
+      window_.step(hits.get());
       evicted = window_.take_evicted();
     }
-    return nb::make_tuple(as_bytes(keys), as_bytes(hits), as_bytes(evicted));
+    return {as_bytes(keys), nb::bytes(hits.get(), keys.size()), as_bytes(evicted)};
   }
 
-  void replay(nb::handle keys, std::size_t lookahead, nb::handle hit) {
-    const Buffer trace(keys, Buffer::Access::read), hits(hit, Buffer::Access::write);
-    hits.require(hits.bytes() == trace.count<std::int64_t>(), "hit: one byte per key");
+  void replay(const Array<const std::int64_t, 1>& keys, std::size_t lookahead, const Array<bool, 1>& hit) {
+    require(hit.size() == keys.size(), "hit: one byte per key");
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    const auto* key = trace.as<const std::int64_t>();
-    const std::size_t count = trace.count<std::int64_t>();
+    const std::int64_t* key = keys.data();
+    const std::size_t count = keys.size();
     std::size_t announced = 0;
     for (std::size_t i = 0; i < count; ++i) {
       for (; announced < count && announced <= i + lookahead; ++announced) {
@@ -123,12 +126,12 @@ class Belady {
         window_.append(key + announced, 1);
       }
       window_.hold(nullptr, 0);
-      window_.step(hits.as<std::uint8_t>() + i);
+      window_.step(hit.data() + i);
       window_.forget_evicted();
     }
   }
 
-  nb::object expire() {
+  nb::bytes expire() {
     std::vector<std::int64_t> evicted;
     {
       nb::gil_scoped_release released;
@@ -139,17 +142,15 @@ class Belady {
     return as_bytes(evicted);
   }
 
-  void discard(nb::handle keys) {
-    const Buffer gone(keys, Buffer::Access::read);
+  void discard(const Array<const std::int64_t, 1>& keys) {
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < gone.count<std::int64_t>(); ++i) window_.discard(gone.as<const std::int64_t>()[i]);
+    for (std::size_t i = 0; i < keys.size(); ++i) window_.discard(keys[i]);
   }
 
  private:
-  template <class T>
-  static nb::object as_bytes(const std::vector<T>& items) {
-    return nb::bytes(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(T));
+  static nb::bytes as_bytes(const std::vector<std::int64_t>& items) {
+    return nb::bytes(items.data(), items.size() * sizeof(std::int64_t));
   }
 
   const std::size_t capacity_;
@@ -163,13 +164,13 @@ class Belady {
 void register_belady(nb::module_& m) {
   using memhier::Belady;
   nb::class_<Belady>(m, "BeladyPolicy")
-      .def(nb::init<std::size_t, std::uint64_t>(), nb::arg("capacity"), nb::arg("half_life"))
+      .def(nb::init<std::size_t, std::uint64_t>(), nb::kw_only(), nb::arg("capacity"), nb::arg("half_life"))
       .def("announce", &Belady::announce, nb::arg("keys"))
       .def("withdraw", &Belady::withdraw)
-      .def("access", &Belady::access, nb::arg("keys"), nb::arg("pinned"), nb::arg("hit"))
+      .def("access", &Belady::access, nb::kw_only(), nb::arg("keys"), nb::arg("pinned"), nb::arg("hit"))
       .def("advance", &Belady::advance)
       .def("expire", &Belady::expire)
-      .def("replay", &Belady::replay, nb::arg("keys"), nb::arg("lookahead"), nb::arg("hit"))
+      .def("replay", &Belady::replay, nb::kw_only(), nb::arg("keys"), nb::arg("lookahead"), nb::arg("hit"))
       .def("discard", &Belady::discard, nb::arg("keys"))
       .def("__len__", &Belady::size)
       .def("__contains__", &Belady::contains, nb::arg("key"))

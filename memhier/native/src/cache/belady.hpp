@@ -17,8 +17,8 @@
 #include "cache/chain.hpp"
 #include "cache/idle_heap.hpp"
 #include "cache/key_table.hpp"
-#include "io/ring.hpp"
 #include "cache/turn_set.hpp"
+#include "io/ring.hpp"
 
 namespace memhier {
 
@@ -27,12 +27,7 @@ class BeladyWindow {
   static constexpr std::size_t kAhead = 16;
 
   BeladyWindow(std::size_t capacity, std::uint64_t half_life)
-      : capacity_(capacity),
-        half_life_(half_life),
-        table_(capacity),
-        idle_(scores_),
-        uses_(64),
-        turns_(64),
+      : capacity_(capacity), half_life_(half_life), table_(capacity), idle_(scores_), uses_(64), turns_(64),
         waiting_(turns_.size()) {
     grow_entries(capacity);
   }
@@ -155,14 +150,14 @@ class BeladyWindow {
   }
 
   // Accesses the window's first batch, whose keys are held, in the order in which they are given here.
-  void access_as_given(const std::int64_t* keys, std::size_t count, std::uint8_t* hit) {
+  void access_as_given(const std::int64_t* keys, std::size_t count, bool* hit) {
     numbers_.resize(count);
     for (std::size_t i = 0; i < count; ++i) {
       numbers_[i] = table_.find(keys[i]);
       hit[i] = entries_[numbers_[i]].resident;
     }
     step(nullptr);
-    // A key's first turn in the batch keeps what it was; the later ones find it there.
+    // A key's first turn in the batch keeps its outcome; the later ones find the key there.
     const std::uint32_t mark = next_mark();
     for (std::size_t i = 0; i < count; ++i) {
       Entry& entry = entries_[numbers_[i]];
@@ -172,7 +167,7 @@ class BeladyWindow {
   }
 
   // Accesses the window's first batch, whose keys are held; fills `hit`, unless null, for its distinct keys.
-  void step(std::uint8_t* hit) {
+  void step(bool* hit) {
     if (resident_ + missing_ > capacity_) make_room(resident_ + missing_ - capacity_);
     const Turn batch = turns_[turn_];
     rescale();
@@ -183,8 +178,10 @@ class BeladyWindow {
       const std::uint32_t number = uses_[use].entry;
       Entry& entry = entries_[number];
       if (hit != nullptr) *hit++ = entry.resident;
-      if (entry.resident) stop_waiting(number, turn_);
-      else ++resident_;
+      if (entry.resident)
+        stop_waiting(number, turn_);
+      else
+        ++resident_;
       entry.resident = true;
       scores_[number].uses += weight;
       scores_[number].last = ++accesses_;
@@ -300,8 +297,8 @@ class BeladyWindow {
     __builtin_prefetch(&links_[number], 1);
   }
 
-  // Weights double every half-life: before one could overflow, all scores are scaled back. Old ones become equal, namely
-  // zero, and then go by their last access.
+  // Weights double every half-life: before one could overflow, all scores are scaled back. Old ones become equal,
+  // namely zero, and then go by their last access.
   void rescale() {
     for (; clock_ / half_life_ - base_ >= kRescale; base_ += kRescale) {
       for (Score& score : scores_) score.uses = std::ldexp(score.uses, -kRescale);
@@ -388,7 +385,7 @@ class BeladyWindow {
   std::uint32_t end_ = 0;      // the batch announced next
   std::uint32_t written_ = 0;  // uses announced so far
   std::uint32_t mark_ = 0;
-  std::uint64_t clock_ = 0;     // keys accessed, repeats within a batch not counted
+  std::uint64_t clock_ = 0;  // keys accessed, repeats within a batch not counted
   std::uint64_t accesses_ = 0;
   std::uint64_t base_ = 0;  // halvings already taken out of the scores
 };

@@ -11,15 +11,16 @@
 //   std::size_t bytes() const
 #pragma once
 
-#include <nanobind/nanobind.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
+#include <variant>
 #include <vector>
 
-#include "bind/buffer.hpp"
+#include <nanobind/stl/variant.h>
+
+#include "bind/array.hpp"
 #include "cache/key_table.hpp"
 
 namespace memhier {
@@ -48,39 +49,34 @@ class Cache {
   }
 
   // The victims as bytes, or the capacity that would be enough, nothing changed.
-  nb::object access(nb::handle keys, nb::handle pinned, nb::handle hit) {
-    const Buffer batch(keys, Buffer::Access::read), held(pinned, Buffer::Access::read);
-    const Buffer hits(hit, Buffer::Access::write);
-    hits.require(hits.bytes() == batch.count<std::int64_t>(), "hit: one byte per key");
-    batch.require(batch.count<std::int64_t>() < kFresh, "keys: fewer than 2**31");
+  std::variant<nb::bytes, std::size_t> access(const Array<const std::int64_t, 1>& keys,
+                                              const Array<const std::int64_t, 1>& pinned, const Array<bool, 1>& hit) {
+    require(hit.size() == keys.size(), "hit: one byte per key");
+    require(keys.size() < kFresh, "keys: fewer than 2**31");
     std::vector<std::int64_t> evicted;
     std::size_t enough = 0;
     {
       nb::gil_scoped_release released;
       const std::lock_guard lock(mutex_);
-      const auto* key = batch.as<const std::int64_t>();
-      const std::size_t count = batch.count<std::int64_t>();
-      enough = make_room(key, count, held.as<const std::int64_t>(), held.count<std::int64_t>(), evicted);
+      enough = make_room(keys.data(), keys.size(), pinned.data(), pinned.size(), evicted);
       if (enough == 0) {
-        insert_fresh(key);
-        take_turns(hits.as<std::uint8_t>());
+        insert_fresh(keys.data());
+        take_turns(hit.data());
       }
     }
-    if (enough != 0) return nb::int_(enough);
-    return nb::bytes(reinterpret_cast<const char*>(evicted.data()), evicted.size() * sizeof(std::int64_t));
+    if (enough != 0) return enough;
+    return nb::bytes(evicted.data(), evicted.size() * sizeof(std::int64_t));
   }
 
-  void replay(nb::handle keys, nb::handle hit) {
-    const Buffer trace(keys, Buffer::Access::read), hits(hit, Buffer::Access::write);
-    hits.require(hits.bytes() == trace.count<std::int64_t>(), "hit: one byte per key");
+  void replay(const Array<const std::int64_t, 1>& keys, const Array<bool, 1>& hit) {
+    require(hit.size() == keys.size(), "hit: one byte per key");
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    const auto* key = trace.as<const std::int64_t>();
-    const std::size_t count = trace.count<std::int64_t>();
-    for_each_ahead(table_, key, count, [&](std::size_t i, KeyTable::Token token) {
+    const std::int64_t* key = keys.data();
+    for_each_ahead(table_, key, keys.size(), [&](std::size_t i, KeyTable::Token token) {
       const std::uint32_t number = table_.find(token, key[i]);
       const bool resident = number != KeyTable::none;
-      hits.as<std::uint8_t>()[i] = resident;
+      hit[i] = resident;
       if (resident) {
         order_.touch(number);
         return;
@@ -91,12 +87,11 @@ class Cache {
     });
   }
 
-  void discard(nb::handle keys) {
-    const Buffer gone(keys, Buffer::Access::read);
+  void discard(const Array<const std::int64_t, 1>& keys) {
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    for (std::size_t i = 0; i < gone.count<std::int64_t>(); ++i) {
-      const std::uint32_t number = table_.find(gone.as<const std::int64_t>()[i]);
+    for (std::size_t i = 0; i < keys.size(); ++i) {
+      const std::uint32_t number = table_.find(keys[i]);
       if (number == KeyTable::none) continue;
       order_.leave(number);
       table_.erase(number);
@@ -158,7 +153,8 @@ class Cache {
     for (std::size_t i = 0; i < turns_.size(); ++i) {
       if (turns_[i] != KeyTable::none) continue;
       std::size_t at = hash_home(table_.token(keys[i]), seen_.size());
-      while (seen_[at] != KeyTable::none && keys[fresh_[seen_[at]]] != keys[i]) at = at + 1 == seen_.size() ? 0 : at + 1;
+      while (seen_[at] != KeyTable::none && keys[fresh_[seen_[at]]] != keys[i])
+        at = at + 1 == seen_.size() ? 0 : at + 1;
       if (seen_[at] == KeyTable::none) {
         seen_[at] = static_cast<std::uint32_t>(fresh_.size());
         fresh_.push_back(static_cast<std::uint32_t>(i));
@@ -176,7 +172,7 @@ class Cache {
 
   std::uint32_t number_of(std::uint32_t turn) const { return turn & kFresh ? fresh_[turn ^ kFresh] & ~kWaiting : turn; }
 
-  void take_turns(std::uint8_t* hit) {
+  void take_turns(bool* hit) {
     const std::size_t count = turns_.size();
     for (std::size_t i = 0; i < count; ++i) {
       if (i + kFar < count) order_.prefetch(number_of(turns_[i + kFar]));
@@ -209,8 +205,8 @@ void bind_cache(nb::module_& m, const char* name) {
   using C = Cache<Order>;
   nb::class_<C>(m, name)
       .def(nb::init<std::size_t>(), nb::arg("capacity"))
-      .def("access", &C::access, nb::arg("keys"), nb::arg("pinned"), nb::arg("hit"))
-      .def("replay", &C::replay, nb::arg("keys"), nb::arg("hit"))
+      .def("access", &C::access, nb::kw_only(), nb::arg("keys"), nb::arg("pinned"), nb::arg("hit"))
+      .def("replay", &C::replay, nb::kw_only(), nb::arg("keys"), nb::arg("hit"))
       .def("discard", &C::discard, nb::arg("keys"))
       .def("__len__", &C::size)
       .def("__contains__", &C::contains, nb::arg("key"))

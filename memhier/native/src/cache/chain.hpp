@@ -28,17 +28,23 @@ struct Chain {
 
   void append(std::vector<Link>& links, std::uint32_t entry) {
     links[entry] = {newest, none};
-    if (newest == none) oldest = entry;
-    else links[newest].newer = entry;
+    if (newest == none)
+      oldest = entry;
+    else
+      links[newest].newer = entry;
     newest = entry;
   }
 
   void remove(std::vector<Link>& links, std::uint32_t entry) {
     const Link link = links[entry];
-    if (link.older == none) oldest = link.newer;
-    else links[link.older].newer = link.newer;
-    if (link.newer == none) newest = link.older;
-    else links[link.newer].older = link.older;
+    if (link.older == none)
+      oldest = link.newer;
+    else
+      links[link.older].newer = link.newer;
+    if (link.newer == none)
+      newest = link.older;
+    else
+      links[link.newer].older = link.older;
   }
 };
 

@@ -46,14 +46,15 @@ class IdleHeap {
     const std::uint32_t moved = heap_.back();
     heap_.pop_back();
     if (hole == heap_.size()) return;
-    if (scores_[moved] < scores_[entry]) rise(hole, moved);
-    else sink(hole, moved);
+    if (scores_[moved] < scores_[entry])
+      rise(hole, moved);
+    else
+      sink(hole, moved);
   }
 
  private:
   void rise(std::size_t at, std::uint32_t entry) {
-    for (; at > 0 && scores_[entry] < scores_[heap_[(at - 1) / 2]]; at = (at - 1) / 2)
-      put(at, heap_[(at - 1) / 2]);
+    for (; at > 0 && scores_[entry] < scores_[heap_[(at - 1) / 2]]; at = (at - 1) / 2) put(at, heap_[(at - 1) / 2]);
     put(at, entry);
   }
 

@@ -1,8 +1,6 @@
-// What can be known of a whole trace: each access's next one, Belady's hits, LRU stack distances.
+// Facts about a whole trace: each access's next one, Belady's hits, LRU stack distances.
 //
 // memhier/planning/offline.py is the same in Python.
-#include <nanobind/nanobind.h>
-
 #include <algorithm>
 #include <bit>
 #include <cstddef>
@@ -11,9 +9,9 @@
 #include <numeric>
 #include <vector>
 
-#include "bind/buffer.hpp"
-#include "cache/key_table.hpp"
+#include "bind/array.hpp"
 #include "bind/module.hpp"
+#include "cache/key_table.hpp"
 #include "cache/turn_set.hpp"
 
 namespace nb = nanobind;
@@ -24,40 +22,37 @@ namespace {
 constexpr std::uint32_t kNever = 0xffffffff;
 
 // For every access, the place of the next one to its key, or kNever.
-void next_uses(nb::handle keys, nb::handle next) {
-  const Buffer trace(keys, Buffer::Access::read), out(next, Buffer::Access::write);
-  const std::size_t count = trace.count<std::int64_t>();
-  out.require(out.count<std::uint32_t>() == count && count < kNever, "next: one uint32 per key");
+void next_uses(const Array<const std::int64_t, 1>& keys, const Array<std::uint32_t, 1>& next) {
+  const std::size_t count = keys.size();
+  require(next.size() == count && count < kNever, "next: one uint32 per key");
   nb::gil_scoped_release released;
   KeyTable table(std::size_t{1} << 16);
   std::vector<std::uint32_t> latest;
-  for_each_ahead(table, trace.as<const std::int64_t>(), count, [&](std::size_t i, KeyTable::Token token) {
-    const std::int64_t key = trace.as<const std::int64_t>()[i];
+  for_each_ahead(table, keys.data(), count, [&](std::size_t i, KeyTable::Token token) {
+    const std::int64_t key = keys[i];
     std::uint32_t number = table.find(token, key);
     if (number == KeyTable::none) {
       number = table.insert(key);
       latest.push_back(0);
     } else {
-      out.as<std::uint32_t>()[latest[number]] = static_cast<std::uint32_t>(i);
+      next[latest[number]] = static_cast<std::uint32_t>(i);
     }
     latest[number] = static_cast<std::uint32_t>(i);
-    out.as<std::uint32_t>()[i] = kNever;
+    next[i] = kNever;
   });
 }
 
 // A resident key is known by the place of its next access: an access hits when its own place is in the set. Keys that
 // never come again are victims before all others, and only their number matters.
-void belady_hits(nb::handle next, std::size_t capacity, nb::handle hit) {
-  const Buffer uses(next, Buffer::Access::read), hits(hit, Buffer::Access::write);
-  const std::size_t count = uses.count<std::uint32_t>();
-  hits.require(hits.bytes() == count, "hit: one byte per access");
+void belady_hits(const Array<const std::uint32_t, 1>& next, std::size_t capacity, const Array<bool, 1>& hit) {
+  const std::size_t count = next.size();
+  require(hit.size() == count, "hit: one byte per access");
   nb::gil_scoped_release released;
-  const auto* next_use = uses.as<const std::uint32_t>();
   TurnSet awaited(std::max<std::size_t>(count, 1));
   std::size_t resident = 0, spent = 0;
   for (std::size_t i = 0; i < count; ++i) {
     const bool is_hit = awaited.contains(i);
-    hits.as<std::uint8_t>()[i] = is_hit;
+    hit[i] = is_hit;
     if (is_hit) {
       awaited.remove(i);
     } else if (resident < capacity) {
@@ -67,8 +62,10 @@ void belady_hits(nb::handle next, std::size_t capacity, nb::handle hit) {
     } else {
       awaited.remove(awaited.at_or_before(count - 1));
     }
-    if (next_use[i] == kNever) ++spent;
-    else awaited.add(next_use[i]);
+    if (next[i] == kNever)
+      ++spent;
+    else
+      awaited.add(next[i]);
   }
 }
 
@@ -82,17 +79,16 @@ class StackDistances {
   StackDistances() : table_(kTimes), bits_(kTimes / 64), sums_(kTimes / 64 + 1) {}
 
   // 0 for a key's first access.
-  void access(nb::handle keys, nb::handle distance) {
-    const Buffer trace(keys, Buffer::Access::read), out(distance, Buffer::Access::write);
-    const std::size_t count = trace.count<std::int64_t>();
-    out.require(out.count<std::int64_t>() == count, "distance: one int64 per key");
+  void access(const Array<const std::int64_t, 1>& keys, const Array<std::int64_t, 1>& distance) {
+    const std::size_t count = keys.size();
+    require(distance.size() == count, "distance: one int64 per key");
     nb::gil_scoped_release released;
     const std::lock_guard lock(mutex_);
-    const auto* key = trace.as<const std::int64_t>();
+    const std::int64_t* key = keys.data();
     for_each_ahead(table_, key, count, [&](std::size_t i, KeyTable::Token token) {
       if (now_ == 64 * bits_.size()) renumber();
       std::uint32_t number = table_.find(token, key[i]);
-      std::int64_t& result = out.as<std::int64_t>()[i];
+      std::int64_t& result = distance[i];
       if (number == KeyTable::none) {
         number = table_.insert(key[i]);
         last_.resize(table_.numbers());
@@ -159,11 +155,12 @@ class StackDistances {
 }  // namespace memhier
 
 void register_offline(nb::module_& m) {
+  using namespace nb::literals;
   using memhier::StackDistances;
-  m.def("next_uses", &memhier::next_uses, nb::arg("keys"), nb::arg("next"));
-  m.def("belady_hits", &memhier::belady_hits, nb::arg("next"), nb::arg("capacity"), nb::arg("hit"));
+  m.def("next_uses", &memhier::next_uses, nb::kw_only(), "keys"_a, "next"_a);
+  m.def("belady_hits", &memhier::belady_hits, nb::kw_only(), "next"_a, "capacity"_a, "hit"_a);
   nb::class_<StackDistances>(m, "StackDistances")
       .def(nb::init<>())
-      .def("access", &StackDistances::access, nb::arg("keys"), nb::arg("distance"))
+      .def("access", &StackDistances::access, nb::kw_only(), "keys"_a, "distance"_a)
       .def_prop_ro("memory_bytes", &StackDistances::bytes);
 }

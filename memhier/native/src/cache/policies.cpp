@@ -1,7 +1,7 @@
 // The orders of LRU, LFU and S3-FIFO, each equal to the one in its Python file.
+#include "bind/module.hpp"
 #include "cache/cache.hpp"
 #include "cache/chain.hpp"
-#include "bind/module.hpp"
 
 #include <algorithm>
 #include <cassert>
@@ -138,8 +138,8 @@ class LFUOrder {
     return bucket;
   }
 
-  std::vector<Link> links_;                // by key's number: within its bucket, from least recently used
-  std::vector<std::uint32_t> bucket_of_;   // by key's number
+  std::vector<Link> links_;               // by key's number: within its bucket, from least recently used
+  std::vector<std::uint32_t> bucket_of_;  // by key's number
   std::vector<Bucket> buckets_;
   std::vector<Link> order_;  // by bucket
   Chain by_count_;
@@ -149,12 +149,8 @@ class LFUOrder {
 class S3FIFOOrder {
  public:
   explicit S3FIFOOrder(std::size_t capacity)
-      : small_target_(std::max<std::size_t>(1, capacity / 10)),
-        main_target_(capacity - small_target_),
-        links_(capacity),
-        entries_(capacity),
-        ghosts_(main_target_ + 1),
-        ghost_links_(main_target_ + 1) {}
+      : small_target_(std::max<std::size_t>(1, capacity / 10)), main_target_(capacity - small_target_),
+        links_(capacity), entries_(capacity), ghosts_(main_target_ + 1), ghost_links_(main_target_ + 1) {}
 
   std::size_t bytes() const {
     return (links_.capacity() + ghost_links_.capacity()) * sizeof(Link) + entries_.capacity() * sizeof(Entry) +
@@ -182,7 +178,7 @@ class S3FIFOOrder {
 
   template <class Held, class Emit>
   void evict(std::size_t count, Held held, Emit emit) {
-    bool stuck = false;  // what is left in the small queue is held: the paper has no such case, main takes its turns
+    bool stuck = false;  // the rest of the small queue is held: the paper has no such case, main takes its turns
     std::size_t gone = 0;
     const auto count_and_emit = [&](std::uint32_t victim) {
       ++gone;

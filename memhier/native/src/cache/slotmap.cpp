@@ -1,11 +1,10 @@
+// The slot map as Python calls it.
 #include "cache/slotmap.hpp"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
-#include <nanobind/stl/tuple.h>
 
-#include <stdexcept>
-
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 
 namespace nb = nanobind;
@@ -13,13 +12,13 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-using Keys = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Slots = nb::ndarray<std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Owned = nb::ndarray<nb::numpy, std::int64_t, nb::ndim<1>>;
+using Keys = Array<const std::int64_t, 1>;
+using Slots = Array<std::int64_t, 1>;
+using Owned = nb::ndarray<nb::numpy, std::int64_t>;
 
 // memhier.cache.slots has checked every argument before; this check guards memory, so it is made here again.
 void require_equal_length(const Keys& keys, const Slots& slots) {
-  if (keys.shape(0) != slots.shape(0)) throw std::invalid_argument("keys and slots differ in length");
+  require(keys.size() == slots.size(), "keys and slots differ in length");
 }
 
 Owned hand_over(std::unique_ptr<std::int64_t[]> values, std::size_t count) {
@@ -32,7 +31,7 @@ Owned hand_over(std::unique_ptr<std::int64_t[]> values, std::size_t count) {
 template <class Index>
 std::size_t insert(SlotMap<Index>& map, const Keys& keys, const Slots& slots) {
   require_equal_length(keys, slots);
-  return map.insert(keys.data(), keys.shape(0), slots.data());
+  return map.insert(keys.data(), keys.size(), slots.data());
 }
 
 template <class Index>
@@ -41,7 +40,7 @@ Owned unique(SlotMap<Index>& map, const Keys& keys, const Slots& inverse) {
   Distinct found;
   {
     nb::gil_scoped_release release;
-    found = map.unique(keys.data(), keys.shape(0), inverse.data(), false);
+    found = map.unique(keys.data(), keys.size(), inverse.data(), false);
   }
   return hand_over(std::move(found.keys), found.count);
 }
@@ -52,7 +51,7 @@ std::pair<Owned, Owned> unique_find(SlotMap<Index>& map, const Keys& keys, const
   Distinct found;
   {
     nb::gil_scoped_release release;
-    found = map.unique(keys.data(), keys.shape(0), inverse.data(), true);
+    found = map.unique(keys.data(), keys.size(), inverse.data(), true);
   }
   return {hand_over(std::move(found.keys), found.count), hand_over(std::move(found.slots), found.count)};
 }
@@ -79,26 +78,26 @@ auto bind(nb::module_& m, const char* name) {
           "find",
           [](Map& map, const Keys& keys, const Slots& slots) {
             require_equal_length(keys, slots);
-            map.find(keys.data(), keys.shape(0), slots.data());
+            map.find(keys.data(), keys.size(), slots.data());
           },
-          Unlocked(), nb::arg("keys").noconvert(), nb::arg("slots").noconvert())
-      .def("insert", &insert<Index>, Unlocked(), nb::arg("keys").noconvert(), nb::arg("slots").noconvert())
+          Unlocked(), nb::kw_only(), nb::arg("keys"), nb::arg("slots"))
+      .def("insert", &insert<Index>, Unlocked(), nb::kw_only(), nb::arg("keys"), nb::arg("slots"))
       .def(
           "erase",
           [](Map& map, const Keys& keys, const Slots& slots) {
             require_equal_length(keys, slots);
-            map.erase(keys.data(), keys.shape(0), slots.data());
+            map.erase(keys.data(), keys.size(), slots.data());
           },
-          Unlocked(), nb::arg("keys").noconvert(), nb::arg("slots").noconvert())
-      .def("unique", &unique<Index>, nb::arg("keys").noconvert(), nb::arg("inverse").noconvert())
-      .def("unique_find", &unique_find<Index>, nb::arg("keys").noconvert(), nb::arg("inverse").noconvert())
+          Unlocked(), nb::kw_only(), nb::arg("keys"), nb::arg("slots"))
+      .def("unique", &unique<Index>, nb::kw_only(), nb::arg("keys"), nb::arg("inverse"))
+      .def("unique_find", &unique_find<Index>, nb::kw_only(), nb::arg("keys"), nb::arg("inverse"))
       .def(
           "keys_of",
           [](Map& map, const Keys& slots, const Slots& keys) {
             require_equal_length(slots, keys);
-            return map.keys_of(slots.data(), slots.shape(0), keys.data());
+            return map.keys_of(slots.data(), slots.size(), keys.data());
           },
-          Unlocked(), nb::arg("slots").noconvert(), nb::arg("keys").noconvert())
+          Unlocked(), nb::kw_only(), nb::arg("slots"), nb::arg("keys"))
       .def("items", &items<Index>);
 }
 

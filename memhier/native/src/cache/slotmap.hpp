@@ -197,7 +197,7 @@ class BatchIndex {
   std::unique_ptr<std::int64_t[]> ordered_;
 };
 
-// What a call of unique hands over: arrays of exactly the right length.
+// The result of a call of unique: arrays of exactly the right length.
 struct Distinct {
   std::size_t count = 0;
   std::unique_ptr<std::int64_t[]> keys, slots;
@@ -210,11 +210,8 @@ class SlotMap {
  public:
   template <class MakeIndex>
   SlotMap(std::size_t capacity, MakeIndex make_index)
-      : capacity_(capacity),
-        key_of_(std::make_unique<std::int64_t[]>(capacity)),
-        free_(new std::int32_t[capacity]),
-        free_count_(capacity),
-        index_(make_index(key_of_.get())) {
+      : capacity_(capacity), key_of_(std::make_unique<std::int64_t[]>(capacity)), free_(new std::int32_t[capacity]),
+        free_count_(capacity), index_(make_index(key_of_.get())) {
     assert(capacity >= 1 && capacity <= std::size_t{std::numeric_limits<std::int32_t>::max()});
     for (std::size_t i = 0; i < capacity; ++i) free_[i] = static_cast<std::int32_t>(capacity - 1 - i);
   }

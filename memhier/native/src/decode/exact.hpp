@@ -9,19 +9,14 @@
 #include <vector>
 
 #include "rank/distance.hpp"
+#include "rank/top_k.hpp"
 
 namespace memhier {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A row that may be among the largest: `key` is what it is chosen by, its estimate or the upper bound.
-struct Candidate {
-  float key, estimate;
-  std::uint32_t row;
-  bool operator<(const Candidate& other) const {
-    return key < other.key || (key == other.key && row > other.row);
-  }
-};
+// A row is chosen by its key: an estimate, an upper bound, or the exact logit.
+using Logit = Candidate<std::uint32_t>;
 
 // The `limit` largest of the candidates offered. Holds at most twice as many.
 class Largest {
@@ -32,31 +27,26 @@ class Largest {
     items_.reserve(2 * limit);
     threshold_ = -kInfinity;
   }
-  // What is not above it need not be offered.
+  // A candidate that is not above it need not be offered.
   float threshold() const { return threshold_; }
-  void offer(const Candidate& candidate) {
+  void offer(const Logit& candidate) {
     if (items_.size() == 2 * limit_) shrink();
     if (candidate.key > threshold_) items_.push_back(candidate);
   }
-  // Leaves at most `limit`, in any order. What was not kept is at most threshold().
-  std::vector<Candidate>& finish() {
+  // Leaves at most `limit`, in any order. The others are at most threshold().
+  std::vector<Logit>& finish() {
     if (items_.size() > limit_) shrink();
     return items_;
   }
-  static std::size_t planned_bytes(std::size_t limit) { return 2 * limit * sizeof(Candidate); }
-  std::size_t bytes() const { return items_.capacity() * sizeof(Candidate); }
+  static std::size_t planned_bytes(std::size_t limit) { return 2 * limit * sizeof(Logit); }
+  std::size_t bytes() const { return items_.capacity() * sizeof(Logit); }
 
  private:
-  void shrink() {
-    const auto last = items_.begin() + static_cast<std::ptrdiff_t>(limit_);
-    std::nth_element(items_.begin(), last, items_.end(), [](const auto& a, const auto& b) { return b < a; });
-    threshold_ = last->key;
-    items_.erase(last, items_.end());
-  }
+  void shrink() { threshold_ = keep_first(items_, limit_, Larger{}); }
 
   std::size_t limit_ = 0;
   float threshold_ = -kInfinity;
-  std::vector<Candidate> items_;
+  std::vector<Logit> items_;
 };
 
 // The layer's own weights, in DRAM.
@@ -71,32 +61,23 @@ struct ExactRows {
   float logit(const float* hidden, std::uint32_t row) const;
 };
 
-// What sums of products in single precision, in any order, and a last rounding may be wrong by.
+// The most by which sums of products in single precision, in any order and rounded at last, may be wrong.
 struct Rounding {
   float per_norm;   // of a row's norm
   float per_logit;  // of the logit
 };
 
-struct Scored {
-  float logit, estimate;
-  std::uint32_t row;
-  // The larger logit first; at equal ones the smaller row.
-  bool operator<(const Scored& other) const {
-    return logit > other.logit || (logit == other.logit && row < other.row);
-  }
-};
-
 // Exact logits of candidates, all of them, or in descending order of the key until none left can be among the k
-// largest. Returns what no candidate left out exceeds: minus infinity when there is none.
-float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<Candidate>& candidates, std::size_t k,
-                      bool by_bound, const Rounding& rounding, std::vector<Scored>& scored);
+// largest. Returns a bound that no candidate left out exceeds: minus infinity when there is none.
+float rank_candidates(const ExactRows& exact, const float* hidden, std::vector<Logit>& candidates, std::size_t k,
+                      bool by_bound, const Rounding& rounding, std::vector<Logit>& scored);
 
-inline float error_of(const ExactRows& exact, const Rounding& rounding, const Scored& scored) {
-  return rounding.per_norm * exact.norms[scored.row] + rounding.per_logit * std::abs(scored.logit);
+inline float error_of(const ExactRows& exact, const Rounding& rounding, const Logit& scored) {
+  return rounding.per_norm * exact.norms[scored.row] + rounding.per_logit * std::abs(scored.key);
 }
 
 // Whether the first k of the scored, which are in order, are the k largest of all rows, no other being above `left`.
-bool is_proven(const ExactRows& exact, const Rounding& rounding, const std::vector<Scored>& scored, std::size_t k,
+bool is_proven(const ExactRows& exact, const Rounding& rounding, const std::vector<Logit>& scored, std::size_t k,
                float left);
 
 }  // namespace memhier

@@ -4,31 +4,23 @@
 #include <span>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-
-#include "bind/buffer.hpp"
+#include "bind/array.hpp"
+#include "bind/module.hpp"
 #include "decode/query.hpp"
 #include "decode/walk.hpp"
-#include "bind/module.hpp"
 
 namespace nb = nanobind;
 
 namespace memhier {
 namespace {
 
-struct Neighbour {
-  float product;
-  std::uint32_t row;
-  bool operator<(const Neighbour& other) const {
-    return product > other.product || (product == other.product && row < other.row);
-  }
-};
+using Neighbour = Candidate<std::uint32_t>;  // key: the product
 
 // The MRNG rule for rows of one norm, where the larger product is the nearer: a neighbour stays unless one that stayed
 // is nearer to it than the row itself is. Places left over go to the nearest of the others.
 void choose(const float* rows, std::size_t width, std::vector<Neighbour>& near, std::vector<Neighbour>& kept,
             std::vector<bool>& taken, std::span<std::uint32_t> links) {
-  std::sort(near.begin(), near.end());
+  std::sort(near.begin(), near.end(), Larger{});
   near.erase(std::unique(near.begin(), near.end(), [](const auto& a, const auto& b) { return a.row == b.row; }),
              near.end());
   kept.clear();
@@ -36,7 +28,7 @@ void choose(const float* rows, std::size_t width, std::vector<Neighbour>& near, 
   for (std::size_t i = 0; i < near.size() && kept.size() < links.size(); ++i) {
     const float* row = rows + std::size_t{near[i].row} * width;
     taken[i] = std::all_of(kept.begin(), kept.end(), [&](const Neighbour& other) {
-      return dot_floats(row, rows + std::size_t{other.row} * width, width) <= near[i].product;
+      return dot_floats(row, rows + std::size_t{other.row} * width, width) <= near[i].key;
     });
     if (taken[i]) kept.push_back(near[i]);
   }
@@ -48,24 +40,19 @@ void choose(const float* rows, std::size_t width, std::vector<Neighbour>& near, 
 
 // rows float32 [V, width], of one norm; numbers int64 [n]: of the rows whose links are wanted; candidates int64 [n, c],
 // -1 for none; fills links uint32 [n, degree].
-void prune_links(nb::handle rows, nb::handle numbers, nb::handle candidates, nb::handle links) {
-  const Buffer all(rows, Buffer::Access::read), named(numbers, Buffer::Access::read);
-  const Buffer near(candidates, Buffer::Access::read), out(links, Buffer::Access::write);
-  const std::size_t count = named.count<std::int64_t>();
-  all.require(all.axes() == 2 && near.axes() == 2 && out.axes() == 2 && near.shape(0) == count && out.shape(0) == count,
-              "prune_links: rows [V, width], numbers [n], candidates [n, c], links [n, degree]");
-  const std::size_t words = all.shape(0), width = all.shape(1), some = near.shape(1), degree = out.shape(1);
-  all.require(all.count<float>() == words * width && near.count<std::int64_t>() == count * some &&
-                  out.count<std::uint32_t>() == count * degree && words < kNoRow,
-              "prune_links: float32, int64, int64, uint32");
-  const auto* name = named.as<const std::int64_t>();
-  const auto* other = near.as<const std::int64_t>();
+void prune_links(const Array<const float, 2>& rows, const Array<const std::int64_t, 1>& numbers,
+                 const Array<const std::int64_t, 2>& candidates, const Array<std::uint32_t, 2>& links) {
+  const std::size_t count = numbers.size(), words = rows.shape(0), width = rows.shape(1);
+  const std::size_t some = candidates.shape(1), degree = links.shape(1);
+  require(candidates.shape(0) == count && links.shape(0) == count && words < kNoRow,
+          "prune_links: rows [V, width], numbers [n], candidates [n, c], links [n, degree]");
+  const std::int64_t *name = numbers.data(), *other = candidates.data();
   const auto limit = static_cast<std::int64_t>(words);
-  near.require(std::all_of(other, other + count * some, [=](auto row) { return row >= -1 && row < limit; }) &&
-                   std::all_of(name, name + count, [=](auto row) { return row >= 0 && row < limit; }),
-               "prune_links: out of range");
-  const auto* row = all.as<const float>();
-  auto* link = out.as<std::uint32_t>();
+  require(std::all_of(other, other + count * some, [=](auto row) { return row >= -1 && row < limit; }) &&
+              std::all_of(name, name + count, [=](auto row) { return row >= 0 && row < limit; }),
+          "prune_links: out of range");
+  const float* row = rows.data();
+  std::uint32_t* link = links.data();
   nb::gil_scoped_release released;
   std::vector<Neighbour> found, kept;
   std::vector<bool> taken;
@@ -76,7 +63,7 @@ void prune_links(nb::handle rows, nb::handle numbers, nb::handle candidates, nb:
       const std::int64_t number = other[i * some + j];
       if (number < 0 || number == name[i]) continue;
       const float product = dot_floats(own, row + static_cast<std::size_t>(number) * width, width);
-      found.push_back({product, static_cast<std::uint32_t>(number)});
+      found.push_back({product, product, static_cast<std::uint32_t>(number)});
     }
     choose(row, width, found, kept, taken, {link + i * degree, degree});
   }
@@ -86,6 +73,6 @@ void prune_links(nb::handle rows, nb::handle numbers, nb::handle candidates, nb:
 }  // namespace memhier
 
 void register_decode_links(nb::module_& m) {
-  m.def("prune_links", &memhier::prune_links, nb::arg("rows"), nb::arg("numbers"), nb::arg("candidates"),
+  m.def("prune_links", &memhier::prune_links, nb::kw_only(), nb::arg("rows"), nb::arg("numbers"), nb::arg("candidates"),
         nb::arg("links"));
 }

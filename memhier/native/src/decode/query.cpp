@@ -1,3 +1,4 @@
+// Projection and rounding of a hidden state.
 #include "decode/query.hpp"
 
 #include <algorithm>
@@ -20,7 +21,7 @@ void subtract(const float* left, const float* right, std::size_t count, float* o
   for (std::size_t i = 0; i < count; ++i) out[i] = left[i] - right[i];
 }
 
-// For bounds, in double precision: what it loses does not matter, whatever the directions' scales.
+// For bounds, in double precision: its losses do not matter, whatever the directions' scales.
 MEMHIER_CLONES
 double dot_away(const float* left, const float* hidden, const float* mean, std::size_t count) {
   double sum = 0;
@@ -51,8 +52,8 @@ void dot_codes_plain(const std::uint8_t* codes, std::size_t width, const std::ui
 }
 
 #if defined(__x86_64__)
-const bool kHasVnni = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-                      __builtin_cpu_supports("avx512vl");
+const bool kHasVnni =
+    __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
 
 // Four rows at a time: their sums are added up together.
 __attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))) void dot_codes_vnni(

@@ -17,10 +17,10 @@ struct Projection {
   std::size_t turned;  // `dimension`, or no more than the codes' width where bounds are not wanted
 };
 
-// What the bounds at one width of codes need of the query.
+// The numbers of a query that bounds at one width of codes need.
 struct Spread {
   float inside;   // |z| within the width
-  float rounded;  // what rounding to bytes took from it
+  float rounded;  // the loss by rounding to bytes
   float outside;  // |z| beyond the width
 };
 
@@ -35,10 +35,10 @@ class CodedQuery {
   const float* z() const { return z_.data(); }
   float step() const { return step_; }
   float shift() const { return shift_; }  // the part of every logit that the codes leave out
-  // Codes are bytes with 128 added: what that adds to a product over the first `width` directions.
+  // Codes are bytes with 128 added, which adds this to a product over the first `width` directions.
   std::int32_t excess(std::size_t width) const;
   Spread spread(std::size_t width) const;
-  // Of directions that are all turned; codes are no wider, but for what rounds them up.
+  // For directions that are all turned; codes are no wider, except where padding rounds them up.
   static std::size_t planned_bytes(const Projection& projection) {
     return (projection.dimension + projection.turned + 4) * sizeof(float) + projection.turned + 64;
   }

@@ -1,3 +1,4 @@
+// The scan of all rows, a chunk of 256 at a time.
 #include "decode/scan.hpp"
 
 #include <bit>
@@ -79,10 +80,14 @@ void dot_chunk(const std::uint8_t* codes, std::size_t width, std::span<const Cod
 #if defined(__x86_64__)
   if (kHasVnni) {
     switch (queries.size()) {
-      case 1: return dot_chunk_vnni<16, 1>(codes, width, bytes, dots);
-      case 2: return dot_chunk_vnni<8, 2>(codes, width, bytes, dots);
-      case 3: return dot_chunk_vnni<4, 3>(codes, width, bytes, dots);
-      default: return dot_chunk_vnni<4, 4>(codes, width, bytes, dots);
+      case 1:
+        return dot_chunk_vnni<16, 1>(codes, width, bytes, dots);
+      case 2:
+        return dot_chunk_vnni<8, 2>(codes, width, bytes, dots);
+      case 3:
+        return dot_chunk_vnni<4, 3>(codes, width, bytes, dots);
+      default:
+        return dot_chunk_vnni<4, 4>(codes, width, bytes, dots);
     }
   }
 #endif
@@ -100,8 +105,8 @@ std::size_t above(const float* values, float threshold, std::uint16_t* at) {
 }
 
 MEMHIER_CLONES
-void estimate_chunk(const std::int32_t* dots, const float* offsets, const float* scales, float step, std::int32_t excess,
-                    float shift, float* estimates) {
+void estimate_chunk(const std::int32_t* dots, const float* offsets, const float* scales, float step,
+                    std::int32_t excess, float shift, float* estimates) {
 #pragma omp simd
   for (std::size_t i = 0; i < kChunkRows; ++i)
     estimates[i] = (offsets[i] + shift) + scales[i] * (step * static_cast<float>(dots[i] - excess));
@@ -114,7 +119,7 @@ void margins_of_chunk(const RowNumbers& rows, std::size_t first, const Spread& s
     margins[i] = margin_of(rows, static_cast<std::uint32_t>(first + i), spread, shift);
 }
 
-// exp to a millionth of it for what is at most 80; exactly zero below -80, where nothing counts.
+// exp to a millionth of it for x up to 80; exactly zero below -80, where nothing counts.
 MEMHIER_INLINE float exp_of(float x) {
   constexpr float kMagic = 12582912;  // 1.5 * 2^23: adding it leaves the rounded value in the low bits
   const float bounded = std::max(x, -80.F);
@@ -128,7 +133,8 @@ MEMHIER_INLINE float exp_of(float x) {
   power = power * rest + 0.5F;
   power = power * rest + 1;
   power = power * rest + 1;
-  const auto exponent = static_cast<std::uint32_t>(std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic));
+  const auto exponent =
+      static_cast<std::uint32_t>(std::bit_cast<std::int32_t>(shifted) - std::bit_cast<std::int32_t>(kMagic));
   const float scaled = std::bit_cast<float>(std::bit_cast<std::uint32_t>(power) + (exponent << 23));
   return x < -80 ? 0 : scaled;
 }

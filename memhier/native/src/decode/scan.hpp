@@ -15,9 +15,9 @@ namespace memhier {
 
 constexpr std::size_t kChunkRows = 256;
 
-// What estimates and bounds at one width of codes need of the rows; all padded to a multiple of kChunkRows.
+// The numbers of rows that estimates and bounds at one width of codes need; all padded to a multiple of kChunkRows.
 struct RowNumbers {
-  const float* offsets;  // far below all others for what pads
+  const float* offsets;  // far below all others for the rows that pad
   const float* scales;
   // Upper bounds of norms of a row's coordinates: beyond the width; lost to rounding; and as coded.
   const float* outside;
@@ -43,20 +43,22 @@ struct ScanOptions {
   bool bounds;     // candidates by upper bound, not by estimate
   bool partition;  // sums of exp as well
   bool interval;   // of the bounds, too
-  float inverse;   // of the temperature: what a logit is multiplied by in them
+  float inverse;   // of the temperature: multiplies every logit in the sums
   float variance;  // of a logit per squared norm that lies outside the width
 };
 
 // The margin between the estimate of a row and its bounds.
 inline float margin_of(const RowNumbers& rows, std::uint32_t row, const Spread& spread, float shift) {
-  // What single precision loses of the terms, 16 times over.
+  // 16 times the share of the terms that single precision loses.
   constexpr float kRounding = 1e-6F;
-  const float terms = std::abs(rows.offsets[row]) + std::abs(shift) + (rows.coded[row] + rows.lost[row]) * spread.inside;
+  const float terms =
+      std::abs(rows.offsets[row]) + std::abs(shift) + (rows.coded[row] + rows.lost[row]) * spread.inside;
   return rows.outside[row] * spread.outside + rows.lost[row] * spread.inside + rows.coded[row] * spread.rounded +
          kRounding * terms;
 }
 
-// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of them.
+// Estimates of all rows for up to four queries at once, by the first `width` directions. Bounds and sums need all of
+// them.
 class BlockScan {
  public:
   static constexpr std::size_t kQueries = 4;

@@ -1,3 +1,4 @@
+// The sums of exp that a scan left, closed with exact logits.
 #include "decode/sums.hpp"
 
 #include <algorithm>
@@ -15,19 +16,19 @@ double log_of_sum(double a, double b) {
 }  // namespace
 
 void close_sums(const SummedRows& rows, const CodedQuery& query, const ExpSums& sums,
-                const std::vector<Scored>& scored_rows, const ScanOptions& options, double* partition) {
-  // A hundred times what is lost in a term or in adding up a chunk.
+                const std::vector<Logit>& scored_rows, const ScanOptions& options, double* partition) {
+  // A hundred times the loss in a term or in adding up a chunk.
   constexpr double kSlack = 1e-5;
   const Spread spread = query.spread(rows.blocks.width);
   const RowNumbers& numbers = rows.blocks.numbers;
   const double inverse = options.inverse, beyond = inverse * spread.outside;
   const double half = 0.5 * options.variance * beyond * beyond;
-  double reference = -1e300;  // of what is exact
-  for (const Scored& scored : scored_rows) reference = std::max(reference, inverse * scored.logit);
+  double reference = -1e300;  // of the exact logits
+  for (const Logit& scored : scored_rows) reference = std::max(reference, inverse * scored.key);
   double exact[3] = {0, 0, 0}, replaced[3] = {0, 0, 0};
-  for (const Scored& scored : scored_rows) {
+  for (const Logit& scored : scored_rows) {
     const double error = error_of(rows.exact, rows.rounding, scored);
-    const double logit = scored.logit, estimate = scored.estimate;
+    const double logit = scored.key, estimate = scored.estimate;
     const double margin = margin_of(numbers, scored.row, spread, query.shift());
     const double outside = numbers.outside[scored.row];
     const double before[3] = {std::min(inverse * estimate + half * outside * outside, sums.reference + 80),

@@ -1,4 +1,4 @@
-// log Z: sums of exp over estimates of all rows, with what was computed exactly in place of its estimate.
+// log Z: sums of exp over estimates of all rows, with exact logits in place of the estimates where they are known.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,7 @@ struct SummedRows {
 };
 
 // Fills partition [3] with log of the sum of exp of all logits: the estimate, and its bounds.
-void close_sums(const SummedRows& rows, const CodedQuery& query, const ExpSums& sums, const std::vector<Scored>& scored,
+void close_sums(const SummedRows& rows, const CodedQuery& query, const ExpSums& sums, const std::vector<Logit>& scored,
                 const ScanOptions& options, double* partition);
 
 }  // namespace memhier

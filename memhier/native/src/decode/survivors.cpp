@@ -1,3 +1,4 @@
+// The second estimate of a coarse scan's survivors.
 #include "decode/survivors.hpp"
 
 #include <algorithm>
@@ -9,13 +10,12 @@ constexpr std::size_t kSome = 64;  // codes on their way from memory while as ma
 
 }  // namespace
 
-void Survivors::refine(const RowCodes& codes, const CodedQuery& query, std::vector<Candidate>& found,
-                       std::size_t limit) {
+void Survivors::refine(const RowCodes& codes, const CodedQuery& query, std::vector<Logit>& found, std::size_t limit) {
   const std::int32_t excess = query.excess(codes.width);
   const std::size_t count = found.size();
   rows_.resize(count);
   dots_.resize(count);
-  std::transform(found.begin(), found.end(), rows_.begin(), [](const Candidate& one) { return one.row; });
+  std::transform(found.begin(), found.end(), rows_.begin(), [](const Logit& one) { return one.row; });
   const auto prefetch = [&](std::size_t first) {
     for (std::size_t i = first; i < std::min(first + kSome, count); ++i)
       for (std::size_t at = 0; at < codes.width; at += 64)
@@ -33,10 +33,7 @@ void Survivors::refine(const RowCodes& codes, const CodedQuery& query, std::vect
                            codes.scales[row] * (query.step() * static_cast<float>(dots_[i] - excess));
     found[i] = {estimate, estimate, row};
   }
-  if (count <= limit) return;
-  const auto last = found.begin() + static_cast<std::ptrdiff_t>(limit);
-  std::nth_element(found.begin(), last, found.end(), [](const auto& a, const auto& b) { return b < a; });
-  found.erase(last, found.end());
+  if (count > limit) keep_first(found, limit, Larger{});
 }
 
 }  // namespace memhier

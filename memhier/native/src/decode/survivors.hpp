@@ -1,4 +1,4 @@
-// What a scan of the leading directions left: estimated again by all of them.
+// The candidates that a scan of the leading directions left, estimated again by all directions.
 #pragma once
 
 #include <cstddef>
@@ -14,7 +14,7 @@ namespace memhier {
 class Survivors {
  public:
   // Leaves the `limit` best candidates by the codes of all directions.
-  void refine(const RowCodes& codes, const CodedQuery& query, std::vector<Candidate>& found, std::size_t limit);
+  void refine(const RowCodes& codes, const CodedQuery& query, std::vector<Logit>& found, std::size_t limit);
 
   static std::size_t planned_bytes(std::size_t count) { return count * (sizeof(std::uint32_t) + sizeof(std::int32_t)); }
   std::size_t bytes() const {

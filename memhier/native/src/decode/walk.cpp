@@ -1,3 +1,4 @@
+// The best-first walk, on lists that one thread owns.
 #include "decode/walk.hpp"
 
 #include <algorithm>
@@ -32,8 +33,8 @@ void Walker::estimate(const RowCodes& rows, const CodedQuery& query) {
   estimates_.resize(std::max(count, estimates_.size()));
   dot_codes(rows.codes, rows.width, fresh_.data(), count, query.bytes(), dots_.data());
   for (std::size_t i = 0; i < count; ++i)
-    estimates_[i] = rows.offsets[fresh_[i]] +
-                    rows.scales[fresh_[i]] * (query.step() * static_cast<float>(dots_[i] - excess_));
+    estimates_[i] =
+        rows.offsets[fresh_[i]] + rows.scales[fresh_[i]] * (query.step() * static_cast<float>(dots_[i] - excess_));
 }
 
 void Walker::plant(const RowCodes& rows, const Seeds& seeds, const CodedQuery& query, std::size_t probes,
@@ -67,7 +68,7 @@ bool Walker::insert(float estimate, std::uint32_t row, std::size_t ef, std::size
 }
 
 std::size_t Walker::run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                        const Effort& effort, std::vector<Candidate>& candidates) {
+                        const Effort& effort, std::vector<Logit>& candidates) {
   const auto [probes, ef, limit] = effort;
   begin(rows.rows);
   excess_ = query.excess(rows.width);

@@ -45,10 +45,10 @@ class Walker {
   // Takes a query, and returns its squared distance to the nearest centre.
   float approach(const Seeds& seeds, const CodedQuery& query, std::size_t width);
 
-  // Fills candidates with the `limit` best of what a list of the `ef` best led the query that it approached with to.
+  // Fills candidates with the `limit` best rows that a list of the `ef` best led to, for the query last approached.
   // Returns how many rows it looked at.
   std::size_t run(const RowCodes& rows, const Graph& graph, const Seeds& seeds, const CodedQuery& query,
-                  const Effort& effort, std::vector<Candidate>& candidates);
+                  const Effort& effort, std::vector<Logit>& candidates);
 
   // With lists of at most `keep`, and twice the room where something grows one by one.
   static std::size_t planned_bytes(std::size_t rows, const Seeds& seeds, std::size_t keep);

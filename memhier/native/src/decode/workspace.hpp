@@ -1,4 +1,4 @@
-// What one call of the decoder works in; kept for the next.
+// The memory that one call of the decoder works in; kept for the next.
 #pragma once
 
 #include <cstddef>
@@ -21,13 +21,12 @@ struct Workspace {
   ExpSums sums[BlockScan::kQueries];
   BlockScan scan;
   Walker walker;
-  std::vector<Candidate> candidates;
-  std::vector<Scored> scored;
+  std::vector<Logit> candidates, scored;
   Survivors survivors;
 
   std::size_t bytes() const {
-    std::size_t sum = sizeof(Workspace) + walker.bytes() + candidates.capacity() * sizeof(Candidate) +
-                      scored.capacity() * sizeof(Scored) + survivors.bytes();
+    std::size_t sum = sizeof(Workspace) + walker.bytes() + (candidates.capacity() + scored.capacity()) * sizeof(Logit) +
+                      survivors.bytes();
     for (const auto& query : queries) sum += query.held_bytes();
     for (const auto& each : largest) sum += each.bytes();
     return sum;

@@ -1,5 +1,5 @@
-// Linux AIO by raw system calls: as fast as io_uring with direct I/O, and allowed where io_uring is not (Docker's default
-// profile). On buffered files its submission blocks, so those go to threads.
+// Linux AIO by raw system calls: as fast as io_uring with direct I/O, and allowed where io_uring is not (Docker's
+// default profile). On buffered files its submission blocks, so those go to threads.
 #include "io/engine.hpp"
 
 #include <cerrno>
@@ -40,7 +40,7 @@ class AioEngine final : public Engine {
   const char* name() const override { return "aio"; }
   std::size_t in_flight() const override { return in_flight_; }
   std::size_t memory_bytes() const override {
-    // The kernel keeps an event ring of twice the depth beside what is held here.
+    // The kernel keeps an event ring of twice the depth beside the memory held here.
     return blocks_.size() * (sizeof(iocb) + 2 * sizeof(iocb*) + 3 * sizeof(io_event));
   }
 
@@ -71,7 +71,7 @@ class AioEngine final : public Engine {
       const auto enough = static_cast<long>(std::min(least, in_flight_));
       const long count = ::syscall(SYS_io_getevents, context_.get(), enough, static_cast<long>(events_.size()),
                                    events_.data(), nullptr);
-      if (count < 0 && errno != EINTR) nap();  // not for a context that is valid; what is on its way must be waited for
+      if (count < 0 && errno != EINTR) nap();  // not for a valid context; reads on their way must be waited for
       for (long i = 0; i < count; ++i) {
         Io* io = reinterpret_cast<Io*>(events_[i].data);
         io->result = events_[i].res;
@@ -100,8 +100,7 @@ class AioEngine final : public Engine {
     std::size_t at = 0;
     int error = 0;
     for (unsigned refusals = 0; at < queued_;) {
-      const long taken =
-          ::syscall(SYS_io_submit, context_.get(), static_cast<long>(queued_ - at), queue_.data() + at);
+      const long taken = ::syscall(SYS_io_submit, context_.get(), static_cast<long>(queued_ - at), queue_.data() + at);
       error = taken > 0 ? 0 : taken < 0 ? errno : EAGAIN;
       if (taken > 0) {
         at += static_cast<std::size_t>(taken);

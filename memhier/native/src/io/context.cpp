@@ -40,10 +40,8 @@ void Io::aim() {
 }
 
 Context::Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered)
-    : direct_(std::move(direct)),
-      buffered_(std::move(buffered)),
-      arena_(Mapping::anonymous(std::max<std::size_t>(depth, kRunPages) * kPageBytes)),
-      ios_(depth) {
+    : direct_(std::move(direct)), buffered_(std::move(buffered)),
+      arena_(Mapping::anonymous(std::max<std::size_t>(depth, kRunPages) * kPageBytes)), ios_(depth) {
   free_pages_.reserve(arena_.bytes() / kPageBytes);
   free_ios_.reserve(depth);
   finished_.reserve(depth);
@@ -57,7 +55,8 @@ Context::Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr
 void Context::reset() {
   free_pages_.clear();
   free_ios_.clear();
-  for (std::size_t at = arena_.bytes(); at > 0; at -= kPageBytes) free_pages_.push_back(arena_.data() + at - kPageBytes);
+  for (std::size_t at = arena_.bytes(); at > 0; at -= kPageBytes)
+    free_pages_.push_back(arena_.data() + at - kPageBytes);
   for (Io& io : ios_) free_ios_.push_back(&io);
 }
 
@@ -90,9 +89,9 @@ std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start,
 }
 
 // How many reads to wait for. Every wait may cost a switch of threads, so several are fetched at a time: an eighth of
-// the queue while there is more to queue, which keeps the device busy; at the end all but an eighth, so that most rows are
-// delivered while the last reads are on their way. No more than a mebibyte though: checking and copying it takes as long
-// as many switches, and the device should be busy meanwhile.
+// the queue while there is more to queue, which keeps the device busy; at the end all but an eighth, so that most rows
+// are delivered while the last reads are on their way. No more than a mebibyte though: checking and copying it takes as
+// long as many switches, and the device should be busy meanwhile.
 std::size_t Context::worth_waiting_for() const {
   if (batch_->latency != nullptr) return 1;  // each read's time is asked for
   const std::size_t waited_for = ios_.size() - free_ios_.size();
@@ -115,8 +114,8 @@ std::optional<Fault> Context::plan_window(const Batch& batch, std::size_t start)
     if (source == nullptr || offset < 0 || batch.length > source->length ||
         static_cast<std::uint64_t>(offset) > source->length - batch.length)
       return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
-    requests_.push_back({static_cast<std::uint64_t>(offset), static_cast<std::uint32_t>(file),
-                         static_cast<std::uint32_t>(row)});
+    requests_.push_back(
+        {static_cast<std::uint64_t>(offset), static_cast<std::uint32_t>(file), static_cast<std::uint32_t>(row)});
     if (batch.out == nullptr && static_cast<std::uint64_t>(offset) % kPageBytes + batch.length > kPageBytes)
       return Fault{Fault::Kind::range, nullptr, static_cast<std::int64_t>(row)};
     if (batch.latency != nullptr) batch.latency[row] = 0;
@@ -147,7 +146,8 @@ bool Context::prepare(const Run& run) {
   io.source = batch_->sources[run.file];
   io.offset = run.page * kPageBytes;
   io.pages = run.pages;
-  io.wanted = static_cast<std::uint32_t>(std::min<std::uint64_t>(run.pages * kPageBytes, io.source->length - io.offset));
+  io.wanted =
+      static_cast<std::uint32_t>(std::min<std::uint64_t>(run.pages * kPageBytes, io.source->length - io.offset));
   io.done = 0;
   io.retries = 0;
   io.first_request = run.first_request;
@@ -224,7 +224,7 @@ bool Context::verify(const Io& io) {
   if (io.source->checksums == nullptr) return true;
   for (std::uint32_t i = 0; i < io.pages; ++i) {
     const std::uint64_t page = io.offset / kPageBytes + i;
-    const std::uint32_t size = std::min<std::uint32_t>(kPageBytes, io.wanted - i * kPageBytes);
+    const auto size = static_cast<std::uint32_t>(std::min<std::size_t>(kPageBytes, io.wanted - i * kPageBytes));
     // Bytes past the committed length may be a writer's; the checksum has zeros there.
     if (size < kPageBytes) std::memset(io.page[i] + size, 0, kPageBytes - size);
     const std::uint32_t found = crc32c(io.page[i], kPageBytes);
@@ -269,7 +269,8 @@ void Context::release(Io& io) {
   free_ios_.push_back(&io);
 }
 
-// Keeps the first fault. What is queued is given up; what is in flight is still waited for, as the kernel writes to it.
+// Keeps the first fault. Queued reads are given up; reads in flight are waited for, as the kernel writes to their
+// pages.
 void Context::blame(Fault fault) {
   if (!fault_) fault_ = fault;
 }

@@ -23,7 +23,8 @@ struct Fault {
   std::int64_t first = 0, second = 0, third = 0;
 };
 
-// Told of a range that lies within one page as soon as this is read: its number, and its bytes, which stay until it returns.
+// Told of a range that lies within one page as soon as this is read: its number, and its bytes, which stay until it
+// returns.
 using Landed = std::function<void(std::uint32_t, const std::byte*)>;
 
 // One call. The caller keeps all of it alive, and the files open, until read() returns.

@@ -8,20 +8,14 @@
 #include <bit>
 #include <cstring>
 
-#include "bind/buffer.hpp"
-#include "bind/module.hpp"
-
 #if defined(__x86_64__)
 #include <nmmintrin.h>
 #endif
-
-namespace nb = nanobind;
 
 namespace memhier {
 namespace {
 
 constexpr std::uint32_t kPolynomial = 0x82F63B78;
-constexpr std::size_t kPageBytes = 4096;
 // A page is three stretches of 1,360 bytes and 16 more.
 constexpr std::size_t kStretchBytes = 1360;
 
@@ -62,7 +56,7 @@ std::uint32_t update_by_table(std::uint32_t crc, const std::byte* data, std::siz
 }
 
 #if defined(__x86_64__)
-// What a CRC becomes after kStretchBytes zeros, as one table per byte of it.
+// Takes a CRC past kStretchBytes zeros: one table per byte of it.
 const std::array<Table, 4>& stretch_tables() {
   static const std::array<Table, 4> tables = [] {
     std::array<Table, 4> made{};
@@ -109,37 +103,14 @@ std::uint32_t update(std::uint32_t crc, const std::byte* data, std::size_t size)
   return update_by_table(crc, data, size);
 }
 
-std::uint32_t crc32c_of_object(nb::handle data, std::uint32_t value) {
-  const Buffer view(data, Buffer::Access::read);
-  nb::gil_scoped_release released;
-  return crc32c(view.as<const std::byte>(), view.bytes(), value);
-}
-
-std::uint32_t crc32c_by_table(nb::handle data, std::uint32_t value) {
-  const Buffer view(data, Buffer::Access::read);
-  return ~update_by_table(~value, view.as<const std::byte>(), view.bytes());
-}
-
-void crc32c_pages(nb::handle data, nb::handle out) {
-  const Buffer pages(data, Buffer::Access::read);
-  const Buffer sums(out, Buffer::Access::write);
-  sums.require(sums.count<std::uint32_t>() == pages.bytes() / kPageBytes, "out: one uint32 per page");
-  nb::gil_scoped_release released;
-  for (std::size_t page = 0; page < sums.count<std::uint32_t>(); ++page)
-    sums.as<std::uint32_t>()[page] = crc32c(pages.as<const std::byte>() + page * kPageBytes, kPageBytes);
-}
-
 }  // namespace
 
 std::uint32_t crc32c(const void* data, std::size_t size, std::uint32_t value) {
   return ~update(~value, static_cast<const std::byte*>(data), size);
 }
 
-}  // namespace memhier
-
-void register_crc32c(nb::module_& m) {
-  m.def("crc32c", &memhier::crc32c_of_object, nb::arg("data"), nb::arg("value"));
-  m.def("crc32c_by_table", &memhier::crc32c_by_table, nb::arg("data"), nb::arg("value"),
-        "The path of machines without SSE4.2, for tests on machines that have it.");
-  m.def("crc32c_pages", &memhier::crc32c_pages, nb::arg("data"), nb::arg("out"));
+std::uint32_t crc32c_by_table(const void* data, std::size_t size, std::uint32_t value) {
+  return ~update_by_table(~value, static_cast<const std::byte*>(data), size);
 }
+
+}  // namespace memhier

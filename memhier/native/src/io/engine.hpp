@@ -1,4 +1,4 @@
-// What a way of doing many reads at a time looks like: io_uring, Linux AIO, or a pool of threads.
+// The interface of an engine, which does many reads at a time: io_uring, Linux AIO, or a pool of threads.
 #pragma once
 
 #include <sys/uio.h>
@@ -45,7 +45,7 @@ struct Io {
   std::array<iovec, kRunPages> parts;      // the same, neighbours joined, from `resumed` on
   std::uint32_t part_count;
 
-  // Lays out the parts for what is still missing.
+  // Lays out the parts for the bytes still missing.
   void aim();
 };
 
@@ -56,11 +56,11 @@ class Engine {
   virtual const char* name() const = 0;
   // Takes a read that was aimed. At most the engine's depth may be queued or in flight.
   virtual void queue(Io& io) = 0;
-  // Hands over what is queued, waits until at least `least` of what is in flight is finished, and appends all that is;
+  // Hands over the queued reads, waits until at least `least` reads in flight are finished, and appends all of these;
   // or sooner, when something is refused. Returns 0, or the error that kept queued reads from being handed over, and
   // then nothing is in flight.
   virtual int submit_and_wait(std::size_t least, std::vector<Io*>& finished) = 0;
-  // Forgets what is queued and was not handed over.
+  // Forgets the queued reads that were not handed over.
   virtual void withdraw() = 0;
   virtual std::size_t in_flight() const = 0;
   virtual std::size_t memory_bytes() const = 0;

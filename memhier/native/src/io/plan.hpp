@@ -71,7 +71,7 @@ class Plan {
  private:
   std::uint64_t length_;
   const std::vector<Request>* requests_ = nullptr;
-  std::size_t at_ = 0;            // the first request that is not wholly covered by the runs taken
+  std::size_t at_ = 0;           // the first request that is not wholly covered by the runs taken
   std::uint64_t next_page_ = 0;  // the first page of its file not covered by them
 };
 

@@ -1,3 +1,4 @@
+// The choice of an engine, and the loans of contexts.
 #include "io/pool.hpp"
 
 #include <array>

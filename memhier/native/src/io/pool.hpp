@@ -38,7 +38,7 @@ class Pool {
   };
 
   std::size_t memory_bytes() const;
-  // What one calling thread at a time will come to hold.
+  // The bytes that one calling thread at a time will come to hold.
   std::size_t planned_bytes() const { return planned_bytes_; }
   // Waits for every loan, then frees all.
   void close();

@@ -1,10 +1,16 @@
 // The page reader as Python sees it: files by handle, and one crossing of the interpreter lock for a whole batch.
-#include <nanobind/stl/string.h>
-
 #include <algorithm>
 #include <cerrno>
+#include <tuple>
+#include <variant>
 
-#include "bind/buffer.hpp"
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "io/pool.hpp"
 #include "rank/rounds.hpp"
@@ -14,12 +20,15 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-// A source and what keeps it alive: the Python object that owns the descriptor, and the array of checksums.
+// A source and its owners: the Python object that has the descriptor, and the array of checksums.
+using Ids = std::variant<Array<const std::uint32_t, 1>, Array<const std::int64_t, 1>>;
+using Checksums = std::optional<Array<const std::uint32_t, 1>>;
+
 struct OpenFile : Source {
-  OpenFile(const Source& source, nb::object owner, Buffer checksums)
-      : Source(source), owner(std::move(owner)), checksums_view(std::move(checksums)) {}
+  OpenFile(const Source& source, nb::object owner_, Checksums sums)
+      : Source(source), owner(std::move(owner_)), checksum_array(std::move(sums)) {}
   nb::object owner;
-  Buffer checksums_view;
+  Checksums checksum_array;
 };
 
 // The open files at one moment. A batch keeps the table it started with, so files may come and go while it runs. Tables
@@ -38,20 +47,94 @@ struct Table {
 
 const char* kind_name(Fault::Kind kind) {
   switch (kind) {
-    case Fault::Kind::error: return "errno";
-    case Fault::Kind::cut_short: return "short";
-    case Fault::Kind::checksum: return "checksum";
-    case Fault::Kind::range: return "range";
-    case Fault::Kind::closed: return "closed";
+    case Fault::Kind::error:
+      return "errno";
+    case Fault::Kind::cut_short:
+      return "short";
+    case Fault::Kind::checksum:
+      return "checksum";
+    case Fault::Kind::range:
+      return "range";
+    case Fault::Kind::closed:
+      return "closed";
   }
   return "";
 }
 
-nb::object describe(const std::optional<Fault>& fault) {
-  if (!fault) return nb::none();
+// Kind, the file's owner, and three numbers; see memhier.io.faults.
+using Description = std::tuple<const char*, nb::object, std::int64_t, std::int64_t, std::int64_t>;
+
+std::optional<Description> describe(const std::optional<Fault>& fault) {
+  if (!fault) return std::nullopt;
   const nb::object owner = fault->source == nullptr ? nb::none() : static_cast<const OpenFile*>(fault->source)->owner;
-  return nb::make_tuple(kind_name(fault->kind), owner, fault->first, fault->second, fault->third);
+  return Description(kind_name(fault->kind), owner, fault->first, fault->second, fault->third);
 }
+
+// The rows of a file that packs them whole in its pages: ids [n] of four or eight bytes, and a bit for each row that
+// may be found, or None for all.
+struct PageRowArrays {
+  std::int32_t file;
+  Ids ids;
+  std::optional<Array<const std::uint64_t, 1>> allowed;
+
+  std::size_t rows() const {
+    return std::visit([](const auto& array) { return array.size(); }, ids);
+  }
+  PageRows view() const {
+    require(!allowed || allowed->size() >= (rows() + 63) / 64, "page_rows: a bit for each row");
+    const auto* short_ids = std::get_if<0>(&ids);
+    const auto* long_ids = std::get_if<1>(&ids);
+    return {file, static_cast<std::int64_t>(rows()), short_ids != nullptr ? short_ids->data() : nullptr,
+            long_ids != nullptr ? long_ids->data() : nullptr, allowed ? allowed->data() : nullptr};
+  }
+};
+
+// The candidates of one call and their limits; see RankBatch.
+struct RankRequest {
+  Array<const float, 2> queries;
+  int type, metric;
+  std::size_t row_bytes;
+  Array<const std::int64_t, 1> first;
+  Array<const std::int32_t, 1> files;
+  Array<const std::int64_t, 1> offsets;
+  Array<const float, 1> lower;
+  Array<const std::int64_t, 1> ids;
+  Array<const float, 1> thresholds;
+  std::size_t k, first_round, max_reads;
+  double deadline;
+
+  void check() const {
+    const std::size_t count = queries.shape(0), total = offsets.size();
+    require(first.size() == count + 1 && first[0] == 0 && std::is_sorted(first.data(), first.data() + count + 1) &&
+                first[count] == static_cast<std::int64_t>(total),
+            "first: ascending, from 0 to the number of candidates");
+    require(queries.shape(1) > 0 && thresholds.size() == count, "queries, thresholds: [q, d] and [q]");
+    require(files.size() == total && lower.size() == total && ids.size() == total,
+            "files, lower, ids: one for each candidate");
+    require(k > 0 && first_round > 0 && row_bytes > 0, "k, first_round, row_bytes: at least 1");
+    require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "type, metric: known");
+  }
+  std::chrono::nanoseconds time_limit() const {
+    return deadline < 1e9 ? std::chrono::nanoseconds(static_cast<std::int64_t>(deadline * 1e9))
+                          : std::chrono::nanoseconds::max();
+  }
+};
+
+// The nearest of each query, [q, k] and [q, 5]; see RankBatch.
+struct RankResult {
+  Array<std::int64_t, 2> ids;
+  Array<float, 2> distances;
+  Array<std::int32_t, 2> files;
+  Array<std::int64_t, 2> offsets, tally;
+
+  void check(std::size_t count, std::size_t k) const {
+    require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
+                offsets.has_shape(count, k) && tally.has_shape(count, 5),
+            "the results: k, k and 5 for each query");
+  }
+};
+
+using Sums = Array<std::int64_t, 1>;  // [3]: I/Os, pages and bytes read
 
 class PageReader {
  public:
@@ -62,16 +145,17 @@ class PageReader {
 
   ~PageReader() { forget_parents_pool(); }
 
-  int add(int fd, bool direct, bool drops_cache, std::uint64_t length, nb::handle checksums, nb::object owner) {
-    auto file = open(Source{fd, direct, drops_cache, length, nullptr}, checksums, std::move(owner));
-    const auto handle = static_cast<int>(std::find(table_->files.begin(), table_->files.end(), nullptr) - table_->files.begin());
+  int add(int fd, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums, nb::object owner) {
+    auto file = open(Source{fd, direct, drops_cache, length, nullptr}, std::move(checksums), std::move(owner));
+    const auto handle =
+        static_cast<int>(std::find(table_->files.begin(), table_->files.end(), nullptr) - table_->files.begin());
     replace(handle, std::move(file));
     return handle;
   }
 
-  void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, nb::handle checksums) {
+  void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums) {
     const OpenFile& old = at(handle);
-    replace(handle, open(Source{old.fd, direct, drops_cache, length, nullptr}, checksums, old.owner));
+    replace(handle, open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner));
   }
 
   void remove(int handle) {
@@ -79,30 +163,28 @@ class PageReader {
     replace(handle, nullptr);
   }
 
-  nb::object read(nb::handle files, nb::handle offsets, std::size_t length, nb::handle out, nb::handle latency,
-                  nb::handle tally) {
-    const bool one_file = PyLong_Check(files.ptr());
-    const Buffer file_of = one_file ? Buffer() : Buffer(files, Buffer::Access::read);
-    const Buffer starts(offsets, Buffer::Access::read);
-    const Buffer rows(out, Buffer::Access::write);
-    const Buffer times = Buffer::optional(latency, Buffer::Access::write);
-    const Buffer sums = Buffer::optional(tally, Buffer::Access::write);
-    const std::size_t count = starts.count<std::int64_t>();
-    starts.require(length > 0 && count <= UINT32_MAX, "length: at least 1; offsets: fewer than 2**32");
-    starts.require(one_file || file_of.count<std::int32_t>() == count, "file: one int32 per offset");
-    rows.require(rows.bytes() / length == count && rows.bytes() % length == 0, "out: length bytes per offset");
-    starts.require(times.empty() || times.count<float>() == count, "latency: one float32 per offset");
-    starts.require(sums.empty() || sums.count<std::int64_t>() == 3, "tally: three int64");
+  std::optional<Description> read(const std::variant<std::int32_t, Array<const std::int32_t, 1>>& files,
+                                  const Array<const std::int64_t, 1>& offsets, std::size_t length,
+                                  const Array<std::byte>& out, const std::optional<Array<float, 1>>& latency,
+                                  const std::optional<Sums>& tally) {
+    const auto* one_file = std::get_if<std::int32_t>(&files);
+    const auto* file_of = std::get_if<1>(&files);
+    const std::size_t count = offsets.size();
+    require(length > 0 && count <= UINT32_MAX, "length: at least 1; offsets: fewer than 2**32");
+    require(file_of == nullptr || file_of->size() == count, "file: one int32 per offset");
+    require(out.bytes() / length == count && out.bytes() % length == 0, "out: length bytes per offset");
+    require(!latency || latency->size() == count, "latency: one float32 per offset");
+    require(!tally || tally->size() == 3, "tally: three int64");
 
     const std::shared_ptr<const Table> table = table_;
     const Batch batch{table->sources,
-                      one_file ? nullptr : file_of.as<const std::int32_t>(),
-                      one_file ? nb::cast<std::int32_t>(files) : 0,
-                      starts.as<const std::int64_t>(),
+                      file_of == nullptr ? nullptr : file_of->data(),
+                      one_file == nullptr ? 0 : *one_file,
+                      offsets.data(),
                       count,
                       length,
-                      rows.as<std::byte>(),
-                      times.empty() ? nullptr : times.as<float>()};
+                      out.data(),
+                      latency ? latency->data() : nullptr};
     make_pool_after_fork();
     Counters done;
     std::optional<Fault> fault;
@@ -112,70 +194,63 @@ class PageReader {
     }
     ++calls_;
     requests_ += count;
-    count_reads(done, sums);
+    count_reads(done, tally ? &*tally : nullptr);
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
 
-  // Exact ranking in rounds; see rounds.hpp. The arrays come checked from memhier.rows.ranking.
-  nb::object rank(nb::handle queries, std::size_t dimension, int type, int metric, std::size_t row_bytes,
-                  nb::handle first, nb::handle files, nb::handle offsets, nb::handle lower, nb::handle ids,
-                  nb::handle thresholds, std::size_t k, std::size_t first_round, std::size_t max_reads,
-                  double deadline, nb::handle workspace,
-                  nb::handle hot_keys, nb::handle hot_pages, std::size_t per_page, nb::list page_rows,
-                  nb::handle out_ids, nb::handle out_distances, nb::handle out_files, nb::handle out_offsets,
-                  nb::handle out_tally, nb::handle tally) {
-    const Buffer query_view(queries, Buffer::Access::read), first_view(first, Buffer::Access::read);
-    const Buffer file_view(files, Buffer::Access::read), offset_view(offsets, Buffer::Access::read);
-    const Buffer lower_view(lower, Buffer::Access::read), id_view(ids, Buffer::Access::read);
-    const Buffer threshold_view(thresholds, Buffer::Access::read), row_view(workspace, Buffer::Access::write);
-    const Buffer key_view(hot_keys, Buffer::Access::read), page_view(hot_pages, Buffer::Access::read);
-    const Buffer found_ids(out_ids, Buffer::Access::write), found(out_distances, Buffer::Access::write);
-    const Buffer found_files(out_files, Buffer::Access::write), found_offsets(out_offsets, Buffer::Access::write);
-    const Buffer found_tally(out_tally, Buffer::Access::write), sums(tally, Buffer::Access::write);
-    const std::size_t count = threshold_view.count<float>(), total = offset_view.count<std::int64_t>();
-    const auto* starts = first_view.as<const std::int64_t>();
-    first_view.require(first_view.count<std::int64_t>() == count + 1 && starts[0] == 0 &&
-                           std::is_sorted(starts, starts + count + 1) && starts[count] == static_cast<std::int64_t>(total),
-                       "first: ascending, from 0 to the number of candidates");
-    query_view.require(dimension > 0 && query_view.count<float>() == count * dimension, "queries: dimension floats each");
-    file_view.require(file_view.count<std::int32_t>() == total && lower_view.count<float>() == total &&
-                          id_view.count<std::int64_t>() == total,
-                      "files, lower, ids: one for each candidate");
-    row_view.require(k > 0 && first_round > 0 && row_bytes > 0 && (row_view.bytes() == 0 || row_view.bytes() >= row_bytes),
-                     "workspace: empty, or room for a row");
-    page_view.require(page_view.bytes() == key_view.count<std::int64_t>() * kPageBytes, "hot_pages: a page for each key");
-    found.require(found.count<float>() == count * k && found_ids.count<std::int64_t>() == count * k &&
-                      found_files.count<std::int32_t>() == count * k && found_offsets.count<std::int64_t>() == count * k &&
-                      found_tally.count<std::int64_t>() == count * 5 && sums.count<std::int64_t>() == 3,
-                  "the results: k, k and 5 for each query; three sums");
-    row_view.require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "type, metric: known");
-    std::vector<Buffer> kept;
-    const std::vector<PageRows> of_pages = take_page_rows(page_rows, kept);
-    row_view.require(per_page == 0 || (per_page * row_bytes <= kPageBytes && row_view.bytes() == 0),
-                     "page_rows: rows that fit their page, which need no workspace");
-    const auto* file_of = file_view.as<const std::int32_t>();
-    const auto* start_of = offset_view.as<const std::int64_t>();
+  // Exact ranking in rounds; see rounds.hpp. The arrays come checked from memhier.rows.ranking. workspace: empty, or
+  // the rows of one submission; hot_pages: a page for each key; page_rows: of every file, where rows lie whole in their
+  // pages.
+  std::optional<Description> rank(const RankRequest& of, const RankResult& result, const Array<std::byte, 2>& workspace,
+                                  const Array<const std::int64_t, 1>& hot_keys,
+                                  const Array<const std::byte, 2>& hot_pages,
+                                  const std::vector<const PageRowArrays*>& page_rows, std::size_t per_page,
+                                  const Sums& tally) {
+    const std::size_t count = of.queries.shape(0), total = of.offsets.size();
+    of.check();
+    result.check(count, of.k);
+    require(workspace.bytes() == 0 || workspace.bytes() >= of.row_bytes, "workspace: empty, or room for a row");
+    require(hot_pages.bytes() == hot_keys.size() * kPageBytes, "hot_pages: a page for each key");
+    require(tally.size() == 3, "tally: three int64");
+    require(per_page == 0 || (per_page * of.row_bytes <= kPageBytes && workspace.bytes() == 0),
+            "page_rows: rows that fit their page, which need no workspace");
+    std::vector<PageRows> of_pages;
+    for (const PageRowArrays* arrays : page_rows) of_pages.push_back(arrays->view());
     for (std::size_t i = 0; per_page > 0 && i < total; ++i) {
       const auto known = [&](const PageRows& rows) {
-        return rows.file == file_of[i] && start_of[i] >= 0 &&
-               start_of[i] / static_cast<std::int64_t>(kPageBytes) * static_cast<std::int64_t>(per_page) < rows.rows;
+        return rows.file == of.files[i] && of.offsets[i] >= 0 &&
+               of.offsets[i] / static_cast<std::int64_t>(kPageBytes) * static_cast<std::int64_t>(per_page) < rows.rows;
       };
-      row_view.require(std::any_of(of_pages.begin(), of_pages.end(), known), "page_rows: the rows of every candidate");
+      require(std::any_of(of_pages.begin(), of_pages.end(), known), "page_rows: the rows of every candidate");
     }
 
     const std::shared_ptr<const Table> table = table_;
-    const auto limit = deadline < 1e9 ? std::chrono::nanoseconds(static_cast<std::int64_t>(deadline * 1e9))
-                                      : std::chrono::nanoseconds::max();
-    const RankBatch batch{query_view.as<const float>(), count, dimension, static_cast<RowType>(type),
-                          static_cast<Metric>(metric), row_bytes, starts, file_view.as<const std::int32_t>(),
-                          offset_view.as<const std::int64_t>(), lower_view.as<const float>(),
-                          id_view.as<const std::int64_t>(), threshold_view.as<const float>(), k, first_round, max_reads, limit,
-                          {row_view.as<std::byte>(), row_view.bytes()},
-                          {{key_view.as<const std::int64_t>(), key_view.count<std::int64_t>()},
-                           page_view.as<const std::byte>()},
-                          per_page, of_pages, found_ids.as<std::int64_t>(), found.as<float>(),
-                          found_files.as<std::int32_t>(), found_offsets.as<std::int64_t>(), found_tally.as<std::int64_t>()};
+    const RankBatch batch{of.queries.data(),
+                          count,
+                          of.queries.shape(1),
+                          static_cast<RowType>(of.type),
+                          static_cast<Metric>(of.metric),
+                          of.row_bytes,
+                          of.first.data(),
+                          of.files.data(),
+                          of.offsets.data(),
+                          of.lower.data(),
+                          of.ids.data(),
+                          of.thresholds.data(),
+                          of.k,
+                          of.first_round,
+                          of.max_reads,
+                          of.time_limit(),
+                          {workspace.data(), workspace.bytes()},
+                          {{hot_keys.data(), hot_keys.size()}, hot_pages.data()},
+                          per_page,
+                          of_pages,
+                          result.ids.data(),
+                          result.distances.data(),
+                          result.files.data(),
+                          result.offsets.data(),
+                          result.tally.data()};
     make_pool_after_fork();
     Counters done;
     std::size_t requests = 0, calls = 0;
@@ -197,13 +272,13 @@ class PageReader {
     }
     ++calls_;
     requests_ += requests;
-    count_reads(done, sums);
+    count_reads(done, &tally);
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
 
-  nb::dict counters() const {
-    nb::dict counts;
+  nb::typed<nb::dict, nb::str, nb::int_> counters() const {
+    nb::typed<nb::dict, nb::str, nb::int_> counts;
     counts["calls"] = calls_;
     counts["requests"] = requests_;
     counts["reads"] = done_.reads;
@@ -233,37 +308,14 @@ class PageReader {
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
-  // What is known of the rows of each file: (file, ids, allowed).
-  static std::vector<PageRows> take_page_rows(const nb::list& items, std::vector<Buffer>& kept) {
-    std::vector<PageRows> found;
-    for (nb::handle item : items) {
-      const auto fields = nb::cast<nb::tuple>(item);
-      const Buffer& ids = kept.emplace_back(fields[1], Buffer::Access::read);
-      const std::size_t width = nb::cast<std::size_t>(fields[1].attr("itemsize"));
-      ids.require(width == 4 || width == 8, "page_rows: ids of 4 or 8 bytes");
-      PageRows rows{nb::cast<std::int32_t>(fields[0]), static_cast<std::int64_t>(ids.bytes() / width),
-                    width == 4 ? ids.as<const std::uint32_t>() : nullptr,
-                    width == 8 ? ids.as<const std::int64_t>() : nullptr, nullptr};
-      if (!fields[2].is_none()) {
-        const Buffer& allowed = kept.emplace_back(fields[2], Buffer::Access::read);
-        allowed.require(allowed.count<std::uint64_t>() >= (static_cast<std::size_t>(rows.rows) + 63) / 64,
-                        "page_rows: a bit for each row");
-        rows.allowed = allowed.as<const std::uint64_t>();
-      }
-      found.push_back(rows);
-    }
-    return found;
-  }
-
-  void count_reads(const Counters& done, const Buffer& sums) {
+  void count_reads(const Counters& done, const Sums* sums) {
     done_.reads += done.reads;
     done_.pages += done.pages;
     done_.bytes += done.bytes;
-    if (sums.empty()) return;
-    auto* sum = sums.as<std::int64_t>();
-    sum[0] += static_cast<std::int64_t>(done.reads);
-    sum[1] += static_cast<std::int64_t>(done.pages);
-    sum[2] += static_cast<std::int64_t>(done.bytes);
+    if (sums == nullptr) return;
+    (*sums)[0] += static_cast<std::int64_t>(done.reads);
+    (*sums)[1] += static_cast<std::int64_t>(done.pages);
+    (*sums)[2] += static_cast<std::int64_t>(done.bytes);
   }
 
   // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
@@ -287,15 +339,14 @@ class PageReader {
     return (files.size() - removed) * sizeof(OpenFile) + files.size() * (sizeof(files[0]) + sizeof(Source*));
   }
 
-  static std::shared_ptr<const OpenFile> open(Source source, nb::handle checksums, nb::object owner) {
-    Buffer view = Buffer::optional(checksums, Buffer::Access::read);
-    if (!view.empty()) {
+  static std::shared_ptr<const OpenFile> open(Source source, Checksums checksums, nb::object owner) {
+    if (checksums) {
       const std::size_t pages = (source.length + kPageBytes - 1) / kPageBytes;
-      view.require(view.count<std::uint32_t>() >= pages, "checksums: one uint32 per page");
-      source.checksums = view.as<const std::uint32_t>();
+      require(checksums->size() >= pages, "checksums: one uint32 per page");
+      source.checksums = checksums->data();
     }
     if (source.direct) source.alignment = direct_alignment(source.fd, kPageBytes);
-    return std::make_shared<const OpenFile>(source, std::move(owner), std::move(view));
+    return std::make_shared<const OpenFile>(source, std::move(owner), std::move(checksums));
   }
 
   const OpenFile& at(int handle) const {
@@ -346,22 +397,33 @@ class PageReader {
 }  // namespace memhier
 
 void register_reader(nb::module_& m) {
-  using memhier::PageReader;
+  using namespace memhier;
+  using namespace nb::literals;
+  nb::class_<PageRowArrays>(m, "PageRows")
+      .def(nb::init<std::int32_t, Ids, std::optional<Array<const std::uint64_t, 1>>>(), nb::kw_only(), "file"_a,
+           "ids"_a, "allowed"_a.none());
+  nb::class_<RankRequest>(m, "RankRequest")
+      .def(nb::init<Array<const float, 2>, int, int, std::size_t, Array<const std::int64_t, 1>,
+                    Array<const std::int32_t, 1>, Array<const std::int64_t, 1>, Array<const float, 1>,
+                    Array<const std::int64_t, 1>, Array<const float, 1>, std::size_t, std::size_t, std::size_t,
+                    double>(),
+           nb::kw_only(), "queries"_a, "type"_a, "metric"_a, "row_bytes"_a, "first"_a, "files"_a, "offsets"_a,
+           "lower"_a, "ids"_a, "thresholds"_a, "k"_a, "first_round"_a, "max_reads"_a, "deadline"_a);
+  nb::class_<RankResult>(m, "RankResult")
+      .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<std::int32_t, 2>, Array<std::int64_t, 2>,
+                    Array<std::int64_t, 2>>(),
+           nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a);
   nb::class_<PageReader>(m, "PageReader")
-      .def(nb::init<std::string, unsigned>(), nb::arg("engine"), nb::arg("depth"))
-      .def("add", &PageReader::add, nb::arg("fd"), nb::arg("direct"), nb::arg("drops_cache"), nb::arg("length"),
-           nb::arg("checksums").none(), nb::arg("file"))
-      .def("extend", &PageReader::extend, nb::arg("handle"), nb::arg("direct"), nb::arg("drops_cache"),
-           nb::arg("length"), nb::arg("checksums").none())
-      .def("remove", &PageReader::remove, nb::arg("handle"))
-      .def("read", &PageReader::read, nb::arg("files"), nb::arg("offsets"), nb::arg("length"), nb::arg("out"),
-           nb::arg("latency").none(), nb::arg("tally").none() = nb::none())
-      .def("rank", &PageReader::rank, nb::arg("queries"), nb::arg("dimension"), nb::arg("type"), nb::arg("metric"),
-           nb::arg("row_bytes"), nb::arg("first"), nb::arg("files"), nb::arg("offsets"), nb::arg("lower"),
-           nb::arg("ids"), nb::arg("thresholds"), nb::arg("k"), nb::arg("first_round"), nb::arg("max_reads"), nb::arg("deadline"),
-           nb::arg("workspace"), nb::arg("hot_keys"), nb::arg("hot_pages"), nb::arg("per_page"),
-           nb::arg("page_rows"), nb::arg("out_ids"), nb::arg("out_distances"), nb::arg("out_files"),
-           nb::arg("out_offsets"), nb::arg("out_tally"), nb::arg("tally"))
+      .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
+      .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
+           "checksums"_a.none(), "file"_a)
+      .def("extend", &PageReader::extend, nb::kw_only(), "handle"_a, "direct"_a, "drops_cache"_a, "length"_a,
+           "checksums"_a.none())
+      .def("remove", &PageReader::remove, "handle"_a)
+      .def("read", &PageReader::read, nb::kw_only(), "files"_a, "offsets"_a, "length"_a, "out"_a,
+           "latency"_a.none() = nb::none(), "tally"_a.none() = nb::none())
+      .def("rank", &PageReader::rank, nb::kw_only(), "request"_a, "result"_a, "workspace"_a, "hot_keys"_a,
+           "hot_pages"_a, "page_rows"_a, "per_page"_a, "tally"_a)
       .def("counters", &PageReader::counters)
       .def("close", &PageReader::close)
       .def_prop_ro("engine", &PageReader::engine)

@@ -18,8 +18,8 @@
 
 namespace memhier {
 
-[[noreturn]] inline void fail(int error, const char* what) {
-  throw std::system_error(error, std::generic_category(), what);
+[[noreturn]] inline void fail(int error, const char* call) {
+  throw std::system_error(error, std::generic_category(), call);
 }
 
 // To how many bytes memory has to be aligned that a direct read of a file writes to; `otherwise` where the system does

@@ -57,7 +57,7 @@ class ThreadPool {
  private:
   // More in flight than this gained nothing on the devices measured, and each costs a switch per read.
   static constexpr unsigned kThreadsMax = 64;
-  static constexpr std::size_t kTouchedStackBytes = 2 * kPageBytes;  // of the stack, what a thread comes to use
+  static constexpr std::size_t kTouchedStackBytes = 2 * kPageBytes;  // the part of its stack that a thread comes to use
 
   struct Task {
     Io* io;

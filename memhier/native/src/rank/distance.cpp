@@ -1,6 +1,7 @@
-// Plain loops that the compiler turns into SIMD, cloned for three levels of x86-64 and chosen when the module is loaded.
+// Plain loops that the compiler turns into SIMD, cloned for three levels of x86-64 and chosen when the module is
+// loaded.
 //
-// `omp simd reduction` is what allows a float sum to be split over lanes; -ffast-math on a cloned function does not
+// `omp simd reduction` allows a float sum to be split over lanes; -ffast-math on a cloned function does not
 // (GCC 12 leaves such a loop scalar). Half precision is the one type GCC does not vectorise by itself: it has its own
 // function with F16C intrinsics.
 #include "rank/distance.hpp"
@@ -9,8 +10,11 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <optional>
 
-#include "bind/buffer.hpp"
+#include <nanobind/stl/optional.h>
+
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "bind/simd.hpp"
 
@@ -173,31 +177,28 @@ const KernelsOfType& kernels_of(RowType type) {
 
 constexpr std::array<std::size_t, kRowTypes> kElementBytes = {4, 2, 2, 1, 1};
 
-void distances_of_objects(nb::handle queries, nb::handle rows, int type, int metric, nb::handle query_of_row,
-                          nb::handle out, bool portable) {
-  const Buffer query(queries, Buffer::Access::read);
-  const Buffer row(rows, Buffer::Access::read, false);
-  const Buffer owner = Buffer::optional(query_of_row, Buffer::Access::read);
-  const Buffer result(out, Buffer::Access::write);
-  query.require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "dtype or metric out of range");
-  query.require(query.axes() == 2 && row.axes() == 2 && query.shape(1) == row.shape(1), "queries, rows: [*, d]");
-  const std::size_t count = row.shape(0);
-  const std::size_t dimension = row.shape(1);
+// queries [q, d]; rows [n, d] of a type, with adjacent elements; query_of_row [n], needed for several queries; out [n].
+void distances_of_arrays(const Array<const float, 2>& queries, const StridedRows& rows, int type, int metric,
+                         const std::optional<Array<const std::int32_t, 1>>& query_of_row, const Array<float, 1>& out,
+                         bool portable) {
+  require(type >= 0 && type < kRowTypes && metric >= 0 && metric < kMetrics, "dtype or metric out of range");
+  require(queries.shape(1) == rows.shape(1), "queries, rows: [*, d]");
+  const std::size_t count = rows.shape(0);
+  const std::size_t dimension = rows.shape(1);
   const auto element = kElementBytes[static_cast<std::size_t>(type)];
-  const bool adjacent = dimension < 2 || count == 0 || row.stride(1) == static_cast<std::ptrdiff_t>(element);
-  row.require(adjacent, "rows: elements must be adjacent");
-  result.require(result.count<float>() == count, "out: one float32 per row");
-  const auto* indices = owner.empty() ? nullptr : owner.as<const std::int32_t>();
+  const bool adjacent = dimension < 2 || count == 0 || rows.stride(1) == static_cast<std::ptrdiff_t>(element);
+  require(adjacent, "rows: elements must be adjacent");
+  require(out.size() == count, "out: one float32 per row");
+  const std::int32_t* indices = query_of_row ? query_of_row->data() : nullptr;
   if (indices != nullptr) {
-    owner.require(owner.count<std::int32_t>() == count, "query_of_row: one int32 per row");
-    const auto limit = static_cast<std::int64_t>(query.shape(0));
-    const bool within = std::all_of(indices, indices + count, [=](auto i) { return i >= 0 && i < limit; });
-    owner.require(within, "query_of_row: out of range");
+    require(query_of_row->size() == count, "query_of_row: one int32 per row");
+    const auto limit = static_cast<std::int64_t>(queries.shape(0));
+    require(std::all_of(indices, indices + count, [=](auto i) { return i >= 0 && i < limit; }),
+            "query_of_row: out of range");
   } else {
-    query.require(query.shape(0) == 1, "query_of_row: needed for several queries");
+    require(queries.shape(0) == 1, "query_of_row: needed for several queries");
   }
-  const DistanceBatch batch{query.as<const float>(), row.as<const std::byte>(), row.stride(0),        count,
-                            dimension,               indices,                   result.as<float>()};
+  const DistanceBatch batch{queries.data(), rows.data(), rows.stride(0), count, dimension, indices, out.data()};
   nb::gil_scoped_release released;
   const auto& kernels = portable ? kKernels[static_cast<std::size_t>(type)] : kernels_of(RowType{type});
   kernels[static_cast<std::size_t>(metric)](batch);
@@ -212,7 +213,7 @@ void distances(const DistanceBatch& batch, RowType type, Metric metric) {
 }  // namespace memhier
 
 void register_distance(nb::module_& m) {
-  m.def("distances", &memhier::distances_of_objects, nb::arg("queries"), nb::arg("rows"), nb::arg("dtype"),
-        nb::arg("metric"), nb::arg("query_of_row").none(), nb::arg("out"), nb::arg("portable") = false,
-        "portable: half precision as on machines without F16C, for tests.");
+  m.def("distances", &memhier::distances_of_arrays, nb::kw_only(), nb::arg("queries"), nb::arg("rows"),
+        nb::arg("dtype"), nb::arg("metric"), nb::arg("query_of_row").none(), nb::arg("out"),
+        nb::arg("portable") = false, "portable: half precision as on machines without F16C, for tests.");
 }

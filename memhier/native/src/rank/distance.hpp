@@ -13,13 +13,13 @@ constexpr int kRowTypes = 5;
 constexpr int kMetrics = 3;
 
 struct DistanceBatch {
-  const float* queries;           // [queries, dimension]
-  const std::byte* rows;          // row i starts at rows + i * row_stride, at any alignment
-  std::ptrdiff_t row_stride;      // bytes
-  std::size_t count;              // rows
-  std::size_t dimension;          // elements per row
+  const float* queries;              // [queries, dimension]
+  const std::byte* rows;             // row i starts at rows + i * row_stride, at any alignment
+  std::ptrdiff_t row_stride;         // bytes
+  std::size_t count;                 // rows
+  std::size_t dimension;             // elements per row
   const std::int32_t* query_of_row;  // [count], within the queries; null: the first query for every row
-  float* out;                     // [count]
+  float* out;                        // [count]
 };
 
 // Fills batch.out; smaller is nearer.

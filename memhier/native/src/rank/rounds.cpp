@@ -1,3 +1,4 @@
+// The rounds of reads: choice of rows or pages, their ranking as they land, and the stop.
 #include "rank/rounds.hpp"
 
 #include <algorithm>
@@ -8,7 +9,7 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // After the first round, as many at a time as are worth a wait: fewer would cost rounds, more reads that a bound would
-// save. In proportion to what was ranked before, so that even a hard query takes few rounds.
+// save. In proportion to the rows ranked before, so that even a hard query takes few rounds.
 constexpr std::size_t kLeastRound = 8;
 
 std::size_t next_round(std::int64_t ranked) { return std::max(kLeastRound, static_cast<std::size_t>(ranked) / 2); }
@@ -27,20 +28,20 @@ Rounds::Rounds(const RankBatch& batch, Read read)
     : batch_(batch), fetch_(std::move(read)), nearest_(batch.count), next_(batch.first, batch.first + batch.count),
       taken_(batch.per_page > 0 ? 0 : static_cast<std::size_t>(batch.first[batch.count])),
       read_(batch.per_page > 0 ? batch.count : 0) {
-  for (auto& heap : nearest_) heap.reserve(batch.k);
+  for (auto& heap : nearest_) heap = TopK<Nearest>(batch.k);
   distances_.resize(batch.per_page);  // now: nothing may throw while reads are on their way
   std::fill_n(batch.out_tally, batch.count * 5, 0);
 }
 
 std::optional<Fault> Rounds::run() {
-  const Clock::time_point end = batch_.deadline == std::chrono::nanoseconds::max() ? Clock::time_point::max()
-                                                                                  : Clock::now() + batch_.deadline;
+  const Clock::time_point end =
+      batch_.deadline == std::chrono::nanoseconds::max() ? Clock::time_point::max() : Clock::now() + batch_.deadline;
   std::vector<std::uint32_t> active(batch_.count);
   for (std::uint32_t query = 0; query < batch_.count; ++query) active[query] = query;
   while (!active.empty()) {
     wanted_.clear();
     std::erase_if(active, [this](std::uint32_t query) { return !choose(query); });
-    // In the order of the files, so that what several want of a page is read together.
+    // In the order of the files, so that rows that share a page are read together.
     std::sort(wanted_.begin(), wanted_.end(), [this](const Wanted& a, const Wanted& b) {
       const std::int32_t file_a = batch_.files[a.candidate], file_b = batch_.files[b.candidate];
       return file_a != file_b ? file_a < file_b : batch_.offsets[a.candidate] < batch_.offsets[b.candidate];
@@ -57,7 +58,7 @@ std::optional<Fault> Rounds::run() {
 
 float Rounds::threshold(std::uint32_t query) const {
   const auto& heap = nearest_[query];
-  return std::min(batch_.thresholds[query], heap.size() < batch_.k ? kInfinity : heap.front().distance);
+  return std::min(batch_.thresholds[query], heap.is_full() ? heap.last().distance : kInfinity);
 }
 
 std::int64_t Rounds::page_key(std::int64_t candidate) const {
@@ -72,7 +73,7 @@ bool Rounds::is_hot(std::int64_t key) const {
   return std::binary_search(batch_.hot.keys.begin(), batch_.hot.keys.end(), key);
 }
 
-// Adds to wanted_ what this round is to read for a query; false once it needs nothing more.
+// Adds to wanted_ the candidates that this round reads for a query; false once it needs nothing more.
 bool Rounds::choose(std::uint32_t query) {
   const std::int64_t stop = batch_.first[query + 1];
   const float most = threshold(query);
@@ -148,12 +149,14 @@ void Rounds::add_page_mates(std::uint32_t query, float most) {
   }
 }
 
-// Ranks what is wanted, rows or whole pages, each as soon as it is read, while the rest is on its way.
+// Ranks the rows or whole pages wanted, each as soon as it is read, while the rest is on its way.
 std::optional<Fault> Rounds::rank_as_they_land() {
   const bool whole = batch_.per_page > 0;
   const auto rank = [this, whole](const Wanted& item, const std::byte* at) {
-    if (whole) rank_page(item, at);
-    else rank_row(item, at);
+    if (whole)
+      rank_page(item, at);
+    else
+      rank_row(item, at);
   };
   files_.clear();
   offsets_.clear();
@@ -194,9 +197,8 @@ std::optional<Fault> Rounds::rank_part(std::span<const Wanted> wanted) {
   cold_.clear();
   for (const Wanted& item : wanted) {
     const auto offset = static_cast<std::uint64_t>(batch_.offsets[item.candidate]);
-    const std::byte* page = in_one_page(item.candidate)
-                                ? batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes)
-                                : nullptr;
+    const std::byte* page =
+        in_one_page(item.candidate) ? batch_.hot.find(batch_.files[item.candidate], offset / kPageBytes) : nullptr;
     if (page != nullptr) {
       rank_row(item, page + offset % kPageBytes);
       continue;
@@ -216,9 +218,11 @@ std::optional<Fault> Rounds::rank_part(std::span<const Wanted> wanted) {
 void Rounds::rank_row(const Wanted& item, const std::byte* row) {
   ++tally(item.query)[0];
   float distance = 0;
-  distances({batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
-            batch_.type, batch_.metric);
-  offer(item.query, {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
+  distances(
+      {batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
+      batch_.type, batch_.metric);
+  offer(item.query,
+        {distance, batch_.files[item.candidate], batch_.ids[item.candidate], batch_.offsets[item.candidate]});
 }
 
 void Rounds::rank_page(const Wanted& item, const std::byte* page) {
@@ -245,26 +249,17 @@ void Rounds::offer(std::uint32_t query, const Nearest& found) {
   Nearest item = found;
   // Rounding takes equal directions just below.
   if (batch_.metric == Metric::cosine) item.distance = std::max(item.distance, 0.0F);
-  auto& heap = nearest_[query];
-  if (heap.size() < batch_.k) {
-    heap.push_back(item);
-    std::push_heap(heap.begin(), heap.end());
-  } else if (item < heap.front()) {
-    std::pop_heap(heap.begin(), heap.end());
-    heap.back() = item;
-    std::push_heap(heap.begin(), heap.end());
-  }
+  nearest_[query].offer(item);
 }
 
 void Rounds::finish() {
   for (std::size_t query = 0; query < batch_.count; ++query) {
-    auto& heap = nearest_[query];
-    std::sort_heap(heap.begin(), heap.end());
+    const std::vector<Nearest>& found = nearest_[query].sort();
     for (std::size_t i = 0; i < batch_.k; ++i) {
-      batch_.out_ids[query * batch_.k + i] = i < heap.size() ? heap[i].id : -1;
-      batch_.out_distances[query * batch_.k + i] = i < heap.size() ? heap[i].distance : kInfinity;
-      batch_.out_files[query * batch_.k + i] = i < heap.size() ? heap[i].file : -1;
-      batch_.out_offsets[query * batch_.k + i] = i < heap.size() ? heap[i].offset : -1;
+      batch_.out_ids[query * batch_.k + i] = i < found.size() ? found[i].id : -1;
+      batch_.out_distances[query * batch_.k + i] = i < found.size() ? found[i].distance : kInfinity;
+      batch_.out_files[query * batch_.k + i] = i < found.size() ? found[i].file : -1;
+      batch_.out_offsets[query * batch_.k + i] = i < found.size() ? found[i].offset : -1;
     }
   }
 }

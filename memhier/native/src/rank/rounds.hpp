@@ -10,6 +10,7 @@
 
 #include "io/context.hpp"
 #include "rank/distance.hpp"
+#include "rank/top_k.hpp"
 
 namespace memhier {
 
@@ -24,8 +25,8 @@ struct HotPages {
   const std::byte* find(std::int32_t file, std::uint64_t page) const;
 };
 
-// The rows of a file that packs them in pages: row i lies in page i / per_page. What is on a page that was read is ranked
-// whether it was a candidate or not.
+// The rows of a file that packs them in pages: row i lies in page i / per_page. Every row of a page that was
+// read is ranked, a candidate or not.
 struct PageRows {
   std::int32_t file;
   std::int64_t rows;
@@ -33,7 +34,9 @@ struct PageRows {
   const std::int64_t* long_ids;
   const std::uint64_t* allowed;  // a bit for each row that may be found, or null for all
 
-  std::int64_t id(std::int64_t row) const { return short_ids != nullptr ? std::int64_t{short_ids[row]} : long_ids[row]; }
+  std::int64_t id(std::int64_t row) const {
+    return short_ids != nullptr ? std::int64_t{short_ids[row]} : long_ids[row];
+  }
   bool allows(std::int64_t row) const {
     return allowed == nullptr || (allowed[row >> 6] >> (static_cast<std::uint64_t>(row) & 63) & 1) != 0;
   }
@@ -50,19 +53,19 @@ struct RankBatch {
   const std::int32_t* files;    // of each candidate, its file,
   const std::int64_t* offsets;  // where in it its row starts,
   const float* lower;           // the least distance it may have,
-  const std::int64_t* ids;      // and what to call it
-  const float* thresholds;      // [count]: what is sure to be no nearer than the k-th nearest
+  const std::int64_t* ids;      // and its id in the result
+  const float* thresholds;      // [count]: a distance that the k-th nearest is sure not to exceed
   std::size_t k;
-  std::size_t first_round;                // candidates of it
-  std::size_t max_reads;                  // pages a query
-  std::chrono::nanoseconds deadline;      // for the whole call
-  std::span<std::byte> workspace;         // for rows on their way that straddle pages; empty where none does
+  std::size_t first_round;            // candidates of it
+  std::size_t max_reads;              // pages a query
+  std::chrono::nanoseconds deadline;  // for the whole call
+  std::span<std::byte> workspace;     // for rows on their way that straddle pages; empty where none does
   HotPages hot;
-  std::size_t per_page;  // rows of a page, where whole pages are ranked; 0 where only candidates are
+  std::size_t per_page;                 // rows of a page, where whole pages are ranked; 0 where only candidates are
   std::span<const PageRows> page_rows;  // then of every file
-  std::int64_t* out_ids;    // [count, k], -1 where there is none
-  float* out_distances;     // [count, k], infinity where there is none
-  std::int32_t* out_files;  // [count, k]: where each lies, -1 where there is none
+  std::int64_t* out_ids;                // [count, k], -1 where there is none
+  float* out_distances;                 // [count, k], infinity where there is none
+  std::int32_t* out_files;              // [count, k]: where each lies, -1 where there is none
   std::int64_t* out_offsets;
   std::int64_t* out_tally;  // [count, 5]: rows ranked, pages read, pages found in DRAM, rounds, why it stopped
 };
@@ -110,11 +113,11 @@ class Rounds {
 
   const RankBatch& batch_;
   Read fetch_;
-  std::vector<std::vector<Nearest>> nearest_;  // by query, a max-heap
-  std::vector<std::int64_t> next_;             // by query, the first candidate not looked at
-  std::vector<bool> taken_;                    // by candidate
+  std::vector<TopK<Nearest>> nearest_;           // by query
+  std::vector<std::int64_t> next_;               // by query, the first candidate not looked at
+  std::vector<bool> taken_;                      // by candidate
   std::vector<std::vector<std::int64_t>> read_;  // by query, the pages that are ranked whole, ascending
-  std::vector<Wanted> wanted_, cold_;  // of this round; and of these, what is not held in DRAM
+  std::vector<Wanted> wanted_, cold_;            // of this round; and those of them not held in DRAM
   std::vector<std::int64_t> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
   std::vector<std::int32_t> files_;
   std::vector<std::int64_t> offsets_;

@@ -1,3 +1,4 @@
+// The inner products by three instruction sets, with equal results.
 #include "scan/code_dot.hpp"
 
 #include <algorithm>
@@ -23,8 +24,8 @@ constexpr std::size_t kTogether = 4;  // blocks: as many chains of additions, no
 
 Instructions instructions(Instructions most) {
 #if defined(__x86_64__)
-  static const bool wide = __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
-                           __builtin_cpu_supports("avx512vl");
+  static const bool wide =
+      __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
   static const bool some = __builtin_cpu_supports("avx2");
   return std::min(most, wide ? Instructions::kAvx512 : some ? Instructions::kAvx2 : Instructions::kPlain);
 #else
@@ -44,7 +45,7 @@ ByteQuery::ByteQuery(const CodeFormat& format, Instructions most)
       axis = std::min(last, axis + chunks_.back().bytes * (8 / width));
     }
   }
-  // Fields past the last dimension are zero in every code, so it does not matter what of the query they meet.
+  // Fields past the last dimension are zero in every code, so it does not matter which of the query's bytes they meet.
   bytes_.resize(format.coded_dimensions() + kStride);
 }
 
@@ -219,7 +220,8 @@ MEMHIER_AVX2_INLINE __m256i products(__m256i bytes, const std::int8_t* query, st
     const __m256i pairs = _mm256_maddubs_epi16(values, _mm256_set1_epi32(word));
     if constexpr (width == 8)
       sum = _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, field == 0 ? one : _mm256_set1_epi16(16)));
-    else sum = _mm256_add_epi16(sum, pairs);
+    else
+      sum = _mm256_add_epi16(sum, pairs);
   }
   return width == 8 ? sum : _mm256_madd_epi16(sum, one);
 }
@@ -256,10 +258,14 @@ MEMHIER_AVX2 void ByteQuery::dot_avx2(const std::uint8_t* block, std::int32_t* s
   for (const Chunk& chunk : chunks_) {
     const std::int8_t* query = bytes_.data() + chunk.query;
     const std::uint8_t* bytes = block + chunk.at * kRows;
-    if (chunk.width == 8) add_chunk_avx2<8>(bytes, chunk.bytes, query, sum);
-    else if (chunk.width == 4) add_chunk_avx2<4>(bytes, chunk.bytes, query, sum);
-    else if (chunk.width == 2) add_chunk_avx2<2>(bytes, chunk.bytes, query, sum);
-    else add_chunk_avx2<1>(bytes, chunk.bytes, query, sum);
+    if (chunk.width == 8)
+      add_chunk_avx2<8>(bytes, chunk.bytes, query, sum);
+    else if (chunk.width == 4)
+      add_chunk_avx2<4>(bytes, chunk.bytes, query, sum);
+    else if (chunk.width == 2)
+      add_chunk_avx2<2>(bytes, chunk.bytes, query, sum);
+    else
+      add_chunk_avx2<1>(bytes, chunk.bytes, query, sum);
   }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums), sum[0]);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + kRows / 2), sum[1]);
@@ -317,10 +323,14 @@ MEMHIER_VNNI_INLINE void dot_together(const std::uint8_t* const* block, const Ch
   for (int j = 0; j < blocks; ++j) sum[j] = _mm512_setzero_si512();
   for (const auto& chunk : chunks) {
     const std::int8_t* query = bytes + chunk.query;
-    if (chunk.width == 8) add_chunk<blocks, 8>(block, chunk.at, chunk.bytes, query, sum);
-    else if (chunk.width == 4) add_chunk<blocks, 4>(block, chunk.at, chunk.bytes, query, sum);
-    else if (chunk.width == 2) add_chunk<blocks, 2>(block, chunk.at, chunk.bytes, query, sum);
-    else add_chunk<blocks, 1>(block, chunk.at, chunk.bytes, query, sum);
+    if (chunk.width == 8)
+      add_chunk<blocks, 8>(block, chunk.at, chunk.bytes, query, sum);
+    else if (chunk.width == 4)
+      add_chunk<blocks, 4>(block, chunk.at, chunk.bytes, query, sum);
+    else if (chunk.width == 2)
+      add_chunk<blocks, 2>(block, chunk.at, chunk.bytes, query, sum);
+    else
+      add_chunk<blocks, 1>(block, chunk.at, chunk.bytes, query, sum);
   }
 #pragma GCC unroll kTogether
   for (int j = 0; j < blocks; ++j) _mm512_storeu_si512(sums + static_cast<std::size_t>(j) * kRows, sum[j]);

@@ -12,9 +12,9 @@ namespace memhier {
 // chunks of up to 64 of them: field s of byte b in a chunk of c bytes is dimension s * c + b of that chunk, so that a
 // chunk unpacks by shifts alone.
 //
-// Codes lie in blocks of 16 rows. Of each chunk a block has the first four bytes of all its rows, then the next four, at
-// last the two and the one that are left, so that one load brings the same bytes of 16 codes, and their inner products
-// end in 16 lanes. The rows after the last whole block lie one after the other.
+// Codes lie in blocks of 16 rows. Of each chunk a block has the first four bytes of all its rows, then the next four,
+// at last the two and the one that are left, so that one load brings the same bytes of 16 codes, and their inner
+// products end in 16 lanes. The rows after the last whole block lie one after the other.
 struct CodeFormat {
   static constexpr std::size_t kBlockRows = 16;
   static constexpr std::array<int, 4> kWidths = {8, 4, 2, 1};
@@ -29,9 +29,7 @@ struct CodeFormat {
     for (std::size_t group = 0; group < 4; ++group) sum += group_bytes(group);
     return sum;
   }
-  std::size_t coded_dimensions() const {
-    return dimensions[0] + dimensions[1] + dimensions[2] + dimensions[3];
-  }
+  std::size_t coded_dimensions() const { return dimensions[0] + dimensions[1] + dimensions[2] + dimensions[3]; }
 };
 
 // Some of the 16 rows of a block.
@@ -40,10 +38,10 @@ struct RowGroup {
   std::uint16_t wanted;  // a bit for each
 };
 
-// What a processor may have, the least first.
+// Instruction sets that a processor may have, the least first.
 enum class Instructions { kPlain, kAvx2, kAvx512 };
 
-// What this processor has, but no more than `most`.
+// The instruction set of this processor, but no more than `most`.
 Instructions instructions(Instructions most);
 
 // One query as signed bytes, in the order of the dimensions.
@@ -55,12 +53,13 @@ class ByteQuery {
   void assign(const float* values, float largest);
 
   float scale() const { return scale_; }
-  // What a code of half its range in every dimension gives: sum over dimensions of (2^width - 1) / 2 * byte.
+  // The product of a code of half its range in every dimension: sum over dimensions of (2^width - 1) / 2 * byte.
   float offset() const { return offset_; }
 
   // sums[16 g + i] = sum over dimensions of field * byte, for row i of group g if it is wanted, of codes of which there
   // are `total` from `base` on.
-  void dot(const std::uint8_t* base, std::size_t total, const RowGroup* groups, std::size_t count, std::int32_t* sums) const;
+  void dot(const std::uint8_t* base, std::size_t total, const RowGroup* groups, std::size_t count,
+           std::int32_t* sums) const;
 
  private:
   struct Chunk {

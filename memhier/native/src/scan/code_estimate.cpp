@@ -1,3 +1,4 @@
+// Estimates and margins by three instruction sets.
 #include "scan/code_estimate.hpp"
 
 #include <algorithm>
@@ -52,7 +53,8 @@ void estimate_plain(Block& block, std::size_t group, const Numbers& numbers, con
     const float squared = of.squares * radius, sum = of.squared + radius * squared;
     const float terms = of.terms + radius * (squared + of.lengths);
     estimates[i] = sum - 2 * of.unit * product;
-    const float wrong = error == kUnknown ? kInfinity : units * std::bit_cast<float>(of.error.least + error * of.error.step);
+    const float wrong =
+        error == kUnknown ? kInfinity : units * std::bit_cast<float>(of.error.least + error * of.error.step);
     const float margin = std::max(of.distance, of.nearest * radius) * wrong + kRounding * terms;
     margins[i] = margin == margin ? margin : kInfinity;  // nothing is known where no errors meet an infinite one
   }
@@ -93,7 +95,8 @@ MEMHIER_AVX512 Residual subtract_avx512(const float* query, const std::uint16_t*
   __m512 squares = _mm512_setzero_ps(), largest = _mm512_setzero_ps();
   for (std::size_t t = 0; t < dimension; t += 16) {
     const __mmask16 present = first_of(dimension - t);
-    const __m512 difference = _mm512_sub_ps(_mm512_maskz_loadu_ps(present, query + t), take_halves(present, centroid + t));
+    const __m512 difference =
+        _mm512_sub_ps(_mm512_maskz_loadu_ps(present, query + t), take_halves(present, centroid + t));
     const __m512 scaled = _mm512_mul_ps(difference, _mm512_maskz_loadu_ps(present, by + t));
     _mm512_mask_storeu_ps(out + t, present, scaled);
     squares = _mm512_fmadd_ps(difference, difference, squares);
@@ -128,8 +131,7 @@ MEMHIER_AVX512 void estimate_avx512(Block& block, const Numbers& numbers, const 
         units, _mm512_castsi512_ps(_mm512_add_epi32(factor_least, _mm512_mullo_epi32(factor_byte, factor_step))));
     const __m512 known = _mm512_mul_ps(
         units, _mm512_castsi512_ps(_mm512_add_epi32(error_least, _mm512_mullo_epi32(error_byte, error_step))));
-    const __m512 error =
-        _mm512_mask_mov_ps(known, _mm512_cmpeq_epi32_mask(error_byte, low), _mm512_set1_ps(kInfinity));
+    const __m512 error = _mm512_mask_mov_ps(known, _mm512_cmpeq_epi32_mask(error_byte, low), _mm512_set1_ps(kInfinity));
     const __m512 field = _mm512_sub_ps(_mm512_cvtepi32_ps(_mm512_loadu_si512(block.sums + i)), offset);
     const __m512 product = _mm512_mul_ps(_mm512_mul_ps(factor, scale), field);
     const __m512 squared = _mm512_mul_ps(_mm512_set1_ps(of.squares), radius);

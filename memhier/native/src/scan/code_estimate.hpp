@@ -16,7 +16,7 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 struct Residual {
   float squared;   // |q - c|^2
   float distance;  // its root
-  float largest;   // magnitude of what was put out
+  float largest;   // magnitude of the numbers put out
 };
 
 // out[dimension] = (query - centroid) * by, of which the centroid is fp16.
@@ -26,7 +26,7 @@ Residual subtract_centroid(const float* query, const std::uint16_t* centroid, co
 // The inner product of a query with a centroid of fp16.
 float centroid_product(const float* query, const std::uint16_t* centroid, std::size_t dimension, Instructions use);
 
-// Of all rows the radius, fp16 in units, and in two bytes what factor and error are of it: the factor's in the lower.
+// The radius of every row, fp16 in units, and in two bytes the ratios of factor and error to it, the factor's lower.
 struct Numbers {
   const std::uint16_t *radius, *ratios;
   std::size_t rows;
@@ -39,13 +39,14 @@ struct RatioScale {
 };
 constexpr std::int32_t kUnknown = 255;
 
-// What the estimates of a list's rows have in common. They are of |q - x|^2, or of -2 <q, x>, where q stands for q - c.
+// The terms that the estimates of a list's rows have in common. They are of |q - x|^2, or of -2 <q, x>, where q stands
+// for q - c.
 struct Terms {
   float squared;   // |q - c|^2, or -2 <q, c>
   float squares;   // how often a row's squared radius counts: 1, or 0
   float terms;     // magnitude of `squared`
   float lengths;   // how often a row's radius counts among the terms: 0, or 2 |q|
-  float distance;  // |q - c|, or what stands for |q|, times what a margin is in errors
+  float distance;  // |q - c|, or its stand-in for |q|, times the errors of a margin
   float nearest;   // the least distance by a row's radius, likewise
   float scale, offset, unit;
   RatioScale factor, error;

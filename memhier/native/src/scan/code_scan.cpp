@@ -1,89 +1,59 @@
 // Scan of bit-packed residual codes in inverted lists, with a bound on every distance (RaBitQ: Gao, Long 2024; several
 // bits a dimension: Gao et al. 2025; more bits where the variance is: as in SAQ, 2025).
 //
-// A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x - c|,
-// a factor f and an error e, both by what they are of r, so that <x - c, y> is about f * <a (u - half), y> for every y, wrong by some e |y|. From
-// these come an estimate of |x - q|^2 and, `eps` errors below and above, its bounds. Only what may be among the k nearest
-// by its lower bound is handed on: at most the k-th smallest upper bound. For inner products the same is done with
-// -2 <q, x> = -2 <q, c> - 2 <q, x - c>: no norm of a vector counts, so that norms may vary as they will.
+// A vector x in the list of centroid c is kept as fields u and three numbers, in units of the usual |x - c|: r = |x -
+// c|, a factor f and an error e, both as ratios to r, so that <x - c, y> is about f * <a (u - half), y> for
+// every y, wrong by some e |y|. From these come an estimate of |x - q|^2 and, `eps` errors below and above, its bounds.
+// Only rows whose lower bound is at most the k-th smallest upper bound are handed on. For
+// inner products the same is done with -2 <q, x> = -2 <q, c> - 2 <q, x - c>: no norm of a vector counts, so that norms
+// may vary as they will.
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <stdexcept>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/vector.h>
 
+#include "bind/array.hpp"
+#include "bind/module.hpp"
+#include "rank/top_k.hpp"
 #include "scan/code_dot.hpp"
 #include "scan/code_estimate.hpp"
-#include "bind/module.hpp"
-#include "bind/simd.hpp"
 
 namespace nb = nanobind;
 
 namespace memhier {
 namespace {
 
-constexpr std::size_t kLine = 64;    // bytes of the processor's caches
-constexpr std::int64_t kAhead = 512;  // rows of a list at most that are asked for before it is scanned
+constexpr std::size_t kLine = 64;        // bytes of the processor's caches
+constexpr std::int64_t kAhead = 512;     // rows of a list at most that are asked for before it is scanned
 constexpr std::size_t kAskedLines = 96;  // in the time that a block of rows is scanned
 constexpr std::int64_t kRowsOfGroup = CodeFormat::kBlockRows;
-constexpr int kPartShift = 40;       // a position is the number of its part, then 40 bits of row
+constexpr int kPartShift = 40;  // a position is the number of its part, then 40 bits of row
 // A query nearer to the centroid than this share of a vector's radius has bounds as if it were as far: what half
 // precision loses of the radius counts whole, not by the query's distance, at the widest bounds of all (8 errors).
 constexpr float kNearest = 0.125F;
 
-// What a query of inner products has in place of its distances to centroids.
+// The numbers of a query of inner products that stand for its distances to centroids.
 struct Spread {
   float wrong;  // a standard error, of those it would have were its axes weighted as those of residuals are
-  float along;  // of a residual's length, what lies along the query as a rule
+  float along;  // the usual share of a residual's length along the query
 };
 
 // Spreads of a list's residuals beyond its centroid that its best vector is taken to lie: REACH of the plain twin.
 constexpr float kBest = 2.0F;
 
-struct Candidate {
-  float lower;
-  float estimate;
-  std::int64_t position;
-  bool operator<(const Candidate& other) const {
-    return lower < other.lower || (lower == other.lower && position < other.position);
-  }
-};
+// Of a query, the k-th smallest value seen.
+using Smallest = TopK<float>;
+float kth_of(const Smallest& smallest) { return smallest.is_full() ? smallest.last() : kInfinity; }
 
-// The k-th smallest of the values seen.
-class KthSmallest {
- public:
-  explicit KthSmallest(std::size_t k) : k_(k) { values_.reserve(k); }
-  void clear() { values_.clear(); }
-  float value() const { return values_.size() < k_ ? kInfinity : values_.front(); }
-  void offer(float value) {
-    if (values_.size() < k_) {
-      values_.push_back(value);
-      std::push_heap(values_.begin(), values_.end());
-    } else if (value < values_.front()) {
-      std::pop_heap(values_.begin(), values_.end());
-      values_.back() = value;
-      std::push_heap(values_.begin(), values_.end());
-    }
-  }
+using Found = Candidate<std::int64_t>;  // key: the lower bound; row: the position
 
- private:
-  std::size_t k_;
-  std::vector<float> values_;
-};
-
-// Which lists are looked at: those up to the first, after `least` of them, that lies `gap` k-th distances beyond the nearest. So a query to which many lists are
-// nearly equally near looks at all of these. For inner products, where distances have no zero: up to the first of which
-// the best vector as a rule lies `gap` spreads beyond the k-th.
-struct Reach {
-  std::int64_t least;
-  float gap;
-};
-
-// What may still be among the nearest. Holds at most twice `limit` candidates.
+// The candidates that may still be among the nearest, at most twice `limit` of them.
 class Admitted {
  public:
   Admitted(std::size_t k, std::size_t limit) : upper_(k), limit_(limit) { items_.reserve(2 * limit); }
@@ -95,8 +65,8 @@ class Admitted {
     most_ = cut_ = most;
     truncated_ = false;
   }
-  float threshold() const { return std::min(upper_.value(), cut_); }
-  void offer(const Candidate& candidate, float upper) {
+  float threshold() const { return std::min(kth_of(upper_), cut_); }
+  void offer(const Found& candidate, float upper) {
     upper_.offer(upper);
     if (items_.size() == 2 * limit_) shrink();
     items_.push_back(candidate);
@@ -104,38 +74,36 @@ class Admitted {
   // Leaves the admitted in order, and returns the threshold.
   float finish() {
     shrink();
-    std::sort(items_.begin(), items_.end());
-    const float most = std::min(upper_.value(), most_);
-    truncated_ = truncated_ && cut_ <= most;  // what was dropped and lies beyond would not have been admitted
+    std::sort(items_.begin(), items_.end(), Nearer{});
+    const float most = std::min(kth_of(upper_), most_);
+    truncated_ = truncated_ && cut_ <= most;  // those dropped beyond it would not have been admitted
     return most;
   }
-  const std::vector<Candidate>& items() const { return items_; }
+  const std::vector<Found>& items() const { return items_; }
   bool truncated() const { return truncated_; }
 
  private:
   void shrink() {
-    const float most = upper_.value();
-    std::erase_if(items_, [most](const Candidate& item) { return item.lower > most; });
+    const float most = kth_of(upper_);
+    std::erase_if(items_, [most](const Found& item) { return item.key > most; });
     if (items_.size() <= limit_) return;
-    std::nth_element(items_.begin(), items_.begin() + static_cast<std::ptrdiff_t>(limit_), items_.end());
-    cut_ = items_[limit_].lower;
+    cut_ = keep_first(items_, limit_, Nearer{});
     truncated_ = true;
-    items_.resize(limit_);
   }
 
-  KthSmallest upper_;
+  Smallest upper_;
   std::size_t limit_;
   float most_ = kInfinity, cut_ = kInfinity;
   bool truncated_ = false;
-  std::vector<Candidate> items_;
+  std::vector<Found> items_;
 };
 
 // Rows that were written together: their codes in list order.
 struct Part {
-  const std::int64_t* starts;  // [lists + 1]
-  const std::uint8_t* codes;   // [rows, bytes]
-  const std::uint16_t* radius;  // fp16 [rows], in units
-  const std::uint16_t* ratios;  // [rows]: of factor and error to it
+  const std::int64_t* starts;    // [lists + 1]
+  const std::uint8_t* codes;     // [rows, bytes]
+  const std::uint16_t* radius;   // fp16 [rows], in units
+  const std::uint16_t* ratios;   // [rows]: of factor and error to it
   const std::uint64_t* allowed;  // a bit for each row, or null for all
   std::int64_t rows;
 
@@ -161,7 +129,10 @@ struct Part {
 // Memory that will be read soon.
 class Ahead {
  public:
-  void clear() { ranges_.clear(); next_ = 0; }
+  void clear() {
+    ranges_.clear();
+    next_ = 0;
+  }
   void add(const void* start, std::size_t bytes) {
     const auto* first = static_cast<const char*>(start);
     if (bytes > 0) ranges_.push_back({first, first + bytes});
@@ -177,19 +148,56 @@ class Ahead {
   }
 
  private:
-  struct Range { const char *at, *end; };
+  struct Range {
+    const char *at, *end;
+  };
   std::vector<Range> ranges_;
   std::size_t next_ = 0;
 };
 
+// How the codes of all parts were made.
+struct CodeBook {
+  CodeFormat format{};
+  Array<const float, 1> alpha;  // [coded dimensions]
+  float unit;
+  RatioScale factor, error;
+
+  // dimensions: how many of the first axes have 8, 4, 2 and 1 bits; ratios: least and step of factors, then of errors.
+  CodeBook(const Array<const std::int64_t, 1>& dimensions, Array<const float, 1> alpha_, float unit_,
+           const Array<const std::int32_t, 1>& ratios)
+      : alpha(std::move(alpha_)), unit(unit_) {
+    require(dimensions.shape(0) == 4 && ratios.shape(0) == 4, "code_scan: four counts of dimensions, two scales");
+    for (std::size_t group = 0; group < 4; ++group) {
+      require(dimensions[group] >= 0, "code_scan: counts of dimensions are not negative");
+      format.dimensions[group] = static_cast<std::size_t>(dimensions[group]);
+    }
+    require(format.coded_dimensions() == alpha.shape(0), "code_scan: alpha has a number for each coded dimension");
+    factor = {ratios[0], ratios[1]};
+    error = {ratios[2], ratios[3]};
+  }
+};
+
+// The limits of one call: neighbours, and errors between an estimate and its bounds.
+//
+// The lists that a query looks at: after the first `least`, those up to the first that lies `gap` k-th distances beyond
+// the nearest, so that a query to which many lists are nearly equally near looks at all of these. For inner products,
+// where distances have no zero: those up to the first whose best vector, as a rule, lies `gap` spreads beyond the k-th.
+struct ScanLimits {
+  std::size_t k;
+  float eps;
+  std::int64_t least;
+  float gap;
+};
+
 class Scanner {
  public:
-  Scanner(const CodeFormat& format, std::size_t dimension, const float* alpha, std::vector<Part> parts, float unit,
-          RatioScale factor, RatioScale error, std::size_t k, float eps, std::size_t limit, Instructions most)
-      : code_bytes_(format.bytes()), dimension_(dimension), alpha_(dimension), parts_(std::move(parts)),
-        unit_(unit), factor_(factor), error_(error), margin_(2 * eps * unit), use_(instructions(most)), query_(format, most),
-        residual_(dimension), nearest_(k), admitted_(k, limit) {
-    std::copy_n(alpha, format.coded_dimensions(), alpha_.begin());  // axes without bits count for the distance alone
+  Scanner(const CodeBook& book, std::size_t dimension, std::vector<Part> parts, const ScanLimits& limits,
+          std::size_t most_kept, Instructions most)
+      : book_(book), code_bytes_(book.format.bytes()), dimension_(dimension), alpha_(dimension),
+        parts_(std::move(parts)), margin_(2 * limits.eps * book.unit), limits_(limits), use_(instructions(most)),
+        query_(book.format, most), residual_(dimension), nearest_(limits.k), admitted_(limits.k, most_kept) {
+    std::copy_n(book.alpha.data(), book.alpha.size(),
+                alpha_.begin());  // axes without bits count for the distance alone
   }
 
   // Begins with a query; `inner` where inner products are looked for.
@@ -212,17 +220,17 @@ class Scanner {
   }
 
   // Scans a list, unless none of its rows may be found, or it ends the search.
-  void scan(const std::uint16_t* centroid, std::int64_t list, float radius, const Reach& reach) {
+  void scan(const std::uint16_t* centroid, std::int64_t list, float radius) {
     const auto holds = [list](const Part& part) { return part.first_wanted(list) < part.starts[list + 1]; };
     if (std::none_of(parts_.begin(), parts_.end(), holds)) return;
     Terms terms{};
-    if (!(inner_ == nullptr ? near_enough(centroid, reach, terms) : large_enough(centroid, radius, reach, terms))) return;
+    if (!(inner_ == nullptr ? near_enough(centroid, terms) : large_enough(centroid, radius, terms))) return;
     ++probed;
     terms.scale = query_.scale();
     terms.offset = query_.offset();
-    terms.unit = unit_;
-    terms.factor = factor_;
-    terms.error = error_;
+    terms.unit = book_.unit;
+    terms.factor = book_.factor;
+    terms.error = book_.error;
     for (std::size_t p = 0; p < parts_.size(); ++p) {
       const Part& part = parts_[p];
       const auto rows = static_cast<std::size_t>(part.rows);
@@ -235,9 +243,9 @@ class Scanner {
     }
   }
 
-  // Notes what scanning a list will read, to ask for it bit by bit while one before it is scanned: lists are short, and a
-  // processor that guesses what is read next has seen too little of each; asked for at once, it is more than the processor
-  // can wait for and go on.
+  // Notes what scanning a list will read, to ask for it bit by bit while one before it is scanned: lists are short, and
+  // a processor that guesses what is read next has seen too little of each; asked for at once, it is more than the
+  // processor can wait for and go on.
   void prefetch(const std::uint16_t* centroid, std::int64_t list) {
     ahead_.clear();
     ahead_.add(centroid, dimension_ * sizeof(std::uint16_t));
@@ -254,7 +262,7 @@ class Scanner {
     }
   }
 
-  // Asks for what of it was not yet asked for.
+  // Asks for the rest of it.
   void prefetch_rest() { ahead_.ask(SIZE_MAX); }
 
   // Whether no further list is to be looked at.
@@ -266,11 +274,11 @@ class Scanner {
 
  private:
   // Fills the terms of a list by distances, unless it ends the search: then false.
-  bool near_enough(const std::uint16_t* centroid, const Reach& reach, Terms& terms) {
+  bool near_enough(const std::uint16_t* centroid, Terms& terms) {
     const Residual residual = subtract_centroid(wanted_, centroid, alpha_.data(), dimension_, residual_.data(), use_);
-    const float kth = std::min(nearest_.value(), most_);
+    const float kth = std::min(kth_of(nearest_), most_);
     if (probed == 0) first_ = residual.squared;
-    if (ends_at(residual.squared - first_, std::fabs(kth), kth, reach)) return false;
+    if (ends_at(residual.squared - first_, std::fabs(kth), kth)) return false;
     query_.assign(residual_.data(), residual.largest);
     terms.squared = terms.terms = residual.squared;
     terms.squares = 1;
@@ -280,12 +288,12 @@ class Scanner {
   }
 
   // The same by inner products with a query of length 1.
-  bool large_enough(const std::uint16_t* centroid, float radius, const Reach& reach, Terms& terms) {
+  bool large_enough(const std::uint16_t* centroid, float radius, Terms& terms) {
     const float squared = -2 * centroid_product(wanted_, centroid, dimension_, use_);
-    const float kth = std::min(nearest_.value(), most_);
+    const float kth = std::min(kth_of(nearest_), most_);
     widest_ = std::max(widest_, radius);
     const float away = squared - kBest * 2 * inner_->along * radius;
-    if (ends_at(away - kth, 2 * inner_->along * widest_, kth, reach)) return false;
+    if (ends_at(away - kth, 2 * inner_->along * widest_, kth)) return false;
     terms.squared = squared;
     terms.terms = std::fabs(squared);
     terms.lengths = 2;
@@ -293,9 +301,9 @@ class Scanner {
     return true;
   }
 
-  // Whether no list is looked at from this on, which lies so far beyond what the query wants.
-  bool ends_at(float beyond, float unit, float kth, const Reach& reach) {
-    closed_ = probed >= reach.least && kth < kInfinity && beyond >= reach.gap * unit;
+  // Whether the scan ends at a list that lies so far beyond the rows wanted.
+  bool ends_at(float beyond, float unit, float kth) {
+    closed_ = probed >= limits_.least && kth < kInfinity && beyond >= limits_.gap * unit;
     return closed_;
   }
 
@@ -334,12 +342,12 @@ class Scanner {
     }
   }
 
+  const CodeBook& book_;
   const std::size_t code_bytes_, dimension_;
   std::vector<float> alpha_;
   const std::vector<Part> parts_;
-  const float unit_;
-  const RatioScale factor_, error_;
   const float margin_;
+  const ScanLimits& limits_;
   const Instructions use_;
   float most_ = kInfinity;
   float first_ = 0;   // squared distance of the first list
@@ -349,113 +357,129 @@ class Scanner {
   const Spread* inner_ = nullptr;
   ByteQuery query_;
   std::vector<float> residual_;
-  KthSmallest nearest_;
+  Smallest nearest_;
   Admitted admitted_;
   Block block_{};
   Ahead ahead_;
 };
 
-template <class T, int axes>
-using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
+// Queries and the lists to look at: [q, d]; [q, p] list numbers, nearest first, -1 for none; [q], the largest distance
+// wanted; and for inner products a Spread of each query, [q, 2].
+struct ScanQueries {
+  Array<const float, 2> queries;
+  Array<const std::int64_t, 2> probes;
+  Array<const float, 1> most;
+  std::optional<Array<const float, 2>> inner;
 
-void require(bool holds, const char* what) {
-  if (!holds) throw std::invalid_argument(what);
-}
-
-Part take_part(nb::handle item, std::size_t lists, std::size_t code_bytes) {
-  const auto fields = nb::cast<nb::tuple>(item);
-  require(fields.size() == 4, "code_scan: a part is (starts, codes, numbers, allowed)");
-  const auto starts = nb::cast<Array<const std::int64_t, 1>>(fields[0]);
-  const auto codes = nb::cast<Array<const std::uint8_t, 2>>(fields[1]);
-  const auto numbers = nb::cast<Array<const std::uint16_t, 2>>(fields[2]);
-  const std::size_t rows = codes.shape(0);
-  require(starts.shape(0) == lists + 1 && codes.shape(1) == code_bytes && numbers.shape(0) == 2 &&
-              numbers.shape(1) == rows && rows <= UINT32_MAX,
-          "code_scan: the arrays of a part do not fit together");
-  const std::int64_t* start = starts.data();
-  for (std::size_t list = 0; list < lists; ++list)
-    require(start[list] >= 0 && start[list] <= start[list + 1] && start[list + 1] <= static_cast<std::int64_t>(rows),
-            "code_scan: list starts must ascend within the codes");
-  Part part{start, codes.data(), numbers.data(), numbers.data() + rows, nullptr, static_cast<std::int64_t>(rows)};
-  if (!fields[3].is_none()) {
-    const auto allowed = nb::cast<Array<const std::uint64_t, 1>>(fields[3]);
-    require(allowed.shape(0) >= (rows + 63) / 64, "code_scan: allowed needs a bit for each row");
-    part.allowed = allowed.data();
+  void check() const {
+    const std::size_t count = queries.shape(0);
+    require(probes.shape(0) == count && most.shape(0) == count, "code_scan: array shapes do not fit together");
+    require(!inner || inner->has_shape(count, 2), "code_scan: inner has two numbers of each query");
   }
-  return part;
-}
+};
 
-// queries [q, d]; probes [q, p] list numbers, nearest first, -1 for none; centroids fp16 [lists, d]; radii [lists];
-// dimensions: how many of the first d have 8, 4, 2 and 1 bits; alpha [coded]; parts: tuples of starts [lists + 1],
-// codes [n, bytes], numbers uint16 [2, n] and allowed uint64 or None; ratios: least and step of factors, then of errors; most [q]: the largest distance wanted;
-// inner: None, or for inner products [q, 2], a Spread of each query. Fills
-// positions, lower bounds and estimates [q, limit] in ascending order of the bound, their counts [q], thresholds [q],
-// and [q, 4]: lists probed, codes scanned, whether candidates were dropped for lack of room, whether the probes ended before
-// one was `gap` k-th distances beyond the first, after at least `least` lists. `instructions` is for tests: 0 uses what any
-// processor has, 1 no more than AVX2, 2 all that there is.
-void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probes,
-               Array<const std::uint16_t, 2> centroids, Array<const float, 1> radii,
-               Array<const std::int64_t, 1> dimensions, Array<const float, 1> alpha, nb::list parts, float unit,
-               Array<const std::int32_t, 1> ratios,
-               std::size_t k, float eps, std::int64_t least, float gap, Array<const float, 1> most,
-               nb::object inner, Array<std::int64_t, 2> positions,
-               Array<float, 2> lower, Array<float, 2> estimates, Array<std::int64_t, 1> counts, Array<float, 1> thresholds,
-               Array<std::int64_t, 2> tally, int instructions) {
-  const std::size_t count = queries.shape(0), dimension = queries.shape(1), lists = centroids.shape(0);
-  const std::size_t limit = positions.shape(1), probe_count = probes.shape(1);
-  require(dimensions.shape(0) == 4 && ratios.shape(0) == 4, "code_scan: four counts of dimensions, two scales");
-  const RatioScale factor{ratios.data()[0], ratios.data()[1]}, error{ratios.data()[2], ratios.data()[3]};
-  CodeFormat format{};
-  for (std::size_t group = 0; group < 4; ++group) {
-    require(dimensions.data()[group] >= 0, "code_scan: counts of dimensions are not negative");
-    format.dimensions[group] = static_cast<std::size_t>(dimensions.data()[group]);
+// Centroids fp16 [lists, d] and radii [lists].
+struct CodeLists {
+  Array<const std::uint16_t, 2> centroids;
+  Array<const float, 1> radii;
+};
+
+// Rows that were written together: starts [lists + 1], codes [n, bytes], numbers [2, n], allowed: a bit for each row.
+struct CodedPart {
+  Array<const std::int64_t, 1> starts;
+  Array<const std::uint8_t, 2> codes;
+  Array<const std::uint16_t, 2> numbers;
+  std::optional<Array<const std::uint64_t, 1>> allowed;
+
+  Part part(std::size_t lists, std::size_t code_bytes) const {
+    const std::size_t rows = codes.shape(0);
+    require(starts.shape(0) == lists + 1 && codes.shape(1) == code_bytes && numbers.has_shape(2, rows) &&
+                rows <= UINT32_MAX,
+            "code_scan: the arrays of a part do not fit together");
+    for (std::size_t list = 0; list < lists; ++list)
+      require(
+          starts[list] >= 0 && starts[list] <= starts[list + 1] && starts[list + 1] <= static_cast<std::int64_t>(rows),
+          "code_scan: list starts must ascend within the codes");
+    require(!allowed || allowed->shape(0) >= (rows + 63) / 64, "code_scan: allowed needs a bit for each row");
+    return {starts.data(),
+            codes.data(),
+            numbers.data(),
+            numbers.data() + rows,
+            allowed ? allowed->data() : nullptr,
+            static_cast<std::int64_t>(rows)};
   }
-  require(format.coded_dimensions() <= dimension && format.coded_dimensions() == alpha.shape(0) &&
-              centroids.shape(1) == dimension && radii.shape(0) == lists && probes.shape(0) == count &&
-              most.shape(0) == count && positions.shape(0) == count && lower.shape(0) == count && lower.shape(1) == limit &&
-              estimates.shape(0) == count && estimates.shape(1) == limit && counts.shape(0) == count &&
-              thresholds.shape(0) == count && tally.shape(0) == count && tally.shape(1) == 4,
+};
+
+// The candidates of each query, [q, limit] in ascending order of the lower bound; how many they are and the threshold
+// they passed, [q]; and [q, 4]: lists probed, codes scanned, whether candidates were dropped for lack of room, and
+// whether the probes ended before the reach did.
+struct ScanResult {
+  Array<std::int64_t, 2> positions;
+  Array<float, 2> lower, estimates;
+  Array<std::int64_t, 1> counts;
+  Array<float, 1> thresholds;
+  Array<std::int64_t, 2> tally;
+
+  void check(std::size_t count) const {
+    const std::size_t limit = positions.shape(1);
+    require(positions.shape(0) == count && lower.has_shape(count, limit) && estimates.has_shape(count, limit) &&
+                counts.shape(0) == count && thresholds.shape(0) == count && tally.has_shape(count, 4),
+            "code_scan: the arrays of a result do not fit together");
+  }
+
+  void fill(std::size_t q, Scanner& scanner) const {
+    const std::size_t limit = positions.shape(1);
+    thresholds[q] = scanner.admitted().finish();
+    const std::vector<Found>& items = scanner.admitted().items();
+    for (std::size_t i = 0; i < items.size(); ++i) {
+      positions[q * limit + i] = items[i].row;
+      lower[q * limit + i] = items[i].key;
+      estimates[q * limit + i] = items[i].estimate;
+    }
+    counts[q] = static_cast<std::int64_t>(items.size());
+    tally[q * 4] = scanner.probed;
+    tally[q * 4 + 1] = scanner.scanned;
+    tally[q * 4 + 2] = scanner.admitted().truncated() ? 1 : 0;
+    tally[q * 4 + 3] = scanner.closed() ? 0 : 1;
+  }
+};
+
+// `instructions` is for tests: 0 uses the instructions of any processor, 1 no more than AVX2, 2 all that there are.
+void code_scan(const ScanQueries& of, const CodeLists& lists, const CodeBook& book,
+               const std::vector<const CodedPart*>& parts, const ScanLimits& limits, const ScanResult& result,
+               int instructions) {
+  const std::size_t count = of.queries.shape(0), dimension = of.queries.shape(1), probe_count = of.probes.shape(1);
+  const std::size_t list_count = lists.centroids.shape(0), limit = result.positions.shape(1);
+  of.check();
+  result.check(count);
+  require(book.format.coded_dimensions() <= dimension && lists.centroids.shape(1) == dimension &&
+              lists.radii.shape(0) == list_count,
           "code_scan: array shapes do not fit together");
-  std::vector<Spread> spreads;
-  if (!inner.is_none()) {
-    const auto of_queries = nb::cast<Array<const float, 2>>(inner);
-    require(of_queries.shape(0) == count && of_queries.shape(1) == 2, "code_scan: inner has two numbers of each query");
-    for (std::size_t q = 0; q < count; ++q) spreads.push_back({of_queries(q, 0), of_queries(q, 1)});
-  }
   require(instructions >= 0 && instructions <= 2, "code_scan: instructions is 0, 1 or 2");
-  require(k >= 1 && limit >= k, "code_scan: k must be at least 1 and at most limit");
+  require(limits.k >= 1 && limit >= limits.k, "code_scan: k must be at least 1 and at most limit");
   std::vector<Part> taken;
-  for (nb::handle item : parts) taken.push_back(take_part(item, lists, format.bytes()));
+  for (const CodedPart* part : parts) taken.push_back(part->part(list_count, book.format.bytes()));
   for (std::size_t i = 0; i < count * probe_count; ++i)
-    require(probes.data()[i] >= -1 && probes.data()[i] < static_cast<std::int64_t>(lists),
+    require(of.probes[i] >= -1 && of.probes[i] < static_cast<std::int64_t>(list_count),
             "code_scan: list number out of range");
 
   nb::gil_scoped_release released;
-  Scanner scanner(format, dimension, alpha.data(), std::move(taken), unit, factor, error, k, eps, limit,
-                  static_cast<Instructions>(instructions));
-  const Reach reach{least, gap};
+  Scanner scanner(book, dimension, std::move(taken), limits, limit, static_cast<Instructions>(instructions));
+  const auto centroid_of = [&](std::int64_t list) {
+    return lists.centroids.data() + static_cast<std::size_t>(list) * dimension;
+  };
   for (std::size_t q = 0; q < count; ++q) {
-    scanner.start(queries.data() + q * dimension, most.data()[q], spreads.empty() ? nullptr : &spreads[q]);
+    const Spread spread = of.inner ? Spread{(*of.inner)[2 * q], (*of.inner)[2 * q + 1]} : Spread{};
+    scanner.start(of.queries.data() + q * dimension, of.most[q], of.inner ? &spread : nullptr);
+    const std::int64_t* probes = of.probes.data() + q * probe_count;
     for (std::size_t p = 0; p < probe_count && !scanner.closed(); ++p) {
-      const std::int64_t list = probes.data()[q * probe_count + p];
-      if (list < 0) continue;
-      const std::int64_t next = p + 2 < probe_count ? probes.data()[q * probe_count + p + 2] : -1;
-      if (next >= 0) scanner.prefetch(centroids.data() + static_cast<std::size_t>(next) * dimension, next);
-      scanner.scan(centroids.data() + static_cast<std::size_t>(list) * dimension, list, radii.data()[list], reach);
+      if (probes[p] < 0) continue;
+      const std::int64_t next = p + 2 < probe_count ? probes[p + 2] : -1;
+      if (next >= 0) scanner.prefetch(centroid_of(next), next);
+      scanner.scan(centroid_of(probes[p]), probes[p], lists.radii[static_cast<std::size_t>(probes[p])]);
       scanner.prefetch_rest();
     }
-    thresholds.data()[q] = scanner.admitted().finish();
-    const std::vector<Candidate>& items = scanner.admitted().items();
-    for (std::size_t i = 0; i < items.size(); ++i) {
-      positions.data()[q * limit + i] = items[i].position;
-      lower.data()[q * limit + i] = items[i].lower;
-      estimates.data()[q * limit + i] = items[i].estimate;
-    }
-    counts.data()[q] = static_cast<std::int64_t>(items.size());
-    tally.data()[q * 4] = scanner.probed;
-    tally.data()[q * 4 + 1] = scanner.scanned;
-    tally.data()[q * 4 + 2] = scanner.admitted().truncated() ? 1 : 0;
-    tally.data()[q * 4 + 3] = scanner.closed() ? 0 : 1;
+    result.fill(q, scanner);
   }
 }
 
@@ -463,8 +487,28 @@ void code_scan(Array<const float, 2> queries, Array<const std::int64_t, 2> probe
 }  // namespace memhier
 
 void register_code_scan(nb::module_& m) {
-  m.def("code_scan", &memhier::code_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"),
-        nb::arg("radii"), nb::arg("dimensions"), nb::arg("alpha"), nb::arg("parts"), nb::arg("unit"), nb::arg("ratios"), nb::arg("k"), nb::arg("eps"),
-        nb::arg("least"), nb::arg("gap"), nb::arg("most"), nb::arg("inner").none(), nb::arg("positions"), nb::arg("lower"), nb::arg("estimates"), nb::arg("counts"),
-        nb::arg("thresholds"), nb::arg("tally"), nb::arg("instructions") = static_cast<int>(memhier::Instructions::kAvx512));
+  using namespace memhier;
+  using namespace nb::literals;
+  nb::class_<ScanQueries>(m, "ScanQueries")
+      .def(nb::init<Array<const float, 2>, Array<const std::int64_t, 2>, Array<const float, 1>,
+                    std::optional<Array<const float, 2>>>(),
+           nb::kw_only(), "queries"_a, "probes"_a, "most"_a, "inner"_a.none());
+  nb::class_<CodeLists>(m, "CodeLists")
+      .def(nb::init<Array<const std::uint16_t, 2>, Array<const float, 1>>(), nb::kw_only(), "centroids"_a, "radii"_a);
+  nb::class_<CodeBook>(m, "CodeBook")
+      .def(nb::init<const Array<const std::int64_t, 1>&, Array<const float, 1>, float,
+                    const Array<const std::int32_t, 1>&>(),
+           nb::kw_only(), "dimensions"_a, "alpha"_a, "unit"_a, "ratios"_a);
+  nb::class_<CodedPart>(m, "CodedPart")
+      .def(nb::init<Array<const std::int64_t, 1>, Array<const std::uint8_t, 2>, Array<const std::uint16_t, 2>,
+                    std::optional<Array<const std::uint64_t, 1>>>(),
+           nb::kw_only(), "starts"_a, "codes"_a, "numbers"_a, "allowed"_a.none());
+  nb::class_<ScanLimits>(m, "ScanLimits")
+      .def(nb::init<std::size_t, float, std::int64_t, float>(), nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a);
+  nb::class_<ScanResult>(m, "ScanResult")
+      .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<float, 2>, Array<std::int64_t, 1>, Array<float, 1>,
+                    Array<std::int64_t, 2>>(),
+           nb::kw_only(), "positions"_a, "lower"_a, "estimates"_a, "counts"_a, "thresholds"_a, "tally"_a);
+  m.def("code_scan", &code_scan, nb::kw_only(), "queries"_a, "lists"_a, "book"_a, "parts"_a, "limits"_a, "result"_a,
+        "instructions"_a = static_cast<int>(Instructions::kAvx512));
 }

@@ -3,15 +3,12 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
-#include <stdexcept>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
-#include "rank/distance.hpp"
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "bind/simd.hpp"
+#include "rank/distance.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -22,10 +19,7 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-template <class T, int axes>
-using Array = nb::ndarray<T, nb::ndim<axes>, nb::c_contig, nb::device::cpu>;
-
-constexpr std::size_t kRows = 4096;  // compared at a time
+constexpr std::size_t kRows = 4096;   // compared at a time
 constexpr std::size_t kGroup = 8;     // rows of which the nearest stands for them
 constexpr std::size_t kTogether = 4;  // queries for which a row is loaded and converted once
 
@@ -70,8 +64,7 @@ __attribute__((target("avx512f,avx512dq"))) void measure_avx512(const float* que
 void measure(const float* queries, std::size_t together, const std::uint16_t* rows, std::size_t count,
              std::size_t dimension, float* away) {
 #if defined(__x86_64__)
-  if (kHasAvx512 && together == kTogether)
-    return measure_avx512<kTogether>(queries, rows, count, dimension, away);
+  if (kHasAvx512 && together == kTogether) return measure_avx512<kTogether>(queries, rows, count, dimension, away);
   if (kHasAvx512) {
     for (std::size_t q = 0; q < together; ++q)
       measure_avx512<1>(queries + q * dimension, rows, count, dimension, away + q * count);
@@ -79,10 +72,10 @@ void measure(const float* queries, std::size_t together, const std::uint16_t* ro
   }
 #endif
   for (std::size_t q = 0; q < together; ++q)
-    distances({queries + q * dimension, reinterpret_cast<const std::byte*>(rows),
-               static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr,
-               away + q * count},
-              RowType::float16, Metric::l2);
+    distances(
+        {queries + q * dimension, reinterpret_cast<const std::byte*>(rows),
+         static_cast<std::ptrdiff_t>(dimension * sizeof(std::uint16_t)), count, dimension, nullptr, away + q * count},
+        RowType::float16, Metric::l2);
 }
 
 // Bits of floats that are not negative order as these do, and those of NaN after all.
@@ -98,7 +91,7 @@ void least_of_groups(const float* away, std::size_t groups, std::uint32_t* least
       least[group] = std::min(least[group], order_of(away[each * groups + group]));
 }
 
-// What at least `wanted` do not exceed, and few more: of the least of every group, the wanted-th.
+// A distance that at least `wanted` rows do not exceed, and few more: the wanted-th of the groups' least.
 std::uint32_t bound_of(const float* away, std::size_t count, std::size_t wanted, std::vector<std::uint32_t>& least) {
   const std::size_t groups = count / kGroup;
   if (wanted > groups) return UINT32_MAX;
@@ -114,7 +107,10 @@ class Nearest {
  public:
   explicit Nearest(std::size_t wanted) : wanted_(wanted), keys_(2 * wanted + kRows) {}
 
-  void clear() { kept_ = 0; bound_ = UINT32_MAX; }
+  void clear() {
+    kept_ = 0;
+    bound_ = UINT32_MAX;
+  }
 
   // Takes the distances of rows from `first` on, of at most kRows; `least` is room.
   void add(const float* away, std::size_t first, std::size_t count, std::vector<std::uint32_t>& least) {
@@ -150,12 +146,13 @@ class Nearest {
   std::vector<std::uint64_t> keys_;   // distance above, number below
 };
 
-// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number. Takes
-// no more room for more rows.
-void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> rows, Array<std::int64_t, 2> nearest) {
+// queries [q, d]; rows fp16 [n, d]; fills nearest [q, p] with row numbers, by distance and at equal ones by number.
+// Takes no more room for more rows.
+void nearest_rows(const Array<const float, 2>& queries, const Array<const std::uint16_t, 2>& rows,
+                  const Array<std::int64_t, 2>& nearest) {
   const std::size_t dimension = queries.shape(1), total = rows.shape(0), wanted = nearest.shape(1);
-  if (rows.shape(1) != dimension || nearest.shape(0) != queries.shape(0) || wanted > total || total > UINT32_MAX)
-    throw std::invalid_argument("nearest_rows: array shapes do not fit together");
+  require(rows.shape(1) == dimension && nearest.shape(0) == queries.shape(0) && wanted <= total && total <= UINT32_MAX,
+          "nearest_rows: array shapes do not fit together");
   if (wanted == 0) return;
 
   nb::gil_scoped_release released;
@@ -168,7 +165,8 @@ void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> r
     for (Nearest& each : found) each.clear();
     for (std::size_t row = 0; row < total; row += kRows) {
       const std::size_t count = std::min(kRows, total - row);
-      measure(queries.data() + first * dimension, together, rows.data() + row * dimension, count, dimension, away.data());
+      measure(queries.data() + first * dimension, together, rows.data() + row * dimension, count, dimension,
+              away.data());
       for (std::size_t q = 0; q < together; ++q) found[q].add(away.data() + q * count, row, count, least);
     }
     for (std::size_t q = 0; q < together; ++q) found[q].finish(nearest.data() + (first + q) * wanted);
@@ -179,5 +177,5 @@ void nearest_rows(Array<const float, 2> queries, Array<const std::uint16_t, 2> r
 }  // namespace memhier
 
 void register_nearest_lists(nb::module_& m) {
-  m.def("nearest_rows", &memhier::nearest_rows, nb::arg("queries"), nb::arg("rows"), nb::arg("nearest"));
+  m.def("nearest_rows", &memhier::nearest_rows, nb::kw_only(), nb::arg("queries"), nb::arg("rows"), nb::arg("nearest"));
 }

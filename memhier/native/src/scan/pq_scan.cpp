@@ -8,14 +8,13 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <stdexcept>
+#include <utility>
 #include <vector>
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "bind/simd.hpp"
+#include "rank/top_k.hpp"
 
 namespace nb = nanobind;
 
@@ -23,54 +22,8 @@ namespace memhier {
 namespace {
 
 constexpr size_t kCodes = 256;  // one byte selects a sub-centroid
-constexpr size_t kTile = 32;   // of them at a time
-constexpr size_t kGroup = 4;   // lists whose tables are made together
-
-struct Candidate {
-  float distance;
-  int64_t position;
-  // Ties break by position so that the result does not depend on the order of the scan.
-  bool operator<(const Candidate& other) const {
-    return distance < other.distance || (distance == other.distance && position < other.position);
-  }
-};
-
-// The k nearest candidates seen so far, as a max-heap whose root is the one to beat.
-class NearestHeap {
- public:
-  explicit NearestHeap(size_t capacity) : capacity_(capacity) { items_.reserve(capacity); }
-
-  void clear() { items_.clear(); }
-
-  float threshold() const {
-    return items_.size() < capacity_ ? std::numeric_limits<float>::infinity() : items_.front().distance;
-  }
-
-  void offer(Candidate candidate) {
-    if (items_.size() < capacity_) {
-      items_.push_back(candidate);
-      std::push_heap(items_.begin(), items_.end());
-    } else if (candidate < items_.front()) {
-      std::pop_heap(items_.begin(), items_.end());
-      items_.back() = candidate;
-      std::push_heap(items_.begin(), items_.end());
-    }
-  }
-
-  // Writes the nearest first; the tail is filled with position -1 at infinite distance.
-  void drain(int64_t* positions, float* distances) {
-    std::sort_heap(items_.begin(), items_.end());
-    for (size_t i = 0; i < capacity_; ++i) {
-      const bool found = i < items_.size();
-      positions[i] = found ? items_[i].position : -1;
-      distances[i] = found ? items_[i].distance : std::numeric_limits<float>::infinity();
-    }
-  }
-
- private:
-  size_t capacity_;
-  std::vector<Candidate> items_;
-};
+constexpr size_t kTile = 32;    // of them at a time
+constexpr size_t kGroup = 4;    // lists whose tables are made together
 
 MEMHIER_CLONES
 void subtract_centroid(const float* query, const uint16_t* centroid, size_t dim, float* residual) {
@@ -136,45 +89,48 @@ float code_distance(const uint8_t* code, const float* table, size_t subvectors) 
   return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-using FloatMatrix = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using FloatCube = nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
-using ListMatrix = nb::ndarray<const int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using HalfMatrix = nb::ndarray<const uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Starts = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Codes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Positions = nb::ndarray<int64_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Distances = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// Codes in list order, and the sub-centroids that they stand for.
+struct ProductLists {
+  Array<const std::uint16_t, 2> centroids;  // fp16 [lists, d]
+  Array<const std::int64_t, 1> starts;      // [lists + 1]
+  Array<const std::uint8_t, 2> codes;       // [n, m]
+  Array<const float, 3> codebook;           // [m, width, 256] with m * width == d
 
-// queries [q, d] float32; probes [q, p] list numbers, -1 for none; centroids [lists, d] fp16; starts [lists + 1];
-// codes [n, m]; codebook [m, width, 256] with m * width == d; fills positions and distances [q, k].
-// For inner products distances are -2 <q, x>. Returns the number of codes scanned.
-size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Starts starts, Codes codes,
-               FloatCube codebook, bool inner, Positions positions, Distances distances) {
-  const size_t count = queries.shape(0), dim = queries.shape(1), lists = centroids.shape(0);
-  const size_t subvectors = codebook.shape(0), width = codebook.shape(1), k = positions.shape(1);
-  if (probes.shape(0) != count || positions.shape(0) != count || distances.shape(0) != count ||
-      distances.shape(1) != k || centroids.shape(1) != dim || starts.shape(0) != lists + 1 ||
-      codes.shape(1) != subvectors || subvectors * width != dim || codebook.shape(2) != kCodes) {
-    throw std::invalid_argument("pq_scan: array shapes do not fit together");
+  void check() const {
+    const std::size_t lists = centroids.shape(0), subvectors = codebook.shape(0);
+    const auto total = static_cast<std::int64_t>(codes.shape(0));
+    require(starts.shape(0) == lists + 1 && codes.shape(1) == subvectors &&
+                subvectors * codebook.shape(1) == centroids.shape(1) && codebook.shape(2) == kCodes,
+            "pq_scan: array shapes do not fit together");
+    for (std::size_t list = 0; list < lists; ++list)
+      require(starts[list] >= 0 && starts[list] <= starts[list + 1] && starts[list + 1] <= total,
+              "pq_scan: list starts must ascend within the codes");
   }
-  const int64_t total = static_cast<int64_t>(codes.shape(0));
-  const int64_t* start = starts.data();
-  for (size_t list = 0; list < lists; ++list) {
-    if (start[list] < 0 || start[list] > start[list + 1] || start[list + 1] > total) {
-      throw std::invalid_argument("pq_scan: list starts must ascend within the codes");
-    }
-  }
-  if (k == 0) throw std::invalid_argument("pq_scan: k must be at least 1");
+};
+
+// queries [q, d]; probes [q, p] list numbers, -1 for none; fills positions and distances [q, k], nearest first, with
+// position -1 at infinite distance where there are fewer. For inner products distances are -2 <q, x>. Returns the
+// number of codes scanned.
+size_t pq_scan(const Array<const float, 2>& queries, const Array<const std::int64_t, 2>& probes, const ProductLists& of,
+               bool inner, const Array<std::int64_t, 2>& positions, const Array<float, 2>& distances) {
+  const size_t count = queries.shape(0), dim = queries.shape(1), lists = of.centroids.shape(0);
+  const size_t subvectors = of.codebook.shape(0), width = of.codebook.shape(1), k = positions.shape(1);
+  const auto& centroids = of.centroids;
+  const auto& codebook = of.codebook;
+  const auto& codes = of.codes;
+  of.check();
+  require(probes.shape(0) == count && positions.shape(0) == count && distances.has_shape(count, k) &&
+              of.centroids.shape(1) == dim,
+          "pq_scan: array shapes do not fit together");
+  require(k > 0, "pq_scan: k must be at least 1");
+  const int64_t* start = of.starts.data();
   const size_t probe_count = probes.shape(1);
-  for (size_t i = 0; i < count * probe_count; ++i) {
-    if (probes.data()[i] < -1 || probes.data()[i] >= static_cast<int64_t>(lists)) {
-      throw std::invalid_argument("pq_scan: list number out of range");
-    }
-  }
+  for (size_t i = 0; i < count * probe_count; ++i)
+    require(probes[i] >= -1 && probes[i] < static_cast<int64_t>(lists), "pq_scan: list number out of range");
 
   nb::gil_scoped_release released;
   std::vector<float> residuals(kGroup * dim), tables(kGroup * subvectors * kCodes);
-  NearestHeap nearest(std::min(k, static_cast<size_t>(total)));
+  TopK<Candidate<std::int64_t>, Nearer> nearest(std::min(k, codes.shape(0)));
   size_t scanned = 0;
   for (size_t q = 0; q < count; ++q) {
     nearest.clear();
@@ -202,17 +158,15 @@ size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Sta
         const uint8_t* code = codes.data() + static_cast<size_t>(start[group[g]]) * subvectors;
         for (int64_t position = start[group[g]]; position < start[group[g] + 1]; ++position, code += subvectors) {
           const float distance = base[g] + code_distance(code, table, subvectors);
-          if (distance <= nearest.threshold()) nearest.offer({distance, position});
+          nearest.offer({distance, distance, position});
         }
         scanned += static_cast<size_t>(start[group[g] + 1] - start[group[g]]);
       }
     }
-    int64_t* out_positions = positions.data() + q * k;
-    float* out_distances = distances.data() + q * k;
-    nearest.drain(out_positions, out_distances);
-    for (size_t i = std::min(k, static_cast<size_t>(total)); i < k; ++i) {
-      out_positions[i] = -1;
-      out_distances[i] = std::numeric_limits<float>::infinity();
+    const auto& found = nearest.sort();
+    for (size_t i = 0; i < k; ++i) {
+      positions[q * k + i] = i < found.size() ? found[i].row : -1;
+      distances[q * k + i] = i < found.size() ? found[i].key : std::numeric_limits<float>::infinity();
     }
   }
   return scanned;
@@ -222,6 +176,12 @@ size_t pq_scan(FloatMatrix queries, ListMatrix probes, HalfMatrix centroids, Sta
 }  // namespace memhier
 
 void register_pq_scan(nb::module_& m) {
-  m.def("pq_scan", &memhier::pq_scan, nb::arg("queries"), nb::arg("probes"), nb::arg("centroids"), nb::arg("starts"),
-        nb::arg("codes"), nb::arg("codebook"), nb::arg("inner"), nb::arg("positions"), nb::arg("distances"));
+  using namespace memhier;
+  using namespace nb::literals;
+  nb::class_<ProductLists>(m, "ProductLists")
+      .def(nb::init<Array<const std::uint16_t, 2>, Array<const std::int64_t, 1>, Array<const std::uint8_t, 2>,
+                    Array<const float, 3>>(),
+           nb::kw_only(), "centroids"_a, "starts"_a, "codes"_a, "codebook"_a);
+  m.def("pq_scan", &pq_scan, nb::kw_only(), "queries"_a, "probes"_a, "lists"_a, "inner"_a, "positions"_a,
+        "distances"_a);
 }

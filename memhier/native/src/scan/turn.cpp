@@ -2,11 +2,8 @@
 // and those of several searches at a time wait for each other longer than the product takes.
 #include <algorithm>
 #include <cstddef>
-#include <stdexcept>
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
-
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "bind/simd.hpp"
 
@@ -19,10 +16,7 @@ namespace nb = nanobind;
 namespace memhier {
 namespace {
 
-template <class T>
-using Matrix = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-// What one call multiplies: vectors [n, d] by matrix [d, d]. Every number of the product is summed in the same order,
+// The operands of one call: vectors [n, d] by matrix [d, d]. Every number of the product is summed in the same order,
 // whatever n is.
 struct Product {
   const float *vectors, *matrix;
@@ -89,10 +83,10 @@ void turn_avx512(const Product& of, std::size_t count) {
 #endif
 
 // vectors [n, d]; matrix [d, d]; fills out [n, d] with their product.
-void turn_rows(Matrix<const float> vectors, Matrix<const float> matrix, Matrix<float> out) {
+void turn_rows(const Array<const float, 2>& vectors, const Array<const float, 2>& matrix, const Array<float, 2>& out) {
   const std::size_t count = vectors.shape(0), dimension = vectors.shape(1);
-  if (matrix.shape(0) != dimension || matrix.shape(1) != dimension || out.shape(0) != count || out.shape(1) != dimension)
-    throw std::invalid_argument("turn_rows: array shapes do not fit together");
+  require(matrix.has_shape(dimension, dimension) && out.has_shape(count, dimension),
+          "turn_rows: array shapes do not fit together");
 
   nb::gil_scoped_release released;
   const Product of{vectors.data(), matrix.data(), dimension, out.data()};
@@ -107,5 +101,5 @@ void turn_rows(Matrix<const float> vectors, Matrix<const float> matrix, Matrix<f
 }  // namespace memhier
 
 void register_turn(nb::module_& m) {
-  m.def("turn_rows", &memhier::turn_rows, nb::arg("vectors"), nb::arg("matrix"), nb::arg("out"));
+  m.def("turn_rows", &memhier::turn_rows, nb::kw_only(), nb::arg("vectors"), nb::arg("matrix"), nb::arg("out"));
 }

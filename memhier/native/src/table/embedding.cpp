@@ -1,4 +1,4 @@
-// What a training step does to rows of float32 that lie in slots of a slab: which rows it needs, their sums, and the
+// A training step on rows of float32 that lie in slots of a slab: the distinct rows, their sums, and the
 // optimizers' updates, in the order and with the roundings of the sparse operators of PyTorch. Products and sums are
 // contracted only where std::fma says so (this file is compiled with -ffp-contract=off), and square roots are left to
 // PyTorch, whose own are not the nearest float everywhere.
@@ -8,10 +8,13 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <stdexcept>
+#include <optional>
+#include <utility>
 #include <vector>
 
-#include "bind/buffer.hpp"
+#include <nanobind/stl/optional.h>
+
+#include "bind/array.hpp"
 #include "bind/module.hpp"
 #include "bind/simd.hpp"
 
@@ -19,8 +22,6 @@ namespace nb = nanobind;
 
 namespace memhier {
 namespace {
-
-using Access = Buffer::Access;
 
 struct Occurrence {
   std::int64_t id;
@@ -49,39 +50,36 @@ void sort_like_torch(std::vector<Occurrence>& items) {
 // Of each table's ids, one table after the other: the distinct ones, rising, plus the table's base (keys); where those
 // of each table begin (starts); which of the keys each id is (inverse); the ids' places in sorted order (order, which
 // may be empty).
-std::size_t distinct(nb::handle ids, nb::handle ends, nb::handle bases, bool like_torch, nb::handle keys,
-                     nb::handle starts, nb::handle inverse, nb::handle order) {
-  const Buffer all(ids, Access::read), tables(ends, Access::read), base(bases, Access::read);
-  const Buffer out(keys, Access::write), begins(starts, Access::write), places(inverse, Access::write);
-  const Buffer sorted(order, Access::write);
-  const std::size_t count = all.count<std::int64_t>(), groups = tables.count<std::int64_t>();
-  out.require(out.bytes() == all.bytes() && places.count<std::int32_t>() == count &&
-                  (sorted.bytes() == 0 || sorted.count<std::int32_t>() == count) && count < (std::size_t{1} << 31),
-              "keys, inverse, order: as long as ids, which are below 2^31");
-  begins.require(begins.count<std::int64_t>() == groups + 1 && base.count<std::int64_t>() >= groups, "starts, bases");
+std::size_t distinct(const Array<const std::int64_t, 1>& ids, const Array<const std::int64_t, 1>& ends,
+                     const Array<const std::int64_t, 1>& bases, bool like_torch, const Array<std::int64_t, 1>& keys,
+                     const Array<std::int64_t, 1>& starts, const Array<std::int32_t, 1>& inverse,
+                     const Array<std::int32_t, 1>& order) {
+  const std::size_t count = ids.size(), groups = ends.size();
+  require(keys.size() == count && inverse.size() == count && (order.size() == 0 || order.size() == count) &&
+              count < (std::size_t{1} << 31),
+          "keys, inverse, order: as long as ids, which are below 2^31");
+  require(starts.size() == groups + 1 && bases.size() >= groups, "starts, bases");
   nb::gil_scoped_release released;
   std::vector<Occurrence> items, spare;
   std::size_t found = 0, from = 0;
   for (std::size_t table = 0; table < groups; ++table) {
-    const auto to = static_cast<std::size_t>(tables.as<const std::int64_t>()[table]);
+    const auto to = static_cast<std::size_t>(ends[table]);
     if (to < from || to > count) throw std::out_of_range("ends: rising, up to the number of ids");
     items.clear();
-    for (std::size_t at = from; at < to; ++at)
-      items.push_back({all.as<const std::int64_t>()[at], static_cast<std::int64_t>(at)});
-    if (like_torch) sort_like_torch(items);
-    else sort_stably(items, spare);
-    begins.as<std::int64_t>()[table] = static_cast<std::int64_t>(found);
-    const std::size_t first = found;
+    for (std::size_t at = from; at < to; ++at) items.push_back({ids[at], static_cast<std::int64_t>(at)});
+    if (like_torch)
+      sort_like_torch(items);
+    else
+      sort_stably(items, spare);
+    starts[table] = static_cast<std::int64_t>(found);
     for (std::size_t i = 0; i < items.size(); ++i) {
-      if (i == 0 || items[i].id != items[i - 1].id)
-        out.as<std::int64_t>()[found++] = items[i].id + base.as<const std::int64_t>()[table];
-      places.as<std::int32_t>()[items[i].at] = static_cast<std::int32_t>(found - 1);
-      if (sorted.bytes() != 0) sorted.as<std::int32_t>()[from + i] = static_cast<std::int32_t>(items[i].at);
+      if (i == 0 || items[i].id != items[i - 1].id) keys[found++] = items[i].id + bases[table];
+      inverse[static_cast<std::size_t>(items[i].at)] = static_cast<std::int32_t>(found - 1);
+      if (order.size() != 0) order[from + i] = static_cast<std::int32_t>(items[i].at);
     }
-    assert(found >= first);
     from = to;
   }
-  begins.as<std::int64_t>()[groups] = static_cast<std::int64_t>(found);
+  starts[groups] = static_cast<std::int64_t>(found);
   return found;
 }
 
@@ -95,14 +93,14 @@ MEMHIER_INLINE void prefetch_to_read(const float* row, std::size_t floats) {
   for (std::size_t at = 0; at < floats; at += 16) __builtin_prefetch(row + at);
 }
 
-// What the rows of one table are to be summed for: bags of ids, and where in the output each sum goes.
+// The sums of one table's rows: bags of ids, and where in the output each sum goes.
 struct Pooling {
   const float* slab;
   std::size_t width;
-  const std::int64_t* slots;     // of keys
-  const std::int32_t* inverse;   // of ids
-  const std::int64_t* begins;    // of bags, and the last one's end
-  const std::int64_t* targets;   // of bags, in floats
+  const std::int64_t* slots;    // of keys
+  const std::int32_t* inverse;  // of ids
+  const std::int64_t* begins;   // of bags, and the last one's end
+  const std::int64_t* targets;  // of bags, in floats
   std::size_t dim;
   bool mean;
   float* out;
@@ -132,24 +130,23 @@ void pool_table(const Pooling& p, std::size_t first, std::size_t last) {
 }
 
 // tables: for each one its first bag, the one after its last, its dim, and whether means are asked for.
-void pool(nb::handle slab, nb::handle slots, nb::handle inverse, nb::handle begins, nb::handle targets,
-          nb::handle tables, nb::handle out) {
-  const Buffer rows(slab, Access::read), of_keys(slots, Access::read), of_ids(inverse, Access::read);
-  const Buffer bags(begins, Access::read), goals(targets, Access::read), groups(tables, Access::read);
-  const Buffer sums(out, Access::write);
-  const auto* table = groups.as<const std::int64_t>();
+void pool(const Array<const float, 2>& slab, const Array<const std::int64_t, 1>& slots,
+          const Array<const std::int32_t, 1>& inverse, const Array<const std::int64_t, 1>& begins,
+          const Array<const std::int64_t, 1>& targets, const Array<const std::int64_t, 2>& tables,
+          const Array<float>& out) {
   nb::gil_scoped_release released;
-  for (std::size_t group = 0; group < groups.count<std::int64_t>() / 4; ++group, table += 4) {
-    const Pooling pooling{rows.as<const float>(),
-                          rows.shape(1),
-                          of_keys.as<const std::int64_t>(),
-                          of_ids.as<const std::int32_t>(),
-                          bags.as<const std::int64_t>(),
-                          goals.as<const std::int64_t>(),
+  for (std::size_t group = 0; group < tables.size() / 4; ++group) {
+    const std::int64_t* table = tables.data() + 4 * group;
+    const Pooling pooling{slab.data(),
+                          slab.shape(1),
+                          slots.data(),
+                          inverse.data(),
+                          begins.data(),
+                          targets.data(),
                           static_cast<std::size_t>(table[2]),
                           table[3] != 0,
-                          sums.as<float>()};
-    if (static_cast<std::size_t>(table[1]) > goals.count<std::int64_t>() || pooling.dim > pooling.width)
+                          out.data()};
+    if (static_cast<std::size_t>(table[1]) > targets.size() || pooling.dim > pooling.width)
       throw std::out_of_range("tables: bags that are there, dim within a row");
     pool_table(pooling, static_cast<std::size_t>(table[0]), static_cast<std::size_t>(table[1]));
   }
@@ -168,7 +165,7 @@ struct Update {
   std::size_t dim;
   float rate;  // the learning rate, negated; Adam's step size, negated
   float eps;
-  float beta1, beta2;  // what is left to 1
+  float beta1, beta2;  // 1 minus each
 };
 
 MEMHIER_CLONES
@@ -183,7 +180,8 @@ void apply_sgd(const Update& u, std::size_t from, std::size_t to) {
   }
 }
 
-// Adds up the gradients of the row that the ids from `at` on share, in sorted order; returns where the next row's begin.
+// Adds up the gradients of the row that the ids from `at` on share, in sorted order; returns where the next row's
+// begin.
 MEMHIER_INLINE std::size_t add_up(const Update& u, std::size_t at, std::size_t to, float* sum) {
   const std::int32_t key = u.inverse[u.order[at]];
   bool first = true;
@@ -211,8 +209,8 @@ MEMHIER_INLINE float mean_square(const float* sum, std::size_t dim) {
 
 enum Rule { sgd, adagrad, row_wise_adagrad, adam, row_wise_adam };
 
-// Brings the optimizer's state up to date, row by row. `steps` gets what a row will move along; `roots` what that is to
-// be divided by, squared: one number for each weight, or one for each row.
+// Brings the optimizer's state up to date, row by row. `steps` gets the direction of a row's move; `roots` its
+// divisor, squared: one number for each weight, or one for each row.
 template <Rule rule>
 MEMHIER_INLINE void update_state(const Update& u, float* state, float* step, float* root) {
   const std::size_t dim = u.dim;
@@ -262,7 +260,8 @@ MEMHIER_CLONES void adam_states(const Update& u, std::size_t from, std::size_t t
 
 // Moves the rows of `keys`, whose roots have been drawn.
 MEMHIER_CLONES
-void take_steps(const Update& u, int rule, std::size_t first, std::size_t last, const float* steps, const float* roots) {
+void take_steps(const Update& u, int rule, std::size_t first, std::size_t last, const float* steps,
+                const float* roots) {
   const bool per_row = rule == row_wise_adagrad || rule == row_wise_adam;
   for (std::size_t key = first; key < last; ++key, steps += u.dim, roots += per_row ? 1 : u.dim) {
     float* row = u.slab + u.slots[key] * u.width;
@@ -290,105 +289,113 @@ void take_steps(const Update& u, int rule, std::size_t first, std::size_t last, 
   }
 }
 
-// What both halves of an update are given. tables: for each one its first id, the one after its last, its first key, the
-// one after its last, and its dim. numbers: for each one rate, eps, beta1, beta2.
-class Updates {
+// The rows that an update changes, for both of its halves. tables: for each one its first id, the one after its last,
+// its first key, the one after its last, and its dim. numbers: for each one rate, eps, beta1, beta2.
+class UpdatedRows {
  public:
-  Updates(int rule, nb::handle slab, nb::handle slots, nb::handle tables, nb::handle numbers)
-      : rule_(rule),
-        rows_(slab, Access::write),
-        slots_(slots, Access::read),
-        tables_(tables, Access::read),
-        numbers_(numbers, Access::read) {
-    rows_.require(rule >= sgd && rule <= row_wise_adam, "rule: 0 to 4");
-    rows_.require(numbers_.count<float>() / 4 >= size(), "numbers: four for each table");
+  UpdatedRows(int rule, Array<float, 2> slab, Array<const std::int64_t, 1> slots, Array<const std::int64_t, 2> tables,
+              Array<const float, 2> numbers)
+      : rule_(rule), slab_(std::move(slab)), slots_(std::move(slots)), tables_(std::move(tables)),
+        numbers_(std::move(numbers)) {
+    require(rule >= sgd && rule <= row_wise_adam, "rule: 0 to 4");
+    require(numbers_.size() / 4 >= size(), "numbers: four for each table");
     for (std::size_t at = 0; at < size(); ++at) {
       const auto* t = table(at);
       const auto dim = static_cast<std::size_t>(t[4]);
       const std::size_t state = rule == adagrad ? dim : rule == adam ? 2 * dim : rule == row_wise_adagrad ? 1 : dim + 1;
-      rows_.require(dim + (rule == sgd ? 0 : state) <= rows_.shape(1), "tables: weights and state within a row");
-      rows_.require(static_cast<std::size_t>(t[3]) <= slots_.count<std::int64_t>(), "tables: keys that have slots");
+      require(dim + (rule == sgd ? 0 : state) <= slab_.shape(1), "tables: weights and state within a row");
+      require(static_cast<std::size_t>(t[3]) <= slots_.size(), "tables: keys that have slots");
+      steps_ += steps_of(at);
+      roots_ += roots_of(at);
     }
   }
 
-  std::size_t size() const { return tables_.count<std::int64_t>() / 5; }
-  const std::int64_t* table(std::size_t at) const { return tables_.as<const std::int64_t>() + 5 * at; }
-  bool per_row() const { return rule_ == row_wise_adagrad || rule_ == row_wise_adam; }
+  int rule() const { return rule_; }
+  std::size_t size() const { return tables_.size() / 5; }
+  const std::int64_t* table(std::size_t at) const { return tables_.data() + 5 * at; }
+  // How many steps, and roots, there are of one table, and of all.
+  std::size_t steps_of(std::size_t at) const {
+    return static_cast<std::size_t>((table(at)[3] - table(at)[2]) * table(at)[4]);
+  }
+  std::size_t roots_of(std::size_t at) const {
+    return static_cast<std::size_t>((table(at)[3] - table(at)[2]) * (per_row() ? 1 : table(at)[4]));
+  }
+  std::size_t steps() const { return steps_; }
+  std::size_t roots() const { return roots_; }
 
   Update of(std::size_t at) const {
-    const auto* number = numbers_.as<const float>() + 4 * at;
-    return {rows_.as<float>(), rows_.shape(1), slots_.as<const std::int64_t>(), nullptr, nullptr, nullptr, nullptr,
-            nullptr, static_cast<std::size_t>(table(at)[4]), number[0], number[1], number[2], number[3]};
+    const float* number = numbers_.data() + 4 * at;
+    return {slab_.data(), slab_.shape(1), slots_.data(),
+            nullptr,      nullptr,        nullptr,
+            nullptr,      nullptr,        static_cast<std::size_t>(table(at)[4]),
+            number[0],    number[1],      number[2],
+            number[3]};
   }
 
  private:
+  bool per_row() const { return rule_ == row_wise_adagrad || rule_ == row_wise_adam; }
+
   int rule_;
-  Buffer rows_, slots_, tables_, numbers_;
+  Array<float, 2> slab_;
+  Array<const std::int64_t, 1> slots_;
+  Array<const std::int64_t, 2> tables_;
+  Array<const float, 2> numbers_;
+  std::size_t steps_ = 0, roots_ = 0;
 };
 
 // Plain descent moves the rows; the other rules update their state, and leave steps and roots for `take_all_steps`.
-void update(int rule, nb::handle slab, nb::handle slots, nb::handle tables, nb::handle numbers, nb::handle inverse,
-            nb::handle order, nb::handle sources, nb::handle scales, nb::handle gradient, nb::handle steps,
-            nb::handle roots) {
-  const Updates all(rule, slab, slots, tables, numbers);
-  const Buffer of_ids(inverse, Access::read), sorted(order, Access::read), origins(sources, Access::read);
-  const Buffer factors = Buffer::optional(scales, Access::read), gradients(gradient, Access::read);
-  const Buffer moves(steps, Access::write), squares(roots, Access::write);
-  const std::size_t ids = of_ids.count<std::int32_t>();
-  of_ids.require((sorted.bytes() == of_ids.bytes() || rule == sgd) && origins.count<std::int64_t>() == ids &&
-                     (factors.empty() || factors.count<float>() == ids),
-                 "inverse, order, sources, scales: one for each id");
-  std::size_t needed = 0, needed_roots = 0;
-  for (std::size_t at = 0; at < all.size(); ++at) {
-    const auto* t = all.table(at);
-    of_ids.require(static_cast<std::size_t>(t[1]) <= ids, "tables: ids that are there");
-    needed += static_cast<std::size_t>((t[3] - t[2]) * t[4]);
-    needed_roots += static_cast<std::size_t>((t[3] - t[2]) * (all.per_row() ? 1 : t[4]));
-  }
-  of_ids.require(rule == sgd || (moves.count<float>() >= needed && squares.count<float>() >= needed_roots),
-                 "steps, roots: one for each weight, or row");
+void update(const UpdatedRows& rows, const Array<const std::int32_t, 1>& inverse,
+            const Array<const std::int32_t, 1>& order, const Array<const std::int64_t, 1>& sources,
+            const std::optional<Array<const float, 1>>& scales, const Array<const float>& gradient,
+            const Array<float, 1>& steps, const Array<float, 1>& roots) {
+  const std::size_t ids = inverse.size();
+  require((order.size() == ids || rows.rule() == sgd) && sources.size() == ids && (!scales || scales->size() == ids),
+          "inverse, order, sources, scales: one for each id");
+  for (std::size_t at = 0; at < rows.size(); ++at)
+    require(static_cast<std::size_t>(rows.table(at)[1]) <= ids, "tables: ids that are there");
+  require(rows.rule() == sgd || (steps.size() >= rows.steps() && roots.size() >= rows.roots()),
+          "steps, roots: one for each weight, or row");
   nb::gil_scoped_release released;
-  float *step = moves.as<float>(), *root = squares.as<float>();
-  for (std::size_t at = 0; at < all.size(); ++at) {
-    Update u = all.of(at);
-    u.inverse = of_ids.as<const std::int32_t>();
-    u.order = sorted.as<const std::int32_t>();
-    u.sources = origins.as<const std::int64_t>();
-    u.scales = factors.empty() ? nullptr : factors.as<const float>();
-    u.gradient = gradients.as<const float>();
-    const auto* t = all.table(at);
-    const auto from = static_cast<std::size_t>(t[0]), to = static_cast<std::size_t>(t[1]);
-    switch (rule) {
-      case sgd: apply_sgd(u, from, to); break;
-      case adagrad: adagrad_states(u, from, to, step, root); break;
-      case adam: adam_states(u, from, to, step, root); break;
-      case row_wise_adagrad: update_states<row_wise_adagrad>(u, from, to, step, root); break;
-      default: update_states<row_wise_adam>(u, from, to, step, root);
+  float *step = steps.data(), *root = roots.data();
+  for (std::size_t at = 0; at < rows.size(); ++at) {
+    Update u = rows.of(at);
+    u.inverse = inverse.data();
+    u.order = order.data();
+    u.sources = sources.data();
+    u.scales = scales ? scales->data() : nullptr;
+    u.gradient = gradient.data();
+    const auto from = static_cast<std::size_t>(rows.table(at)[0]), to = static_cast<std::size_t>(rows.table(at)[1]);
+    switch (rows.rule()) {
+      case sgd:
+        apply_sgd(u, from, to);
+        break;
+      case adagrad:
+        adagrad_states(u, from, to, step, root);
+        break;
+      case adam:
+        adam_states(u, from, to, step, root);
+        break;
+      case row_wise_adagrad:
+        update_states<row_wise_adagrad>(u, from, to, step, root);
+        break;
+      default:
+        update_states<row_wise_adam>(u, from, to, step, root);
     }
-    step += (t[3] - t[2]) * t[4];
-    root += (t[3] - t[2]) * (all.per_row() ? 1 : t[4]);
+    step += rows.steps_of(at);
+    root += rows.roots_of(at);
   }
 }
 
-// `roots` are those of what `update` left there.
-void take_all_steps(int rule, nb::handle slab, nb::handle slots, nb::handle tables, nb::handle numbers, nb::handle steps,
-                    nb::handle roots) {
-  const Updates all(rule, slab, slots, tables, numbers);
-  const Buffer moves(steps, Access::read), divisors(roots, Access::read);
-  std::size_t needed = 0, needed_roots = 0;
-  for (std::size_t at = 0; at < all.size(); ++at) {
-    const auto* t = all.table(at);
-    needed += static_cast<std::size_t>((t[3] - t[2]) * t[4]);
-    needed_roots += static_cast<std::size_t>((t[3] - t[2]) * (all.per_row() ? 1 : t[4]));
-  }
-  moves.require(moves.count<float>() >= needed && divisors.count<float>() >= needed_roots, "steps, roots: all of them");
+// `roots` are the square roots of those that `update` left.
+void take_all_steps(const UpdatedRows& rows, const Array<const float, 1>& steps, const Array<const float, 1>& roots) {
+  require(steps.size() >= rows.steps() && roots.size() >= rows.roots(), "steps, roots: all of them");
   nb::gil_scoped_release released;
-  const float *step = moves.as<const float>(), *root = divisors.as<const float>();
-  for (std::size_t at = 0; at < all.size(); ++at) {
-    const auto* t = all.table(at);
-    take_steps(all.of(at), rule, static_cast<std::size_t>(t[2]), static_cast<std::size_t>(t[3]), step, root);
-    step += (t[3] - t[2]) * t[4];
-    root += (t[3] - t[2]) * (all.per_row() ? 1 : t[4]);
+  const float *step = steps.data(), *root = roots.data();
+  for (std::size_t at = 0; at < rows.size(); ++at) {
+    const auto* t = rows.table(at);
+    take_steps(rows.of(at), rows.rule(), static_cast<std::size_t>(t[2]), static_cast<std::size_t>(t[3]), step, root);
+    step += rows.steps_of(at);
+    root += rows.roots_of(at);
   }
 }
 
@@ -396,13 +403,17 @@ void take_all_steps(int rule, nb::handle slab, nb::handle slots, nb::handle tabl
 }  // namespace memhier
 
 void register_embedding(nb::module_& m) {
-  m.def("embedding_distinct", &memhier::distinct, nb::arg("ids"), nb::arg("ends"), nb::arg("bases"),
-        nb::arg("like_torch"), nb::arg("keys"), nb::arg("starts"), nb::arg("inverse"), nb::arg("order"));
-  m.def("embedding_pool", &memhier::pool, nb::arg("slab"), nb::arg("slots"), nb::arg("inverse"), nb::arg("begins"),
-        nb::arg("targets"), nb::arg("tables"), nb::arg("out"));
-  m.def("embedding_update", &memhier::update, nb::arg("rule"), nb::arg("slab"), nb::arg("slots"), nb::arg("tables"),
-        nb::arg("numbers"), nb::arg("inverse"), nb::arg("order"), nb::arg("sources"), nb::arg("scales").none(),
-        nb::arg("gradient"), nb::arg("steps"), nb::arg("roots"));
-  m.def("embedding_take_steps", &memhier::take_all_steps, nb::arg("rule"), nb::arg("slab"), nb::arg("slots"),
-        nb::arg("tables"), nb::arg("numbers"), nb::arg("steps"), nb::arg("roots"));
+  using namespace memhier;
+  using namespace nb::literals;
+  nb::class_<UpdatedRows>(m, "UpdatedRows")
+      .def(nb::init<int, Array<float, 2>, Array<const std::int64_t, 1>, Array<const std::int64_t, 2>,
+                    Array<const float, 2>>(),
+           nb::kw_only(), "rule"_a, "slab"_a, "slots"_a, "tables"_a, "numbers"_a);
+  m.def("embedding_distinct", &distinct, nb::kw_only(), "ids"_a, "ends"_a, "bases"_a, "like_torch"_a, "keys"_a,
+        "starts"_a, "inverse"_a, "order"_a);
+  m.def("embedding_pool", &pool, nb::kw_only(), "slab"_a, "slots"_a, "inverse"_a, "begins"_a, "targets"_a, "tables"_a,
+        "out"_a);
+  m.def("embedding_update", &update, nb::kw_only(), "rows"_a, "inverse"_a, "order"_a, "sources"_a, "scales"_a.none(),
+        "gradient"_a, "steps"_a, "roots"_a);
+  m.def("embedding_take_steps", &take_all_steps, nb::kw_only(), "rows"_a, "steps"_a, "roots"_a);
 }

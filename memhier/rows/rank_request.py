@@ -1,0 +1,140 @@
+"""The request and the result of a ranking."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.io.page_file import PAGE_BYTES
+
+__all__ = ["STOPS", "HotPages", "PageRows", "RankRequest", "Ranking"]
+
+STOPS = ("bound", "all_read", "max_reads", "deadline")  # in the order of the numbers in a tally
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class HotPages:
+    """Pages held in DRAM.
+
+    Attributes
+    ----------
+    keys
+        int64 ``[c]``, ascending: ``file << 40 | page`` by the reader's handle of the file.
+    pages
+        uint8 ``[c, 4096]``.
+    """
+
+    keys: Ints
+    pages: npt.NDArray[np.uint8]
+
+    @classmethod
+    def none(cls) -> "HotPages":
+        """Return an empty set of pages."""
+        return cls(np.empty(0, np.int64), np.empty((0, PAGE_BYTES), np.uint8))
+
+    @property
+    def memory_bytes(self) -> int:
+        """DRAM held, in bytes."""
+        return self.keys.nbytes + self.pages.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """The rows of a file that lie whole in its pages, one after the other.
+
+    Attributes
+    ----------
+    file
+        The reader's handle.
+    ids
+        uint32 or int64 ``[n]``: the id of each row.
+    allowed
+        uint64 words, a bit for each row that may be found; None for all.
+    """
+
+    file: int
+    ids: npt.NDArray[Any]
+    allowed: npt.NDArray[np.uint64] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRequest:
+    """A request to rank. Query ``i`` has the candidates from ``first[i]`` to ``first[i + 1]``, by ascending bound.
+
+    Attributes
+    ----------
+    queries
+        float32 ``[q, d]``.
+    metric
+        One of ``memhier.io.kernels.METRICS``.
+    dtype
+        Of the rows' elements, one of ``memhier.io.kernels.ROW_DTYPES``.
+    row_bytes
+        Bytes read for a row; its ``d`` elements come first.
+    first
+        int64 ``[q + 1]``.
+    files, offsets
+        int32 and int64 ``[n]``: the reader's handle, and where in that file the row of each candidate starts.
+    lower
+        float32 ``[n]``: the least distance each may have, in the unit of the metric.
+    ids
+        int64 ``[n]``: the id of each in the result; at equal distances the smaller goes first.
+    thresholds
+        float32 ``[q]``: a distance that the k-th nearest is sure not to exceed; infinity where none is known.
+    k
+        Neighbours wanted.
+    first_round
+        The number of candidates of a query that the first round ranks; a later one ranks half as many as all before
+        it, and at least 8.
+    max_reads
+        The most pages read for one query.
+    deadline
+        Seconds after which no further round starts.
+    page_rows
+        The rows on the pages of each file, where rows lie whole in them (`page_rows_of`): a page that is read
+        for a candidate then costs no more by being ranked whole, and `first_round` counts pages. None ranks
+        candidates alone.
+    """
+
+    queries: Floats
+    metric: str
+    dtype: str
+    row_bytes: int
+    first: Ints
+    files: npt.NDArray[np.int32]
+    offsets: Ints
+    lower: Floats
+    ids: Ints
+    thresholds: Floats
+    k: int
+    first_round: int
+    max_reads: int = 2**62
+    deadline: float = np.inf
+    page_rows: Sequence[PageRows] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The nearest of each query.
+
+    Attributes
+    ----------
+    ids, distances
+        int64 and float32 ``[q, k]``, nearest first; -1 and infinity where there are fewer.
+    files, offsets
+        int32 and int64 ``[q, k]``: where each of them lies, -1 where there are fewer.
+    tally
+        int64 ``[q, 5]``: rows ranked, pages read for them, pages found in DRAM, rounds, and why it stopped, as an index
+        into :data:`STOPS`. A page that several queries of the call shared counts for each of them.
+    """
+
+    ids: Ints
+    distances: Floats
+    files: npt.NDArray[np.int32]
+    offsets: Ints
+    tally: Ints
