@@ -340,8 +340,8 @@ class Slab:
         return rows.reshape(-1).view(self._layout.row_type)
 
     def _as_slots(self, slots: Any) -> NDArray[np.int64]:
-        is_ready = type(slots) is np.ndarray and slots.dtype == _INT64 and slots.flags.c_contiguous
-        index: NDArray[np.int64] = slots if is_ready else as_ints("slots", slots)
+        ready = type(slots) is np.ndarray and slots.dtype == _INT64 and slots.flags.c_contiguous and slots.flags.aligned
+        index: NDArray[np.int64] = slots if ready else as_ints("slots", slots)
         # A negative slot is a large one here.
         if index.size and index.view(np.uint64).max() >= self.slots:
             check_range("slots", index, self.slots, f"a slot, 0 to {self.slots - 1}")

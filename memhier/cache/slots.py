@@ -276,8 +276,8 @@ class SlotMap:
         return self._core.items()
 
     def _as_keys(self, keys: Any) -> tuple[Ints, tuple[int, ...]]:
-        is_ready = type(keys) is np.ndarray and keys.dtype == _INT64 and keys.flags.c_contiguous
-        array: Ints = keys if is_ready else as_ints("keys", keys)
+        ready = type(keys) is np.ndarray and keys.dtype == _INT64 and keys.flags.c_contiguous and keys.flags.aligned
+        array: Ints = keys if ready else as_ints("keys", keys)
         if array.size > CAPACITY_MAX:
             raise ValueError(f"keys: expected at most {CAPACITY_MAX} in one batch, got {array.size}")
         if self._key_space is not None:

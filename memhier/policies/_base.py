@@ -29,6 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 Keys = npt.NDArray[np.int64]
+_INT64 = np.dtype(np.int64)
 
 # Compiled policies number the resident keys and those of one batch, three times the capacity at most, with 31 bits.
 CAPACITY_MAX = 2**29
@@ -91,7 +92,8 @@ class Policy(Protocol):
 
 def as_keys(keys: npt.ArrayLike, name: str = "keys") -> Keys:
     """Return `keys` as a contiguous, aligned int64 [n], copied only if they are not one already."""
-    array = as_ints(name, keys)
+    ready = type(keys) is np.ndarray and keys.dtype == _INT64 and keys.flags.c_contiguous and keys.flags.aligned
+    array: Keys = keys if ready else as_ints(name, keys)  # type: ignore[assignment]
     if array.ndim != 1:
         raise ValueError(f"{name} has shape {array.shape}: expected one dimension, int64 [n]")
     return array
