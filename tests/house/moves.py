@@ -34,7 +34,8 @@ class Recorder:
         self.calls: list[tuple[str, str]] | None = None
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        if event != "call" or self.calls is None or shield.caller() != MAIN:
+        # Python writes the `__init__` of a dataclass itself: it lies in no file.
+        if event != "call" or self.calls is None or shield.caller() != MAIN or frame.f_code.co_filename == "<string>":
             return
         file = Path(os.path.realpath(frame.f_code.co_filename))
         if not file.is_relative_to(ROOT):
