@@ -1,13 +1,13 @@
 """Search: the vector index, the files that vectors come in, and the decoder of output layers."""
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
-from memhier.ann.zoom import Explanation, RangeResult, SearchResult, ZoomIndex
+from memhier.lazy import lazy
 
 if TYPE_CHECKING:
     from memhier.ann.decoder import LogitIndex, SparseLogits, TopKSoftmax
+    from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
+    from memhier.ann.zoom import Explanation, RangeResult, SearchResult, ZoomIndex
 
 __all__ = [
     "Explanation",
@@ -24,15 +24,12 @@ __all__ = [
     "write_vectors",
 ]
 
-_DECODER = ("LogitIndex", "SparseLogits", "TopKSoftmax")
-
-
-def __getattr__(name: str) -> Any:
-    # A search of vectors does not need the decoder, which takes time to load.
-    if name not in _DECODER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("memhier.ann.decoder"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# Names load on use: the index needs faiss, the decoder faiss and torch, the files neither.
+_HOMES = {
+    "decoder": ("LogitIndex", "SparseLogits", "TopKSoftmax"),
+    "files": ("GroundTruth", "VectorReader", "open_vectors", "read_ground_truth", "write_vectors"),
+    "zoom": ("Explanation", "RangeResult", "SearchResult", "ZoomIndex"),
+}
+__getattr__, __dir__ = lazy(
+    __name__, {name: f"memhier.ann.{home}" for home, names in _HOMES.items() for name in names}, [*globals()]
+)

@@ -77,9 +77,9 @@ def check_number(
         raise TypeError(f"{name}={value!r}: expected a number")
     number = float(value)
     if not (low < number if above else low <= number) or number > high:
-        least = f"above {low:g}" if above else f"at least {low:g}" if high == math.inf else f"{low:g}"
+        least = f"above {low:g}" if above else f"of at least {low:g}" if high == math.inf else f"from {low:g}"
         most = "" if high == math.inf else f" and at most {high:g}" if above else f" to {high:g}"
-        raise ValueError(f"{name}={value}: expected a number, {least}{most}")
+        raise ValueError(f"{name}={value}: expected a number {least}{most}")
     return number
 
 

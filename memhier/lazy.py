@@ -4,10 +4,13 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["lazy"]
+__all__ = ["EXTRAS", "lazy"]
 
 # The extra of pyproject.toml that brings each optional package.
-_EXTRAS = {"faiss": "search", "torch": "torch", "tqdm": "search", "transformers": "transformers"}
+EXTRAS = {
+    "click": "cli", "faiss": "search", "rich": "cli", "torch": "torch", "tqdm": "search",
+    "transformers": "transformers",
+}  # fmt: skip
 
 
 def lazy(
@@ -39,9 +42,9 @@ def lazy(
             return getattr(import_module(homes[name]), name)
         except ModuleNotFoundError as error:
             missing = (error.name or "").partition(".")[0]
-            if missing not in _EXTRAS:
+            if missing not in EXTRAS:
                 raise
-            needs = f"{package}.{name} needs the package {missing}: pip install 'memhier[{_EXTRAS[missing]}]'"
+            needs = f"{package}.{name} needs the package {missing}: pip install 'memhier[{EXTRAS[missing]}]'"
             raise ImportError(needs, name=error.name) from error
 
     return load, lambda: sorted({*shown, *homes})

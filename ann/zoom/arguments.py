@@ -6,14 +6,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.arguments import check_int, check_number
+
 __all__ = [
     "AS_FLOAT32",
     "STORED_DTYPES",
     "SearchOptions",
     "as_array",
-    "check_count",
-    "check_finite",
-    "check_fraction",
     "check_ids",
     "check_queries",
     "check_vectors",
@@ -28,35 +27,6 @@ _COMPARED = 2**53  # up to which float64 holds every integer, so that equal mean
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-
-def check_count(name: str, value: object, low: int, high: int | None, reason: str = "") -> int:
-    """Return an integer between `low` and `high`; `reason` is why it is not more."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name}={value!r}: expected an integer")
-    if value < low or (high is not None and value > high):
-        limit = f"{low} to {high} ({reason})" if high is not None else f"at least {low}"
-        raise ValueError(f"{name}={value}: expected {limit}")
-    return int(value)
-
-
-def check_fraction(name: str, value: object) -> float:
-    """Return a number above 0 and at most 1."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.floating):
-        raise TypeError(f"{name}={value!r}: expected a number above 0 and at most 1")
-    if not 0 < value <= 1:
-        raise ValueError(f"{name}={value}: expected a number above 0 and at most 1")
-    return float(value)
-
-
-def check_finite(name: str, value: object) -> float:
-    """Return a number that is neither NaN nor infinite, in single precision."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise TypeError(f"{name}={value!r}: expected a number")
-    number = float(value)
-    if not abs(number) <= np.finfo(np.float32).max:
-        raise ValueError(f"{name}={value}: expected a finite number, as float32 holds it")
-    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,18 +44,18 @@ class SearchOptions:
     def __post_init__(self) -> None:
         ms = self.deadline_ms
         if self.max_reads is not None:
-            check_count("max_reads", self.max_reads, 1, None)
-        if ms is not None and (isinstance(ms, bool) or not isinstance(ms, int | float) or not ms > 0):
-            raise ValueError(f"deadline_ms={ms!r}: expected a number above 0")
-        check_count("k", self.k, 1, None)
+            check_int("max_reads", self.max_reads, 1)
+        if ms is not None:
+            check_number("deadline_ms", ms, 0, above=True)
+        check_int("k", self.k, 1)
         if self.recall is not None:
-            check_fraction("recall", self.recall)
+            check_number("recall", self.recall, 0, 1, above=True)
             if self.candidates is not None or self.nprobe is not None:
                 raise ValueError(
                     f"recall={self.recall}: expected either a recall, or nprobe= and candidates=, not both"
                 )
         if self.nprobe is not None:
-            check_count("nprobe", self.nprobe, 1, None)
+            check_int("nprobe", self.nprobe, 1)
 
 
 def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:

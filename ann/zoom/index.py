@@ -15,9 +15,6 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import (
     SearchOptions,
-    check_count,
-    check_finite,
-    check_fraction,
     check_queries,
     check_vectors,
 )
@@ -36,6 +33,7 @@ from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.part import PartFiles
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
+from memhier.arguments import check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
 from memhier.errors import ClosedError, FormatError
@@ -48,6 +46,7 @@ __all__ = ["ZoomIndex"]
 
 _TUNING_BYTES = PAGE_BYTES  # that the catalog may grow by, beside the hot pages named in it
 _TUNE_LEAST = 64
+_FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
 class ZoomIndex:
@@ -163,8 +162,8 @@ class ZoomIndex:
             metric,
             preview,
             parse_bytes(dram, "dram"),
-            check_count("grow_to", grow_to, 0, None),
-            check_count("seed", seed, 0, 2**31 - 2, "the limit of faiss"),
+            check_int("grow_to", grow_to, 0),
+            check_int("seed", seed, 0, 2**31 - 2, "(the limit of faiss)"),
             progress,
         )
         if (names := None if ids is None else as_ids(ids, None)) is not None:
@@ -303,8 +302,8 @@ class ZoomIndex:
         if self._about.coding != "rabitq":
             raise ValueError("range_search needs bounds, which preview='pq' does not have: build with preview='rabitq'")
         matrix, _ = check_queries(queries, self.dimension)
-        radii = np.full(len(matrix), check_finite("radius", radius), np.float32)
-        wanted = TARGET if recall is None else check_fraction("recall", recall)
+        radii = np.full(len(matrix), check_number("radius", radius, -_FLOAT32_MAX, _FLOAT32_MAX), np.float32)
+        wanted = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
         return self._searcher.search_range(matrix, radii, wanted, where)
 
     def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
@@ -324,13 +323,13 @@ class ZoomIndex:
         """
         if np.ndim(query) != 1:
             raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
-        size = check_count("batch", batch, 1, None)
+        size = check_int("batch", batch, 1)
 
         def nearest(k: int) -> SearchResult:
             k = min(k, max(1, len(self)))
             if (wanted := options.get("candidates")) is None:
                 return self.search(query, k, **options)
-            most = max(k, check_count("candidates", wanted, min(size, k), None))  # as many as are to be found
+            most = max(k, check_int("candidates", wanted, min(size, k)))  # as many as are to be found
             return self.search(query, k, **options | {"candidates": most})
 
         return iterate(nearest, size)

@@ -8,10 +8,9 @@ try:
 except ImportError:
     sys.exit("memhier: the command needs click: pip install 'memhier[cli]'")
 
-__all__ = ["main"]
+from memhier.lazy import EXTRAS
 
-# The extra that brings a package, by the name that it is imported by.
-EXTRAS = {"rich": "cli", "tqdm": "cli", "faiss": "search", "torch": "torch"}
+__all__ = ["main"]
 
 # Each command: its module, which holds it as an attribute of the same name, and its line in --help, which stands here
 # so that --help imports no command.
@@ -37,9 +36,10 @@ class LazyGroup(click.Group):
         try:
             command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
         except ModuleNotFoundError as error:
-            if error.name not in EXTRAS:
+            extra = "cli" if error.name == "tqdm" else EXTRAS.get(error.name or "")
+            if extra is None:
                 raise
-            needed = f"memhier {cmd_name} needs {error.name}: pip install 'memhier[{EXTRAS[error.name]}]'"
+            needed = f"memhier {cmd_name} needs {error.name}: pip install 'memhier[{extra}]'"
             raise click.ClickException(needed) from error
         assert isinstance(command, click.Command)
         return command

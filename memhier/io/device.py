@@ -4,7 +4,6 @@ The rows of the profile are measured by the same :class:`~memhier.io.reader.Read
 figures include the price of this library and of the engine that this machine permits.
 """
 
-import math
 import mmap
 import os
 import platform
@@ -19,6 +18,7 @@ from statistics import median
 import numpy as np
 import numpy.typing as npt
 
+from memhier.arguments import check_int, check_number
 from memhier.budget import format_bytes, parse_bytes
 from memhier.io.device_profile import DepthProfile, DeviceProfile
 from memhier.io.mounts import IN_MEMORY, mount_of
@@ -82,14 +82,8 @@ def probe(
     112480.0
     """
     depths = _check_depths(depths)
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float):
-        raise TypeError(f"seconds={seconds!r}: expected a number of seconds")
-    if not (math.isfinite(seconds) and seconds > 0):
-        raise ValueError(f"seconds={seconds!r}: expected a positive number of seconds")
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise TypeError(f"seed={seed!r}: expected an int")
-    if seed < 0:
-        raise ValueError(f"seed={seed!r}: expected zero or a positive int")
+    check_number("seconds", seconds, 0, 86_400, above=True)
+    seed = check_int("seed", seed)
     target = Path(path).absolute()
     mode = target.stat().st_mode
     if not (stat.S_ISDIR(mode) or stat.S_ISREG(mode)):
@@ -112,10 +106,8 @@ def probe(
 
 
 def _check_depths(depths: Sequence[int]) -> tuple[int, ...]:
-    depths = tuple(depths)
-    if not all(isinstance(depth, int) and not isinstance(depth, bool) for depth in depths):
-        raise TypeError(f"depths={depths!r}: expected integers")
-    if not depths or min(depths) < 1 or max(depths) > _DEPTH_MAX or len(set(depths)) < len(depths):
+    depths = tuple(check_int("depths", depth, 1, _DEPTH_MAX) for depth in depths)
+    if not depths or len(set(depths)) < len(depths):
         raise ValueError(f"depths={depths!r}: expected one or more different integers from 1 to {_DEPTH_MAX}")
     return tuple(sorted(depths))
 

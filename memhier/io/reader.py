@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier import backend
+from memhier.arguments import check_array, check_int
 from memhier.errors import ClosedError, CorruptionError
 from memhier.io.faults import raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
 from memhier.io.python_reader import PythonPageReader
-from memhier.io.read_arguments import as_int, as_offsets, check_array, check_checksums, empty_rows
+from memhier.io.read_arguments import as_offsets, check_checksums, empty_rows
 from memhier.shield import shielded
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ class Reader:
     """
 
     def __init__(self, engine: str | None = None, depth: int = 128, direct: bool | None = None) -> None:
-        if isinstance(depth, bool) or not isinstance(depth, int):
-            raise TypeError(f"depth={depth!r}: expected an int")
-        if not 1 <= depth <= DEPTH_MAX:
-            raise ValueError(f"depth={depth}: expected 1 to {DEPTH_MAX} reads in flight")
+        depth = check_int("depth", depth, 1, DEPTH_MAX, "reads in flight")
         if direct is not None and not isinstance(direct, bool):
             raise TypeError(f"direct={direct!r}: expected True, False or None")
         self._direct = direct
@@ -245,9 +243,7 @@ class Reader:
         """
         if self._closed:
             raise ClosedError("read from a closed reader")
-        length = as_int("length", length)
-        if length < 1:
-            raise ValueError(f"length={length}: expected at least 1 byte")
+        length = check_int("length", length, 1, unit="bytes")
         offsets = as_offsets(offsets)
         count = len(offsets)
         files = self._check_ranges(file, offsets, length)
@@ -323,18 +319,17 @@ class Reader:
         size = file.size()
         if length is None:
             return size
-        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 0:
-            raise ValueError(f"length={length!r}: expected a number of bytes, or None for the whole file")
+        length = check_int("length", length, 0, unit="bytes, or None for the whole file")
         if size < length:
             raise CorruptionError(f"{file.path}: the file has {size:,} bytes, but {length:,} were committed")
-        return int(length)
+        return length
 
     def _check_ranges(
         self, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int
     ) -> int | NDArray[np.int32]:
         """Return `file` as the core takes it; refuse ranges that leave their file."""
         if isinstance(file, np.ndarray) and file.ndim:
-            check_array("file", file, np.int32, offsets.shape)
+            check_array("file", file, np.int32, offsets.shape, writable=False)
             if not len(file):
                 return file
             if int(file.min()) < 0 or int(file.max()) >= len(self._lengths):
@@ -345,7 +340,7 @@ class Reader:
             if wrong.any():
                 self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
             return file
-        handle = as_int("file", file)
+        handle = check_int("file", file, -(2**63))
         self._page_file(handle)
         if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[handle] - length):
             wrong = (offsets < 0) | (offsets > self._lengths[handle] - length)

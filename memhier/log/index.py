@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arrays import check_range
+from memhier.arguments import check_range
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
 from memhier.log.parts import slot_of

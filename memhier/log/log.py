@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import check_int
-from memhier.arrays import as_ints
+from memhier.arguments import as_ints, check_int, check_number
 from memhier.errors import BudgetError, ClosedError, FormatError
 from memhier.log.group import TransactionGroup
 from memhier.log.index import LogIndex
@@ -89,11 +88,7 @@ class LogOptions:
     def __post_init__(self) -> None:
         if self.key_space is not None:
             check_int("key_space", self.key_space, 1, 2**63 - 1)
-        below = self.compact_below
-        if isinstance(below, bool) or not isinstance(below, int | float):
-            raise TypeError(f"compact_below={below!r}: expected a share as a float")
-        if not 0 <= below <= COMPACT_BELOW_MAX:
-            raise ValueError(f"compact_below={below!r}: expected a share, 0 (never) to {COMPACT_BELOW_MAX}")
+        check_number("compact_below", self.compact_below, 0, COMPACT_BELOW_MAX)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from memhier.arrays import as_ints
+from memhier.arguments import as_ints
 from memhier.log.compaction import Compactor
 from memhier.log.group import TransactionGroup
 from memhier.log.log import Flags, Ints, Log, LogOptions, RecordFormat

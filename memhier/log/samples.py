@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arrays import as_bytes
+from memhier.arguments import as_bytes
 from memhier.log.log import Bytes, Ints, LogOptions
 from memhier.log.parts import ENTRY
 from memhier.log.record_log import RecordLog

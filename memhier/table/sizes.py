@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memhier.arguments import check_int
 from memhier.budget import format_bytes
 from memhier.cache.slab import Slab
 from memhier.cache.slab_memory import Layout
@@ -83,9 +84,8 @@ class Needs:
     def __post_init__(self) -> None:
         if not 0 <= self.aside < 1:
             raise ValueError(f"aside={self.aside!r}: expected a share of the budget, 0 or more and below 1")
-        batch = self.batch
-        if batch is not None and (isinstance(batch, bool) or not isinstance(batch, int | np.integer) or batch < 1):
-            raise ValueError(f"batch={batch!r}: expected a positive number of keys, or None")
+        if self.batch is not None:
+            check_int("batch", self.batch, 1, unit="keys, or None")
 
     @property
     def row_bytes(self) -> int:

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import check_int
-from memhier.arrays import as_ints, check_array, check_range
+from memhier.arguments import as_ints, check_array, check_int, check_range
 from memhier.cache.slab import Slab
 from memhier.cache.slab_memory import Layout
 from memhier.cache.slots import CAPACITY_MAX
@@ -62,12 +61,9 @@ class Options:
 
     def __post_init__(self) -> None:
         check_policy(self.policy)
-        if isinstance(self.rows, bool) or not isinstance(self.rows, int | np.integer):
-            raise TypeError(f"rows={self.rows!r}: expected a number of keys as an int")
+        check_int("rows", self.rows, 1, CAPACITY_MAX, "keys")
         if isinstance(self.store, Store) and not self.store.writable:
             raise OSError(errno.EROFS, "the store is open for reading; pass writable=True", str(self.store.path))
-        if not 1 <= self.rows <= CAPACITY_MAX:
-            raise ValueError(f"rows={self.rows}: expected 1 to {CAPACITY_MAX} keys")
         if self.key_space is not None:
             check_int("key_space", self.key_space, 1, 2**63 - 1, "possible keys")
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memhier.arrays import as_ints
+from memhier.arguments import as_ints
 from memhier.errors import CorruptionError
 from memhier.recsys.embedding.initial import TableSpec, initial_weights
 from memhier.recsys.embedding.look_ups import LookUps

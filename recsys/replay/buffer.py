@@ -13,8 +13,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import check_int
-from memhier.arrays import as_ints, check_range
+from memhier.arguments import as_ints, check_int, check_range
 from memhier.errors import ClosedError
 from memhier.fields import described
 from memhier.files import Files

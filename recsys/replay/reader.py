@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arrays import as_ints, check_range
+from memhier.arguments import as_ints, check_range
 from memhier.cache.slab import Slab
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.placement.memory import Memory

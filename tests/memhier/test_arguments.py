@@ -57,16 +57,16 @@ def test_no_numbers(value: Any) -> None:
 
 @pytest.mark.parametrize("value", [-0.1, 1.1, float("nan"), float("inf"), -float("inf")])
 def test_numbers_out_of_range(value: float) -> None:
-    with pytest.raises(ValueError, match=r"share=.*: expected a number, 0 to 1"):
+    with pytest.raises(ValueError, match=r"share=.*: expected a number from 0 to 1"):
         check_number("share", value, 0, 1)
-    with pytest.raises(ValueError, match=r"share=.*: expected a number, above 0 and at most 1"):
+    with pytest.raises(ValueError, match=r"share=.*: expected a number above 0 and at most 1"):
         check_number("share", value, 0, 1, above=True)
 
 
 def test_numbers_above_a_bound() -> None:
-    with pytest.raises(ValueError, match="seconds=0: expected a number, above 0"):
+    with pytest.raises(ValueError, match="seconds=0: expected a number above 0"):
         check_number("seconds", 0, 0, above=True)
-    with pytest.raises(ValueError, match="seconds=-1: expected a number, at least 0"):
+    with pytest.raises(ValueError, match="seconds=-1: expected a number of at least 0"):
         check_number("seconds", -1, 0)
 
 

@@ -141,7 +141,7 @@ def test_bad_arguments_of_curves() -> None:
         ({"policy": "fifo"}, "policy='fifo': expected one of lru, lfu"),
         ({"rate": 0.1, "keys": 5}, "expected one of the two"),
         ({"policy": "lfu", "rate": 0.5}, "cannot be told from a sample"),
-        ({"rate": 0.0}, "rate=0.0: expected a number, above 0"),
+        ({"rate": 0.0}, "rate=0.0: expected a number above 0"),
         ({"rate": float("nan")}, "rate=nan"),
         ({"keys": 0}, "keys=0: expected at least 1"),
     ):

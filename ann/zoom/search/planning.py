@@ -5,11 +5,12 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from memhier.ann.zoom.arguments import SearchOptions, check_count
+from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.search import Selection
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.arguments import check_int
 
 __all__ = ["Escalation", "Plan", "plan_search"]
 
@@ -63,7 +64,7 @@ def plan_search(state: IndexSnapshot, k: int, count: int, options: SearchOptions
         effort = Effort(int(min(options.nprobe, state.preview.lists)), effort.eps, effort.candidates)
     wanted = effort.candidates
     if options.candidates is not None:
-        wanted = check_count("candidates", options.candidates, k, None)
+        wanted = check_int("candidates", options.candidates, k)
     if wanted is not None:
         effort = replace(effort, candidates=min(max(k, wanted), max(k, count)))
     return Plan(effort, False, "no", 0.0)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from memhier.arrays import as_ints
+from memhier.arguments import as_ints
 from memhier.recsys.embedding.collection import FeatureParser, Pooled
 from memhier.recsys.embedding.initial import TableSpec
 from memhier.recsys.embedding.look_ups import LookUp

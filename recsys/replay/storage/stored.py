@@ -9,7 +9,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arrays import as_ints, check_range
+from memhier.arguments import as_ints, check_range
 from memhier.fields import described
 from memhier.files import Files
 from memhier.recsys.replay.batch import Batch

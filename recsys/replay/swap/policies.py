@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.arguments import check_number
 from memhier.errors import FormatError
 from memhier.fields import described
 from memhier.recsys.replay.placement.placement import Placement
@@ -49,7 +50,7 @@ class FixedRatio:
     """
 
     def __init__(self, share: float) -> None:
-        self._share = _checked("ratio", share)
+        self._share = check_number("ratio", share, 0, 1)
 
     def share(self) -> float:
         return self._share
@@ -75,8 +76,8 @@ class SteeredRatio:
     """
 
     def __init__(self, largest: float = 1.0, tolerance: float = 0.01) -> None:
-        self.largest = _checked("largest", largest)
-        self.tolerance = _checked("tolerance", tolerance)
+        self.largest = check_number("largest", largest, 0, 1)
+        self.tolerance = check_number("tolerance", tolerance, 0, 1)
         self._share = self.largest
 
     def share(self) -> float:
@@ -101,14 +102,6 @@ def swaps(ratio: Ratio, used: int) -> int:
     """Return how many of the used samples leave: the share, rounded up."""
     # 0.1 * 30 is a little more than 3.
     return min(used, math.ceil(round(ratio.share() * used, 9)))
-
-
-def _checked(name: str, share: Any) -> float:
-    if isinstance(share, bool) or not isinstance(share, int | float):
-        raise TypeError(f"{name}={share!r}: expected a share as a float")
-    if not 0 <= share <= 1:
-        raise ValueError(f"{name}={share!r}: expected a share, 0 to 1")
-    return float(share)
 
 
 @dataclass(frozen=True, slots=True)
