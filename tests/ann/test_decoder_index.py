@@ -108,10 +108,7 @@ def test_bounds_hold_for_every_row(core, rank, giant):
     engine, _ = make_engine(weight, bias, hidden[:300], k=5, rank=rank, method="preview")
     queries = np.concatenate([hidden[300:340], hidden[300:320] * 20])
     rows, keys, left = np.empty((60, 600), np.int64), np.empty((60, 600, 2), np.float32), np.empty(60, np.float32)
-    engine.codes.core(None).candidates(
-        hidden=queries, coordinates=False, limit=600, coarse=0, survivors=0, bounds=True, rows=rows, keys=keys,
-        left=left, sums=None, inverse=1.0, variance=0.0,
-    )  # fmt: skip
+    engine.codes.core(None).candidates(hidden=queries, coarse=(0, 0), rows=rows, keys=keys, left=left, bounds=True)
     upper, estimates = keys[:, :, 0].astype(np.float64), keys[:, :, 1].astype(np.float64)
     logits = np.take_along_axis(exact(weight, bias, queries), rows, 1)
     assert (logits <= upper).all()

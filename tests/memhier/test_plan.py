@@ -7,7 +7,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from memhier import backend
@@ -50,13 +50,21 @@ class HandBelady:
         self.uses: dict[int, list[int]] = {}  # clock of each access since a key came into view
         self.last: dict[int, int] = {}
         self.clock = self.accesses = 0
+        self.is_tied = False
+
+    def ties(self, keys: list[int], window: list[dict[int, None]]) -> bool:
+        """Whether the last key to leave and the first to stay weigh the same by other uses; floats may differ then."""
+        ranks = [self.rank(key, window) for key in keys]
+        return len(keys) == 2 and ranks[0][:2] == ranks[1][:2] and self.uses[keys[0]] != self.uses[keys[1]]
 
     def loads(self) -> Iterator[list[int]]:
         for index, needed in enumerate(self.needs):
             window = self.needs[index + 1 : index + 1 + self.lookahead]
             load = [key for key in needed if key not in self.resident]
             spare = sorted(self.resident - set(needed), key=lambda key: self.rank(key, window))
-            self.resident -= set(spare[: max(0, len(self.resident) + len(load) - self.capacity)])
+            leaving = max(0, len(self.resident) + len(load) - self.capacity)
+            self.is_tied |= self.ties(spare[leaving - 1 : leaving + 1] if leaving else [], window)
+            self.resident -= set(spare[:leaving])
             self.resident |= set(needed)
             for key in self.uses.keys() - self.resident.union(*window):  # evicted, and not announced: forgotten
                 del self.uses[key]
@@ -80,7 +88,9 @@ class HandBelady:
 @settings(max_examples=150, deadline=None)
 def test_loads_equal_belady_restricted_to_the_window(batches: Batches, capacity: int, lookahead: int) -> None:
     """In number: of two keys needed next by the same batch it does not matter which one goes."""
-    expected = [len(load) for load in HandBelady(batches, capacity, lookahead).loads()]
+    by_hand = HandBelady(batches, capacity, lookahead)
+    expected = [len(load) for load in by_hand.loads()]
+    assume(not by_hand.is_tied)
     for core in CORES:
         with on_core(core):
             steps = list(plan(batches, capacity, lookahead=lookahead))
