@@ -2,12 +2,12 @@
 
 import os
 from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from memhier.closing import Closing
 from memhier.errors import ClosedError
 
 __all__ = ["Block", "VectorReader", "block_rows", "path_text", "take_in_windows"]
@@ -18,7 +18,7 @@ _BLOCK_BYTES = 8 << 20
 _GAP_BYTES = 64 << 10  # skipping less than this takes longer than reading it
 
 
-class VectorReader:
+class VectorReader(Closing):
     """Vectors on disk, read in blocks, forward, any number of times.
 
     Made by :func:`memhier.ann.files.open_vectors`; a context manager. Several threads may read one at once, each
@@ -78,14 +78,6 @@ class VectorReader:
     def close(self) -> None:
         """Close the file. May be called twice."""
         self._closed = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"VectorReader({self.name!r}, {self.count} x {self.dimension} {self.dtype})"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +35,7 @@ from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.arguments import check_int, check_number
 from memhier.budget import parse_bytes
 from memhier.callers import user_stacklevel
+from memhier.closing import Closing
 from memhier.errors import ClosedError, FormatError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -49,7 +49,7 @@ _TUNE_LEAST = 64
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
 
 
-class ZoomIndex:
+class ZoomIndex(Closing):
     """A vector index with a compressed preview in DRAM and the full vectors on SSD.
 
     A search scans codes in DRAM, reads the full vectors that their bounds cannot exclude, and ranks those exactly.
@@ -624,14 +624,6 @@ class ZoomIndex:
                 self._writer.close()
             self._reader.close()
             self._store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,7 +6,6 @@ import mmap
 import os
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 from memhier import backend
 from memhier.arguments import as_ints, check_array, check_range
 from memhier.cache.slab_memory import Layout, open_shared_memory, private_memory, shared_memory
+from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.files import close_descriptor, close_with
 
@@ -23,7 +23,7 @@ __all__ = ["Slab"]
 _INT64 = np.dtype(np.int64)
 
 
-class Slab:
+class Slab(Closing):
     """A fixed number of equal rows in page-aligned memory, read and written many at a time.
 
     Each slot has a generation, even while its row is whole and odd while a write is under way. Reads take no lock; one
@@ -300,14 +300,6 @@ class Slab:
             close_descriptor(fd)
         self._rows = np.empty(0, self._layout.row_type)
         self._generations = np.empty(0, np.uint32)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __reduce__(self) -> tuple[Any, tuple[str]]:
         if self._name is None:

@@ -3,6 +3,8 @@
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
+from memhier.closing import Closing
+
 __all__ = ["Buffer", "File", "FileBase", "Files", "Mode", "read_file"]
 
 Buffer = bytes | bytearray | memoryview
@@ -80,19 +82,11 @@ class Files(Protocol):
         """Seconds of a clock that never goes back."""
 
 
-class FileBase:
+class FileBase(Closing):
     """Context management for the implementations."""
 
     def close(self) -> None:
         raise NotImplementedError
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def read_file(files: Files, path: str) -> bytes:

@@ -7,9 +7,9 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, cast
 
+from memhier.closing import Closing
 from memhier.files._interface import Buffer, File, Mode
 
 __all__ = ["RealFiles", "close_descriptor", "close_with"]
@@ -63,7 +63,7 @@ def _naming(path: str) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, path) from None
 
 
-class _RealFile:
+class _RealFile(Closing):
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
         self._fd = os.open(path, _FLAGS[mode], 0o644)
@@ -146,14 +146,6 @@ class _RealFile:
         if fd >= 0:
             close_descriptor(fd)
             _exclusive.discard(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _exclusive: weakref.WeakSet[_RealFile] = weakref.WeakSet()

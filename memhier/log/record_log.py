@@ -1,10 +1,10 @@
 """The calls that logs of rows and of samples share: they check arguments, and keep interrupts out."""
 
 from collections.abc import Iterator, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from memhier.arguments import as_ints
+from memhier.closing import Closing
 from memhier.log.compaction import Compactor
 from memhier.log.group import TransactionGroup
 from memhier.log.log import Flags, Ints, Log, LogOptions, RecordFormat
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["RecordLog", "committed_keys"]
 
 
-class RecordLog:
+class RecordLog(Closing):
     """Holds a log and its compactor. One thread changes a log at a time; any number read meanwhile.
 
     Attributes
@@ -273,14 +273,6 @@ class RecordLog:
             self.log.close()
             self.compactor.stop()
             self.log.release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def committed_keys(store: Store, name: str) -> int:

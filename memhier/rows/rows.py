@@ -7,13 +7,13 @@ reader merges them into one I/O, so the price is bandwidth and not operations.
 """
 
 import struct
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier.arguments import check_int
+from memhier.closing import Closing
 from memhier.errors import ClosedError, CorruptionError, FormatError
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
@@ -137,7 +137,7 @@ class RowsWriter:
         self._waiting = 0
 
 
-class Rows:
+class Rows(Closing):
     """Reads rows by number.
 
     Safe to use from many threads at a time, as the reader is.
@@ -246,14 +246,6 @@ class Rows:
         """Detach from the reader."""
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _offset(self, rows: Any) -> Any:
         """Return where rows begin; for the count of all rows, where the last one ends."""

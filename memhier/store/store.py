@@ -9,12 +9,12 @@ import errno
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.closing import Closing
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, RealFiles
 from memhier.shield import close_made, shielded, shielded_giving
@@ -38,7 +38,7 @@ Verify = Literal["read", "open", "off"]
 _RACE_SECONDS = 10.0
 
 
-class Store:
+class Store(Closing):
     """Named segments and small values on SSD, changed by transactions.
 
     A store that is open for reading stays at the generation that it found, beside any writer, and keeps the files of
@@ -334,14 +334,6 @@ class Store:
             file.close()
         if self._lock is not None:
             self._lock.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         mode = "closed" if self._closed else "reading" if self._lock is None else "writing"

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from numpy.typing import DTypeLike, NDArray
 
 from memhier.budget import parse_bytes
 from memhier.cache.slab_memory import Layout
+from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.policies import Policy
@@ -32,7 +32,7 @@ from memhier.table.table import KIND, Ints, Options, Table
 __all__ = ["KIND", "Tiered"]
 
 
-class Tiered:
+class Tiered(Closing):
     """A table of rows by int64 key, as large as the SSD, used through a DRAM budget.
 
     `initial` gives the first value of a row, without a read. Changed rows leave DRAM through a write queue that serves
@@ -378,14 +378,6 @@ class Tiered:
         self._gate.end_change()
         self._checkpoints.wait()
         self._gate.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @shielded
     def _wait(self, job: Job) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from memhier.arguments import as_ints
+from memhier.closing import Closing
 from memhier.errors import CorruptionError
 from memhier.recsys.embedding.initial import TableSpec, initial_weights
 from memhier.recsys.embedding.look_ups import LookUps
@@ -27,7 +27,7 @@ __all__ = ["TableModule"]
 _BLOCK = 4096
 
 
-class TableModule(nn.Module):
+class TableModule(Closing, nn.Module):
     """A module that keeps its tables in DRAM and on SSD, and updates them itself.
 
     The rows are no parameters, so other optimizers and DDP do not see them. An empty parameter stands for them:
@@ -234,14 +234,6 @@ class TableModule(nn.Module):
             f"{type(self).__name__}: has files and threads, so it cannot be copied or pickled: save its state_dict() "
             "after a checkpoint(), and open the folder with resume=True"
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _pooled(self, bags: list[Bags]) -> Tensor:
         """Look up and pool the bags of a step; their ids become indices here."""

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier.arguments import as_ints, check_int, check_range
+from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.fields import described
 from memhier.files import Files
@@ -56,7 +56,7 @@ def _closing_on_error(part: _Closable) -> Iterator[None]:
         raise
 
 
-class CarouselBuffer:
+class CarouselBuffer(Closing):
     """Every sample on SSD, a small working set of them in DRAM that swaps change while training runs.
 
     A training step is `sample`, the computing, `feedback`. `feedback` ends the step: it chooses which of the used
@@ -231,14 +231,6 @@ class CarouselBuffer:
         self._swapper.close()
         self._storage.close()
         self._memory.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self, writing: bool = False, using: bool = False) -> None:
         if self._closed:

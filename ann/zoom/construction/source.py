@@ -3,14 +3,14 @@
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.files import SlicedVectors, VectorReader, open_vectors
 from memhier.ann.zoom.arguments import AS_FLOAT32, STORED_DTYPES, as_array, refuse_rounded, stored_dtype
+from memhier.closing import Closing
 
 __all__ = ["Block", "VectorSource", "open_source"]
 
@@ -19,7 +19,7 @@ Block: TypeAlias = npt.NDArray[Any]
 _BLOCK_BYTES = 8 << 20
 
 
-class VectorSource:
+class VectorSource(Closing):
     """A matrix of vectors that can be read in blocks any number of times.
 
     Parameters
@@ -45,14 +45,6 @@ class VectorSource:
 
     def close(self) -> None:
         """Close a file that :func:`open_source` opened. May be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _ReaderSource(VectorSource):

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier.arguments import as_ints, check_range
+from memhier.closing import Closing
 from memhier.fields import described
 from memhier.files import Files
 from memhier.recsys.replay.batch import Batch
@@ -25,7 +25,7 @@ __all__ = ["StoredSamples"]
 Ints = NDArray[np.int64]
 
 
-class StoredSamples:
+class StoredSamples(Closing):
     """The samples of a buffer's last checkpoint by position, 0 to len - 1; read only.
 
     Parameters
@@ -124,11 +124,3 @@ class StoredSamples:
     def close(self) -> None:
         """Close the store."""
         self._storage.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
