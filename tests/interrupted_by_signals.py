@@ -154,7 +154,7 @@ class ReplaySystem:
 
     def reopen(self) -> None:
         from memhier.recsys.replay import CarouselBuffer
-        from memhier.recsys.replay.storage.stored import StoredSamples
+        from memhier.recsys.replay.stored import StoredSamples
 
         try:
             self.buffer.checkpoint()

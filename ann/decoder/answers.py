@@ -6,7 +6,7 @@ from typing import TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats, Ints
+from memhier.ann.decoder.layer import Floats, Ints
 
 __all__ = ["LogProb", "Partition", "TopK", "best_of", "joined", "largest_of", "split"]
 

@@ -15,9 +15,9 @@ from memhier.ann.decoder.calibration.calibrate import measure_choices
 from memhier.ann.decoder.calibration.cost import full_costs_less
 from memhier.ann.decoder.calibration.familiar import Familiarity
 from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choices, Method, Settings
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
+from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
 from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from memhier.ann.decoder.calibration.settings import Method, Settings
-from memhier.ann.decoder.coding.layer import OutputLayer
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.described import VERSION, check_settings, check_shapes, decode_about
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import Engine
 from memhier.ann.decoder.engine.stored_engine import StoredEngine
 from memhier.ann.decoder.engine.stored_rows import StoredRows
+from memhier.ann.decoder.layer import OutputLayer
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.fields import described, stored_array

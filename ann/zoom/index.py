@@ -12,24 +12,20 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import (
-    SearchOptions,
-    check_queries,
-    check_vectors,
-)
+from memhier.ann.zoom.arguments import SearchOptions, check_queries, check_vectors
 from memhier.ann.zoom.calibration.calibrate import TARGET
-from memhier.ann.zoom.calibration.tune import tune_snapshot
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
 from memhier.ann.zoom.filters.bitmaps import BitmapCache
-from memhier.ann.zoom.ids.ids import as_ids, locate, refuse_clashes, with_repeats
-from memhier.ann.zoom.preview.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
+from memhier.ann.zoom.renewal.tune import tune_snapshot
 from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND, Description
+from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
+from memhier.ann.zoom.storage.layout import attribute_bytes, codes_can_grow, read_depth
 from memhier.ann.zoom.storage.part import PartFiles
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.arguments import check_int, check_number

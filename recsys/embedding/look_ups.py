@@ -20,13 +20,7 @@ from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.optimizers import adds_in_turn, check_group
 from memhier.recsys.embedding.pooling import Sparse, StepGradient, apply_gradient, apply_sparse
 from memhier.recsys.embedding.tables import Ints, Rows, Tables
-from memhier.recsys.embedding.torch_internals import (
-    current_pass,
-    indices_of,
-    sparse_rows,
-    values_of,
-    when_pass_ends,
-)
+from memhier.recsys.embedding.torch_internals import current_pass, indices_of, sparse_rows, values_of, when_pass_ends
 from memhier.shield import shielded
 from memhier.table.loans import Ticket
 

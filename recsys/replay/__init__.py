@@ -3,10 +3,7 @@
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.buffer import CarouselBuffer
 from memhier.recsys.replay.placement.admit import Admission, ClassBalanced, Everything, Reservoir, Ring
-from memhier.recsys.replay.reader import MemoryReader
-from memhier.recsys.replay.schema import Field, Schema
-from memhier.recsys.replay.storage.stored import StoredSamples
-from memhier.recsys.replay.swap.policies import (
+from memhier.recsys.replay.policies import (
     AgeSwap,
     DeckSwap,
     FixedRatio,
@@ -19,6 +16,9 @@ from memhier.recsys.replay.swap.policies import (
     SwapPolicy,
     Used,
 )
+from memhier.recsys.replay.reader import MemoryReader
+from memhier.recsys.replay.schema import Field, Schema
+from memhier.recsys.replay.stored import StoredSamples
 
 __all__ = [
     "Admission",

@@ -22,14 +22,14 @@ from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.placement.admit import Admission, admission
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Placement
+from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema, as_array, check_update
 from memhier.recsys.replay.settings import Settings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
 from memhier.recsys.replay.storage.storage import META, Storage
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
-from memhier.recsys.replay.swap.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
-from memhier.recsys.replay.swap.swapper import Swapper
+from memhier.recsys.replay.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
 from memhier.store.store import Finding
 

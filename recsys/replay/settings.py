@@ -11,9 +11,9 @@ from memhier.errors import BudgetError, FormatError
 from memhier.fields import described
 from memhier.recsys.replay.placement.admit import Admission, Everything
 from memhier.recsys.replay.placement.memory import Memory
+from memhier.recsys.replay.policies import SwapPolicy
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.storage.room import samples_within, storage_bytes
-from memhier.recsys.replay.swap.policies import SwapPolicy
 
 __all__ = ["Settings", "as_schema", "stored_schema"]
 

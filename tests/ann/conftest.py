@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from memhier.ann.zoom.preview import layout
 from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.storage import layout
 
 
 @pytest.fixture

@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.preview import layout
 from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.storage import layout
 
 DIMENSION = 12
 ROWS = 250  # that an index comes to

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from memhier import backend
 from memhier.ann.zoom.filters.bitmaps import pack
 from memhier.ann.zoom.preview.blocks import BLOCK_ROWS, codes_of, interleave
-from memhier.ann.zoom.preview.code_scan import (
-    Candidates,
-    CodedPart,
-    CodeLists,
-    ScanLimits,
-    ScanQueries,
-    code_scan,
-)
+from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart, CodeLists, ScanLimits, ScanQueries, code_scan
 from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, train_codes
 
 Floats = npt.NDArray[np.float32]

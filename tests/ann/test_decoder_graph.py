@@ -11,12 +11,12 @@ from memhier.ann.decoder.calibration import calibrate
 from memhier.ann.decoder.calibration.build import BuildOptions, build_codes
 from memhier.ann.decoder.coding.codes import RowCodes
 from memhier.ann.decoder.coding.graph import NO_ROW, build_links, learn_seeds, relink
-from memhier.ann.decoder.coding.layer import check_layer
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
 from memhier.ann.decoder.core import core as core_module
 from memhier.ann.decoder.core.core import prune_links
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import Coarse, Effort, Walk
+from memhier.ann.decoder.layer import check_layer
 from memhier.ann.decoder.stored import open_index
 
 

@@ -11,9 +11,9 @@ from memhier import backend
 from memhier.ann.decoder import LogitIndex
 from memhier.ann.decoder.calibration import build, calibrate
 from memhier.ann.decoder.coding import codes
-from memhier.ann.decoder.coding.layer import OutputLayer, as_floats, check_layer
 from memhier.ann.decoder.coding.tail import margins
 from memhier.ann.decoder.engine import dram_engine
+from memhier.ann.decoder.layer import OutputLayer, as_floats, check_layer
 from memhier.ann.decoder.stored import open_index
 from memhier.errors import BudgetError, CorruptionError, FormatError
 

@@ -16,10 +16,10 @@ from memhier.ann import ZoomIndex
 from memhier.ann.zoom.calibration import calibrate
 from memhier.ann.zoom.construction import build
 from memhier.ann.zoom.preview import clusters, router
-from memhier.ann.zoom.preview.layout import scan_bytes
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.search.search import Search
 from memhier.ann.zoom.storage.fullview import workspace_bytes
+from memhier.ann.zoom.storage.layout import scan_bytes
 from memhier.benchmarks.exact import exact_neighbours, recall_at_k
 
 

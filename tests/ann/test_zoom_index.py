@@ -108,7 +108,7 @@ def test_array_memmap_and_iterator_build_the_same_index(tmp_path):
 
 def test_more_vectors_than_a_bucket_are_put_in_order(tmp_path, monkeypatch):
     monkeypatch.setattr("memhier.ann.zoom.storage.fullview._BUCKET_BYTES", 5000)
-    monkeypatch.setattr("memhier.ann.zoom.construction.source._BLOCK_BYTES", 3000)
+    monkeypatch.setattr("memhier.ann.zoom.source._BLOCK_BYTES", 3000)
     vectors = make_vectors(1000, 9)
     with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB") as index:
         result = index.search(vectors, 1, candidates=1000, nprobe=1000)

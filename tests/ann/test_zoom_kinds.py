@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.construction.source import open_source
 from memhier.ann.zoom.filters.attributes import Attributes
 from memhier.ann.zoom.filters.times import moment_of_text
+from memhier.ann.zoom.source import open_source
 from memhier.ann.zoom.storage.catalog import KIND
 from memhier.fields import stored_array
 from memhier.io.reader import Reader

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.preview import layout
 from memhier.ann.zoom.renewal import merge
+from memhier.ann.zoom.storage import layout
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.errors import BudgetError
 from memhier.store.store import Store

@@ -8,8 +8,8 @@ import pytest
 
 from memhier.ann import ZoomIndex
 from memhier.ann.zoom.construction import build
-from memhier.ann.zoom.preview.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
 from memhier.ann.zoom.storage.fullview import workspace_bytes
+from memhier.ann.zoom.storage.layout import IndexSizes, attribute_bytes, plan_layout, scan_bytes
 from memhier.errors import BudgetError
 
 PLAIN = 192 << 10  # Python's own objects, and what a call hands in and out

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from memhier.ann.files import open_vectors, write_vectors
-from memhier.ann.zoom.construction.source import VectorSource, open_source
+from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.errors import ClosedError, FormatError
 
 MATRIX = np.random.default_rng(0).normal(size=(97, 5)).astype(np.float32)

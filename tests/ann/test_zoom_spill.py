@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.construction.source import VectorSource
-from memhier.ann.zoom.preview import layout, router
+from memhier.ann.zoom.preview import router
 from memhier.ann.zoom.preview.blocks import codes_of
 from memhier.ann.zoom.renewal.spill import code_vectors
+from memhier.ann.zoom.source import VectorSource
+from memhier.ann.zoom.storage import layout
 from memhier.ann.zoom.storage.catalog import KIND, Description, load_preview
 from memhier.store.store import Store
 

@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.ids import ids as ids_module
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.ids.texts import as_texts, hash_texts
-from memhier.ann.zoom.preview import layout
 from memhier.ann.zoom.renewal import merge, room
-from memhier.ann.zoom.storage import part
+from memhier.ann.zoom.storage import ids as ids_module
+from memhier.ann.zoom.storage import layout, part
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.errors import BudgetError
 from memhier.store.store import Store

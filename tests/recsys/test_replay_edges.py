@@ -10,15 +10,7 @@ import pytest
 
 from memhier.errors import ClosedError, CorruptionError
 from memhier.log.record_log import committed_keys
-from memhier.recsys.replay import (  # fmt: skip
-    CarouselBuffer,
-    ClassBalanced,
-    DeckSwap,
-    Field,
-    GateSwap,
-    RandomSwap,
-    StoredSamples,
-)
+from memhier.recsys.replay import CarouselBuffer, ClassBalanced, DeckSwap, Field, GateSwap, RandomSwap, StoredSamples
 from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.storage.index import IndexTable
 from memhier.recsys.replay.storage.storage import Storage

@@ -17,7 +17,7 @@ from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.settings import Settings
 from memhier.recsys.replay.streams import Purpose, Uniforms
-from memhier.recsys.replay.swap.swapper import Swapper
+from memhier.recsys.replay.swapper import Swapper
 
 RUNS = 400
 STREAM = 24

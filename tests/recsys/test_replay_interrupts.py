@@ -11,7 +11,7 @@ import pytest
 from memhier.errors import MemhierError
 from memhier.recsys.replay import CarouselBuffer, Field, RandomSwap
 from memhier.recsys.replay.loader import ReplayBatchSampler
-from memhier.recsys.replay.storage.stored import StoredSamples
+from memhier.recsys.replay.stored import StoredSamples
 
 SCHEMA = {
     "x": Field("int64", (16,)),

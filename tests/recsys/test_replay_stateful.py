@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from memhier.recsys.replay import (  # fmt: skip
+from memhier.recsys.replay import (
     AgeSwap,
     Batch,
     CarouselBuffer,

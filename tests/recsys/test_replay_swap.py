@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memhier.recsys.replay import AgeSwap, FixedRatio, GateSwap, LossSwap, RandomSwap, SteeredRatio, Used
-from memhier.recsys.replay.swap.policies import gate_scores, swap_policy, swaps
+from memhier.recsys.replay.policies import gate_scores, swap_policy, swaps
 
 
 def used(labels: list[int], scores: np.ndarray | None = None, swapped: list[int] | None = None) -> Used:

@@ -19,11 +19,11 @@ from memhier.ann.decoder.calibration.familiar import ranges_of
 from memhier.ann.decoder.calibration.settings import WAYS, Method, Settings
 from memhier.ann.decoder.coding.codes import RowCodes, encode, encode_rows, hash_rows
 from memhier.ann.decoder.coding.graph import build_links, giants, learn_seeds, relink
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.coding.projection import Projection, fit_projection
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import Effort, Walk
+from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 
 __all__ = ["CONTEXTS_LEAST", "BuildOptions", "build_codes", "encode_again", "row_norms", "warn_if_short"]
 

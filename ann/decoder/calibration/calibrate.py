@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 
 from memhier.ann.decoder.calibration.settings import FAR_PROBES, Choices, Method, Settings
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Effort, Walk
+from memhier.ann.decoder.layer import Floats, OutputLayer
 
 __all__ = [
     "EFS", "INSIDE", "LIMITS", "HeldOut", "calibrate_coarse", "calibrate_far", "calibrate_preview", "calibrate_screen",

@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats
 from memhier.ann.decoder.coding.projection import Projection
+from memhier.ann.decoder.layer import Floats
 
 __all__ = ["Familiarity", "Ranges", "ranges_of"]
 

@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer, as_floats
 from memhier.ann.decoder.coding.projection import Coordinates, Projection, row_coordinates
+from memhier.ann.decoder.layer import Floats, OutputLayer, as_floats
 
 __all__ = ["CHUNK_ROWS", "BlockCodes", "RowCodes", "encode", "encode_rows", "hash_rows", "pack_blocks"]
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.answers import best_of
-from memhier.ann.decoder.coding.layer import Floats, as_floats, check_hidden, check_layer
 from memhier.ann.decoder.coding.transform import transform_contexts, transform_rows
+from memhier.ann.decoder.layer import Floats, as_floats, check_hidden, check_layer
 from memhier.ann.threads import one_thread
 from memhier.arguments import check_int
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann.decoder.coding.codes import CHUNK_ROWS, BlockCodes, RowCodes, pack_blocks
-from memhier.ann.decoder.coding.layer import Floats, Ints
 from memhier.ann.decoder.core.core import new_core, prune_links
+from memhier.ann.decoder.layer import Floats, Ints
 from memhier.ann.threads import one_thread
 
 __all__ = ["NO_ROW", "Graph", "build_links", "giants", "learn_seeds", "relink"]

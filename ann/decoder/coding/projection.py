@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats, OutputLayer
+from memhier.ann.decoder.layer import Floats, OutputLayer
 
 __all__ = ["Coordinates", "Projection", "fit_projection", "row_coordinates"]
 

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.answers import Partition
-from memhier.ann.decoder.coding.layer import Floats, Ints
 from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.layer import Floats, Ints
 
 __all__ = ["ExactLogits", "close_sums", "margins"]
 

@@ -8,10 +8,10 @@ import numpy.typing as npt
 
 from memhier.ann.decoder.coding.codes import BlockCodes, RowCodes
 from memhier.ann.decoder.coding.graph import Graph
-from memhier.ann.decoder.coding.layer import Floats
 from memhier.ann.decoder.coding.projection import Projection
 from memhier.ann.decoder.core.core import new_core
 from memhier.ann.decoder.core.python_core import PythonCore
+from memhier.ann.decoder.layer import Floats
 
 if TYPE_CHECKING:
     from memhier_native._core import DecoderCore

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import DTYPES, LARGEST, as_floats
+from memhier.ann.decoder.layer import DTYPES, LARGEST, as_floats
 
 __all__ = ["PythonCore"]
 

@@ -9,7 +9,9 @@ import numpy.typing as npt
 
 from memhier import backend
 from memhier.ann.decoder.answers import Partition, TopK, joined, largest_of, split
-from memhier.ann.decoder.coding.layer import (
+from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
+from memhier.ann.decoder.layer import (
     BIAS_ROUNDING,
     DTYPES,
     LOGITS_MOST,
@@ -20,8 +22,6 @@ from memhier.ann.decoder.coding.layer import (
     check_finite,
     norm_rounding,
 )
-from memhier.ann.decoder.coding.view import Codes
-from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
 
 __all__ = ["DramEngine"]
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from memhier.ann.decoder.answers import Partition, TopK
-from memhier.ann.decoder.coding.layer import Floats, Ints, OutputLayer
 from memhier.ann.decoder.coding.view import Codes
+from memhier.ann.decoder.layer import Floats, Ints, OutputLayer
 
 __all__ = ["ALL_DIRECTIONS", "CERTIFY_LIMIT", "NO_WALK", "Coarse", "Effort", "Engine", "Walk"]
 

@@ -7,11 +7,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.decoder.answers import Partition, TopK, best_of, joined, largest_of, split
-from memhier.ann.decoder.coding.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
 from memhier.ann.decoder.coding.tail import ExactLogits, close_sums
 from memhier.ann.decoder.coding.view import Codes
 from memhier.ann.decoder.engine.engine import ALL_DIRECTIONS, Coarse, Walk
 from memhier.ann.decoder.engine.stored_rows import StoredRows
+from memhier.ann.decoder.layer import BIAS_ROUNDING, ROUNDING, Floats, Ints, check_finite, logit_error
 
 __all__ = ["StoredEngine"]
 

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import Floats, Ints, as_floats
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT
+from memhier.ann.decoder.layer import Floats, Ints, as_floats
 from memhier.io.reader import Reader
 from memhier.rows.rows import Rows
 from memhier.store.store import Store

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from memhier.ann.decoder.answers import LogProb, Partition
 from memhier.ann.decoder.calibration.settings import Method
-from memhier.ann.decoder.coding.layer import check_finite, check_hidden
 from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.layer import check_finite, check_hidden
 from memhier.ann.decoder.module.sampling import draw, nucleus, top_words
 from memhier.arguments import check_int
 from memhier.shield import shielded

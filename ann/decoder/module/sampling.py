@@ -6,8 +6,8 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.decoder.coding.layer import LOGITS_MOST, Floats, Ints
 from memhier.ann.decoder.index import LogitIndex
+from memhier.ann.decoder.layer import LOGITS_MOST, Floats, Ints
 
 __all__ = ["draw", "nucleus", "top_words"]
 

@@ -11,17 +11,17 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
+from memhier.ann.zoom.construction.begun import stand_in, uncalibrated
 from memhier.ann.zoom.construction.construct import construct
-from memhier.ann.zoom.construction.source import VectorSource, open_source
 from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
-from memhier.ann.zoom.ids.ids import Ids
 from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
-from memhier.ann.zoom.preview.layout import IndexLayout, IndexSizes, plan_layout, read_depth
 from memhier.ann.zoom.preview.preview import Coding, Preview
 from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
-from memhier.ann.zoom.renewal.begun import stand_in, uncalibrated
+from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
+from memhier.ann.zoom.storage.ids import Ids
+from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, plan_layout, read_depth
 from memhier.ann.zoom.storage.part import compact_ids
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader

@@ -11,16 +11,16 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES
-from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.clusters import deal_out, training_rows
 from memhier.ann.zoom.preview.code_scan import CodedPart
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.layout import IndexLayout
 from memhier.ann.zoom.preview.preview import Preview, train_preview
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.fullview import SortedRows, raw_rows
+from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.pages import page_order
 from memhier.ann.zoom.storage.part import PartArrays
 

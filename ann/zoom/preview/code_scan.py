@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,18 @@ from memhier.ann.zoom.filters.bitmaps import unpack
 from memhier.ann.zoom.preview.blocks import codes_of
 from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, chunks
 
-__all__ = ["PART_SHIFT", "REACH", "Candidates", "CodeLists", "CodedPart", "ScanLimits", "ScanQueries", "code_scan"]
+__all__ = [
+    "PART_SHIFT",
+    "REACH",
+    "Candidates",
+    "CodeLists",
+    "CodedPart",
+    "ScanLimits",
+    "ScanQueries",
+    "code_scan",
+    "positions_of",
+    "split_positions",
+]
 
 _ROUNDING = 4e-6  # the share of an estimate's terms that single precision loses
 _NEAREST = 0.125  # the least distance of a query from a centroid, as a share of a vector's radius; see the native scan
@@ -285,3 +296,14 @@ def _dot(book: CodeBook, codes: npt.NDArray[np.uint8], residual: Floats) -> tupl
             sums += fields.astype(np.int64) @ part
     half = np.repeat((2.0 ** np.array(WIDTHS) - 1) / 2, book.dimensions)
     return sums.astype(np.float32), scale, np.float32((half * rounded).sum())
+
+
+def positions_of(numbers: Any, rows: Ints) -> Ints:
+    """Return positions: the number of a part and a row of it in one integer."""
+    positions: Ints = numbers << PART_SHIFT | rows
+    return positions
+
+
+def split_positions(positions: Ints) -> tuple[Ints, Ints]:
+    """Return the numbers of parts and the rows of positions; the number of -1, which is none, is -1."""
+    return positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)

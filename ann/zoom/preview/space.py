@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.construction.source import Block, VectorSource
+from memhier.ann.zoom.source import Block, VectorSource
 
 __all__ = ["METRICS", "Metric", "PreviewSpace", "fit_space"]
 

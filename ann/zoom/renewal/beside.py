@@ -16,8 +16,8 @@ from typing import Generic, Protocol, TypeVar
 
 from memhier.ann.threads import one_thread
 from memhier.ann.zoom.pauses import pausing
-from memhier.ann.zoom.preview.layout import IndexLayout
 from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, follow, join, renew
+from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.part import IndexPart
 from memhier.shield import when_gone
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.times import as_moments
-from memhier.ann.zoom.ids.ids import Ids, locate_all
-from memhier.ann.zoom.storage.part import split_positions
+from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.storage.ids import Ids, locate_all
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["Kept", "values_kept"]

@@ -17,15 +17,13 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.construction.source import VectorSource
+from memhier.ann.zoom.construction.begun import begun
 from memhier.ann.zoom.filters.attributes import Schema, as_columns, merged_schema, write_attributes
 from memhier.ann.zoom.filters.columns import as_objects
-from memhier.ann.zoom.ids.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.preview.clusters import LONGEST
+from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.codes import CodeBook
-from memhier.ann.zoom.preview.layout import IndexLayout, fresh_bytes, lists_anew
-from memhier.ann.zoom.renewal.begun import begun
 from memhier.ann.zoom.renewal.beside import Renewals
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
 from memhier.ann.zoom.renewal.merge import (
@@ -40,11 +38,14 @@ from memhier.ann.zoom.renewal.merge import (
 from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task, renew, write_recoded
 from memhier.ann.zoom.renewal.room import check_range, check_room
 from memhier.ann.zoom.renewal.spill import write_coded
+from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles, split_positions
+from memhier.ann.zoom.storage.ids import Ids, locate_all, refuse_known
+from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
 from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.page_file import PAGE_BYTES

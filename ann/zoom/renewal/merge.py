@@ -7,19 +7,20 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.filters.attributes import Schema, chain, write_attributes
-from memhier.ann.zoom.ids.ids import Located, texts_at
 from memhier.ann.zoom.ids.stored_texts import in_order, write_texts
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.ann.zoom.pauses import pause
 from memhier.ann.zoom.preview.blocks import codes_of, interleave
+from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
+from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
+from memhier.ann.zoom.storage.ids import Located, texts_at
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, alive_rows, compact_ids, positions_of
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, alive_rows, compact_ids
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction

@@ -20,13 +20,13 @@ from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack
 from memhier.ann.zoom.pauses import pause
-from memhier.ann.zoom.preview.layout import IndexLayout
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.renewal.merge import PartsSource, Spread, merge_parts, spread_of, write_carried
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.storage.catalog import write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
+from memhier.ann.zoom.storage.layout import IndexLayout
 from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader

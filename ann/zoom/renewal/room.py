@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
-from memhier.ann.zoom.ids.ids import Ids
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
-from memhier.ann.zoom.preview.layout import PART_BYTES
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.fullview import stored_bytes
+from memhier.ann.zoom.storage.ids import Ids
+from memhier.ann.zoom.storage.layout import PART_BYTES
 from memhier.ann.zoom.storage.part import compact_dtype
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.budget import format_bytes

@@ -5,10 +5,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
+from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.fullview import RowWriter, raw_rows
 from memhier.ann.zoom.storage.pages import page_order
 from memhier.ann.zoom.storage.part import PartArrays, compact_ids

@@ -10,11 +10,11 @@ from memhier.ann.zoom.calibration.needs import USUAL_MOST
 from memhier.ann.zoom.filters.bitmaps import Words, popcount
 from memhier.ann.zoom.filters.conditions import check_types
 from memhier.ann.zoom.filters.where import evaluate, parse
-from memhier.ann.zoom.ids.ids import Sightings
-from memhier.ann.zoom.preview.code_scan import Candidates
+from memhier.ann.zoom.preview.code_scan import Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.storage.fullview import make_workspace
-from memhier.ann.zoom.storage.part import alive_rows, gather, positions_of
+from memhier.ann.zoom.storage.ids import Sightings
+from memhier.ann.zoom.storage.part import alive_rows, gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.reader import Reader
 from memhier.rows.ranking import PageRows, Ranking, RankRequest, page_rows_of, rank_rows

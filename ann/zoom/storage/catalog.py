@@ -9,15 +9,15 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
-from memhier.ann.zoom.ids.ids import IdKind
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import CODINGS, Coding, Preview
 from memhier.ann.zoom.preview.product import ProductBook
 from memhier.ann.zoom.preview.router import Router
 from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
 from memhier.ann.zoom.preview.space import METRICS, PreviewSpace, core_dimension
+from memhier.ann.zoom.storage.ids import IdKind
 from memhier.errors import CorruptionError, FormatError
-from memhier.fields import (  # fmt: skip
+from memhier.fields import (
     boolean,
     decode_json,
     described,

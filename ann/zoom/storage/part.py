@@ -16,7 +16,7 @@ from memhier.ann.zoom.filters.conditions import Expression
 from memhier.ann.zoom.filters.stored_column import StoredColumn
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.ids.texts import hash_texts
-from memhier.ann.zoom.preview.code_scan import PART_SHIFT, CodedPart
+from memhier.ann.zoom.preview.code_scan import CodedPart, positions_of, split_positions
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.errors import ClosedError, CorruptionError
@@ -37,8 +37,6 @@ __all__ = [
     "find_ids",
     "gather",
     "held_bytes",
-    "positions_of",
-    "split_positions",
 ]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -316,17 +314,6 @@ def compact_dtype(*ids: Ints) -> np.dtype[Any]:
 def compact_ids(ids: Ints) -> npt.NDArray[Any]:
     """Return ids as uint32 where all of them fit, else as int64."""
     return ids.astype(compact_dtype(ids), copy=False)
-
-
-def positions_of(numbers: Any, rows: Ints) -> Ints:
-    """Return positions: the number of a part and a row of it in one integer."""
-    positions: Ints = numbers << PART_SHIFT | rows
-    return positions
-
-
-def split_positions(positions: Ints) -> tuple[Ints, Ints]:
-    """Return the numbers of parts and the rows of positions; the number of -1, which is none, is -1."""
-    return positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
 
 
 def gather(parts: Sequence[IndexPart], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:

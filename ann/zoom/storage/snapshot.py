@@ -9,15 +9,16 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.bitmaps import BitmapCache, bitmap_bytes
-from memhier.ann.zoom.ids.ids import IdKind, Ids, locate_all
-from memhier.ann.zoom.preview.layout import CONTEXTS_MOST, scan_bytes
+from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
 from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
-from memhier.ann.zoom.storage.part import IndexPart, PartFiles, alive_rows, held_bytes, split_positions
+from memhier.ann.zoom.storage.ids import IdKind, Ids, locate_all
+from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes
+from memhier.ann.zoom.storage.part import IndexPart, PartFiles, alive_rows, held_bytes
 from memhier.io.reader import Reader
 from memhier.rows.ranking import HotPages
 from memhier.shield import settle

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from memhier.benchmarks.cli.plain_errors import PlainGroup, plain_errors
 from memhier.benchmarks.cli.replay.doctor import examine
 from memhier.benchmarks.cli.shell import json_option, report
-from memhier.recsys.replay.storage.stored import StoredSamples
+from memhier.recsys.replay.stored import StoredSamples
 
 __all__ = ["replay"]
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from memhier.errors import FormatError
 from memhier.recsys.replay import CarouselBuffer, StoredSamples
-from memhier.recsys.replay.swap.policies import FixedRatio, swaps
+from memhier.recsys.replay.policies import FixedRatio, swaps
 
 __all__ = ["examine"]
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from memhier.recsys.replay.swap.policies import SwapPolicy
+from memhier.recsys.replay.policies import SwapPolicy
 
 __all__ = ["SeenIds", "UsedSlots", "derived", "fitted", "scores_of"]
 

@@ -16,12 +16,12 @@ from memhier.recsys.replay.ahead import Ahead
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Decisions, Placement
+from memhier.recsys.replay.policies import GateSwap, Pool, Used, swaps
 from memhier.recsys.replay.schema import Columns
 from memhier.recsys.replay.settings import Settings
 from memhier.recsys.replay.storage.index import SLOTS
 from memhier.recsys.replay.storage.storage import Storage
 from memhier.recsys.replay.streams import Purpose, stream
-from memhier.recsys.replay.swap.policies import GateSwap, Pool, Used, swaps
 
 __all__ = ["Swap", "Swapper"]
 

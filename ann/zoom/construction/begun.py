@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 
 from memhier.ann.zoom.calibration.calibrate import Calibration
-from memhier.ann.zoom.construction.source import VectorSource
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import Effort, Preview, train_preview
 from memhier.ann.zoom.preview.space import PreviewSpace, fit_space
+from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 
 __all__ = ["begun", "stand_in", "uncalibrated"]

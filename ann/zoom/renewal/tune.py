@@ -9,10 +9,11 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import TARGET, Calibration
 from memhier.ann.zoom.calibration.mixtures import calibrate_both, play_queries
 from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
+from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
 from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
-from memhier.ann.zoom.storage.part import IndexPart, gather, positions_of
+from memhier.ann.zoom.storage.part import IndexPart, gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader

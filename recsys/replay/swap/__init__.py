@@ -1,1 +1,0 @@
-"""Swaps between memory and storage."""
