@@ -49,6 +49,7 @@ class TransactionGroup:
         self._store = store
         self._tx: Transaction | None = None
         self._members: list[tuple[GroupedLog, GroupedCompactor]] = []
+        self._closed = 0
 
     def join(self, log: GroupedLog, compactor: GroupedCompactor) -> None:
         """Commit a log with the others from now on."""
@@ -99,9 +100,15 @@ class TransactionGroup:
         self.cancel()
 
     def close(self) -> None:
-        """Forget all changes, and the logs, which would stay until Python looks for cycles; take no more changes."""
-        self._members = []
-        self.cancel()
+        """Forget all changes as one log closes; after the last one forget the logs, which know this group.
+
+        The aborted transaction stays: a log that is still open reads its rows, and the next change is refused.
+        """
+        if self._tx is not None:
+            self._tx.abort()
+        self._closed += 1
+        if self._closed == len(self._members):
+            self._members = []
 
     def commit(self, values: Mapping[str, bytes], waits: bool, way_back: bool, further: bool) -> int:
         """Make the changes of all logs durable at once; return the store's new generation.

@@ -56,6 +56,39 @@ def test_a_log_beside_another_does_not_commit_by_itself(tmp_path: Path) -> None:
             RowLog(store, "third", 8, reader, 10, beside=log)
 
 
+def test_a_log_reads_on_after_another_of_its_group_was_closed(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        first = RowLog(store, "first", 8, reader, 10)
+        second = RowLog(store, "second", 8, reader, 10, beside=first)
+        third = Samples(store, "third", reader, 10, beside=first)
+        second.append([1], rows(10))
+        third.put([2], [b"two"])
+        first.close()
+        found, there = second.read([1, 2])
+        assert (found[:1] == rows(10)).all()
+        assert there.tolist() == [True, False]
+        assert [None if one is None else bytes(one) for one in third.get([1, 2])] == [None, b"two"]
+        with pytest.raises(ClosedError):
+            second.append([3], rows(30))
+        second.close()
+        assert bytes(third.get([2])[0] or b"") == b"two"
+        third.close()
+        assert store.segments() == {}
+
+
+def test_a_leader_commits_nothing_once_a_log_beside_it_was_closed(tmp_path: Path) -> None:
+    with Store.create(tmp_path / "s", "test") as store, Reader() as reader:
+        first = RowLog(store, "first", 8, reader, 10)
+        second = RowLog(store, "second", 8, reader, 10, beside=first)
+        second.close()
+        first.append([1], rows(10))
+        assert first.read([1])[1].all()
+        with pytest.raises(ClosedError, match="second"):
+            first.commit()
+        first.close()
+        assert store.segments() == {}
+
+
 def test_the_buffers_of_a_shared_transaction_count_once(tmp_path: Path) -> None:
     with (
         Store.create(tmp_path / "s", "test") as store,
