@@ -31,7 +31,7 @@ def lazy(
     ------
     AttributeError
         If the package has no such name.
-    ImportError
+    ModuleNotFoundError
         If a module needs a package that is not installed. The message names the extra.
     """
 
@@ -45,6 +45,6 @@ def lazy(
             if missing not in EXTRAS:
                 raise
             needs = f"{package}.{name} needs the package {missing}: pip install 'memhier[{EXTRAS[missing]}]'"
-            raise ImportError(needs, name=error.name) from error
+            raise ModuleNotFoundError(needs, name=error.name) from error
 
     return load, lambda: sorted({*shown, *homes})
