@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 NATIVE := $(wildcard memhier/native/CMakeLists.txt memhier/native/src/*/*)
-TREE := memhier ann recsys benchmarks tests
+TREE := memhier ann recsys benchmarks tests docs
 
 # A file's tests stay in one process: they share what their fixtures build.
 PARALLEL := -n 2 --dist loadfile
@@ -14,7 +14,7 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python demo test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python demo docs test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,10 @@ demo: build  ## index every function of this Python installation and search it f
 
 test: lint types pytest pytest-python  ## all checks: ruff, mypy, the tests, and memhier's own again in pure Python
 
+# Makes the packages of .venv importable in the environment $(1), after its own.
+see_all_of_venv = $(BIN)/python -c "import site; print(*(f'import site; site.addsitedir({path!r})' for path in site.getsitepackages()), sep='\n')" \
+	    > "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/memhier-parent.pth"
+
 # Avalanche and TorchRL in an environment of their own, which sees all of .venv: they would bring other builds of torch.
 PLUGINS := .venv-plugins
 PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py)
@@ -60,12 +64,22 @@ $(PLUGINS)/.installed: $(VENV)/.installed constraints-plugins.txt
 	@rm -rf $(PLUGINS)
 	@$(PYTHON) -m venv $(PLUGINS)
 	@$(PLUGINS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-plugins.txt
-	@$(BIN)/python -c "import site; print(*(f'import site; site.addsitedir({path!r})' for path in site.getsitepackages()), sep='\n')" \
-	    > "$$($(PLUGINS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/memhier-parent.pth"
+	@$(call see_all_of_venv,$(PLUGINS))
 	@touch $@
 
 house: build  ## rooms, floors, arrows, circles and other counts; fails if one grew
 	@$(BIN)/python tests/house/counts.py
+
+# Sphinx in an environment of its own, which sees all of .venv: it stays out of the developers' one.
+DOCS := .venv-docs
+docs: $(DOCS)/.installed  ## the documentation as HTML, into build/docs; a warning is an error
+	@$(DOCS)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs && echo "build/docs/index.html"
+
+$(DOCS)/.installed: $(VENV)/.installed pyproject.toml constraints.txt
+	@$(PYTHON) -m venv $(DOCS)
+	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt sphinx myst-parser furo
+	@$(call see_all_of_venv,$(DOCS))
+	@touch $@
 
 lint: build  ## ruff, rules and format; the format of the C++ code; the compiled core's stub
 	$(BIN)/ruff check $(TREE)
