@@ -55,6 +55,8 @@ class Slab(Closing):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import Slab
     >>> with Slab(100, np.float32, 3) as slab:
     ...     slab.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     slab.gather([2, 7, 7]).tolist()
@@ -147,6 +149,8 @@ class Slab(Closing):
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from memhier import Slab
         >>> Slab.bytes_for(1000, np.float32, 64) == 4096 + 4096 + 63 * 4096
         True
         """
@@ -281,6 +285,8 @@ class Slab(Closing):
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from memhier import Slab
         >>> slab = Slab(10, np.float32, 2)
         >>> with slab.writing([3, 4]) as rows:
         ...     rows[3:5] += 1

@@ -54,6 +54,7 @@ class SlotMap:
 
     Examples
     --------
+    >>> from memhier import SlotMap
     >>> slots = SlotMap(4)
     >>> slots.insert([70, -1, 70, 9]).tolist()
     [0, 1, 0, 2]
@@ -93,6 +94,7 @@ class SlotMap:
 
         Examples
         --------
+        >>> from memhier import SlotMap
         >>> SlotMap.bytes_for(1000, key_space=5000) <= 12 * 1000 + 4 * 5000
         True
         """

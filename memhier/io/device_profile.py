@@ -67,6 +67,16 @@ class DeviceProfile:
         One row per queue depth, shallow first.
     notes
         Reasons to doubt the figures; empty when there are none.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier import DeviceProfile, probe
+    >>> profile = probe(tempfile.mkdtemp(), size="8MiB", seconds=0.1, depths=(1, 4))
+    >>> profile.page_bytes, profile.span_bytes
+    (4096, 8388608)
+    >>> DeviceProfile.from_json(profile.to_json()) == profile
+    True
     """
 
     path: str

@@ -68,6 +68,7 @@ class CostModel:
 
     Examples
     --------
+    >>> from memhier import CostModel
     >>> disk = CostModel.of("sata-ssd")
     >>> round(disk.reads_per_s(32)), f"{disk.batch_s(1000):.4f}"
     (98000, '0.0102')

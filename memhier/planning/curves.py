@@ -92,6 +92,8 @@ def miss_ratio_curve(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import miss_ratio_curve
     >>> loop = np.arange(100_000) % 1_000
     >>> miss_ratio_curve(loop, [999, 1_000]).miss_ratio.round(3).tolist()
     [1.0, 0.01]

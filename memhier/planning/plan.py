@@ -75,6 +75,7 @@ class Lookahead:
 
     Examples
     --------
+    >>> from memhier import Lookahead
     >>> planner = Lookahead(2)
     >>> for batch in ([1, 2], [3], [1]):
     ...     planner.announce(batch)
@@ -183,6 +184,7 @@ def plan(
 
     Examples
     --------
+    >>> from memhier.planning.plan import plan
     >>> [step.load.tolist() for step in plan([[1, 2], [3], [2], [1]], capacity=2, lookahead=1)]
     [[1, 2], [3], [], [1]]
     """

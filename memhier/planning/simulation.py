@@ -117,6 +117,8 @@ def simulate(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import simulate
     >>> loop = np.arange(100_000) % 1_000
     >>> for policy in ("lru", "belady"):
     ...     result = simulate(loop, dram="64KiB", row_bytes=128, policy=policy)

@@ -44,6 +44,16 @@ class Access(NamedTuple):
         bool [n]: whether the key was resident when its turn came. A key's second turn in a batch is a hit.
     evicted
         int64 [m]: the keys that left to make room, first victim first. They left before any of the batch entered.
+
+    Examples
+    --------
+    >>> from memhier.policies import LRU
+    >>> policy = LRU(2)
+    >>> done = policy.access([1, 2, 1])
+    >>> done.hit.tolist(), done.evicted.tolist()
+    ([False, False, True], [])
+    >>> policy.access([3]).evicted.tolist()
+    [2]
     """
 
     hit: npt.NDArray[np.bool_]
@@ -51,7 +61,24 @@ class Access(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides which keys stay resident. Deterministic, and safe to call from one thread at a time."""
+    """Decides which keys stay resident. Deterministic, and safe to call from one thread at a time.
+
+    Examples
+    --------
+    One of the library's, changed:
+
+    >>> from memhier.policies import LRU
+    >>> class Told(LRU):
+    ...     def access(self, keys, *, pinned=()):
+    ...         done = super().access(keys, pinned=pinned)
+    ...         print("left:", done.evicted.tolist())
+    ...         return done
+    >>> policy = Told(2)
+    >>> for batch in ([1, 2], [3]):
+    ...     done = policy.access(batch)
+    left: []
+    left: [1]
+    """
 
     @property
     def capacity(self) -> int:

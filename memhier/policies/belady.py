@@ -40,6 +40,7 @@ class Belady:
 
     Examples
     --------
+    >>> from memhier.policies import Belady
     >>> policy = Belady(2)
     >>> for batch in ([1], [2], [3], [1]):
     ...     policy.announce(batch)

@@ -52,9 +52,10 @@ class RowsWriter:
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.io.reader import Reader
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import Reader, Rows, RowsWriter, Store
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:
     ...     writer = RowsWriter(tx, "points", row_bytes=8)
     ...     writer.append(np.arange(6, dtype="<f4").view(np.uint8).reshape(3, 8))
@@ -155,6 +156,21 @@ class Rows(Closing):
     ------
     FormatError
         When the store has no rows of this name.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import Reader, Rows, RowsWriter, Store
+    >>> with Store.create(tempfile.mkdtemp() + "/store", kind="example") as store, Reader() as reader:
+    ...     with store.begin() as tx:
+    ...         writer = RowsWriter(tx, "points", row_bytes=8)
+    ...         writer.append(np.arange(6, dtype="<f4").view(np.uint8).reshape(3, 8))
+    ...         writer.finish()
+    ...         generation = tx.commit()
+    ...     rows = Rows(store, "points", reader)
+    ...     len(rows), rows.read([2, 0]).view("<f4").tolist(), rows.read_range(0, 2).view("<f4").tolist()
+    (3, [[4.0, 5.0], [0.0, 1.0]], [[0.0, 1.0], [2.0, 3.0]])
     """
 
     def __init__(self, store: Store, name: str, reader: "Reader") -> None:

@@ -48,7 +48,9 @@ class Store(Closing):
     Examples
     --------
     >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp()) / "numbers"
+    >>> import numpy as np
+    >>> from memhier import Store
+    >>> place = tempfile.mkdtemp() + "/numbers"
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:
     ...     offset = tx.segment("squares").append(np.arange(5) ** 2)
     ...     tx.put("about", b"squares of the first numbers")

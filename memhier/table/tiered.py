@@ -93,9 +93,10 @@ class Tiered(Closing):
 
     Examples
     --------
-    >>> import pathlib, tempfile
+    >>> import tempfile
     >>> import numpy as np
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "table"
+    >>> from memhier import Tiered
+    >>> place = tempfile.mkdtemp() + "/table"
     >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
     ...     table.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     generation = table.checkpoint()
