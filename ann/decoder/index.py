@@ -42,6 +42,7 @@ class LogitIndex:
     Examples
     --------
     >>> import numpy as np
+    >>> from memhier.ann import LogitIndex
     >>> rng = np.random.default_rng(0)
     >>> weight = rng.normal(size=(1000, 32)).astype("float32")
     >>> hidden = rng.normal(size=(500, 32)).astype("float32")

@@ -28,6 +28,18 @@ class SparseLogits(NamedTuple):
     ----------
     values, indices
         ``[..., k]``, largest first.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from memhier.ann import TopKSoftmax
+    >>> _ = torch.manual_seed(0)
+    >>> lm_head, hidden = torch.nn.Linear(16, 500), torch.randn(3, 16)
+    >>> decoder = TopKSoftmax.from_linear(lm_head, k=5, output="sparse")
+    >>> with torch.no_grad():
+    ...     logits = decoder(hidden)
+    >>> logits.values.shape, bool((logits.indices[:, 0] == lm_head(hidden).argmax(1)).all())
+    (torch.Size([3, 5]), True)
     """
 
     values: Tensor
@@ -42,6 +54,7 @@ class TopKSoftmax(nn.Module):
     Examples
     --------
     >>> import torch
+    >>> from memhier.ann import TopKSoftmax
     >>> _ = torch.manual_seed(0)
     >>> lm_head = torch.nn.Linear(32, 1000)
     >>> hidden = torch.randn(500, 32)
