@@ -76,6 +76,8 @@ class EmbeddingBag(TableModule):
     Examples
     --------
     >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag
     >>> with EmbeddingBag(10**9, 4, dram="32MiB", path=tempfile.mkdtemp(), touched=1000) as bag:
     ...     before = bag.weights([7])
     ...     bag(torch.tensor([[7, 7]])).sum().backward()

@@ -33,6 +33,14 @@ class Uniform:
     ----------
     low, high
         None stands for 1 / sqrt(num_embeddings) on each side of zero, as in TorchRec and DLRM.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag, Uniform
+    >>> with EmbeddingBag(1000, 4, initial=Uniform(-0.1, 0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bool((bag.weights([0, 999]).abs() <= 0.1).all())
+    True
     """
 
     low: float | None = None
@@ -64,7 +72,16 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations."""
+    """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag, Normal
+    >>> with EmbeddingBag(1000, 4, initial=Normal(std=0.01), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bool((bag.weights([0, 999]).abs() < 0.05).all())
+    True
+    """
 
     mean: float = 0.0
     std: float = 1.0
@@ -171,6 +188,8 @@ def initial_weights(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.recsys import Uniform, initial_weights
     >>> some = initial_weights(Uniform(-1, 1), 0, 0, np.array([5, 10**12]), 3, 10**13)
     >>> bool((initial_weights(Uniform(-1, 1), 0, 0, np.array([10**12]), 3, 10**13) == some[1]).all())
     True

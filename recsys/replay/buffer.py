@@ -113,7 +113,10 @@ class CarouselBuffer(Closing):
 
     Examples
     --------
-    >>> import tempfile, pathlib
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import CarouselBuffer
     >>> place = pathlib.Path(tempfile.mkdtemp()) / "replay"
     >>> with CarouselBuffer(place, memory=4, schema={"x": ("float32", 2)}, seed=1) as buffer:
     ...     _ = buffer.add({"x": np.arange(20, dtype=np.float32).reshape(10, 2)}, labels=np.arange(10) % 2)

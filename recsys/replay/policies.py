@@ -31,7 +31,30 @@ _HAND = 256  # positions that a deck deals at a time, at least
 
 
 class Ratio(Protocol):
-    """A share of the samples used."""
+    """A share of the samples used.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> class Halving:
+    ...     now = 2.0
+    ...     def share(self):
+    ...         self.now /= 2
+    ...         return self.now
+    ...     def stalled(self, seconds, step_seconds):
+    ...         pass
+    >>> with CarouselBuffer(
+    ...     tempfile.mkdtemp() + "/buffer", memory=4, schema={"x": "int64"}, swap=RandomSwap(Halving()), delay=0
+    ... ) as buffer:
+    ...     _ = buffer.add({"x": np.arange(20)})
+    ...     for _ in range(2):
+    ...         buffer.feedback(buffer.sample(4))
+    ...         print(buffer.stats()["swapped"])
+    4
+    6
+    """
 
     def share(self) -> float:
         """Return the share for this step, 0 to 1."""
@@ -47,6 +70,12 @@ class FixedRatio:
     ----------
     share
         0 to 1.
+
+    Examples
+    --------
+    >>> from memhier.recsys.replay import FixedRatio, RandomSwap
+    >>> FixedRatio(0.25).share(), RandomSwap(0.25)  # a number becomes a FixedRatio
+    (0.25, RandomSwap(0.25))
     """
 
     def __init__(self, share: float) -> None:
@@ -73,6 +102,15 @@ class SteeredRatio:
         Share to start with and not to exceed.
     tolerance
         The share of a step's time that it may wait.
+
+    Examples
+    --------
+    >>> from memhier.recsys.replay import RandomSwap, SteeredRatio
+    >>> ratio = SteeredRatio(largest=0.5, tolerance=0.01)
+    >>> policy = RandomSwap(ratio)
+    >>> ratio.stalled(seconds=0.1, step_seconds=1.0)  # the buffer calls it at the end of each step
+    >>> round(ratio.share(), 2)
+    0.35
     """
 
     def __init__(self, largest: float = 1.0, tolerance: float = 0.01) -> None:
@@ -118,6 +156,15 @@ class Used:
         int64 [n]: the step in which the slot of each was last swapped, -1 for never.
     scores
         Those given to `feedback`, for each of them; None for none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import LossSwap, Used
+    >>> zeros = np.zeros(3, np.int64)
+    >>> used = Used(groups=zeros, labels=zeros, swapped=zeros - 1, scores=np.array([0.5, 0.1, 2.0]))
+    >>> LossSwap().victims(used, 2, np.random.default_rng(0)).tolist()
+    [1, 0]
     """
 
     groups: Ints
@@ -136,6 +183,24 @@ class Pool:
     ----------
     group
         Its number.
+
+    Examples
+    --------
+    A policy that brings in the newest samples:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> class NewestSwap(RandomSwap):
+    ...     name = "newest"
+    ...     def incoming(self, pool, count, random):
+    ...         return np.sort(pool.positions[pool.outside(pool.positions)])[-count:]
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, schema={"x": "int64"}, swap=NewestSwap(1.0), delay=0, seed=1) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     buffer.feedback(buffer.sample(2))
+    ...     sorted(buffer.sample(2)["x"].tolist())
+    [98, 99]
     """
 
     def __init__(self, placement: Placement, group: int) -> None:
@@ -187,6 +252,26 @@ class SwapPolicy(Protocol):
         As `swap_policy` takes it.
     ratio
         How many of the samples just used are swapped.
+
+    Examples
+    --------
+    A policy of your own, made from one of the library's; samples of the smallest label leave first:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> class LabelSwap(RandomSwap):
+    ...     name = "label"
+    ...     def victims(self, used, count, random):
+    ...         return np.argsort(used.labels, kind="stable")[:count]
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=LabelSwap(0.5), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)}, labels=np.arange(100))
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch)
+    ...     stayed = np.isin(batch.ids, buffer.reader().ids())
+    >>> sorted(batch.labels[stayed].tolist()) == sorted(batch.labels.tolist())[2:]
+    True
     """
 
     name: str
@@ -218,6 +303,19 @@ class RandomSwap:
     ----------
     ratio
         The share, 0 to 1, or a `Ratio`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=RandomSwap(0.25), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch)
+    ...     int(np.isin(batch.ids, buffer.reader().ids()).sum())
+    3
     """
 
     name = "random"
@@ -249,7 +347,17 @@ class RandomSwap:
 
 
 class AgeSwap(RandomSwap):
-    """Swaps the slots with the oldest swap first."""
+    """Swaps the slots with the oldest swap first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import AgeSwap, Used
+    >>> zeros = np.zeros(3, np.int64)
+    >>> used = Used(groups=zeros, labels=zeros, swapped=np.array([4, -1, 2]), scores=None)
+    >>> AgeSwap(0.5).victims(used, 2, np.random.default_rng(0)).tolist()
+    [1, 2]
+    """
 
     name = "age"
 
@@ -258,7 +366,21 @@ class AgeSwap(RandomSwap):
 
 
 class LossSwap(RandomSwap):
-    """Swaps the samples of the smallest loss first; `feedback` takes the losses, ``[n]``."""
+    """Swaps the samples of the smallest loss first; `feedback` takes the losses, ``[n]``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, LossSwap
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=LossSwap(0.5), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch, scores=[0.1, 2.0, 0.2, 3.0])
+    ...     np.isin(batch.ids, buffer.reader().ids()).tolist()
+    [False, True, False, True]
+    """
 
     name = "loss"
 
@@ -277,6 +399,19 @@ class GateSwap(RandomSwap):
     softmax over its maximum if the prediction is right, and one minus that if it is wrong; the smallest leave.
     Each class swaps its share of the used samples, rounded down, and classes drawn at random give the missing ones
     (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, GateSwap
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=GateSwap(0.5), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)}, labels=[0] * 100)
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch, scores=[[9, 0], [0, 9], [9, 0], [1, 0]])  # known, wrong, known, unsure
+    ...     np.isin(batch.ids, buffer.reader().ids()).tolist()
+    [False, True, False, True]
     """
 
     name = "gate"
@@ -319,6 +454,21 @@ class DeckSwap(RandomSwap):
 
     Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
     no memory: the deck holds only a hand of the next few. New samples may wait for the next pass.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, DeckSwap
+    >>> path, seen = tempfile.mkdtemp() + "/buffer", set()
+    >>> with CarouselBuffer(path, memory=2, schema={"x": "int64"}, swap=DeckSwap(1.0), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(6)})
+    ...     for _ in range(4):
+    ...         batch = buffer.sample(2)
+    ...         seen.update(batch["x"].tolist())
+    ...         buffer.feedback(batch)
+    >>> sorted(seen)
+    [0, 1, 2, 3, 4, 5]
     """
 
     name = "deck"

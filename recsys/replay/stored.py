@@ -40,7 +40,10 @@ class StoredSamples(Closing):
 
     Examples
     --------
-    >>> import tempfile, pathlib
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, StoredSamples
     >>> from memhier.recsys.replay import CarouselBuffer
     >>> place = pathlib.Path(tempfile.mkdtemp()) / "replay"
     >>> with CarouselBuffer(place, memory=2, schema={"x": "int64"}) as buffer:

@@ -43,6 +43,7 @@ def forecast(
     Examples
     --------
     >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig, forecast
     >>> from memhier.recsys import EmbeddingBagConfig
     >>> tables = [EmbeddingBagConfig(name="a", num_embeddings=1000, embedding_dim=32)]
     >>> batches = [torch.arange(start, start + 50)[:, None] for start in (0, 50, 0)]
@@ -56,7 +57,21 @@ def forecast(
 
 
 def save_trace(loader: Iterable[Any], ids: Callable[[Any], Any], tables: Sequence[Any], path: str | Path) -> int:
-    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return their number."""
+    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return their number.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig, save_trace
+    >>> tables = [EmbeddingBagConfig(name=name, num_embeddings=1000, embedding_dim=32) for name in ("a", "b")]
+    >>> path = tempfile.mkdtemp() + "/trace.npy"
+    >>> save_trace([torch.tensor([[1, 1], [2, 1]])], lambda batch: batch, tables, path)
+    3
+    >>> np.load(path).tolist()
+    [1, 2, 1001]
+    """
     keys = [*_keys(loader, ids, FeatureParser(tables))]
     trace = np.concatenate(keys) if keys else np.empty(0, np.int64)
     np.save(path, trace)

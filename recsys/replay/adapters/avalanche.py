@@ -67,6 +67,18 @@ class CarouselExemplars:
     ValueError
         If swaps of the buffer bring in samples of other classes, and from `post_adapt` for items that have more or
         fewer entries than the schema, or values that the dtype of their field would change.
+
+    Examples
+    --------
+    With the package avalanche-lib::
+
+        schema = {"image": ("uint8", (32, 32, 3)), "task": "int64"}
+        with CarouselBuffer(path, memory=500, schema=schema, same_class=True) as buffer:
+            exemplars = CarouselExemplars(buffer)
+            replay = ReplayPlugin(exemplars.max_size, storage_policy=exemplars)
+            strategy = Naive(model=model, optimizer=optimizer, plugins=[replay, CarouselPlugin(exemplars)])
+            for experience in benchmark.train_stream:
+                strategy.train(experience, num_workers=0)
     """
 
     max_size: int
@@ -160,6 +172,14 @@ class CarouselPlugin:
     exemplars
         The storage policy of the strategy's `ReplayPlugin`. The strategy's loader needs ``num_workers=0``: reads of
         workers are not known here.
+
+    Examples
+    --------
+    With the package avalanche-lib::
+
+        exemplars = CarouselExemplars(buffer)
+        plugins = [ReplayPlugin(exemplars.max_size, storage_policy=exemplars), CarouselPlugin(exemplars)]
+        strategy = Naive(model=model, optimizer=optimizer, plugins=plugins)
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:

@@ -46,6 +46,25 @@ class Admission(Protocol):
         As `admission` takes it.
     by_class
         Whether it needs labels.
+
+    Examples
+    --------
+    A rule of your own, made from one of the library's:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import BudgetError
+    >>> from memhier.recsys.replay import CarouselBuffer, Reservoir
+    >>> class Short(Reservoir):
+    ...     name = "short"
+    ...     def check(self, placement, count):
+    ...         if placement.seen + count > 10:
+    ...             raise BudgetError("a stream of at most 10 samples")
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/b", memory=2, schema={"x": "int64"}, admit=Short()) as buffer:
+    ...     buffer.add({"x": np.arange(11)})
+    Traceback (most recent call last):
+        ...
+    memhier.errors.BudgetError: a stream of at most 10 samples
     """
 
     name: str
@@ -59,7 +78,19 @@ class Admission(Protocol):
 
 
 class Reservoir:
-    """Storage is a uniform sample of the stream, memory a uniform sample of storage."""
+    """Storage is a uniform sample of the stream, memory a uniform sample of storage.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, Reservoir
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, storage=4, schema={"x": "int64"}, admit=Reservoir()) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     len(buffer.stored_ids()), len(buffer)
+    (4, 2)
+    """
 
     name = "reservoir"
     by_class = False
@@ -107,7 +138,19 @@ class Reservoir:
 
 
 class Ring(Reservoir):
-    """Storage keeps the newest, memory a uniform sample of them. After `forget`, not strictly the oldest goes first."""
+    """Storage keeps the newest, memory a uniform sample of them. After `forget`, not strictly the oldest goes first.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, Ring
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, storage=4, schema={"x": "int64"}, admit=Ring()) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     sorted(buffer.stored_ids().tolist())
+    [96, 97, 98, 99]
+    """
 
     name = "ring"
 
@@ -118,7 +161,20 @@ class Ring(Reservoir):
 
 
 class Everything(Reservoir):
-    """Storage keeps all, and refuses samples that it has no room for; memory is a uniform sample of it."""
+    """Storage keeps all, and refuses samples that it has no room for; memory is a uniform sample of it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, Everything
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, storage=4, schema={"x": "int64"}, admit=Everything()) as buffer:
+    ...     buffer.add({"x": np.arange(5)})
+    Traceback (most recent call last):
+        ...
+    memhier.errors.BudgetError: storage=4 samples: 0 are there and 5 more do not fit; ...
+    """
 
     name = "everything"
 
@@ -136,6 +192,17 @@ class ClassBalanced:
     A class that has fewer samples than its share has all of them. When a new class comes, the largest give way, one
     sample at a time, drawn at random (greedy balancing, GDumb, ECCV 2020; within a class a reservoir, CBRS, ICML 2020).
     If memory has fewer slots than there are classes, swaps bring in classes that are not there, each equally likely.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, ClassBalanced
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, storage=4, schema={"x": "int64"}, admit=ClassBalanced()) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)}, labels=[0] * 98 + [1] * 2)
+    ...     sorted(buffer.sample(4).labels.tolist())
+    [0, 0, 1, 1]
     """
 
     name = "class_balanced"
