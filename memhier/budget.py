@@ -20,7 +20,7 @@ def parse_bytes(value: int | str, name: str = "dram") -> int:
     value
         An integer number of bytes, or text such as ``"512MiB"`` (powers of 1024) or ``"2GB"`` (powers of 1000).
     name
-        What to call the argument in an error.
+        Name of the argument, for errors.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Every error memhier raises by name.
 
-Each class has two parents: :class:`MemhierError`, to catch anything from this library, and the nearest built-in.
+Each error has two parents: :class:`MemhierError`, to catch anything from this library, and the nearest built-in.
 Faults of the operating system stay :class:`OSError` with ``errno`` and path; bad arguments raise
 :class:`ValueError` or :class:`TypeError`.
 """
@@ -58,7 +58,7 @@ class FormatError(MemhierError, ValueError):
 
 
 class BudgetError(MemhierError, ValueError):
-    """A DRAM budget is too small; the message says what would be enough.
+    """A budget is too small: DRAM, slots or storage. The message names a sufficient size, or another way.
 
     Examples
     --------
@@ -102,9 +102,9 @@ class LockedError(MemhierError, BlockingIOError):
 
 
 class RecallWarning(UserWarning):
-    """A search could not keep the recall that it was asked for; the message says what can be had, and how to have more.
+    """A search could not keep the recall that it was asked for; the message names a recall that is, and a way to more.
 
-    Said once of an open index for each cause; the results' ``stats`` say it every time.
+    An open index warns once for each cause; ``stats`` of the results tell it every time.
 
     Examples
     --------

@@ -105,13 +105,15 @@ class LogitIndex:
         rank
             Leading directions of the preview's codes; if None, the build finds it by measurement.
         dram, path
-            DRAM that the index may hold, the layer's rows included, and a new directory for it. The index reads rows
-            that do not fit from there; the caller may then drop its own. The build itself takes more: besides the layer
-            about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
+            DRAM that the index may hold, the layer's rows included, and a new directory for it: both, or neither. The
+            index reads rows that do not fit from there; the caller may then drop its own. The build itself takes more:
+            besides the layer about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
         seed
-            Decides on the held-out contexts and the groups of the others.
+            Decides on the held-out contexts and the groups of the others; 0 to 2**32 - 1.
+        progress
+            Show a progress bar.
 
         Raises
         ------
@@ -161,6 +163,8 @@ class LogitIndex:
             Real hidden states ``[n, D]``.
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
+        seed
+            Decides on the states that are measured.
         """
         k = self._settings.k
         able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
@@ -218,6 +222,10 @@ class LogitIndex:
 
         Parameters
         ----------
+        batch
+            Hidden states in one call.
+        k
+            How many of the largest logits.
         margin
             Multiplies the cost of the scan.
         """
@@ -278,6 +286,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
         temperature
             Divides logits.
         """
@@ -296,6 +306,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden, k
+            As in :meth:`topk`.
         temperature
             Divides logits in Z, but not the returned ones.
         """
@@ -312,6 +324,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
         targets
             Integers ``[n]``, 0 to V - 1.
         exact

@@ -84,7 +84,7 @@ class Slab(Closing):
         Parameters
         ----------
         name
-            The :attr:`name` of the slab, whose owner still has it open. What has been attached outlives the owner.
+            The :attr:`name` of the slab, whose owner still has it open. An attached slab outlives the owner.
 
         Raises
         ------
@@ -132,7 +132,7 @@ class Slab(Closing):
 
     @property
     def name(self) -> str | None:
-        """What :meth:`attach` takes; None where the slab is not shared."""
+        """The name for :meth:`attach`; None if the slab is not shared."""
         return self._name
 
     @property
@@ -145,7 +145,7 @@ class Slab(Closing):
 
     @staticmethod
     def bytes_for(slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = ()) -> int:
-        """Return what `memory_bytes` of such a slab will be.
+        """Return the `memory_bytes` that such a slab will have.
 
         Examples
         --------

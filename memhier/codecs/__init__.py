@@ -86,7 +86,7 @@ class Codec(Protocol):
         out
             ``[n, dim]``, C-contiguous, to fill instead of allocating; its dtype is the one decoded to.
         dtype
-            What to decode to where there is no `out`.
+            Dtype of the rows, if there is no `out`: for ``none`` the dtype that was encoded.
 
         Returns
         -------
@@ -123,7 +123,7 @@ class BytesCodec(Protocol):
         Raises
         ------
         CorruptionError
-            When the bytes are not what :meth:`encode` returned, or say that the record is longer.
+            When :meth:`encode` did not return these bytes, or they tell of a longer record.
         """
 
 

@@ -1,12 +1,12 @@
-"""What every policy is to the tiers: batches of keys in, hits and victims out.
+"""The interface of every policy: batches of keys in, hits and victims out.
 
 A policy keeps no rows; it decides which keys are resident. One :meth:`Policy.access` makes a whole batch resident:
 
 1. the batch's own keys and the pinned ones may not leave;
-2. if the batch does not fit beside what is resident, room for all of it is made first;
+2. if the batch does not fit beside the resident keys, room for all of it is made first;
 3. then its keys are accessed in their order, misses entering as they come.
 
-With batches of one key this is the textbook's access-by-access cache, which is what :meth:`Policy.replay` runs.
+With batches of one key this is the textbook's access-by-access cache, as :meth:`Policy.replay` runs it.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ CAPACITY_MAX = 2**29
 
 
 class Access(NamedTuple):
-    """What one batch did.
+    """The result of one batch.
 
     Attributes
     ----------
@@ -95,7 +95,10 @@ class Policy(Protocol):
         """Return whether a key is resident."""
 
     def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
-        """Make a batch of keys resident, as the module's text describes.
+        """Make a batch of keys resident.
+
+        If the batch does not fit beside the resident keys, room for all of it is made first; keys of the batch and
+        pinned ones stay. Then its keys are accessed in their order, and misses enter as they come.
 
         Parameters
         ----------

@@ -84,7 +84,7 @@ class RowsWriter:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what the transaction counts, in bytes."""
+        """DRAM held, in bytes, without that of the transaction."""
         return self._pages.nbytes
 
     def append(self, rows: NDArray[np.uint8]) -> None:
@@ -200,7 +200,7 @@ class Rows(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what store and reader count: none that grows."""
+        """DRAM held, in bytes, without that of store and reader: 0."""
         return 0
 
     def read(

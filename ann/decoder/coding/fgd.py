@@ -94,6 +94,8 @@ class FGD:
         ----------
         hidden
             ``[n, D]``, or ``[D]`` for one.
+        k
+            How many words to return, 1 to V.
         ef_search
             List length of the walk.
         """

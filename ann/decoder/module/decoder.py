@@ -26,8 +26,10 @@ class SparseLogits(NamedTuple):
 
     Attributes
     ----------
-    values, indices
-        ``[..., k]``, largest first.
+    values
+        ``[..., k]``, in the dtype of the hidden states, largest first.
+    indices
+        int64 ``[..., k]``: the words.
 
     Examples
     --------
@@ -99,8 +101,8 @@ class TopKSoftmax(nn.Module):
             A layer on the CPU, float32, float16 or bfloat16, with or without bias. The module shares its weights, tied
             embeddings too; call :meth:`refresh` after they change.
         dram, path
-            With both, the rows of the layer lie in the new directory `path` and in DRAM if they fit, and this module
-            keeps no reference to the layer.
+            Both, or neither. With both, the rows of the layer lie in the new directory `path` and in DRAM if they fit,
+            and this module keeps no reference to the layer.
         contexts
             Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
             the other parameters.

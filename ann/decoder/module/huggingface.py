@@ -217,6 +217,8 @@ def accelerate(
         :func:`rescore` scores the texts to the last digits.
     seed
         Decides on the prompts and on the words that the model writes.
+    progress
+        Show a progress bar.
 
     Returns
     -------
@@ -355,6 +357,11 @@ def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: in
     -------
     torch.Tensor
         float64 ``[n]``.
+
+    Raises
+    ------
+    ValueError
+        If `start` leaves no word to score.
 
     Examples
     --------
