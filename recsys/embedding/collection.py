@@ -66,7 +66,9 @@ class EmbeddingBagConfig:
 
 
 class Pooled(Mapping[str, Tensor]):
-    """Pooled rows by feature, like TorchRec's KeyedTensor.
+    """Pooled rows by feature, like TorchRec's KeyedTensor: ``pooled[name]`` is float32 [samples, dim].
+
+    A collection of tables returns it.
 
     Examples
     --------

@@ -50,6 +50,15 @@ _HEADER_CHECK = record(
 def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> nn.EmbeddingBag:
     """Return a table as torch's module, in memory: for small tables.
 
+    Parameters
+    ----------
+    module
+        The tables.
+    table
+        Number of the table in its collection.
+    mode
+        ``"sum"``, ``"mean"`` or ``"max"``, as in torch.
+
     Examples
     --------
     >>> import tempfile
@@ -69,6 +78,15 @@ def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> 
 
 def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
     """Write a table's weights as a .npy file, float32 [rows, dim].
+
+    Parameters
+    ----------
+    module
+        The tables.
+    path
+        The file to write; one that is there is replaced.
+    table
+        Number of the table in its collection.
 
     Examples
     --------
@@ -92,6 +110,11 @@ def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
 def export_safetensors(module: TableModule, path: Path) -> None:
     """Write the weights of all tables as one .safetensors file, each under its table's name.
 
+    Parameters
+    ----------
+    module, path
+        As in :func:`export_npy`.
+
     Examples
     --------
     >>> import tempfile
@@ -113,6 +136,11 @@ def export_safetensors(module: TableModule, path: Path) -> None:
 
 def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
     """Write a table's weights as a Parquet file: columns ``id`` and ``embedding``, a list of fixed length.
+
+    Parameters
+    ----------
+    module, path, table
+        As in :func:`export_npy`.
 
     Raises
     ------
@@ -148,6 +176,8 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
 
     Parameters
     ----------
+    module, path, table
+        As in :func:`export_npy`.
     dtype
         ``"int8"``: a row's range is divided into 255 steps; with each row its scale and its least value, so no weight
         is off by more than half a step. ``"fp16"``: rounded to half precision.
@@ -256,6 +286,11 @@ class QuantisedTable:
 
     def rows(self, ids: Any) -> Tensor:
         """Return rows, float32 [n, dim].
+
+        Parameters
+        ----------
+        ids
+            Integers [n].
 
         Raises
         ------

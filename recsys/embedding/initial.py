@@ -74,6 +74,11 @@ class Uniform:
 class Normal:
     """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations.
 
+    Attributes
+    ----------
+    mean, std
+        Mean and standard deviation; `std` is 0 or more.
+
     Examples
     --------
     >>> import tempfile

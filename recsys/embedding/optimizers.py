@@ -72,6 +72,15 @@ def _check(name: str, value: float, low: float = 0.0, high: float = math.inf) ->
 class SGD:
     """Stochastic gradient descent; without momentum and weight decay equal to `torch.optim.SGD` on sparse gradients.
 
+    Parameters
+    ----------
+    lr
+        Learning rate, 0 or more.
+    momentum
+        Share of the last step that the next one repeats, from 0 to below 1. It costs a float for each weight.
+    weight_decay
+        Multiple of the weights that is added to their gradient, 0 or more.
+
     Examples
     --------
     >>> import tempfile
@@ -125,6 +134,11 @@ class SGD:
 class Adagrad:
     """Adagrad (Duchi, Hazan and Singer, JMLR 2011), equal to `torch.optim.Adagrad` on sparse gradients.
 
+    Parameters
+    ----------
+    lr, lr_decay, eps, initial_accumulator_value
+        As in torch, 0 or more.
+
     Examples
     --------
     >>> import tempfile
@@ -171,6 +185,13 @@ class Adagrad:
 class RowWiseAdagrad:
     """Adagrad with one sum for each row, of the mean square of its gradient, as in FBGEMM and TorchRec.
 
+    Parameters
+    ----------
+    lr
+        Learning rate, 0 or more.
+    eps
+        Added to the root of the sum, 0 or more.
+
     Examples
     --------
     >>> import tempfile
@@ -212,6 +233,11 @@ class RowWiseAdagrad:
 @dataclass(frozen=True, kw_only=True)
 class Adam:
     """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, equal to `torch.optim.SparseAdam`.
+
+    Parameters
+    ----------
+    lr, betas, eps
+        As in torch.
 
     Examples
     --------
@@ -268,6 +294,11 @@ class Adam:
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdam(Adam):
     """Adam with one second moment for each row, of its gradient's mean square: FBGEMM's partial row-wise Adam.
+
+    Parameters
+    ----------
+    lr, betas, eps
+        As in :class:`Adam`.
 
     Examples
     --------

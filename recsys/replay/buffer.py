@@ -72,7 +72,7 @@ class CarouselBuffer(Closing):
         A directory to make; `open` opens an existing one.
     memory
         Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
-        of each slot. The index of storage (about 70 bytes for each stored sample) and buffers come on top;
+        of each slot. The index of storage (40 to 100 bytes for each stored sample) and buffers come on top;
         `memory_bytes` counts everything.
     storage
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
@@ -99,6 +99,8 @@ class CarouselBuffer(Closing):
         classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
         slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
         frameworks that note the labels of slots, such as Avalanche.
+    files
+        File layer; the operating system's by default.
 
     Raises
     ------

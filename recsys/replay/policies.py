@@ -31,7 +31,7 @@ _HAND = 256  # positions that a deck deals at a time, at least
 
 
 class Ratio(Protocol):
-    """A share of the samples used.
+    """The share of the used samples that a step swaps; a class of your own may decide it.
 
     Examples
     --------
@@ -64,12 +64,12 @@ class Ratio(Protocol):
 
 
 class FixedRatio:
-    """The same share in every step.
+    """The same share of the used samples in every step.
 
     Parameters
     ----------
     share
-        0 to 1.
+        0 to 1; the number of samples is rounded up.
 
     Examples
     --------
@@ -82,9 +82,11 @@ class FixedRatio:
         self._share = check_number("ratio", share, 0, 1)
 
     def share(self) -> float:
+        """See :class:`Ratio`."""
         return self._share
 
     def stalled(self, seconds: float, step_seconds: float) -> None:
+        """Take no notice."""
         return
 
     def __repr__(self) -> str:
@@ -99,9 +101,9 @@ class SteeredRatio:
     Parameters
     ----------
     largest
-        Share to start with and not to exceed.
+        Share to start with and not to exceed, 0 to 1.
     tolerance
-        The share of a step's time that it may wait.
+        The share of a step's time that it may wait, 0 to 1.
 
     Examples
     --------
@@ -119,9 +121,11 @@ class SteeredRatio:
         self._share = self.largest
 
     def share(self) -> float:
+        """See :class:`Ratio`."""
         return self._share
 
     def stalled(self, seconds: float, step_seconds: float) -> None:
+        """Shrink the share after a step that waited longer than `tolerance` allows, or let it grow by 0.005."""
         if seconds > self.tolerance * step_seconds:
             self._share *= 0.7
         else:
@@ -151,7 +155,7 @@ class Used:
     groups
         int64 [n]: class of each, or 0 if swaps do not keep classes.
     labels
-        int64 [n].
+        int64 [n]; -1 for samples without one.
     swapped
         int64 [n]: the step in which the slot of each was last swapped, -1 for never.
     scores
@@ -182,7 +186,9 @@ class Pool:
     Attributes
     ----------
     group
-        Its number.
+        Its number: the class, or 0 if swaps do not keep classes.
+    positions
+        int64: the positions of all its samples in storage, those in memory too.
 
     Examples
     --------
@@ -249,7 +255,7 @@ class SwapPolicy(Protocol):
     Attributes
     ----------
     name
-        As `swap_policy` takes it.
+        A name of its own. A checkpoint holds only the policies of this library: give `CarouselBuffer.open` any other.
     ratio
         How many of the samples just used are swapped.
 
@@ -302,7 +308,7 @@ class RandomSwap:
     Parameters
     ----------
     ratio
-        The share, 0 to 1, or a `Ratio`.
+        The share, 0 to 1, or a `Ratio`; the number of samples is rounded up.
 
     Examples
     --------
@@ -328,18 +334,23 @@ class RandomSwap:
         return None
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        """Return numbers of used samples; see :class:`SwapPolicy`."""
         return random.permutation(len(used))[:count]
 
     def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
+        """Return positions out of `pool`; see :class:`SwapPolicy`."""
         return pool.draw(count, random)
 
     def renamed(self, position: int, old: int) -> None:
+        """Note a new position; see :class:`SwapPolicy`."""
         return
 
     def state(self) -> Any:
+        """Return the state for a checkpoint."""
         return None
 
     def restore(self, state: Any) -> None:
+        """Take over a state."""
         return
 
     def __repr__(self) -> str:
@@ -348,6 +359,11 @@ class RandomSwap:
 
 class AgeSwap(RandomSwap):
     """Swaps the slots with the oldest swap first.
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
 
     Examples
     --------
@@ -368,6 +384,11 @@ class AgeSwap(RandomSwap):
 class LossSwap(RandomSwap):
     """Swaps the samples of the smallest loss first; `feedback` takes the losses, ``[n]``.
 
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
+
     Examples
     --------
     >>> import tempfile
@@ -385,6 +406,7 @@ class LossSwap(RandomSwap):
     name = "loss"
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        """Return losses as float64 [count]; raise for others."""
         return _as_scores(scores, (count,), "the loss of each sample, shape [n]")
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
@@ -399,6 +421,11 @@ class GateSwap(RandomSwap):
     softmax over its maximum if the prediction is right, and one minus that if it is wrong; the smallest leave.
     Each class swaps its share of the used samples, rounded down, and classes drawn at random give the missing ones
     (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
 
     Examples
     --------
@@ -417,6 +444,7 @@ class GateSwap(RandomSwap):
     name = "gate"
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        """Return logits as float64 [count, classes]; raise for others."""
         array = np.empty(0) if scores is None else _as_floats(scores)
         shape = (count, *(max(1, length) for length in array.shape[-1:]))
         return _as_scores(scores, shape, "the logits of each sample, shape [n, classes]")
@@ -454,6 +482,11 @@ class DeckSwap(RandomSwap):
 
     Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
     no memory: the deck holds only a hand of the next few. New samples may wait for the next pass.
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
 
     Examples
     --------

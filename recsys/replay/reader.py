@@ -26,7 +26,7 @@ class MemoryReader:
     schema
         The fields of a sample.
     slab
-        The buffer's.
+        The buffer's memory.
 
     Examples
     --------

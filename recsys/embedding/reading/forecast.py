@@ -40,6 +40,11 @@ def forecast(
         As in :func:`memhier.planning.simulation.simulate`: ``policy``, ``lookahead``, ``device``, ``compute_s``,
         ``ahead``.
 
+    Returns
+    -------
+    Simulation
+        As :func:`memhier.simulate` returns it.
+
     Examples
     --------
     >>> import torch
@@ -58,6 +63,16 @@ def forecast(
 
 def save_trace(loader: Iterable[Any], ids: Callable[[Any], Any], tables: Sequence[Any], path: str | Path) -> int:
     """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return their number.
+
+    The file holds int64 [n]: the distinct keys of each batch. Keys number the rows of all tables, one table after the
+    other.
+
+    Parameters
+    ----------
+    loader, ids, tables
+        As in :func:`forecast`.
+    path
+        The file to write, whose name ends in ``.npy``.
 
     Examples
     --------

@@ -50,9 +50,9 @@ class CTRBatch:
     labels
         float32 [n].
     dense
-        float32 [n, numbers]: log(x + 3) of each number, 0 if it is missing.
+        float32 [n, numbers]: log(x + 3) of each number x, with x + 3 at least 0.001; 0 if it is missing.
     ids
-        int64 [n, tables].
+        int64 [n, tables]: a row of each table.
 
     Examples
     --------
@@ -76,15 +76,24 @@ def read_criteo(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[
 
     Parameters
     ----------
+    path
+        The file.
     rows
-        The number of rows of each of the 26 tables.
+        The number of rows of each of the 26 tables. Row 0 stands for a missing value.
     batch
         Samples at a time; the last batch may have fewer.
+
+    Yields
+    ------
+    CTRBatch
+        Of at most `batch` samples.
 
     Raises
     ------
     FormatError
         For a line of another shape; the message has its number.
+    ValueError, TypeError
+        For another number of tables, and numbers below 1.
 
     Examples
     --------
@@ -108,8 +117,8 @@ def read_criteo(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[
 def read_avazu(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[CTRBatch]:
     """Read Avazu's CSV (header; id, click, hour, 21 columns), plain, .gz or .xz.
 
-    The ids are the 22 columns from ``hour`` on, of which the hour of the day is kept; there are no numbers. Arguments
-    and errors as in :func:`read_criteo`, for 22 tables.
+    The ids are the 22 columns from ``hour`` on, of which the hour of the day is kept; there are no numbers. Arguments,
+    results and errors as in :func:`read_criteo`, for 22 tables.
 
     Examples
     --------
@@ -146,6 +155,8 @@ def read_criteo_npy(
         int32 [n] or [n, 1], float32 [n, 13], int32 [n, 26]. Mapped, not loaded.
     rows
         The number of rows of each table; ids are taken modulo it.
+    batch
+        As in :func:`read_criteo`, as are results.
 
     Raises
     ------
@@ -185,7 +196,8 @@ def read_criteo_npy(
 def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[CTRBatch]:
     """Read Parquet with TorchRec's columns: ``label``, ``int_0`` to ``int_12`` and ``cat_0`` to ``cat_25``.
 
-    Ids that are text are hashed, others taken modulo `rows`. Numbers are as in :func:`read_criteo`.
+    Ids that are text are hashed, others are 1 + id modulo ``rows - 1``; row 0 stands for a missing one. Arguments,
+    results and numbers are as in :func:`read_criteo`.
 
     Raises
     ------
@@ -228,7 +240,16 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
 
 
 def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tensor]]:
-    """Read MovieLens' ratings: ``ratings.csv`` (with a header) or ``ratings.dat`` (``::`` between cells); also packed.
+    """Read MovieLens' ratings: ``ratings.csv`` (with a header) or ``ratings.dat`` (``::`` between cells).
+
+    Plain, .gz or .xz.
+
+    Parameters
+    ----------
+    path
+        The file.
+    batch
+        Ratings at a time.
 
     Yields
     ------
@@ -267,6 +288,13 @@ def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tens
 
 def read_lightgcn(path: Path, batch: int = 4096) -> Iterator[Tensor]:
     r"""Read a file of LightGCN's: on each line a user and the items that belong to it. Plain, .gz or .xz.
+
+    Parameters
+    ----------
+    path
+        The file.
+    batch
+        Pairs at a time; the last batch may have fewer.
 
     Yields
     ------

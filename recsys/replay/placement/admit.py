@@ -43,7 +43,7 @@ class Admission(Protocol):
     Attributes
     ----------
     name
-        As `admission` takes it.
+        A name of its own. A checkpoint holds only the rules of this library: give `CarouselBuffer.open` any other.
     by_class
         Whether it needs labels.
 
@@ -96,9 +96,11 @@ class Reservoir:
     by_class = False
 
     def check(self, placement: Placement, count: int) -> None:
+        """See :class:`Admission`."""
         return
 
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
+        """See :class:`Admission`."""
         decisions = Decisions(len(labels))
         before, limit = placement.seen, placement.limit
         placement.count_labels(labels)
@@ -179,6 +181,7 @@ class Everything(Reservoir):
     name = "everything"
 
     def check(self, placement: Placement, count: int) -> None:
+        """See :class:`Admission`."""
         if placement.limit is not None and placement.size + count > placement.limit:
             raise BudgetError(
                 f"storage={placement.limit} samples: {placement.size} are there and {count} more do not fit; use a "
@@ -209,9 +212,11 @@ class ClassBalanced:
     by_class = True
 
     def check(self, placement: Placement, count: int) -> None:
+        """See :class:`Admission`."""
         return
 
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
+        """See :class:`Admission`."""
         decisions = Decisions(len(labels))
         uniforms = placement.draws(len(labels)).tolist()
         for sample in range(len(labels)):
