@@ -72,8 +72,13 @@ class CarouselExemplars:
     --------
     With the package avalanche-lib::
 
-        schema = {"image": ("uint8", (32, 32, 3)), "task": "int64"}
-        with CarouselBuffer(path, memory=500, schema=schema, same_class=True) as buffer:
+        from avalanche.training.plugins import ReplayPlugin
+        from avalanche.training.supervised import Naive
+        from memhier.recsys import CarouselBuffer
+        from memhier.recsys.replay.adapters.avalanche import CarouselExemplars, CarouselPlugin
+
+        schema = {"image": ("float32", (3, 32, 32))}
+        with CarouselBuffer("/ssd/replay", memory=500, schema=schema, same_class=True) as buffer:
             exemplars = CarouselExemplars(buffer)
             replay = ReplayPlugin(exemplars.max_size, storage_policy=exemplars)
             strategy = Naive(model=model, optimizer=optimizer, plugins=[replay, CarouselPlugin(exemplars)])
@@ -176,6 +181,10 @@ class CarouselPlugin:
     Examples
     --------
     With the package avalanche-lib::
+
+        from avalanche.training.plugins import ReplayPlugin
+        from avalanche.training.supervised import Naive
+        from memhier.recsys.replay.adapters.avalanche import CarouselExemplars, CarouselPlugin
 
         exemplars = CarouselExemplars(buffer)
         plugins = [ReplayPlugin(exemplars.max_size, storage_policy=exemplars), CarouselPlugin(exemplars)]

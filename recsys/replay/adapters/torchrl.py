@@ -35,7 +35,11 @@ class CarouselStorage:
     --------
     With the package torchrl::
 
-        with CarouselBuffer(path, memory=1000, schema={"observation": ("float32", 3)}) as buffer:
+        from memhier.recsys import CarouselBuffer
+        from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
+        from torchrl.data import TensorDictReplayBuffer
+
+        with CarouselBuffer("/ssd/replay", memory=1000, schema={"observation": ("float32", 3)}) as buffer:
             storage = CarouselStorage(buffer, label_key="action")
             replay = TensorDictReplayBuffer(
                 storage=storage, writer=ReservoirWriter(), batch_size=32, collate_fn=lambda items: items
@@ -157,7 +161,12 @@ class ReservoirWriter:
     --------
     With the package torchrl::
 
-        replay = TensorDictReplayBuffer(storage=CarouselStorage(buffer), writer=ReservoirWriter(), batch_size=32)
+        from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
+        from torchrl.data import TensorDictReplayBuffer
+
+        replay = TensorDictReplayBuffer(
+            storage=CarouselStorage(buffer), writer=ReservoirWriter(), batch_size=32, collate_fn=lambda items: items
+        )
     """
 
     _storage: Any
