@@ -276,7 +276,7 @@ class LogitIndex:
         return self._by(way, states, wanted)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
-        """Return all logits, float32 ``[n, V]``: the full product."""
+        """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
         return self._engine.all_logits(check_hidden("hidden", hidden, self._dimension))
 
     def partition(self, hidden: npt.ArrayLike, *, temperature: float = 1.0) -> Partition:
@@ -351,7 +351,7 @@ class LogitIndex:
     def is_stale(
         self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None
     ) -> bool:
-        """Say if the hash of a layer's weights differs from the indexed layer's."""
+        """Say if the hash of a layer differs from the indexed layer's; arguments as in :meth:`build`."""
         return check_layer(weight, bias, dtype).digest() != self.digest
 
     @shielded
@@ -361,6 +361,16 @@ class LogitIndex:
         The index finds the changed rows by their hashes, and codes and links only these again. Directions and effort,
         which it learned from contexts, stay. The bounds hold for the new rows. An index with its rows on SSD answers
         from the given layer, in DRAM, from then on.
+
+        Parameters
+        ----------
+        weight, bias, dtype
+            As in :meth:`build`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the layer has another shape than the indexed one, or does not fit.
         """
         layer = check_layer(weight, bias, dtype)
         if layer.shape != self.shape:

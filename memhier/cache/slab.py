@@ -145,7 +145,7 @@ class Slab(Closing):
 
     @staticmethod
     def bytes_for(slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = ()) -> int:
-        """Return the `memory_bytes` that such a slab will have.
+        """Return the `memory_bytes` that a slab of these arguments will have.
 
         Examples
         --------

@@ -87,7 +87,7 @@ class SlotMap:
 
     @staticmethod
     def bytes_for(capacity: int, *, key_space: int | None = None, batch: int = 0) -> int:
-        """Return the `memory_bytes` that such a map will have.
+        """Return the `memory_bytes` that a map of these arguments will have.
 
         With the compiled core 28 bytes per slot (12 and 4 per possible key where `key_space` is given), and 40
         per key of the largest batch.

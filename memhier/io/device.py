@@ -68,6 +68,11 @@ def probe(
     seed
         Seed of the temporary file's bytes and of the order of reads.
 
+    Returns
+    -------
+    DeviceProfile
+        With the figures of each queue depth in ``depths``.
+
     Raises
     ------
     ValueError, TypeError

@@ -64,7 +64,8 @@ class DeviceProfile:
     sequential_mb_per_s
         Bandwidth of reading in file order, in 10**6 bytes per second.
     depths
-        One row per queue depth, shallow first.
+        One row per queue depth, shallow first: ``depth``, ``iops``, ``mb_per_s``, ``latency_p50_us``,
+        ``latency_p99_us`` and ``reads``, the number of reads measured.
     notes
         Reasons to doubt the figures; empty when there are none.
 

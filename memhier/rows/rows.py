@@ -243,6 +243,13 @@ class Rows(Closing):
     def read_range(self, start: int, stop: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Read the rows from `start` up to but not including `stop`, for passing over all of them in blocks.
 
+        Parameters
+        ----------
+        start, stop
+            Numbers of rows.
+        out
+            uint8 [stop - start, row_bytes], C-contiguous, to fill instead of allocating.
+
         Returns
         -------
         numpy.ndarray

@@ -292,6 +292,11 @@ class Store(Closing):
 
         Any thread may call it. The next writer removes segments that no transaction took over.
 
+        Parameters
+        ----------
+        buffer_bytes
+            As in `begin`.
+
         Raises
         ------
         ClosedError, OSError, ValueError

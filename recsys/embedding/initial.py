@@ -58,7 +58,7 @@ class Uniform:
                 raise ValueError(f"low={self.low}, high={self.high}: expected a difference that float32 can hold")
 
     def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
-        """Return the first values of rows, float32 [n, dim]; `count` is the table's number of rows."""
+        """Return the first values of rows, float32 [n, dim]; arguments as of :func:`initial_weights`."""
         bound = 1 / count**0.5
         low, high = (-bound, bound) if self.low is None or self.high is None else (self.low, self.high)
         words = _words(seed, table, rows, -(-dim // 2))
@@ -96,7 +96,7 @@ class Normal:
             raise ValueError(f"std={self.std}: expected 0 or more")
 
     def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
-        """Return the first values of rows, float32 [n, dim]."""
+        """Return the first values of rows, float32 [n, dim]; arguments as of :func:`initial_weights`."""
         words = _words(seed, table, rows, dim * _HALVES // 4)
         sums = words.view("<u2").reshape(len(rows), dim, _HALVES).sum(axis=2, dtype=np.int64)
         values: NDArray[np.float32] = ((sums - _HALF_MEAN) * (self.std / _HALF_STD) + self.mean).astype(np.float32)

@@ -89,7 +89,8 @@ class CarouselBuffer(Closing):
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
         ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
-        The name of the codec of each field in storage; see `memhier.recsys.replay.storage.records.field_codec`.
+        The codec of each field in storage, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"`` for
+        float32, ``"zstd"``, and ``"jpeg"`` or ``"webp"`` for images, also with a quality: ``"jpeg:75"``.
     seed
         0 to 2**63 - 1.
     delay

@@ -49,7 +49,6 @@ def forecast(
     --------
     >>> import torch
     >>> from memhier.recsys import EmbeddingBagConfig, forecast
-    >>> from memhier.recsys import EmbeddingBagConfig
     >>> tables = [EmbeddingBagConfig(name="a", num_embeddings=1000, embedding_dim=32)]
     >>> batches = [torch.arange(start, start + 50)[:, None] for start in (0, 50, 0)]
     >>> forecast(batches, lambda batch: batch, tables, dram="64KiB").reads

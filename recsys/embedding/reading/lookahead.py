@@ -70,7 +70,6 @@ def lookahead(
     >>> import tempfile
     >>> import torch
     >>> from memhier.recsys import EmbeddingBag, lookahead
-    >>> from memhier.recsys import EmbeddingBag
     >>> batches = [torch.tensor([[1, 2]]), torch.tensor([[2, 3]])]
     >>> with EmbeddingBag(10, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
     ...     for batch in lookahead(batches, bag, ids=lambda batch: batch):

@@ -115,7 +115,7 @@ class MammothBuffer:
         task_labels: Tensor | None = None, attention_maps: Any = None, true_labels: Tensor | None = None,
         sample_selection_scores: Any = None,
     ) -> None:  # fmt: skip
-        """Take samples in that did not come before, and end a step.
+        """Take samples in that did not come before, and end a step; arguments are tensors ``[n, ...]``, as in Mammoth.
 
         Raises
         ------

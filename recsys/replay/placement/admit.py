@@ -74,7 +74,7 @@ class Admission(Protocol):
         """Raise BudgetError if `count` more samples do not fit."""
 
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
-        """Decide about samples, [n], and change the placement accordingly."""
+        """Decide about samples by labels and ids, int64 [n] each, and change the placement accordingly."""
 
 
 class Reservoir:
