@@ -97,10 +97,10 @@ class Tiered(Closing):
     >>> import numpy as np
     >>> from memhier import Tiered
     >>> place = tempfile.mkdtemp() + "/table"
-    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="16MiB") as table:
     ...     table.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     generation = table.checkpoint()
-    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="16MiB") as table:
     ...     table.gather([2, 5, 2]).tolist()
     [[4.0, 5.0, 6.0], [0.0, 0.0, 0.0], [4.0, 5.0, 6.0]]
     """
