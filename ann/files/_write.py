@@ -32,9 +32,8 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
         ``.f16bin``, ``.u8bin``, ``.i8bin``, ``.ibin`` or ``.npy``. Until the file is whole, its name ends in
         ``.unfinished``; a file that a killed process left there is overwritten.
     vectors
-        An array ``[n, d]``, a :class:`VectorReader`, or an iterable of blocks ``[rows, d]``. A format of floats takes
-        any numbers and rounds them; one of integers takes integers that fit. A .npy file takes the dtype of the first
-        block.
+        An array ``[n, d]``, a :class:`VectorReader`, or an iterable of blocks ``[rows, d]``. Floats are rounded to a
+        format of floats; integers must fit into one of integers. A .npy file takes the dtype of the first block.
     files
         File layer; the operating system's by default.
 
@@ -45,8 +44,8 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
     LockedError
         When another process is writing to it.
     ValueError, TypeError
-        When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit. Nothing is
-        left behind.
+        When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit, such as
+        floats into a format of integers. Nothing is left behind.
 
     Examples
     --------
