@@ -36,6 +36,8 @@ def check_int(name: str, value: Any, low: int = 0, high: int | None = None, unit
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.arguments import check_int
     >>> check_int("rows", np.int32(3), 1)
     3
     >>> check_int("rows", True)

@@ -42,6 +42,7 @@ class LogitIndex:
     Examples
     --------
     >>> import numpy as np
+    >>> from memhier.ann import LogitIndex
     >>> rng = np.random.default_rng(0)
     >>> weight = rng.normal(size=(1000, 32)).astype("float32")
     >>> hidden = rng.normal(size=(500, 32)).astype("float32")
@@ -104,13 +105,15 @@ class LogitIndex:
         rank
             Leading directions of the preview's codes; if None, the build finds it by measurement.
         dram, path
-            DRAM that the index may hold, the layer's rows included, and a new directory for it. The index reads rows
-            that do not fit from there; the caller may then drop its own. The build itself takes more: besides the layer
-            about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
+            DRAM that the index may hold, the layer's rows included, and a new directory for it: both, or neither. The
+            index reads rows that do not fit from there; the caller may then drop its own. The build itself takes more:
+            besides the layer about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
         seed
-            Decides on the held-out contexts and the groups of the others.
+            Decides on the held-out contexts and the groups of the others; 0 to 2**32 - 1.
+        progress
+            Show a progress bar.
 
         Raises
         ------
@@ -160,6 +163,8 @@ class LogitIndex:
             Real hidden states ``[n, D]``.
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
+        seed
+            Decides on the states that are measured.
         """
         k = self._settings.k
         able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
@@ -217,6 +222,10 @@ class LogitIndex:
 
         Parameters
         ----------
+        batch
+            Hidden states in one call.
+        k
+            How many of the largest logits.
         margin
             Multiplies the cost of the scan.
         """
@@ -267,7 +276,7 @@ class LogitIndex:
         return self._by(way, states, wanted)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
-        """Return all logits, float32 ``[n, V]``: the full product."""
+        """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
         return self._engine.all_logits(check_hidden("hidden", hidden, self._dimension))
 
     def partition(self, hidden: npt.ArrayLike, *, temperature: float = 1.0) -> Partition:
@@ -277,6 +286,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
         temperature
             Divides logits.
         """
@@ -295,6 +306,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden, k
+            As in :meth:`topk`.
         temperature
             Divides logits in Z, but not the returned ones.
         """
@@ -311,6 +324,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
         targets
             Integers ``[n]``, 0 to V - 1.
         exact
@@ -336,7 +351,7 @@ class LogitIndex:
     def is_stale(
         self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None
     ) -> bool:
-        """Say if the hash of a layer's weights differs from the indexed layer's."""
+        """Say if the hash of a layer differs from the indexed layer's; arguments as in :meth:`build`."""
         return check_layer(weight, bias, dtype).digest() != self.digest
 
     @shielded
@@ -346,6 +361,16 @@ class LogitIndex:
         The index finds the changed rows by their hashes, and codes and links only these again. Directions and effort,
         which it learned from contexts, stay. The bounds hold for the new rows. An index with its rows on SSD answers
         from the given layer, in DRAM, from then on.
+
+        Parameters
+        ----------
+        weight, bias, dtype
+            As in :meth:`build`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the layer has another shape than the indexed one, or does not fit.
         """
         layer = check_layer(weight, bias, dtype)
         if layer.shape != self.shape:

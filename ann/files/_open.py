@@ -51,7 +51,9 @@ def open_vectors(
 
     Examples
     --------
-    >>> import numpy as np, tempfile
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import open_vectors, write_vectors
     >>> path = tempfile.mkdtemp() + "/vectors.fvecs"
     >>> write_vectors(path, np.eye(3, dtype="float32"))
     >>> with open_vectors(path) as vectors:

@@ -44,8 +44,19 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
     LockedError
         When another process is writing to it.
     ValueError, TypeError
-        When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit. Nothing is
-        left behind.
+        When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit, such as
+        floats into a format of integers. Nothing is left behind.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import open_vectors, write_vectors
+    >>> path = tempfile.mkdtemp() + "/vectors.u8bin"
+    >>> write_vectors(path, (np.full((2, 4), value) for value in (1, 2)))
+    >>> with open_vectors(path) as vectors:
+    ...     vectors.count, vectors.dimension, vectors.dtype
+    (4, 4, dtype('uint8'))
     """
     name, layer = os.path.abspath(path_text(path)), files or RealFiles()
     suffix = os.path.splitext(name)[1].lower()

@@ -422,6 +422,11 @@ class ZoomIndex(Closing):
     def remove(self, ids: object) -> None:
         """Remove vectors. Searches no longer find them; :meth:`commit` makes it durable.
 
+        Parameters
+        ----------
+        ids
+            Integers or strings ``[n]``, of the index's type.
+
         Raises
         ------
         KeyError

@@ -55,6 +55,8 @@ class Slab(Closing):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import Slab
     >>> with Slab(100, np.float32, 3) as slab:
     ...     slab.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     slab.gather([2, 7, 7]).tolist()
@@ -82,7 +84,7 @@ class Slab(Closing):
         Parameters
         ----------
         name
-            The :attr:`name` of the slab, whose owner still has it open. What has been attached outlives the owner.
+            The :attr:`name` of the slab, whose owner still has it open. An attached slab outlives the owner.
 
         Raises
         ------
@@ -130,7 +132,7 @@ class Slab(Closing):
 
     @property
     def name(self) -> str | None:
-        """What :meth:`attach` takes; None where the slab is not shared."""
+        """The name for :meth:`attach`; None if the slab is not shared."""
         return self._name
 
     @property
@@ -143,10 +145,12 @@ class Slab(Closing):
 
     @staticmethod
     def bytes_for(slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = ()) -> int:
-        """Return what `memory_bytes` of such a slab will be.
+        """Return the `memory_bytes` that a slab of these arguments will have.
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from memhier import Slab
         >>> Slab.bytes_for(1000, np.float32, 64) == 4096 + 4096 + 63 * 4096
         True
         """
@@ -281,6 +285,8 @@ class Slab(Closing):
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from memhier import Slab
         >>> slab = Slab(10, np.float32, 2)
         >>> with slab.writing([3, 4]) as rows:
         ...     rows[3:5] += 1

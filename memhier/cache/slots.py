@@ -54,6 +54,7 @@ class SlotMap:
 
     Examples
     --------
+    >>> from memhier import SlotMap
     >>> slots = SlotMap(4)
     >>> slots.insert([70, -1, 70, 9]).tolist()
     [0, 1, 0, 2]
@@ -86,13 +87,14 @@ class SlotMap:
 
     @staticmethod
     def bytes_for(capacity: int, *, key_space: int | None = None, batch: int = 0) -> int:
-        """Return the `memory_bytes` that such a map will have.
+        """Return the `memory_bytes` that a map of these arguments will have.
 
         With the compiled core 28 bytes per slot (12 and 4 per possible key where `key_space` is given), and 40
         per key of the largest batch.
 
         Examples
         --------
+        >>> from memhier import SlotMap
         >>> SlotMap.bytes_for(1000, key_space=5000) <= 12 * 1000 + 4 * 5000
         True
         """

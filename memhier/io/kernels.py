@@ -27,6 +27,7 @@ def crc32c(data: Any, value: int = 0) -> int:
 
     Examples
     --------
+    >>> from memhier.io.kernels import crc32c
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     >>> crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789")
@@ -52,6 +53,7 @@ def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
 
     Examples
     --------
+    >>> from memhier.io.kernels import crc32c_pages
     >>> [hex(crc) for crc in crc32c_pages(bytes(8192)).tolist()]
     ['0x98f94189', '0x98f94189']
     """
@@ -98,6 +100,8 @@ def distances(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.io.kernels import distances
     >>> distances(np.float32([[0, 0]]), np.uint8([[3, 4], [0, 1]]), "l2").tolist()
     [25.0, 1.0]
     """

@@ -57,6 +57,7 @@ class Reader:
     Examples
     --------
     >>> import tempfile
+    >>> from memhier import Reader
     >>> file = tempfile.NamedTemporaryFile()
     >>> _ = file.write(bytes(range(256)) * 64), file.flush()
     >>> with Reader() as reader:

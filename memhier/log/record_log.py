@@ -59,7 +59,7 @@ class RecordLog(Closing):
 
     @property
     def patient(self) -> bool:
-        """Whether a full disk is waited out; see `Log.patient`."""
+        """Whether a call that finds the disk full raises `OSError` and may be made again; False by default."""
         return self.log.patient
 
     @patient.setter

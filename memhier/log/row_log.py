@@ -100,9 +100,10 @@ class RowLog(RecordLog):
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.io.reader import Reader
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import Reader, RowLog, Store
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> with Store.create(place, kind="example") as store, Reader() as reader:
     ...     with RowLog(store, "table", row_bytes=4, reader=reader, capacity=100) as log:
     ...         log.append([7, -1, 7], np.array([[1], [2], [3]], "<i4").view(np.uint8))

@@ -89,9 +89,9 @@ class Samples(RecordLog):
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.io.reader import Reader
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> from memhier import Reader, Samples, Store
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> with Store.create(place, kind="example") as store, Reader() as reader:
     ...     with Samples(store, "texts", reader=reader, capacity=100) as samples:
     ...         samples.put([3, 4], [b"three", b""])

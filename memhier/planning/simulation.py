@@ -1,4 +1,4 @@
-"""How much DRAM is enough: what a policy would hit, read, write and wait for on a trace, before anything is built."""
+"""How much DRAM is enough: a policy's hits, reads, writes and waits on a trace, before anything is built."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ SIMULATED_POLICIES = ("belady", *_REACTIVE, "static")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What happened.
+    """The result of :func:`simulate`.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ def simulate(
         Bytes for rows, such as ``"1GiB"``. For an array any amount will do. For an iterable, whose length is not known,
         a policy's tables are made for all rows beforehand: 36 to 82 bytes each, at most 2**29 rows.
     row_bytes
-        Bytes of one row with what is kept beside it.
+        Bytes of one row, with the bytes kept beside it.
     policy
         One of :data:`SIMULATED_POLICIES`.
     batch
@@ -101,22 +101,30 @@ def simulate(
     dirty
         Whether accesses change rows, so that evicted rows have to be written.
     device
-        What to predict times for; see :meth:`memhier.planning.cost.CostModel.of`.
+        The device to predict times for; see :meth:`memhier.planning.cost.CostModel.of`.
     compute_s
         Seconds of computation in each batch.
     ahead
-        Batches that reads may run ahead of computation; by default 1 for Belady, which knows what comes, and 0 for
-        the others, which read when a miss is there.
+        Batches that reads may run ahead of computation; by default 1 for Belady, which knows later batches, and
+        0 for the others, which read at a miss.
+
+    Returns
+    -------
+    Simulation
+        ``hits``, ``reads``, ``writes`` and ``pages``, ``capacity`` in rows, ``hit_ratio``, and ``forecast``, the
+        predicted times, if a device was given.
 
     Raises
     ------
     BudgetError
-        When `dram` holds no row, or fewer than one batch needs; the message says what would be enough.
+        When `dram` holds no row, or fewer than one batch needs; the message names a size that is enough.
     ValueError, TypeError
         An argument is out of its range.
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import simulate
     >>> loop = np.arange(100_000) % 1_000
     >>> for policy in ("lru", "belady"):
     ...     result = simulate(loop, dram="64KiB", row_bytes=128, policy=policy)

@@ -41,6 +41,8 @@ _RACE_SECONDS = 10.0
 class Store(Closing):
     """Named segments and small values on SSD, changed by transactions.
 
+    :meth:`create` makes a store, :meth:`open` opens one; both can be used in a ``with`` statement.
+
     A store that is open for reading stays at the generation that it found, beside any writer, and keeps the files of
     that generation. It holds no LMDB handle, only values and checksums, so it works in forked children. Many threads
     may read; one process, and in it one thread, may have it open for writing.
@@ -48,7 +50,9 @@ class Store(Closing):
     Examples
     --------
     >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp()) / "numbers"
+    >>> import numpy as np
+    >>> from memhier import Store
+    >>> place = tempfile.mkdtemp() + "/numbers"
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:
     ...     offset = tx.segment("squares").append(np.arange(5) ** 2)
     ...     tx.put("about", b"squares of the first numbers")
@@ -86,9 +90,13 @@ class Store(Closing):
             nothing was ever committed, is taken over.
         kind
             Purpose of the store, in a word; `open` asks for it.
+        files
+            File layer; the operating system's by default.
 
         Raises
         ------
+        FileNotFoundError
+            When the parent of `path` does not exist.
         FileExistsError
             When `path` holds anything else.
         LockedError
@@ -144,6 +152,8 @@ class Store(Closing):
         verify
             Compares pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now, ``"off"``
             never. The catalog is always checked.
+        files
+            As in `create`.
 
         Raises
         ------
@@ -224,6 +234,11 @@ class Store(Closing):
         """Let `reader` read a segment, checking pages as `verify` asks; return the reader's handle.
 
         The handle stays good when a writer drops the segment, and after this store is closed.
+
+        Raises
+        ------
+        KeyError
+            When there is no such segment.
         """
         info = self._info(name)
         return reader.add(str(info.path), info.length, info.checksums)
@@ -276,6 +291,11 @@ class Store(Closing):
         """Begin segments that a later transaction may take over (`Transaction.adopt`); others may be open meanwhile.
 
         Any thread may call it. The next writer removes segments that no transaction took over.
+
+        Parameters
+        ----------
+        buffer_bytes
+            As in `begin`.
 
         Raises
         ------

@@ -93,13 +93,14 @@ class Tiered(Closing):
 
     Examples
     --------
-    >>> import pathlib, tempfile
+    >>> import tempfile
     >>> import numpy as np
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "table"
-    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    >>> from memhier import Tiered
+    >>> place = tempfile.mkdtemp() + "/table"
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="16MiB") as table:
     ...     table.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     generation = table.checkpoint()
-    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="16MiB") as table:
     ...     table.gather([2, 5, 2]).tolist()
     [[4.0, 5.0, 6.0], [0.0, 0.0, 0.0], [4.0, 5.0, 6.0]]
     """
@@ -251,6 +252,12 @@ class Tiered(Closing):
             Ticket of a prefetch of exactly these keys, all distinct: it spares the look-up, and is released. An array
             of keys that is not writeable counts as unchanged since then: do not change it through a view.
 
+        Returns
+        -------
+        Loan
+            ``rows``, all rows in place, read-only; ``slots``, int64 of the shape of `keys`: the places of these;
+            ``changing()``, a context that gives the rows writable; ``release()``, at the end of a ``with`` block too.
+
         Raises
         ------
         BudgetError, OSError, CorruptionError, ClosedError, ValueError
@@ -264,6 +271,11 @@ class Tiered(Closing):
     @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:
         """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape; may repeat. A call pins each distinct key once more.
 
         Raises
         ------
@@ -348,7 +360,7 @@ class Tiered(Closing):
 
     @shielded
     def stored_keys(self) -> Iterator[Ints]:
-        """Return an iterator over the keys whose rows are on SSD, in blocks; no row may be written meanwhile."""
+        """Return an iterator over the keys whose rows are on SSD, int64 blocks; no row may be written meanwhile."""
         return self._gate.table().log.keys()
 
     @shielded

@@ -42,7 +42,7 @@ class EmbeddingBag(TableModule):
     seed, initial
         The first values depend on these and the row alone; :meth:`initial_weights` returns them.
     resume
-        Go on from the checkpoint in `path`, with its hyperparameters; FileNotFoundError if there is none.
+        Go on from the checkpoint in `path`, with its hyperparameters.
     update
         ``"backward"``: the backward pass applies gradients. ``"step"``: ``module.optimizer.step()`` does. Scaled
         losses, as of `torch.amp.GradScaler`, need ``"step"``: see Notes.
@@ -63,8 +63,14 @@ class EmbeddingBag(TableModule):
         When `dram` is too small; the message says how much would be enough.
     FileExistsError
         When `path` holds a checkpoint and `resume` is False.
+    FileNotFoundError
+        When `resume` is True and `path` holds no checkpoint.
     FormatError
         When the checkpoint belongs to another table.
+    LockedError
+        When another process or module has `path` open.
+    ValueError, TypeError
+        For an unfit argument.
 
     Notes
     -----
@@ -76,6 +82,8 @@ class EmbeddingBag(TableModule):
     Examples
     --------
     >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag
     >>> with EmbeddingBag(10**9, 4, dram="32MiB", path=tempfile.mkdtemp(), touched=1000) as bag:
     ...     before = bag.weights([7])
     ...     bag(torch.tensor([[7, 7]])).sum().backward()

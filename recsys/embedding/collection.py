@@ -43,6 +43,18 @@ class EmbeddingBagConfig:
         ``"sum"`` or ``"mean"``.
     initial
         The weights of untrained rows; by default TorchRec's.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> items = EmbeddingBagConfig(
+    ...     name="item", num_embeddings=1000, embedding_dim=4, feature_names=["seen", "bought"], pooling="mean"
+    ... )
+    >>> with EmbeddingBagCollection([items], dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     list(tables({"seen": torch.tensor([[1, 2, 3]]), "bought": torch.tensor([[2]])}))
+    ['seen', 'bought']
     """
 
     name: str
@@ -54,7 +66,21 @@ class EmbeddingBagConfig:
 
 
 class Pooled(Mapping[str, Tensor]):
-    """Pooled rows by feature, like TorchRec's KeyedTensor."""
+    """Pooled rows by feature, like TorchRec's KeyedTensor: ``pooled[name]`` is float32 [samples, dim].
+
+    A collection of tables returns it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> configs = [EmbeddingBagConfig(name=name, num_embeddings=100, embedding_dim=4) for name in ("user", "item")]
+    >>> with EmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     pooled = tables(torch.tensor([[1, 7], [1, 9]]))
+    >>> list(pooled), pooled["item"].shape, bool((pooled.values()[:, 4:] == pooled["item"]).all())
+    (['user', 'item'], torch.Size([2, 4]), True)
+    """
 
     def __init__(self, names: Sequence[str], widths: Sequence[int], values: Tensor) -> None:
         ends = np.cumsum([0, *widths]).tolist()
@@ -99,6 +125,8 @@ class EmbeddingBagCollection(TableModule):
     Examples
     --------
     >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
     >>> configs = [EmbeddingBagConfig(name=name, num_embeddings=100, embedding_dim=4) for name in ("user", "item")]
     >>> with EmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
     ...     pooled = tables(torch.tensor([[1, 7], [1, 9], [2, 7]]))

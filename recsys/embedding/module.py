@@ -86,27 +86,35 @@ class TableModule(Closing, nn.Module):
         return found | {"rows_per_page": found["refetches"] / pages if pages else 0.0}
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
-        """Return the first values of rows, float32 [n, dim]: to make the same table in memory."""
+        """Return the first values of rows, float32 [n, dim], to make the same table in memory; see :meth:`weights`."""
         spec = self.tables.specs[table]
         ids = as_ints("rows", rows)
         self.tables.check_ids(table, ids)
         return torch.from_numpy(initial_weights(spec.initial, self.tables.seed, table, ids, spec.dim, spec.rows))
 
     def weights(self, rows: Any, table: int = 0) -> Tensor:
-        """Return rows as they are now, float32 [n, dim], a copy."""
+        """Return rows as they are now, float32 [n, dim], a copy.
+
+        Parameters
+        ----------
+        rows
+            Integers [n]: rows of the table; IndexError for one that it does not have.
+        table
+            Number of the table in its collection.
+        """
         self.look_ups.settle()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., : self.tables.specs[table].dim]))
 
     def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
-        """Return the optimizer's state of rows, float32 [n, width], a copy."""
+        """Return the optimizer's state of rows, float32 [n, width], a copy; arguments as in :meth:`weights`."""
         self.look_ups.settle()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., self.tables.specs[table].dim :]))
 
     @shielded
     def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients that wait for a step; RuntimeError without ``update="step"``."""
+        """Multiply the gradients that wait for a step by `factor`; RuntimeError without ``update="step"``."""
         self.look_ups.scale(factor)
 
     def gradient_norm(self) -> Tensor:

@@ -72,7 +72,7 @@ class CarouselBuffer(Closing):
         A directory to make; `open` opens an existing one.
     memory
         Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
-        of each slot. The index of storage (about 70 bytes for each stored sample) and buffers come on top;
+        of each slot. The index of storage (40 to 100 bytes for each stored sample) and buffers come on top;
         `memory_bytes` counts everything.
     storage
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
@@ -89,7 +89,8 @@ class CarouselBuffer(Closing):
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
         ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
-        The name of the codec of each field in storage; see `memhier.recsys.replay.storage.records.field_codec`.
+        The codec of each field in storage, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"`` for
+        float32, ``"zstd"``, and ``"jpeg"`` or ``"webp"`` for images, also with a quality: ``"jpeg:75"``.
     seed
         0 to 2**63 - 1.
     delay
@@ -99,6 +100,8 @@ class CarouselBuffer(Closing):
         classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
         slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
         frameworks that note the labels of slots, such as Avalanche.
+    files
+        File layer; the operating system's by default.
 
     Raises
     ------
@@ -113,7 +116,10 @@ class CarouselBuffer(Closing):
 
     Examples
     --------
-    >>> import tempfile, pathlib
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import CarouselBuffer
     >>> place = pathlib.Path(tempfile.mkdtemp()) / "replay"
     >>> with CarouselBuffer(place, memory=4, schema={"x": ("float32", 2)}, seed=1) as buffer:
     ...     _ = buffer.add({"x": np.arange(20, dtype=np.float32).reshape(10, 2)}, labels=np.arange(10) % 2)

@@ -32,6 +32,8 @@ class StoredSamples(Closing):
     ----------
     path
         The buffer's directory.
+    files
+        File layer; the operating system's by default.
 
     Raises
     ------
@@ -40,8 +42,10 @@ class StoredSamples(Closing):
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.recsys.replay import CarouselBuffer
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, StoredSamples
     >>> place = pathlib.Path(tempfile.mkdtemp()) / "replay"
     >>> with CarouselBuffer(place, memory=2, schema={"x": "int64"}) as buffer:
     ...     _ = buffer.add({"x": np.arange(5)}, ids=[9, 8, 7, 6, 5])
@@ -99,6 +103,11 @@ class StoredSamples(Closing):
     def read(self, positions: Any) -> Batch:
         """Read samples; `slots` of the batch are their positions.
 
+        Parameters
+        ----------
+        positions
+            Integers [n], 0 to len - 1; may repeat.
+
         Raises
         ------
         CorruptionError
@@ -112,7 +121,7 @@ class StoredSamples(Closing):
         return batch
 
     def blocks(self, size: int = 1024) -> Iterator[Batch]:
-        """Yield all samples in order."""
+        """Yield all samples in order, in batches of `size`; the last one may have fewer."""
         for start in range(0, len(self), size):
             yield self.read(np.arange(start, min(start + size, len(self))))
 

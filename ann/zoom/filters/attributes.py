@@ -61,6 +61,7 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
 
     Examples
     --------
+    >>> from memhier.ann.zoom.filters.attributes import merge_schema
     >>> merge_schema({}, {"price": [3, None], "lang": ["en", "de"]}, 2)
     {'price': 'int64', 'lang': 'str'}
     """
@@ -160,8 +161,10 @@ class Attributes:
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> from memhier import Reader, Store
+    >>> from memhier.ann.zoom.filters.attributes import Attributes, merge_schema, write_attributes
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> items = {"price": [5, 20, None], "lang": ["en", "en", "de"]}
     >>> schema = merge_schema({}, items, 3)
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:

@@ -89,6 +89,7 @@ def parse(text: str) -> Expression:
 
     Examples
     --------
+    >>> from memhier.ann.zoom.filters.where import parse
     >>> parse("price < 10 AND lang in ('en', 'de')").names
     ('lang', 'price')
     >>> print(parse("10 >= price or not (stock is not null and sold)"))
@@ -136,6 +137,8 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.ann.zoom.filters.where import evaluate, parse
     >>> columns = {"price": np.array([5.0, 20.0, np.nan]), "lang": np.array(["en", "en", "de"])}
     >>> evaluate(parse("not price < 10"), columns).tolist()
     [False, True, False]

@@ -43,6 +43,17 @@ class SearchResult:
         filter). ``escalated``: ``"wider"`` or ``"exact"`` where the search did more than was calibrated, as that is not
         known to be enough, otherwise ``"no"``. ``recall``: the recall asked for, or less where limits or codes without
         bounds forbid it (absent with ``nprobe`` and ``candidates``).
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import ZoomIndex
+    >>> vectors = np.arange(20, dtype="float32").reshape(10, 2)
+    >>> with ZoomIndex.build(tempfile.mkdtemp() + "/index", vectors, dram="4MiB") as index:
+    ...     result = index.search([[4, 5], [0, 0]], k=2)
+    >>> result.ids.tolist(), result.distances.tolist(), result.stats["queries"]
+    ([[2, 1], [0, 1]], [[0.0, 8.0], [1.0, 13.0]], 2)
     """
 
     ids: npt.NDArray[Any]
@@ -62,6 +73,17 @@ class RangeResult:
         int64, or strings as objects, and float32, ``[n]``; the distances as :class:`memhier.ann.SearchResult` has them.
     stats
         Plain numbers of this call: those of :class:`memhier.ann.SearchResult` that apply.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import ZoomIndex
+    >>> vectors = np.arange(20, dtype="float32").reshape(10, 2)
+    >>> with ZoomIndex.build(tempfile.mkdtemp() + "/index", vectors, dram="4MiB") as index:
+    ...     found = index.range_search([[4, 5], [0, 0]], radius=10)
+    >>> [found.ids[start:stop].tolist() for start, stop in zip(found.offsets, found.offsets[1:])]
+    [[2, 1, 3], [0]]
     """
 
     offsets: Ints
@@ -92,6 +114,17 @@ class Explanation:
         Why the search ended: ``"bound"``, ``"all_read"``, ``"max_reads"`` or ``"deadline"``.
     calibrated
         Whether the effort is known to reach the recall asked for.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import ZoomIndex
+    >>> vectors = np.arange(20, dtype="float32").reshape(10, 2)
+    >>> with ZoomIndex.build(tempfile.mkdtemp() + "/index", vectors, dram="4MiB") as index:
+    ...     steps = index.explain([4, 5], k=2)
+    >>> steps.vectors, steps.scanned, steps.pages, steps.stopped
+    (10, 10, 1, 'all_read')
     """
 
     lists: int

@@ -68,7 +68,8 @@ def lookahead(
     Examples
     --------
     >>> import tempfile
-    >>> from memhier.recsys import EmbeddingBag
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, lookahead
     >>> batches = [torch.tensor([[1, 2]]), torch.tensor([[2, 3]])]
     >>> with EmbeddingBag(10, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
     ...     for batch in lookahead(batches, bag, ids=lambda batch: batch):
@@ -90,6 +91,20 @@ class Lookahead:
 
     A new epoch ends the one before. :class:`memhier.Lookahead` is another class: it plans loads and evictions for
     batches of keys, without a loader.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, lookahead
+    >>> batches = [torch.tensor([[row]]) for row in range(4)]
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     ahead = lookahead(batches, bag, ids=lambda batch: batch)
+    ...     first = next(iter(ahead))
+    ...     state = ahead.state_dict()  # bag.checkpoint(state) keeps it, and bag.extra returns it
+    ...     ahead.load_state_dict(state)
+    ...     [batch.item() for batch in ahead]
+    [1, 2, 3]
     """
 
     def __init__(

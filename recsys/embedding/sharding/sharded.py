@@ -65,6 +65,21 @@ class ShardedEmbeddingBagCollection(TableModule):
     ------
     FormatError
         When the shards were made for another number of ranks, see :func:`reshard`, or by different trainings.
+
+    Examples
+    --------
+    One rank here; ``torchrun`` starts more, and gives ``init_process_group`` its arguments.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig, ShardedEmbeddingBagCollection
+    >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    >>> configs = [EmbeddingBagConfig(name="item", num_embeddings=100, embedding_dim=4)]
+    >>> with ShardedEmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     tables(torch.tensor([[1], [7]]))["item"].sum().backward()
+    ...     tables.checkpoint({"batch": 1}), tables.extra
+    (1, {'batch': 1})
+    >>> torch.distributed.destroy_process_group()
     """
 
     look_ups: ShardLookUps
