@@ -9,7 +9,7 @@ from memhier.io.kernels import distances
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
-from memhier.rows.rank_request import HotPages, Ranking, RankRequest, page_keys
+from memhier.rows.rank_request import RANK_TALLY, HotPages, Ranking, RankRequest, page_keys
 
 __all__ = ["rank"]
 
@@ -31,7 +31,7 @@ def rank(
     """Fill `found`; see `memhier.rows.ranking.rank_rows`."""
     end = time.monotonic() + request.deadline
     keys = page_keys(request.files, request.offsets // PAGE_BYTES)
-    states = [_Query(request, hot, keys, number, found.tally[number]) for number in range(len(request.queries))]
+    states = [_Query(request, hot, keys, number) for number in range(len(request.queries))]
     active = states
     rows = max(1, _PAGES * PAGE_BYTES // request.row_bytes)
     room = workspace if len(workspace) else np.empty((rows, request.row_bytes), np.uint8)
@@ -52,7 +52,7 @@ def rank(
                 state.tally["stopped"] = _DEADLINE
             break
     for number, state in enumerate(states):
-        nearest = state.nearest
+        nearest, found.tally[number] = state.nearest, tuple(state.tally.values())
         found.ids[number], found.distances[number] = -1, np.inf
         found.files[number], found.offsets[number] = -1, -1
         for place, (near, name, file, offset) in enumerate(nearest):
@@ -63,8 +63,8 @@ def rank(
 class _Query:
     """The state of one query: the nearest so far, and the candidates taken."""
 
-    def __init__(self, request: RankRequest, hot: HotPages, keys: Ints, number: int, tally: np.void) -> None:
-        self.number, self.tally = number, tally
+    def __init__(self, request: RankRequest, hot: HotPages, keys: Ints, number: int) -> None:
+        self.number, self.tally = number, dict.fromkeys(RANK_TALLY.names or (), 0)
         self.nearest: list[tuple[float, int, int, int]] = []  # distance, id, file and offset
         self.wanted: list[int] = []
         self._request, self._hot, self._keys = request, hot, keys
@@ -77,7 +77,7 @@ class _Query:
         request = self._request
         most = min(float(request.thresholds[self.number]), self._kth())
         done = self.tally
-        before = int(done["ranked"] if request.page_rows is None else done["page_requests"] + done["hot_pages"])
+        before = done["ranked"] if request.page_rows is None else done["page_requests"] + done["hot_pages"]
         quota = request.first_round if done["rounds"] == 0 else max(_LEAST_ROUND, before // 2)
         self.wanted, pages, reason = [], set[int](), _ALL_READ
         while self._next < self._stop and len(self.wanted) < quota:
