@@ -75,7 +75,7 @@ def check_number(
     ValueError
         If the value is NaN or out of range.
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, float | numbers.Real | np.floating):
         raise TypeError(f"{name}={value!r}: expected a number")
     number = float(value)
     if not (low < number if above else low <= number) or number > high:

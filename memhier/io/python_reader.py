@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from memhier.io.faults import Fault
 from memhier.io.kernels import crc32c_pages
 from memhier.io.page_file import PAGE_BYTES, PageFile
+from memhier.io.read_arguments import Tallies
 from memhier.shield import check_interrupt, shielded
 
 __all__ = ["THREADS_MAX", "PythonPageReader"]
@@ -57,7 +58,7 @@ class _Batch:
     length: int
     out: NDArray[np.uint8]
     latency: NDArray[np.float32] | None
-    tally: NDArray[np.int64] | None
+    tally: Tallies | None
     fault: Fault | None = None
     error: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -143,7 +144,7 @@ class PythonPageReader:
         length: int,
         out: NDArray[np.uint8],
         latency: NDArray[np.float32] | None = None,
-        tally: NDArray[np.int64] | None = None,
+        tally: Tallies | None = None,
     ) -> Fault | None:
         """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return the fault that prevented it."""
         if self._pid != os.getpid():
@@ -213,11 +214,10 @@ class PythonPageReader:
         finally:
             self._lanes.put(lane)
         with self._lock:
-            self._counts["reads"] += reads
-            self._counts["pages"] += pages
-            self._counts["bytes"] += count
-            if batch.tally is not None:
-                batch.tally += (reads, pages, count)
+            for name, more in (("reads", reads), ("pages", pages), ("bytes", count)):
+                self._counts[name] += more
+                if batch.tally is not None:
+                    batch.tally[name] += more
 
 
 def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> Iterator[_Run]:

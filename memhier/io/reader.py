@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier import backend
-from memhier.arguments import check_array, check_int
+from memhier.arguments import as_ints, check_array, check_int
 from memhier.errors import ClosedError, CorruptionError
 from memhier.io.faults import raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
 from memhier.io.python_reader import PythonPageReader
-from memhier.io.read_arguments import as_offsets, check_checksums, empty_rows
+from memhier.io.read_arguments import as_tally, check_checksums, empty_rows
 from memhier.shield import shielded
 
 if TYPE_CHECKING:
@@ -207,7 +207,7 @@ class Reader:
         length: int,
         out: NDArray[np.uint8] | None = None,
         latency: NDArray[np.float32] | None = None,
-        tally: NDArray[np.int64] | None = None,
+        tally: NDArray[Any] | None = None,
     ) -> NDArray[np.uint8]:
         """Read `length` bytes at each offset.
 
@@ -226,7 +226,8 @@ class Reader:
         latency
             float32 ``[n]`` to fill with the seconds from submission to completion of the I/O that served each request.
         tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read by this call are added.
+            int64 ``[3]``, or a record of `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and
+            bytes read by this call are added.
 
         Returns
         -------
@@ -245,19 +246,28 @@ class Reader:
         if self._closed:
             raise ClosedError("read from a closed reader")
         length = check_int("length", length, 1, unit="bytes")
-        offsets = as_offsets(offsets)
+        offsets = as_ints("offsets", offsets)
+        if offsets.ndim != 1:
+            raise ValueError(f"offsets: expected shape [n], got {list(offsets.shape)}")
         count = len(offsets)
-        files = self._check_ranges(file, offsets, length)
+        if isinstance(file, np.ndarray) and file.ndim:
+            self._check_ranges(file, offsets, length)
+        else:
+            file = check_int("file", file, -(2**63))
+            if file not in self._files:
+                self._page_file(file)
+            if count and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[file] - length):
+                wrong = (offsets < 0) | (offsets > self._lengths[file] - length)
+                self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
         if out is None:
             out = empty_rows(count, length)
         else:
             check_array("out", out, np.uint8, (count, length))
         if latency is not None:
             check_array("latency", latency, np.float32, (count,))
-        if tally is not None:
-            check_array("tally", tally, np.int64, (3,))
+        sums = None if tally is None else as_tally(tally)
         if count:
-            fault = self._core.read(files=files, offsets=offsets, length=length, out=out, latency=latency, tally=tally)
+            fault = self._core.read(files=file, offsets=offsets, length=length, out=out, latency=latency, tally=sums)
             if fault is not None:
                 raise_fault(fault, self.engine)
         return out
@@ -325,28 +335,17 @@ class Reader:
             raise CorruptionError(f"{file.path}: the file has {size:,} bytes, but {length:,} were committed")
         return length
 
-    def _check_ranges(
-        self, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int
-    ) -> int | NDArray[np.int32]:
-        """Return `file` as the core takes it; refuse ranges that leave their file."""
-        if isinstance(file, np.ndarray) and file.ndim:
-            check_array("file", file, np.int32, offsets.shape, writable=False)
-            if not len(file):
-                return file
-            if int(file.min()) < 0 or int(file.max()) >= len(self._lengths):
-                index = int(np.flatnonzero((file < 0) | (file >= len(self._lengths)))[0])
-                raise ValueError(f"file[{index}]={int(file[index])}: expected a handle from add()")
-            ends = self._lengths[file] - length
-            wrong = (offsets < 0) | (offsets > ends)
-            if wrong.any():
-                self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
-            return file
-        handle = check_int("file", file, -(2**63))
-        self._page_file(handle)
-        if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[handle] - length):
-            wrong = (offsets < 0) | (offsets > self._lengths[handle] - length)
-            self._refuse(int(np.flatnonzero(wrong)[0]), handle, offsets, length)
-        return handle
+    def _check_ranges(self, files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
+        """Refuse handles that are none, and ranges that leave their file."""
+        check_array("file", files, np.int32, offsets.shape, writable=False)
+        if not len(files):
+            return
+        if int(files.min()) < 0 or int(files.max()) >= len(self._lengths):
+            index = int(np.flatnonzero((files < 0) | (files >= len(self._lengths)))[0])
+            raise ValueError(f"file[{index}]={int(files[index])}: expected a handle from add()")
+        wrong = (offsets < 0) | (offsets > self._lengths[files] - length)
+        if wrong.any():
+            self._refuse(int(np.flatnonzero(wrong)[0]), files, offsets, length)
 
     def _refuse(self, index: int, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
         handle = file if isinstance(file, int) else int(file[index])

@@ -15,12 +15,12 @@ import numpy.typing as npt
 from memhier.arguments import check_int
 from memhier.errors import FormatError
 from memhier.io.device_profile import DeviceProfile
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["CostModel", "Forecast"]
 
 Floats = npt.NDArray[np.float64]
 
-_PAGE = 4096
 _DEPTH = 128
 
 
@@ -141,7 +141,7 @@ class CostModel:
         return _check_depth(depth) / float(self.reads_per_s(depth))
 
     def batch_s(
-        self, reads: npt.ArrayLike, *, depth: int = _DEPTH, read_bytes: npt.ArrayLike = _PAGE
+        self, reads: npt.ArrayLike, *, depth: int = _DEPTH, read_bytes: npt.ArrayLike = PAGE_BYTES
     ) -> float | Floats:
         """Return the seconds that a batch of page reads takes.
 
@@ -184,7 +184,7 @@ class CostModel:
         ahead: int,
         written_bytes: npt.ArrayLike = 0,
         depth: int = _DEPTH,
-        read_bytes: npt.ArrayLike = _PAGE,
+        read_bytes: npt.ArrayLike = PAGE_BYTES,
     ) -> Forecast:
         """Predict how long steps take whose reads run while earlier steps compute.
 

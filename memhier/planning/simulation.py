@@ -9,6 +9,7 @@ import numpy.typing as npt
 from memhier.budget import format_bytes, parse_bytes
 from memhier.errors import BudgetError
 from memhier.io.device_profile import DeviceProfile
+from memhier.io.page_file import PAGE_BYTES
 from memhier.planning.cost import CostModel, Forecast
 from memhier.planning.offline import belady_hits, next_uses
 from memhier.planning.plan import plan
@@ -21,7 +22,6 @@ __all__ = ["SIMULATED_POLICIES", "Simulation", "simulate"]
 Keys = npt.NDArray[np.int64]
 Trace = Keys | Iterable[npt.ArrayLike]
 
-_PAGE = 4096
 _REACTIVE: dict[str, type[LRU] | type[LFU] | type[S3FIFO]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO}
 
 SIMULATED_POLICIES = ("belady", *_REACTIVE, "static")
@@ -157,7 +157,7 @@ def simulate(
     forecast = None
     if model is not None:
         written = run.evicted * row_bytes if dirty else 0
-        read_bytes = run.pages * _PAGE / np.maximum(run.operations, 1)
+        read_bytes = run.pages * PAGE_BYTES / np.maximum(run.operations, 1)
         forecast = model.forecast(
             run.operations, compute_s=compute_s, ahead=ahead, written_bytes=written, read_bytes=read_bytes
         )
@@ -276,7 +276,7 @@ def _ends(keys: Keys, row_bytes: int) -> tuple[Keys, Keys]:
 
     Keys may be hashes, and nothing may overflow: the last bits of a row's number tell.
     """
-    start = (keys & (_PAGE - 1)) * (row_bytes % _PAGE) & (_PAGE - 1)
+    start = (keys & (PAGE_BYTES - 1)) * (row_bytes % PAGE_BYTES) & (PAGE_BYTES - 1)
     return start, start + (row_bytes - 1)
 
 
@@ -284,7 +284,7 @@ def _pages_each(keys: Keys, row_bytes: int) -> Keys:
     """Return on how many pages each row lies, by its number, as :mod:`memhier.rows.rows` lays them out."""
     if rows_per_page(row_bytes) is not None:
         return np.ones(len(keys), np.int64)
-    return _ends(keys, row_bytes)[1] // _PAGE + 1
+    return _ends(keys, row_bytes)[1] // PAGE_BYTES + 1
 
 
 def _pages_and_reads(keys: Keys, row_bytes: int) -> tuple[int, int]:
@@ -296,7 +296,7 @@ def _pages_and_reads(keys: Keys, row_bytes: int) -> tuple[int, int]:
     else:
         start, end = _ends(keys[:-1], row_bytes)
         # Rows this far apart share no page; the difference of two keys may need all 64 bits.
-        apart = np.minimum(np.diff(keys).view(np.uint64), np.uint64(2 * _PAGE)).astype(np.int64)
-        shared = (start + apart * row_bytes) // _PAGE == end // _PAGE
+        apart = np.minimum(np.diff(keys).view(np.uint64), np.uint64(2 * PAGE_BYTES)).astype(np.int64)
+        shared = (start + apart * row_bytes) // PAGE_BYTES == end // PAGE_BYTES
     joined = int(np.count_nonzero(shared))
     return int(_pages_each(keys, row_bytes).sum()) - joined, len(keys) - joined

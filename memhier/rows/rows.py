@@ -204,7 +204,7 @@ class Rows(Closing):
         return 0
 
     def read(
-        self, numbers: Any, out: NDArray[np.uint8] | None = None, tally: NDArray[np.int64] | None = None
+        self, numbers: Any, out: NDArray[np.uint8] | None = None, tally: NDArray[Any] | None = None
     ) -> NDArray[np.uint8]:
         """Read rows in any order; each page is read once.
 
@@ -215,7 +215,7 @@ class Rows(Closing):
         out
             uint8 [n, row_bytes], C-contiguous, to fill instead of allocating.
         tally
-            int64 [3] to which the I/Os, pages and bytes read by this call are added.
+            As :meth:`memhier.Reader.read` takes it.
 
         Returns
         -------

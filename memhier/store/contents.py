@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError, FormatError
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["CHUNK_PAGES", "PAGE_BYTES", "Contents", "SegmentInfo", "check_kind", "segment_file_name"]
 
-PAGE_BYTES = 4096
 _VERSION = 1
 _GENERATION_MAX = 2**62  # no store has seen as many commits
 CHUNK_PAGES = 8192  # checksums per catalog entry: 32 MiB of a segment in 32 KiB

@@ -14,6 +14,7 @@ from memhier.ann.zoom.ids.texts import TEXT_MOST, Texts
 from memhier.errors import CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -113,13 +114,13 @@ class StoredTexts:
         """DRAM held besides that of the store, in bytes."""
         return self._first.nbytes
 
-    def read(self, rows: Ints, tally: Ints | None = None) -> Texts:
+    def read(self, rows: Ints, tally: Tallies | None = None) -> Texts:
         """Return the strings of rows in any order; each page is read once, 64 of them in a submission.
 
         Parameters
         ----------
         tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+            As :meth:`memhier.Reader.read` takes it.
 
         Raises
         ------

@@ -20,7 +20,7 @@ from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.ids import Located, texts_at
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, alive_rows, compact_ids
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, compact_ids
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction
@@ -167,7 +167,7 @@ def first_to_join(
     first, rows, free = len(parts), 0, None
     for number in range(len(parts) - 1, earliest - 1, -1):
         part = parts[number]
-        if most is not None and alive_rows(parts[number:]) > most:
+        if most is not None and sum([each.alive_count for each in parts[number:]]) > most:
             break
         if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
             free = room() if free is None else free

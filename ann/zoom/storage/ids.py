@@ -16,6 +16,7 @@ from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.part import IndexPart, find_ids
+from memhier.io.read_arguments import Tallies
 
 __all__ = [
     "IdKind",
@@ -190,7 +191,7 @@ def _rows_of(wanted: Ints, ids: Ints) -> Ints:
     return np.where(ids[rows] == wanted, rows, -1)
 
 
-def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
+def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Tallies | None = None) -> Texts:
     """Return the string of each place."""
     pieces, rows = [], []
     waiting = np.flatnonzero(places.fresh >= 0)
@@ -229,7 +230,7 @@ class Sightings:
         self._ids.append(found[found >= 0])
         self._positions.append(positions[found >= 0])
 
-    def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
+    def named(self, found: Ints, tally: Tallies) -> npt.NDArray[np.object_]:
         """Return the strings of the ids found, of the shape of `found`, None for -1; `tally` as in a read."""
         numbers, inverse = np.unique(found, return_inverse=True)
         ids = np.concatenate([np.empty(0, np.int64), *self._ids])

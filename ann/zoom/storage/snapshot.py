@@ -1,6 +1,6 @@
 """The state of an index at one moment, and the DRAM that it takes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -15,12 +15,12 @@ from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
-from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
 from memhier.ann.zoom.storage.ids import IdKind, Ids, locate_all
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes
-from memhier.ann.zoom.storage.part import IndexPart, PartFiles, alive_rows, held_bytes
+from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.io.reader import Reader
-from memhier.rows.ranking import HotPages
+from memhier.rows.rank_request import HotPages, page_keys
+from memhier.rows.ranking import page_rows_of
 from memhier.shield import settle
 from memhier.store.store import Store
 
@@ -49,6 +49,10 @@ class IndexSnapshot:
         Pages held in DRAM.
     scan_bytes
         DRAM for the candidates of queries that are searched together.
+    findable, count
+        The rows on SSD that a search without a filter can find, and the number of vectors with those in DRAM.
+    row_bytes, page_rows
+        Bytes of a vector on SSD, and vectors that lie whole in a page; 0 where they straddle pages.
     """
 
     space: PreviewSpace
@@ -60,6 +64,16 @@ class IndexSnapshot:
     calibration: Calibration
     hot: HotPages
     scan_bytes: int
+    findable: Findable = field(init=False)
+    count: int = field(init=False)
+    row_bytes: int = field(init=False)
+    page_rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "findable", findable(self.parts))
+        object.__setattr__(self, "count", self.findable.total + len(self.fresh.ids))
+        object.__setattr__(self, "row_bytes", self.dtype.itemsize * self.space.dimension)
+        object.__setattr__(self, "page_rows", page_rows_of(self.row_bytes))
 
     @classmethod
     def load(cls, store: Store, about: Description, files: PartFiles, reader: Reader) -> Self:
@@ -71,23 +85,13 @@ class IndexSnapshot:
         return cls(
             about.space, dtype, about.schema, preview, parts,
             Fresh.empty(about.space.dimension, dtype, about.id_kind == "str"), about.calibration,
-            load_hot(reader, np.sort(keys)), scan_bytes(about.dram),
+            HotPages.load(reader, np.sort(keys)), scan_bytes(about.dram),
         )  # fmt: skip
-
-    @property
-    def count(self) -> int:
-        """Vectors that a search can find."""
-        return alive_rows(self.parts) + len(self.fresh.ids)
 
     @property
     def id_kind(self) -> IdKind:
         """The type of the ids."""
         return "int64" if self.fresh.texts is None else "str"
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a vector on SSD."""
-        return self.dtype.itemsize * self.space.dimension
 
     @property
     def longest_list(self) -> float:

@@ -7,6 +7,7 @@ again without a checkpoint: they write small parts, and can rewrite a part of th
 
 from collections.abc import Mapping, Sequence
 
+from memhier.io.page_file import PAGE_BYTES
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Schema
@@ -17,7 +18,6 @@ from memhier.store.store import Store
 
 __all__ = ["Room", "reclaim", "samples_within", "storage_bytes"]
 
-_PAGE = 4096
 _ENTRY = 12
 # The least share of live bytes after a checkpoint; and of those written since, if room is short.
 _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
@@ -107,7 +107,7 @@ def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: 
     total = int(held)
     for _ in range(20):  # the parts set aside depend on the total
         part = part_bytes(total)
-        padded = held * (1 + 2 * _PAGE / part)
+        padded = held * (1 + 2 * PAGE_BYTES / part)
         total = int(padded) + _catalog_bytes(total) + 3 * part
     return total
 
@@ -131,7 +131,7 @@ def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, flo
         size = format.longest if format.row_bytes is None else max(1, format.row_bytes)
         per_page = None if format.row_bytes is None else rows_per_page(size)
         # Pages are not full, since rows do not straddle them; large records begin and end on a page.
-        padded = _PAGE / per_page if per_page else size + (2 * _PAGE if size >= _LARGE_BYTES else 0)
+        padded = PAGE_BYTES / per_page if per_page else size + (2 * PAGE_BYTES if size >= _LARGE_BYTES else 0)
         sizes[index] = padded + _ENTRY
     return sizes[0], sizes[1] if schema.mutable else 0.0
 

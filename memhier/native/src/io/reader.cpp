@@ -120,21 +120,20 @@ struct RankRequest {
   }
 };
 
-// The nearest of each query, [q, k] and [q, 5]; see RankBatch.
+// The nearest of each query, [q, k] and [q]; see RankBatch.
 struct RankResult {
   Array<std::int64_t, 2> ids;
   Array<float, 2> distances;
   Array<std::int32_t, 2> files;
-  Array<std::int64_t, 2> offsets, tally;
+  Array<std::int64_t, 2> offsets;
+  Array<RankTally, 1> tally;
 
   void check(std::size_t count, std::size_t k) const {
     require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
-                offsets.has_shape(count, k) && tally.has_shape(count, 5),
-            "the results: k, k and 5 for each query");
+                offsets.has_shape(count, k) && tally.shape(0) == count,
+            "the results: k and a tally for each query");
   }
 };
-
-using Sums = Array<std::int64_t, 1>;  // [3]: I/Os, pages and bytes read
 
 class PageReader {
  public:
@@ -166,7 +165,7 @@ class PageReader {
   std::optional<Description> read(const std::variant<std::int32_t, Array<const std::int32_t, 1>>& files,
                                   const Array<const std::int64_t, 1>& offsets, std::size_t length,
                                   const Array<std::byte>& out, const std::optional<Array<float, 1>>& latency,
-                                  const std::optional<Sums>& tally) {
+                                  const std::optional<Array<ReadTally, 1>>& tally) {
     const auto* one_file = std::get_if<std::int32_t>(&files);
     const auto* file_of = std::get_if<1>(&files);
     const std::size_t count = offsets.size();
@@ -174,7 +173,7 @@ class PageReader {
     require(file_of == nullptr || file_of->size() == count, "file: one int32 per offset");
     require(out.bytes() / length == count && out.bytes() % length == 0, "out: length bytes per offset");
     require(!latency || latency->size() == count, "latency: one float32 per offset");
-    require(!tally || tally->size() == 3, "tally: three int64");
+    require(!tally || tally->size() == 1, "tally: one record");
 
     const std::shared_ptr<const Table> table = table_;
     const Batch batch{table->sources,
@@ -186,7 +185,7 @@ class PageReader {
                       out.data(),
                       latency ? latency->data() : nullptr};
     make_pool_after_fork();
-    Counters done;
+    ReadTally done;
     std::optional<Fault> fault;
     {
       nb::gil_scoped_release released;
@@ -194,7 +193,8 @@ class PageReader {
     }
     ++calls_;
     requests_ += count;
-    count_reads(done, tally ? &*tally : nullptr);
+    done_ += done;
+    if (tally) (*tally)[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -206,13 +206,13 @@ class PageReader {
                                   const Array<const std::int64_t, 1>& hot_keys,
                                   const Array<const std::byte, 2>& hot_pages,
                                   const std::vector<const PageRowArrays*>& page_rows, std::size_t per_page,
-                                  const Sums& tally) {
+                                  const Array<ReadTally, 1>& tally) {
     const std::size_t count = of.queries.shape(0), total = of.offsets.size();
     of.check();
     result.check(count, of.k);
     require(workspace.bytes() == 0 || workspace.bytes() >= of.row_bytes, "workspace: empty, or room for a row");
     require(hot_pages.bytes() == hot_keys.size() * kPageBytes, "hot_pages: a page for each key");
-    require(tally.size() == 3, "tally: three int64");
+    require(tally.size() == 1, "tally: one record");
     require(per_page == 0 || (per_page * of.row_bytes <= kPageBytes && workspace.bytes() == 0),
             "page_rows: rows that fit their page, which need no workspace");
     std::vector<PageRows> of_pages;
@@ -252,7 +252,7 @@ class PageReader {
                           result.offsets.data(),
                           result.tally.data()};
     make_pool_after_fork();
-    Counters done;
+    ReadTally done;
     std::size_t requests = 0, calls = 0;
     bool interrupted = false;
     std::optional<Fault> fault;
@@ -272,7 +272,8 @@ class PageReader {
     }
     ++calls_;
     requests_ += requests;
-    count_reads(done, &tally);
+    done_ += done;
+    tally[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -308,18 +309,8 @@ class PageReader {
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
-  void count_reads(const Counters& done, const Sums* sums) {
-    done_.reads += done.reads;
-    done_.pages += done.pages;
-    done_.bytes += done.bytes;
-    if (sums == nullptr) return;
-    (*sums)[0] += static_cast<std::int64_t>(done.reads);
-    (*sums)[1] += static_cast<std::int64_t>(done.pages);
-    (*sums)[2] += static_cast<std::int64_t>(done.bytes);
-  }
-
   // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
-  std::optional<Fault> run(const Batch& batch, Counters& done) {
+  std::optional<Fault> run(const Batch& batch, ReadTally& done) {
     const Pool::Loan context(*pool_);
     if (!context) return Fault{Fault::Kind::closed};
     for (std::size_t start = 0; start < batch.count; start += context->window()) {
@@ -390,7 +381,7 @@ class PageReader {
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
   std::uint64_t calls_ = 0, requests_ = 0;
-  Counters done_;
+  ReadTally done_;
 };
 
 }  // namespace
@@ -411,7 +402,7 @@ void register_reader(nb::module_& m) {
            "lower"_a, "ids"_a, "thresholds"_a, "k"_a, "first_round"_a, "max_reads"_a, "deadline"_a);
   nb::class_<RankResult>(m, "RankResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<std::int32_t, 2>, Array<std::int64_t, 2>,
-                    Array<std::int64_t, 2>>(),
+                    Array<RankTally, 1>>(),
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
