@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.arguments import check_array, check_int
-from memhier.errors import ClosedError, CorruptionError
+from memhier.errors import ClosedError
 from memhier.io.faults import raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
 from memhier.io.python_reader import PythonPageReader
@@ -136,8 +136,13 @@ class Reader:
             When the file cannot be opened, or cannot be read directly where ``direct=True`` insists on it.
         """
         self._check_open()
+        if length is not None:
+            length = _check_length(length)
         file = PageFile(path, self._direct)
-        length = self._check_length(file, length)
+        if length is None:
+            length = file.size()
+        else:
+            file.check_holds(length)
         checksums = check_checksums(checksums, length)
         with self._guard():
             handle = self._core.add(
@@ -169,12 +174,13 @@ class Reader:
         """
         self._check_open()
         page_file = self._page_file(file)
-        length = self._check_length(page_file, length)
+        length = _check_length(length)
         if length < self._lengths[file]:
             raise ValueError(
                 f"length={length}: the file already has {int(self._lengths[file])} committed bytes; expected no fewer"
             )
         checksums = check_checksums(checksums, length)
+        page_file.check_holds(length)
         page_file.settle()
         with self._guard():
             self._core.extend(
@@ -315,15 +321,6 @@ class Reader:
             raise ValueError(f"file={handle!r}: expected a handle from add() that was not removed")
         return file
 
-    def _check_length(self, file: PageFile, length: int | None) -> int:
-        size = file.size()
-        if length is None:
-            return size
-        length = check_int("length", length, 0, unit="bytes, or None for the whole file")
-        if size < length:
-            raise CorruptionError(f"{file.path}: the file has {size:,} bytes, but {length:,} were committed")
-        return length
-
     def _check_ranges(
         self, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int
     ) -> int | NDArray[np.int32]:
@@ -354,6 +351,10 @@ class Reader:
             f"offsets[{index}]={int(offsets[index])} with length={length}: "
             f"expected a range within the {int(self._lengths[handle])} bytes of {path}"
         )
+
+
+def _check_length(length: int) -> int:
+    return check_int("length", length, 0, unit="bytes, or None for the whole file")
 
 
 def _make_core(engine: str | None, depth: int) -> "PageReader | PythonPageReader":

@@ -258,8 +258,9 @@ class Tiered(Closing):
         """
         with self._gate.call() as table:
             unique, slots, of_keys = table.lend(keys, again, None if ticket is None else ticket.ahead)
+            rows = table.rows
             held = self._gate.lend(partial(table.pins.unpin, slots))
-            return Loan(of_keys, table.rows, partial(self._changing, unique, slots), self._gate.table, held)
+        return Loan(of_keys, rows, partial(self._changing, unique, slots), self._gate.table, held)
 
     @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,7 +18,7 @@ from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, check_positions, check_slots, decode_meta
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys, joined
 from memhier.recsys.replay.storage.records import RecordFormat
 from memhier.recsys.replay.storage.room import Room, reclaim
 from memhier.store.store import Finding, Store
@@ -279,13 +279,12 @@ class Storage:
         values
             Of the catalog.
         """
-        for keys, rows in index:
-            self._append(self._index, keys, rows)
         data = b"".join(ahead)
         rows_now = _rows(len(data))
-        if data:
-            padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
-            self._append(self._index, index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES))
+        padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
+        drawn = index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES)
+        for keys, rows in joined(chain(index, [drawn] if data else [])):
+            self._append(self._index, keys, rows)
         if rows_now < self._ahead_rows:
             self._index.delete(index_keys(Kind.AHEAD, rows_now, self._ahead_rows))
         self._ahead_rows = rows_now
