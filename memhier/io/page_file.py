@@ -100,6 +100,5 @@ class PageFile:
 
     def check_holds(self, length: int) -> None:
         """Raise CorruptionError when the file is shorter than `length`."""
-        size = self.size()
-        if size < length:
+        if (size := self.size()) < length:
             raise CorruptionError(f"{self.path}: the file has {size:,} bytes, but {length:,} were committed")

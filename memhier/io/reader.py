@@ -6,7 +6,6 @@ reads in flight, checks each page as it lands, and copies the ranges into the ca
 
 import os
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.arguments import check_array, check_int
+from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.io.faults import raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
@@ -28,9 +28,10 @@ __all__ = ["PAGE_BYTES", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
 DEPTH_MAX = 4096
+_LENGTH = "bytes, or None for the whole file"
 
 
-class Reader:
+class Reader(Closing):
     """Reads batches of byte ranges from files, page by page, with checksums.
 
     Safe to use from many threads at a time, and in a child after a fork. Requests may repeat, overlap and come in any
@@ -137,12 +138,11 @@ class Reader:
         """
         self._check_open()
         if length is not None:
-            length = _check_length(length)
+            length = check_int("length", length, 0, unit=_LENGTH)
         file = PageFile(path, self._direct)
         if length is None:
             length = file.size()
-        else:
-            file.check_holds(length)
+        file.check_holds(length)
         checksums = check_checksums(checksums, length)
         with self._guard():
             handle = self._core.add(
@@ -174,7 +174,7 @@ class Reader:
         """
         self._check_open()
         page_file = self._page_file(file)
-        length = _check_length(length)
+        length = check_int("length", length, 0, unit=_LENGTH)
         if length < self._lengths[file]:
             raise ValueError(
                 f"length={length}: the file already has {int(self._lengths[file])} committed bytes; expected no fewer"
@@ -297,11 +297,6 @@ class Reader:
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._files)} files"
         return f"<Reader engine={self.engine!r} {state}>"
@@ -351,10 +346,6 @@ class Reader:
             f"offsets[{index}]={int(offsets[index])} with length={length}: "
             f"expected a range within the {int(self._lengths[handle])} bytes of {path}"
         )
-
-
-def _check_length(length: int) -> int:
-    return check_int("length", length, 0, unit="bytes, or None for the whole file")
 
 
 def _make_core(engine: str | None, depth: int) -> "PageReader | PythonPageReader":

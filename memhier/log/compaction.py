@@ -36,7 +36,7 @@ _LATER_PARTS = 64  # may wait to be rewritten: each has a file open
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Move:
     """Records that were read from a part to be moved; or keys that it deletes, with nothing else."""
 
     keys: Ints
@@ -50,8 +50,8 @@ class _Rewriting:
     """A part that is being rewritten in the background."""
 
     part: Part
-    steps: Generator[Step, None, None]
-    waiting: Step | None = None  # read last, until a transaction takes it
+    steps: Generator[Move, None, None]
+    waiting: Move | None = None  # read last, until a transaction takes it
 
 
 class Compactor:
@@ -321,7 +321,7 @@ class Compactor:
 
     # The steps of both ways.
 
-    def steps(self, part: Part) -> Generator[Step, None, None]:
+    def steps(self, part: Part) -> Generator[Move, None, None]:
         """Return the records and deletions of a part that may have to be kept, a step at a time; needs no lock."""
         log = self._log
         opened = log.opened(part)
@@ -330,7 +330,7 @@ class Compactor:
         is_oldest = part.slot == next(iter(log.parts))
         return self._read_steps(part, log.entries.committed(part, _ENTRIES_BLOCK), is_oldest)
 
-    def _read_steps(self, part: Part, blocks: Iterator[Block], is_oldest: bool) -> Generator[Step, None, None]:
+    def _read_steps(self, part: Part, blocks: Iterator[Block], is_oldest: bool) -> Generator[Move, None, None]:
         for entries, offsets, _ in blocks:
             has_record = entries["length"] != DELETED
             keys = entries["key"].astype(np.int64)
@@ -346,13 +346,13 @@ class Compactor:
                 records = self._log.fetch_part(part, offsets[some], lengths[some])
                 if records is None:
                     return
-                yield Step(kept[some], offsets[some], lengths[some], records)
+                yield Move(kept[some], offsets[some], lengths[some], records)
                 start = some.stop
             if not is_oldest and not has_record.all():
                 none = np.empty(0, np.int64)
-                yield Step(keys[~has_record], none, none)
+                yield Move(keys[~has_record], none, none)
 
-    def take_locked(self, part: Part, step: Step) -> int:
+    def take_locked(self, part: Part, step: Move) -> int:
         """Append the live records of a step, or the deletions that still count; return the bytes."""
         log = self._log
         if step.records is None:

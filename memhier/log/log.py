@@ -28,7 +28,7 @@ from memhier.store.transaction import Transaction
 if TYPE_CHECKING:
     from memhier.io.reader import Reader
 
-__all__ = ["Bytes", "Flags", "Found", "Ints", "Log", "LogOptions", "RecordFormat"]
+__all__ = ["Bytes", "Flags", "FoundRecords", "Ints", "Log", "LogOptions", "RecordFormat"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -79,7 +79,7 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecords:
     """The records of keys.
 
     Attributes
@@ -239,7 +239,7 @@ class Log:
             for handle in retired:
                 self.reader.remove(handle)
 
-    def find(self, keys: Ints) -> Found:
+    def find(self, keys: Ints) -> FoundRecords:
         """Return the records of keys, to be read from their files under `reading`."""
         with self.lock:
             places, lengths = self.index.places(keys), self.index.lengths(keys)
@@ -247,7 +247,7 @@ class Log:
             slots, offsets = slot_of(places), offset_of(places)
             in_tail = there & self._in_tail_locked(slots, offsets)
             copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail]) if in_tail.any() else None
-            return Found(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
+            return FoundRecords(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
 
     def contains(self, keys: Ints) -> Flags:
         """Return whether each key has a record."""

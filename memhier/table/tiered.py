@@ -15,14 +15,14 @@ from typing import Any
 from numpy.typing import DTypeLike, NDArray
 
 from memhier.budget import parse_bytes
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.policies import Policy
 from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
 from memhier.store.store import Store
-from memhier.table.cache import Ahead
+from memhier.table.cache import PrefetchedSlots
 from memhier.table.checkpoints import Checkpoints
 from memhier.table.gate import Gate, Life
 from memhier.table.loader import Initial, Job
@@ -123,7 +123,7 @@ class Tiered(Closing):
         aside: float = 0.0,
     ) -> None:
         life = Life()
-        layout = Layout.checked(1, dtype, shape)
+        layout = SlabLayout.checked(1, dtype, shape)
         options = Options(
             store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside
         )
@@ -392,7 +392,7 @@ class Tiered(Closing):
             table.loader.wait(job)
 
     @shielded
-    def _release(self, ahead: Ahead) -> None:
+    def _release(self, ahead: PrefetchedSlots) -> None:
         with self._gate.giving_back() as table:
             if table is not None:
                 table.pins.release(ahead)
