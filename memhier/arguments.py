@@ -7,12 +7,13 @@ core fills in place is C-contiguous and aligned.
 import math
 import numbers
 import operator
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_bytes", "as_ints", "check_array", "check_int", "check_number", "check_range"]
+__all__ = ["as_bytes", "as_ints", "by_name", "check_array", "check_int", "check_number", "check_range"]
 
 _INT64_MAX = np.iinfo(np.int64).max
 
@@ -114,6 +115,20 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int, ...], *, wr
     if not array.flags.c_contiguous or not array.flags.aligned or (writable and not array.flags.writeable):
         kind = "a writable, C-contiguous, aligned" if writable else "a C-contiguous, aligned"
         raise ValueError(f"{name}: expected {kind} array of shape {shape}")
+
+
+def by_name(name: str, value: Any, kinds: Mapping[str, Callable[[], Any]], expected: str, others: str = "") -> Any:
+    """Return an object of the kind that a text names; anything else as it is, but no class.
+
+    `expected` describes an object in place of a class, whose name goes in for ``{}``; `others` follow the names.
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{name}={value.__name__}: expected {expected.format(value.__name__)}, not its class")
+    if not isinstance(value, str):
+        return value
+    if value not in kinds:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, kinds))}{others}")
+    return kinds[value]()
 
 
 def as_bytes(name: str, data: Any) -> memoryview:

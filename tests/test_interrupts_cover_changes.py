@@ -52,7 +52,7 @@ OF_A_SHIELDED_CALL = {
     "RowLog": "compact_later reclaim rewrite_sparsest",
     "Samples": "compact_later reclaim rewrite_sparsest",
     "Slab": "attach bytes_for close gather gather_versioned generations scatter writing",
-    "SegmentWriter": "complete finish flush",
+    "SegmentWriter": "complete end flush info",
     "Staging": "drop finish segment take",
     "Store": "stage",
     "Transaction": "check_open discard reserve swap_dropped",

@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from memhier import backend
 from memhier.arguments import as_ints, check_array, check_range
-from memhier.cache.slab_memory import Layout, open_shared_memory, private_memory, shared_memory
+from memhier.cache.slab_memory import SlabLayout, open_shared_memory, private_memory, shared_memory
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.files import close_descriptor, close_with
@@ -66,7 +66,7 @@ class Slab(Closing):
     def __init__(
         self, slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = (), *, shared: bool = False
     ) -> None:
-        layout = Layout.checked(slots, dtype, shape)
+        layout = SlabLayout.checked(slots, dtype, shape)
         name: str | None = None
         fd = -1
         if shared:
@@ -97,10 +97,10 @@ class Slab(Closing):
         """
         mapping = open_shared_memory(name)
         slab = cls.__new__(cls)
-        slab._set_up(mapping, Layout.parsed(mapping, name), name, None, -1)
+        slab._set_up(mapping, SlabLayout.parsed(mapping, name), name, None, -1)
         return slab
 
-    def _set_up(self, mapping: mmap.mmap, layout: Layout, name: str | None, owner: int | None, fd: int) -> None:
+    def _set_up(self, mapping: mmap.mmap, layout: SlabLayout, name: str | None, owner: int | None, fd: int) -> None:
         self._layout = layout
         self._name = name
         self._owner = owner  # the process that may write; None where this slab is attached
@@ -154,7 +154,7 @@ class Slab(Closing):
         >>> Slab.bytes_for(1000, np.float32, 64) == 4096 + 4096 + 63 * 4096
         True
         """
-        return Layout.checked(slots, dtype, shape).total_bytes
+        return SlabLayout.checked(slots, dtype, shape).total_bytes
 
     @property
     def rows(self) -> NDArray[Any]:

@@ -14,14 +14,14 @@ import numpy as np
 from memhier.arguments import check_int
 from memhier.errors import FormatError
 
-__all__ = ["Layout", "open_shared_memory", "private_memory", "shared_memory"]
+__all__ = ["SlabLayout", "open_shared_memory", "private_memory", "shared_memory"]
 
 _MAGIC = b"mhslab01"
 _HEADER = struct.Struct("<8sI")  # the magic and the length of the text that follows: a dict like that of a .npy file
 _NAME = re.compile(r"memhier-slab:(\d+):(\d+):(\d+)")
 
 
-class Layout:
+class SlabLayout:
     """Where things lie in a slab's memory: a header, the generations and the rows, each from a page's start."""
 
     def __init__(self, slots: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

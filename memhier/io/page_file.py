@@ -7,6 +7,7 @@ import os
 import stat
 import sys
 
+from memhier.errors import CorruptionError
 from memhier.files import close_with
 
 __all__ = ["PAGE_BYTES", "PageFile"]
@@ -96,3 +97,8 @@ class PageFile:
     def size(self) -> int:
         """Return the file's length in bytes now."""
         return os.fstat(self.fd).st_size
+
+    def check_holds(self, length: int) -> None:
+        """Raise CorruptionError when the file is shorter than `length`."""
+        if (size := self.size()) < length:
+            raise CorruptionError(f"{self.path}: the file has {size:,} bytes, but {length:,} were committed")

@@ -6,7 +6,6 @@ reads in flight, checks each page as it lands, and copies the ranges into the ca
 
 import os
 import threading
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -14,7 +13,8 @@ from numpy.typing import NDArray
 
 from memhier import backend
 from memhier.arguments import as_ints, check_array, check_int
-from memhier.errors import ClosedError, CorruptionError
+from memhier.closing import Closing
+from memhier.errors import ClosedError
 from memhier.io.faults import raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
 from memhier.io.python_reader import PythonPageReader
@@ -28,9 +28,10 @@ __all__ = ["PAGE_BYTES", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
 DEPTH_MAX = 4096
+_LENGTH = "bytes, or None for the whole file"
 
 
-class Reader:
+class Reader(Closing):
     """Reads batches of byte ranges from files, page by page, with checksums.
 
     Safe to use from many threads at a time, and in a child after a fork. Requests may repeat, overlap and come in any
@@ -137,8 +138,12 @@ class Reader:
             When the file cannot be opened, or cannot be read directly where ``direct=True`` insists on it.
         """
         self._check_open()
+        if length is not None:
+            length = check_int("length", length, 0, unit=_LENGTH)
         file = PageFile(path, self._direct)
-        length = self._check_length(file, length)
+        if length is None:
+            length = file.size()
+        file.check_holds(length)
         checksums = check_checksums(checksums, length)
         with self._guard():
             handle = self._core.add(
@@ -170,12 +175,13 @@ class Reader:
         """
         self._check_open()
         page_file = self._page_file(file)
-        length = self._check_length(page_file, length)
+        length = check_int("length", length, 0, unit=_LENGTH)
         if length < self._lengths[file]:
             raise ValueError(
                 f"length={length}: the file already has {int(self._lengths[file])} committed bytes; expected no fewer"
             )
         checksums = check_checksums(checksums, length)
+        page_file.check_holds(length)
         page_file.settle()
         with self._guard():
             self._core.extend(
@@ -302,11 +308,6 @@ class Reader:
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._files)} files"
         return f"<Reader engine={self.engine!r} {state}>"
@@ -325,15 +326,6 @@ class Reader:
         if file is None:
             raise ValueError(f"file={handle!r}: expected a handle from add() that was not removed")
         return file
-
-    def _check_length(self, file: PageFile, length: int | None) -> int:
-        size = file.size()
-        if length is None:
-            return size
-        length = check_int("length", length, 0, unit="bytes, or None for the whole file")
-        if size < length:
-            raise CorruptionError(f"{file.path}: the file has {size:,} bytes, but {length:,} were committed")
-        return length
 
     def _check_ranges(self, files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
         """Refuse handles that are none, and ranges that leave their file."""

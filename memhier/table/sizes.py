@@ -8,7 +8,7 @@ import numpy as np
 from memhier.arguments import check_int
 from memhier.budget import format_bytes
 from memhier.cache.slab import Slab
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
 from memhier.log.index import LogIndex
@@ -20,7 +20,7 @@ from memhier.store.segments import PAGE_BYTES
 from memhier.table.cache import Pins
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["Needs", "Sizes", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
+__all__ = ["Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
 
 _POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
 
@@ -53,7 +53,7 @@ _TABLES_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class Needs:
+class TierNeeds:
     """The inputs that decide how much DRAM a row takes.
 
     Attributes
@@ -72,7 +72,7 @@ class Needs:
         Share of the budget that is left to the caller.
     """
 
-    layout: Layout
+    layout: SlabLayout
     encoded_bytes: int
     lossless: bool
     key_space: int | None
@@ -104,7 +104,7 @@ class Sizes:
         Most rows in the staging buffer, in the write queue, and handed to the write queue at a time.
     """
 
-    def __init__(self, needs: Needs, dram: int) -> None:
+    def __init__(self, needs: TierNeeds, dram: int) -> None:
         self.needs = needs
         self._dram = dram
         share = max(0, dram - needs.fixed_bytes) // _SHARE

@@ -15,14 +15,14 @@ from typing import Any
 from numpy.typing import DTypeLike, NDArray
 
 from memhier.budget import parse_bytes
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.policies import Policy
 from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
 from memhier.store.store import Store
-from memhier.table.cache import Ahead
+from memhier.table.cache import PrefetchedSlots
 from memhier.table.checkpoints import Checkpoints
 from memhier.table.gate import Gate, Life
 from memhier.table.loader import Initial, Job
@@ -124,7 +124,7 @@ class Tiered(Closing):
         aside: float = 0.0,
     ) -> None:
         life = Life()
-        layout = Layout.checked(1, dtype, shape)
+        layout = SlabLayout.checked(1, dtype, shape)
         options = Options(
             store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside
         )
@@ -265,8 +265,9 @@ class Tiered(Closing):
         """
         with self._gate.call() as table:
             unique, slots, of_keys = table.lend(keys, again, None if ticket is None else ticket.ahead)
+            rows = table.rows
             held = self._gate.lend(partial(table.pins.unpin, slots))
-            return Loan(of_keys, table.rows, partial(self._changing, unique, slots), self._gate.table, held)
+        return Loan(of_keys, rows, partial(self._changing, unique, slots), self._gate.table, held)
 
     @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:
@@ -403,7 +404,7 @@ class Tiered(Closing):
             table.loader.wait(job)
 
     @shielded
-    def _release(self, ahead: Ahead) -> None:
+    def _release(self, ahead: PrefetchedSlots) -> None:
         with self._gate.giving_back() as table:
             if table is not None:
                 table.pins.release(ahead)

@@ -18,7 +18,7 @@ from memhier.recsys.embedding.look_ups import LookUps
 from memhier.recsys.embedding.optimizers import check_group
 from memhier.recsys.embedding.pooling import Bags, pool
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
-from memhier.recsys.embedding.tables import Rows
+from memhier.recsys.embedding.tables import StepRows
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
 
@@ -262,7 +262,7 @@ class TableModule(Closing, nn.Module):
         """Whether rows that are looked up now will have a gradient."""
         return torch.is_grad_enabled() and self.training and self._anchor.requires_grad
 
-    def _place(self, rows: Rows, bag: Bags) -> int:
+    def _place(self, rows: StepRows, bag: Bags) -> int:
         """Return the place of the padding among the table's rows of a step, or one that torch accepts in its stead."""
         mine, key = rows.keys[rows.of_table(bag.table)], bag.padding + self.tables.bases[bag.table]
         place = int(np.searchsorted(mine, key))

@@ -32,7 +32,7 @@ from memhier.table.shortage import Shortage
 from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
-__all__ = ["Rows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
+__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
 
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -95,7 +95,7 @@ def check_ids(spec: TableSpec, ids: Ints, name: str = "input") -> None:
         raise IndexError(f"{name}[{at}]={flat[at]}: expected a row of table {spec.name!r}, 0 to {spec.rows - 1}")
 
 
-class Rows:
+class StepRows:
     """The distinct rows of one step, table by table.
 
     Attributes
@@ -146,10 +146,10 @@ class Rows:
         places -= self.starts[table]
         return places
 
-    def share(self) -> "Rows":
+    def share(self) -> "StepRows":
         """Return the same rows with a loan of their own."""
         loan = None if self.loan is None else self.loan.share()
-        return Rows(self.keys, self.starts, self.ends, self.inverse, self.order, loan)
+        return StepRows(self.keys, self.starts, self.ends, self.inverse, self.order, loan)
 
     def release(self) -> None:
         """Give the rows back. The loan of an output that is forgotten before its backward pass ends by itself."""
@@ -158,7 +158,7 @@ class Rows:
             loan.release()
 
 
-def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) -> Rows:
+def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) -> StepRows:
     """Return the distinct rows of a step.
 
     Parameters
@@ -189,7 +189,7 @@ def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) ->
             inverse=inverse,
             order=order,
         )
-        return Rows(keys[:count].copy(), starts, ends, inverse, order)
+        return StepRows(keys[:count].copy(), starts, ends, inverse, order)
     found, begin = [], 0
     for table, end in enumerate(ends.tolist()):
         mine = flat[begin:end]
@@ -200,7 +200,7 @@ def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) ->
             order[begin:end] = torch.sort(torch.from_numpy(mine))[1].numpy() + begin
         starts[table + 1] = starts[table] + len(distinct)
         begin = end
-    return Rows(np.concatenate(found), starts, ends, inverse, order)
+    return StepRows(np.concatenate(found), starts, ends, inverse, order)
 
 
 @functools.cache
@@ -346,7 +346,7 @@ class Tables:
             f"dram={error.enough} would be enough, or smaller batches"
         )
 
-    def distinct(self, ids: Sequence[Ints]) -> Rows:
+    def distinct(self, ids: Sequence[Ints]) -> StepRows:
         """Return the distinct rows of a step, of the int64 [n] ids of each table.
 
         Raises
@@ -359,7 +359,7 @@ class Tables:
             check_ids(spec, wanted, self._asked.format(spec.name))
         return distinct_rows(ids, self.bases, in_order=self._adds_up)
 
-    def lend(self, rows: Rows, ticket: Ticket | None = None) -> None:
+    def lend(self, rows: StepRows, ticket: Ticket | None = None) -> None:
         """Load the rows of a step and keep them in DRAM until they are released; `ticket` fetched them ahead."""
         needed = len(rows.keys)
         if needed > self.call_rows:
@@ -371,13 +371,13 @@ class Tables:
         with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, ticket=ticket)
 
-    def lend_again(self, rows: Rows) -> None:
+    def lend_again(self, rows: StepRows) -> None:
         """Keep rows in DRAM that other steps hold already."""
         with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, again=True)
 
     @contextmanager
-    def changing(self, rows: Rows, floats: int = 0) -> Iterator[tuple[Floats, Floats]]:
+    def changing(self, rows: StepRows, floats: int = 0) -> Iterator[tuple[Floats, Floats]]:
         """Give all rows in DRAM, writable, and so many floats of working memory.
 
         The block may change the rows of the step; other calls wait until it ends.
@@ -388,28 +388,28 @@ class Tables:
                 self._scratch = np.empty(floats + floats // 8, np.float32)
             yield slab, self._scratch[:floats]
 
-    def check_fits(self, rows: Rows) -> None:
+    def check_fits(self, rows: StepRows) -> None:
         """Raise BudgetError for a step that will never fit."""
         if len(rows.keys) > min(self.capacity, self.call_rows):
             self.lend(rows)  # fails, and says how much would be enough
 
-    def announce(self, rows: Rows) -> None:
+    def announce(self, rows: StepRows) -> None:
         """Tell the planner of the step after those already announced."""
         self.check_open()
         assert self.planner is not None
         self.planner.announce(rows.keys)
 
-    def prefetch(self, rows: Rows) -> Ticket:
+    def prefetch(self, rows: StepRows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
         with self._in_own_words():
             return self._tier.prefetch(rows.keys)
 
-    def weights(self, rows: Rows) -> list[Floats]:
+    def weights(self, rows: StepRows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; rows without a loan are only read."""
         found = self.whole(rows)
         return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
 
-    def whole(self, rows: Rows) -> Floats:
+    def whole(self, rows: StepRows) -> Floats:
         """Return a step's rows with their state, float32 [u, width of the widest]."""
         if rows.loan is None:
             return self._gathered(rows.keys)

@@ -17,7 +17,7 @@ from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.fields import described
 from memhier.files import Files
-from memhier.recsys.replay.ahead import Ahead
+from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.placement.admit import Admission, admission
 from memhier.recsys.replay.placement.memory import Memory
@@ -25,7 +25,7 @@ from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema, as_array, check_update
-from memhier.recsys.replay.settings import Settings, as_schema, stored_schema
+from memhier.recsys.replay.settings import BufferSettings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
 from memhier.recsys.replay.storage.storage import META, Storage
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
@@ -152,7 +152,7 @@ class CarouselBuffer(Closing):
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         if codec is not None and not isinstance(codec, Mapping):
             raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
-        settings = Settings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class)
+        settings = BufferSettings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class)
         slots = settings.memory_slots(memory)
         limit = settings.storage_limit(storage, slots)
         tier = Storage.create(path, schema, settings.codecs, limit is not None, files)
@@ -160,12 +160,12 @@ class CarouselBuffer(Closing):
             self._set_up(settings, tier, slots, limit)
             self._commit({})
 
-    def _set_up(self, settings: Settings, storage: Storage, slots: int, limit: int | None) -> None:
+    def _set_up(self, settings: BufferSettings, storage: Storage, slots: int, limit: int | None) -> None:
         self._settings = settings
         self._storage = storage
         self._placement = Placement(settings.seed, slots, limit, settings.by_class)
         self._memory = Memory.make(settings.schema, slots)
-        self._ahead = Ahead(settings.schema, self._placement)
+        self._ahead = BatchQueue(settings.schema, self._placement)
         self._swapper = Swapper(settings, storage, self._placement, self._memory, self._ahead)
         self._draws = Uniforms(settings.seed, Purpose.SAMPLE)
         self._failure: BaseException | None = None
@@ -216,7 +216,9 @@ class CarouselBuffer(Closing):
             policy = stored_policy(meta["swap"], swap, place)
             with described(f"{path}: the admission"):
                 kept = admit or admission(meta["admit"])
-            settings = Settings(there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"])
+            settings = BufferSettings(
+                there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"]
+            )
             with described(f"{path}: the samples"):
                 storage = Storage(store, there, settings.codecs, limit is not None)
         self = cls.__new__(cls)
@@ -290,7 +292,7 @@ class CarouselBuffer(Closing):
         return self._settings.policy
 
     @property
-    def ahead(self) -> Ahead:
+    def ahead(self) -> BatchQueue:
         """The batches drawn before their steps, for `memhier.recsys.replay.loader`."""
         return self._ahead
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import check_number
+from memhier.arguments import by_name, check_number
 from memhier.errors import FormatError
 from memhier.fields import described
 from memhier.recsys.replay.placement.placement import Placement
@@ -657,10 +657,5 @@ def swap_policy(swap: str | SwapPolicy | None) -> SwapPolicy | None:
     TypeError
         For a class.
     """
-    if isinstance(swap, type):
-        raise TypeError(f"swap={swap.__name__}: expected a policy, such as {swap.__name__}(0.5), not its class")
-    if not isinstance(swap, str):
-        return swap
-    if swap not in _POLICIES:
-        raise ValueError(f"swap={swap!r}: expected one of {', '.join(map(repr, _POLICIES))}, a policy, or None")
-    return _POLICIES[swap]()
+    found: SwapPolicy | None = by_name("swap", swap, _POLICIES, "a policy, such as {}(0.5)", ", a policy, or None")
+    return found

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
-from memhier.recsys.replay.ahead import Ahead
+from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Decisions, Placement
 from memhier.recsys.replay.policies import GateSwap, Pool, Used, swaps
 from memhier.recsys.replay.schema import Columns
-from memhier.recsys.replay.settings import Settings
+from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.storage.index import SLOTS
 from memhier.recsys.replay.storage.storage import Storage
 from memhier.recsys.replay.streams import Purpose, stream
@@ -85,7 +85,7 @@ class Swapper:
     """
 
     def __init__(
-        self, settings: Settings, storage: Storage, placement: Placement, memory: Memory, ahead: Ahead
+        self, settings: BufferSettings, storage: Storage, placement: Placement, memory: Memory, ahead: BatchQueue
     ) -> None:
         self._settings = settings
         self._schema = settings.schema

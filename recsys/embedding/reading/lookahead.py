@@ -16,7 +16,7 @@ from torch import nn
 
 from memhier.arguments import check_int
 from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.embedding.reading.ahead import Ahead, Epoch, Limits
+from memhier.recsys.embedding.reading.ahead import Epoch, Limits, ReadAhead
 from memhier.shield import uninterrupted
 
 __all__ = ["Lookahead", "lookahead"]
@@ -123,7 +123,7 @@ class Lookahead:
         self._ids = ids
         self._window = window
         self._prefetch = prefetch
-        self._epoch: Ahead | None = None
+        self._epoch: ReadAhead | None = None
         self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._skip = 0
 
@@ -148,8 +148,8 @@ class Lookahead:
         finally:
             if resumed is not None:
                 torch.set_rng_state(kept)
-        begin = partial(Ahead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
-        self._epoch = uninterrupted(begin, Ahead.close)
+        begin = partial(ReadAhead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
+        self._epoch = uninterrupted(begin, ReadAhead.close)
         return Epoch.of(self._epoch)
 
     @property

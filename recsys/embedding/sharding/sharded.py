@@ -30,7 +30,7 @@ from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.sharding.exchange import Exchange, refused_together
 from memhier.recsys.embedding.sharding.shard import Shard
 from memhier.recsys.embedding.sharding.shard_look_ups import ShardLookUps
-from memhier.recsys.embedding.tables import Ints, Rows, TableOptions, Update
+from memhier.recsys.embedding.tables import Ints, StepRows, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import indices_of, not_compiled, values_of
 from memhier.shield import shielded
 from memhier.store.segments import FullError
@@ -253,7 +253,7 @@ class ShardedEmbeddingBagCollection(TableModule):
 
 @dataclass(slots=True)
 class _Step:
-    rows: Rows  # that all ranks ask of this one
+    rows: StepRows  # that all ranks ask of this one
     exchange: Exchange
     bags: list[Bags]
     look_up: LookUp | None

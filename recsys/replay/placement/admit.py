@@ -27,6 +27,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.arguments import by_name
 from memhier.errors import BudgetError
 from memhier.recsys.replay.placement.placement import Decisions, Placement
 
@@ -284,10 +285,5 @@ def admission(admit: str | Admission) -> Admission:
     TypeError
         For a class.
     """
-    if isinstance(admit, type):
-        raise TypeError(f"admit={admit.__name__}: expected an admission, such as {admit.__name__}(), not its class")
-    if not isinstance(admit, str):
-        return admit
-    if admit not in _ADMISSIONS:
-        raise ValueError(f"admit={admit!r}: expected one of {', '.join(map(repr, _ADMISSIONS))}")
-    return _ADMISSIONS[admit]()
+    found: Admission = by_name("admit", admit, _ADMISSIONS, "an admission, such as {}()")
+    return found

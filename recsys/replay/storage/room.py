@@ -12,7 +12,7 @@ from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, IndexTable
-from memhier.recsys.replay.storage.records import RecordFormat
+from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
 
@@ -124,8 +124,8 @@ def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots
 
 def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, float]:
     """Return the bytes of a sample in the log of fixed fields, and in the log of mutable ones."""
-    fixed = RecordFormat(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
-    side = RecordFormat(schema, schema.mutable, codecs)
+    fixed = SampleCodec(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
+    side = SampleCodec(schema, schema.mutable, codecs)
     sizes = [0.0, 0.0]
     for index, format in enumerate((fixed, side)):
         size = format.longest if format.row_bytes is None else max(1, format.row_bytes)
