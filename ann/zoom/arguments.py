@@ -64,8 +64,10 @@ class SearchOptions:
 
 def check_fields(fields: object) -> None:
     """Refuse fields that are neither True, False, None nor a sequence of names."""
-    names = isinstance(fields, Sequence) and not isinstance(fields, str | bytes)
-    if fields is not None and not isinstance(fields, bool) and not (names and all(isinstance(x, str) for x in fields)):
+    if fields is None or isinstance(fields, bool):
+        return
+    names = fields if isinstance(fields, Sequence) and not isinstance(fields, str | bytes) else [None]
+    if not all(isinstance(name, str) for name in names):
         raise TypeError(f"fields={fields!r}: expected True for all fields, or a list of their names")
 
 

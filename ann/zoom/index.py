@@ -120,10 +120,10 @@ class ZoomIndex(Closing):
             vector. Searches return them, too, with ``fields=``.
         documents
             Values that searches return with ``fields=``, but do not filter by: text, bytes, or any JSON value (dict,
-            list, number, bool; a tuple becomes a list). Forms are those of `attributes`. Beside an iterator of blocks of
-            vectors the values of a name, or the dicts, may be an iterator as well: after each block as many of its
-            values are taken, so that no column is ever held. They lie on SSD in the order of the lists. DRAM holds 4
-            bytes for every 4,096 of them. Those of one vector may take a thirty-second of `dram`, up to 8 MiB.
+            list, number, bool; a tuple becomes a list). They have the forms of `attributes`. The values of a name, or
+            the dicts, may also be an iterator; beside an iterator of blocks of vectors, as many values are taken after
+            each block, so that no column is ever held. Documents lie on SSD in the order of the lists; DRAM holds 4
+            bytes for each 4,096 of theirs. Those of one vector may take a thirty-second of `dram`, up to 8 MiB.
         metric
             ``"l2"``, ``"ip"`` (inner product) or ``"cosine"``.
         preview

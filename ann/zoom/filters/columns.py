@@ -68,8 +68,8 @@ class ArrayColumn:
         array = _as_array(data)
         if array.ndim != 1:
             raise ValueError(
-                f"attribute {name!r} has shape {array.shape}: expected [{count}]; documents= stores lists, which filters "
-                f"do not read"
+                f"attribute {name!r} has shape {array.shape}: expected [{count}]; documents= stores lists, which "
+                f"filters do not read"
             )
         if len(array) != count:
             raise ValueError(f"attribute {name!r} has {len(array)} values: expected {count}, one for each row")

@@ -7,6 +7,7 @@ a record of no bytes.
 import json
 import struct
 from collections.abc import Mapping
+from datetime import date
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,7 +71,7 @@ def decode(document: Document, where: object) -> Any:
 
 def pack(documents: Mapping[int, Document]) -> bytes:
     """Return the record of documents by number."""
-    pieces = []
+    pieces: list[bytes] = []
     for number, (kind, contents) in sorted(documents.items()):
         pieces += (_HEADER.pack(number, kind, len(contents)), contents)
     return b"".join(pieces)
@@ -104,10 +105,9 @@ def _check_json(value: Any, where: str, depth: int) -> None:
         for each in value:
             _check_json(each, where, depth + 1)
     else:
-        hint = "; give an array as a list (.tolist())" if isinstance(value, np.ndarray) else ""
-        hint = (
-            "; attributes= takes datetimes" if hasattr(value, "isoformat") or isinstance(value, np.datetime64) else hint
-        )
+        moment = isinstance(value, date | np.datetime64)
+        hint = "; attributes= takes datetimes, and .isoformat() makes text of one" if moment else ""
+        hint = "; give an array as a list (.tolist())" if isinstance(value, np.ndarray) else hint
         raise TypeError(
             f"{where} holds a {type(value).__name__}: expected text, bytes or a JSON value (dict, list, number, bool, "
             f"None){hint}"

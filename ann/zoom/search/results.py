@@ -211,7 +211,8 @@ def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[Searc
 
 def _there(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Return which ids are those of a vector."""
-    there: npt.NDArray[np.bool_] = np.not_equal(ids, None if ids.dtype == object else -1).astype(np.bool_)
+    missing: Any = None if ids.dtype == object else -1
+    there: npt.NDArray[np.bool_] = np.not_equal(ids, missing).astype(np.bool_)
     return there
 
 

@@ -87,7 +87,8 @@ class Searcher:
             if k < options.k:
                 more = ((0, 0), (0, options.k - k))
                 ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
-            fields, names = FieldReader(state, wanted), ids
+            fields = FieldReader(state, wanted)
+            names: npt.NDArray[Any] = ids
             columns = {} if search.sightings is None else fields.found(ids, search.sightings)
             if search.sightings is not None and named:
                 names = search.sightings.named(ids, search.tally)
