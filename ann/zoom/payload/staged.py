@@ -28,7 +28,7 @@ def check_record(size: int, most: int, row: int) -> None:
     if size > most:
         raise BudgetError(
             f"the documents of row {row} have {format_bytes(size)}: an index holds up to {format_bytes(most)} of one "
-            f"row in DRAM while it changes, a thirty-second of dram= and at most 8MiB; raise dram= at build, or store "
+            f"row in DRAM while it changes, a thirty-second of dram= and at most 8 MiB; raise dram= at build, or store "
             f"the path of a file in place of its contents"
         )
 
