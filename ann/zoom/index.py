@@ -122,7 +122,7 @@ class ZoomIndex(Closing):
             Values that searches return with ``fields=``, but do not filter by: text, bytes, or any JSON value (dict,
             list, number, bool; a tuple becomes a list). They have the forms of `attributes`. The values of a name, or
             the dicts, may also be an iterator; beside an iterator of blocks of vectors, as many values are taken after
-            each block, so that no column is ever held. Documents lie on SSD in the order of the lists; DRAM holds 4
+            each block, so that no column is ever held. Documents lie on SSD in the order of the lists; DRAM holds 8
             bytes for each 4,096 of theirs. Those of one vector may take a thirty-second of `dram`, up to 8 MiB.
         metric
             ``"l2"``, ``"ip"`` (inner product) or ``"cosine"``.

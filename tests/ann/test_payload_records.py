@@ -6,13 +6,12 @@ from contextlib import suppress
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from memhier.ann.zoom.payload import stored
 from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.payload.record import decode, encode, pack, unpack
-from memhier.ann.zoom.payload.stored import StoredRecords, in_order, write_records
+from memhier.ann.zoom.payload.stored import StoredRecords, in_order, records_bytes, write_records
 from memhier.errors import CorruptionError
 from memhier.io.reader import Reader
 from memhier.store.store import Store
@@ -100,89 +99,105 @@ def test_bytes_that_are_no_record_are_damage(record):
             decode(document, "x")
 
 
-def pages_of(spans):
-    both = zip(*spans, strict=True)
-    return {page for start, length in both if length for page in range(start // 4096, -(-(start + length) // 4096))}
+LENGTHS = {
+    "none": [],
+    "empty": [0] * 2100,
+    "equal": [7] * 1000,
+    "late": [0] * 2100 + [1],
+    "early": [3] * 100 + [0] * 2100,
+    "of a page": [4096] * 5,
+    "of a page's room": [4088, 4088, 4087, 1, 4089, 4090, 4091],
+    "about a page": [4095, 1, 4097, 0, 8192, 12_289, 8180, 8179, 8181, 8178],
+    "long": [100_000, 0, 5, 300_000],
+    "growing": list(range(0, 2000, 7)),
+    "like": [195, 200, 205] * 400,
+    "random": np.random.default_rng(0).integers(0, 9000, 300).tolist(),
+}
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [
-        [],
-        [0, 0, 0],
-        [7] * 3000,
-        [0] * 1500 + [1],
-        [3] * 1500 + [0] * 10,
-        [4096] * 5,
-        [4095, 1, 4097, 0, 8192, 12_289],
-        [100_000, 0, 5, 300_000],
-        list(range(2000)),
-        [5] * 1022 + [6],
-    ],
-    ids=lambda lengths: f"{len(lengths)}-{len(set(lengths))}",
-)
-@pytest.mark.parametrize("work", [1, 9000, 1 << 20])
-def test_records_are_read_as_they_were_written(tmp_path, monkeypatch, lengths, work):
-    monkeypatch.setattr(stored, "_JOINED_BYTES", 5000)
-    random = np.random.default_rng(len(lengths))
-    records = [random.bytes(length) for length in lengths]
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("work", [1, 1 << 20])
+def test_records_are_read_as_they_were_written(tmp_path, lengths, work):
+    random = np.random.default_rng(0)
+    records = [random.bytes(length) for length in LENGTHS[lengths]]
     with Store.create(tmp_path / "store", kind="test") as store, store.begin(4096) as tx:
         cuts = np.sort(random.integers(0, len(records) + 1, 3)).tolist()
         write_records(tx, "a", [records[low:high] for low, high in zip([0, *cuts], [*cuts, len(records)], strict=True)])
         tx.commit()
     with Store.open(tmp_path / "store", kind="test") as store, Reader() as reader:
-        segments = store.segments()
-        assert ("a" in segments) == any(lengths)
-        assert ("a-lengths" in segments) == (len(set(lengths)) > 1)
-        if "a" not in segments:
+        assert set(store.segments()) == ({"a", "a-rows"} if any(records) else set())
+        if not any(records):
             return
-        held = StoredRecords(segments, "a", len(records), reader)
+        held = StoredRecords.load(store, "a", len(records), reader)
+        total = sum(map(len, records))
+        pages = store.segments()["a"].length // 4096
+        assert held.memory_bytes + 4 * pages <= records_bytes(len(records), total)
+        assert pages <= 1.15 * (total + 2 * len(records)) / 4090 + 1
         for rows in (np.arange(len(records)), random.permutation(len(records))[:9], np.empty(0, np.int64)):
             tally = np.zeros(3, np.int64)
-            spans = held.spans(rows, work, tally)
-            found = dict(held.read(spans, work, tally))
-            assert found == {place: records[row] for place, row in enumerate(rows.tolist())}
-            pages = pages_of(spans)
-            assert tally[1] == len(pages) + (len(set((rows // 1022).tolist())) if "a-lengths" in segments else 0)
+            assert dict(held.read(rows, work, tally)) == {
+                place: records[row] for place, row in enumerate(rows.tolist())
+            }
+            begun = set(held.pages_of(rows).tolist())
+            assert tally[1] == len(begun) + sum(going_on(held, records, rows))
         order = random.permutation(2 * len(records) + 3)
         both = [*records, b"", b"", b"", *records]
-        sources, counts = [held, None, held], [len(records), 3, len(records)]
-        blocks = list(in_order(sources, counts, order, work))
+        blocks = list(in_order([held, None, held], [len(records), 3, len(records)], order, work))
         assert [record for block in blocks for record in block] == [both[row] for row in order.tolist()]
-        assert all(sum(map(bool, block)) <= 1 or sum(map(len, block)) <= work // 4 for block in blocks)
+        most = max(4096, work // 4)
+        assert all(sum(map(bool, block)) <= 1 or sum(map(len, block)) <= most for block in blocks)
 
 
-def test_files_that_do_not_hold_the_rows_are_damage(tmp_path):
+def going_on(held, records, rows):
+    """Yield the pages on which each record goes on: no record of under 512 bytes does."""
+    for head in (head for heads in held.heads(rows, 1 << 20) for _, head in heads):
+        yield -(-head.rest // 4090)
+    assert all(
+        not head.rest or len(records[rows[place]]) >= 512 for heads in held.heads(rows, 1) for place, head in heads
+    )
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """Return a store of records, some longer than a page, and its file of pages."""
+    records = [bytes([row]) * length for row, length in enumerate([3, 0, 5000, 40, 9000, 7])]
     with Store.create(tmp_path / "store", kind="test") as store, store.begin() as tx:
-        write_records(tx, "even", [[b"ab"] * 10])
-        write_records(tx, "uneven", [[b"ab", b"c"] * 10])
+        write_records(tx, "a", [records])
         tx.commit()
-    with Store.open(tmp_path / "store", kind="test") as store, Reader() as reader:
-        for name, count in (("even", 11), ("even", 0), ("even", 40), ("uneven", 2000)):
-            with pytest.raises(CorruptionError, match=f"do not hold {count}"):
-                StoredRecords(store.segments(), name, count, reader)
+    (path,) = (tmp_path / "store" / "segments").glob("a.*")
+    return tmp_path / "store", path, records
 
 
-def test_lengths_that_lead_out_of_the_file_are_damage(tmp_path):
-    with Store.create(tmp_path / "store", kind="test") as store, store.begin() as tx:
-        write_records(tx, "a", [[b"ab", b"c"] * 10])
-        tx.commit()
-    (path,) = (tmp_path / "store" / "segments").glob("a-lengths*")
-    for at in (0, 7, 11, 40):  # the first byte of the page, and lengths
-        raw = bytearray(path.read_bytes())
-        raw[at] ^= 0xFF
-        changed = path.with_suffix(".kept")
-        changed.write_bytes(path.read_bytes())
-        path.write_bytes(raw)
-        with Store.open(tmp_path / "store", kind="test", verify="off") as store, Reader() as reader:
-            held = StoredRecords(store.segments(), "a", 20, reader)
-            with pytest.raises(CorruptionError, match="outside of the file"):
-                held.spans(np.arange(20), 4096)
-        with Store.open(tmp_path / "store", kind="test") as store, Reader() as reader:
-            held = StoredRecords(store.segments(), "a", 20, reader)
-            with pytest.raises(CorruptionError, match="is damaged"):
-                held.spans(np.arange(20), 4096)
-        path.write_bytes(changed.read_bytes())
+def test_files_that_do_not_hold_the_rows_are_damage(stored):
+    with Store.open(stored[0], kind="test") as store, Reader() as reader:
+        for count in (5, 7, 0, 2**32):
+            with pytest.raises(CorruptionError, match="do not hold"):
+                StoredRecords.load(store, "a", count, reader)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 20), st.integers(0, 255)), min_size=1, max_size=4))
+def test_pages_that_are_damaged_are_never_read_beyond(stored, changes):
+    """With checksums all damage is found; without them, reads stay within the file and end."""
+    place, path, records = stored
+    good = path.read_bytes()
+    raw = bytearray(good)
+    for page, at, value in changes:
+        raw[min(page, len(raw) // 4096 - 1) * 4096 + at] = value
+    path.write_bytes(raw)
+    try:
+        for verify in ("off", "read"):
+            with Store.open(place, kind="test", verify=verify) as store, Reader() as reader:
+                held = StoredRecords.load(store, "a", len(records), reader)
+                for row, record in enumerate(records):
+                    with suppress(CorruptionError):
+                        found = dict(held.read(np.array([row]), 4096))
+                        assert verify == "off" or found == {0: record}
+                if verify == "read" and raw != good:
+                    with pytest.raises(CorruptionError, match="is damaged"):
+                        dict(held.read(np.arange(len(records)), 4096))
+    finally:
+        path.write_bytes(good)
 
 
 COLUMNS = {

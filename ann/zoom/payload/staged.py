@@ -92,10 +92,9 @@ class StagedDocuments:
 
     def records(self, order: Ints, reader: Reader) -> Iterator[list[bytes]]:
         """Yield the records in another order, block by block; nothing where no row has documents."""
-        segments = self._writer.complete()
-        if segments:
-            stored = StoredRecords(segments, _NAME, self._writer.count, reader)
-            yield from in_order([stored], [self._writer.count], order, _WORK_BYTES)
+        completed = self._writer.complete()
+        if completed is not None:
+            yield from in_order([StoredRecords(*completed, reader)], [self._writer.count], order, _WORK_BYTES)
 
     def _number(self) -> None:
         assert self._given is not None

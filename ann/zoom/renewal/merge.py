@@ -141,9 +141,9 @@ def merged_bytes(parts: Sequence[IndexPart], preview: Preview, strings: int, wit
     `strings` is the number of attributes that are text: their words are numbered anew.
     """
     each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
-    # Arrays of checksums that grow are copied.
-    checksums = 2 * sum(part.records.checksum_bytes for part in parts if part.records is not None)
-    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + checksums
+    # Arrays of checksums and of first rows that grow are copied.
+    records = 2 * sum(part.records.planned_bytes for part in parts if part.records is not None)
+    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + records
 
 
 def first_to_join(

@@ -36,5 +36,5 @@ def records_at(
         here = np.flatnonzero((numbers == which) & (places.positions >= 0))
         if part.records is None or not len(here):
             continue
-        for place, record in part.records.read(part.records.spans(rows[here], work_bytes, tally), work_bytes, tally):
+        for place, record in part.records.read(rows[here], work_bytes, tally):
             yield int(here[place]), record

@@ -259,10 +259,10 @@ class PartFiles:
         if self._texts:
             texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
             self._when_gone(lease, [texts.file])
-        records, segments = None, self._store.segments()
-        if f"{name}-docs" in segments:
-            records = StoredRecords(segments, f"{name}-docs", len(arrays.codes), self._reader)
-            self._when_gone(lease, records.files)
+        records = None
+        if f"{name}-docs" in self._store.segments():
+            records = StoredRecords.load(self._store, f"{name}-docs", len(arrays.codes), self._reader)
+            self._when_gone(lease, [records.file])
         part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts, records)
         return self.widened(part, schema)
 
