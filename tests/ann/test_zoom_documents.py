@@ -610,7 +610,7 @@ def test_a_full_disk_changes_nothing(tmp_path, small_sizes, name):
 
 def test_the_pages_of_documents_are_counted_and_few(tmp_path):
     """Neighbours of a query share pages of documents, and those of a batch are read together."""
-    count = 8000
+    count = 5000
     random = np.random.default_rng(0)
     centres = random.normal(size=(80, 16)) * 5
     vectors = (centres[random.integers(0, 80, count)] + random.normal(size=(count, 16))).astype(np.float32)
