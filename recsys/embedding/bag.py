@@ -74,8 +74,8 @@ class EmbeddingBag(TableModule):
 
     Notes
     -----
-    Gradients of `per_sample_weights` have torch's bits where rows take a multiple of 16 bytes. For other rows, torch's own
-    last bits depend on the place of a row in memory on some processors.
+    Gradients of `per_sample_weights` have torch's bits where rows take a multiple of 16 bytes. For other rows, torch's
+    own last bits depend on the place of a row in memory on some processors.
 
     With ``update="backward"`` the rows have been trained when the backward pass ends, so `torch.amp.GradScaler.scale`
     refuses a loss that comes from them. It does not notice other scalers, losses scaled by hand, and look-ups inside of

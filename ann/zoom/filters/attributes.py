@@ -32,6 +32,7 @@ from memhier.ann.zoom.filters.stored_column import (
 )
 from memhier.ann.zoom.filters.where import parse
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -242,7 +243,9 @@ class Attributes:
                 self._cache.put(key, found)
         return found
 
-    def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    def take(
+        self, rows: npt.ArrayLike, names: Sequence[str] | None = None, tally: Tallies | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
         """Return attributes of rows.
 
         Parameters
@@ -251,6 +254,8 @@ class Attributes:
             int64 ``[m]``, in any order and with repetitions.
         names
             Which attributes; None takes all.
+        tally
+            `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
 
         Returns
         -------
@@ -274,7 +279,7 @@ class Attributes:
         names = self.names if names is None else names
         for name in names:
             check_name(name, self._schema)
-        return {name: self._take(name, wanted.astype(np.int64)) for name in names}
+        return {name: self._take(name, wanted.astype(np.int64), tally) for name in names}
 
     def column(self, name: str) -> Column:
         """Return a column for :func:`chain`."""
@@ -303,10 +308,10 @@ class Attributes:
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
-    def _take(self, name: str, rows: Ints) -> npt.NDArray[Any]:
+    def _take(self, name: str, rows: Ints, tally: Tallies | None) -> npt.NDArray[Any]:
         kind = self._schema[name]
         column = self._columns.get(name)
-        cells = NullColumn(self._count).read(rows) if column is None else column.read(rows)
+        cells = NullColumn(self._count).read(rows) if column is None else column.read(rows, tally)
         nulls = np.zeros(len(rows), np.bool_) if cells.nulls is None else cells.nulls
         if kind == "float64":
             return np.where(nulls, np.nan, cells.values)
@@ -319,7 +324,7 @@ class Attributes:
         texts = np.full(len(rows), None, object)
         if column is not None and not nulls.all():
             ranks, inverse = np.unique(cells.values[~nulls], return_inverse=True)
-            texts[~nulls] = np.array(column.texts(ranks), object)[inverse]
+            texts[~nulls] = np.array(column.texts(ranks, tally), object)[inverse]
         return texts
 
 

@@ -19,7 +19,7 @@ from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
-from memhier.io.read_arguments import empty_rows
+from memhier.io.read_arguments import Tallies, empty_rows
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -60,13 +60,13 @@ class StoredColumn:
         assert self._vocabulary is not None
         return self._vocabulary.stream()
 
-    def read(self, rows: Ints) -> Cells:
-        """Return the cells of `rows`, given in ascending order."""
-        raw = self._reader.read(self._handle, rows * self.width, self.width)
+    def read(self, rows: Ints, tally: Tallies | None = None) -> Cells:
+        """Return the cells of `rows`, in any order; `tally` as in a read."""
+        raw = self._reader.read(self._handle, rows * self.width, self.width, tally=tally)
         values = raw.view(self._dtype)[:, 0]
         nulls = None if self._is_null is None else self._is_null(values)
         if self._bits_at is not None:
-            bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1)[:, 0]
+            bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1, tally=tally)[:, 0]
             nulls = (bits >> (rows % 8).astype(np.uint8) & 1).view(np.bool_)
         return Cells(values, nulls)
 
@@ -88,13 +88,13 @@ class StoredColumn:
         ranks, present = self._vocabulary.find([text.encode(errors="surrogatepass") for text in texts])
         return dict(zip(texts, zip(ranks.tolist(), present.tolist(), strict=True), strict=True))
 
-    def texts(self, ranks: Ints) -> list[str]:
-        """Return the words of ranks."""
+    def texts(self, ranks: Ints, tally: Tallies | None = None) -> list[str]:
+        """Return the words of ranks; `tally` as in a read."""
         assert self._vocabulary is not None
         if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._vocabulary):
             raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
         try:
-            return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64))]
+            return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64), tally)]
         except UnicodeDecodeError as error:
             raise CorruptionError(f"{self._path}: a word of the column is no UTF-8: {error}") from error
 
@@ -139,7 +139,7 @@ class NullColumn:
         return iter(())
 
     def read(self, rows: Ints) -> Cells:
-        """Return the cells of `rows`, given in ascending order."""
+        """Return the cells of `rows`."""
         return Cells(np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_))
 
 

@@ -49,6 +49,8 @@ class IndexSnapshot:
         Pages held in DRAM.
     scan_bytes
         DRAM for the candidates of queries that are searched together.
+    documents
+        Names of the documents, in the order of their numbers.
     findable, count
         The rows on SSD that a search without a filter can find, and the number of vectors with those in DRAM.
     row_bytes, page_rows
@@ -64,6 +66,7 @@ class IndexSnapshot:
     calibration: Calibration
     hot: HotPages
     scan_bytes: int
+    documents: tuple[str, ...] = ()
     findable: Findable = field(init=False)
     count: int = field(init=False)
     row_bytes: int = field(init=False)
@@ -85,7 +88,7 @@ class IndexSnapshot:
         return cls(
             about.space, dtype, about.schema, preview, parts,
             Fresh.empty(about.space.dimension, dtype, about.id_kind == "str"), about.calibration,
-            HotPages.load(reader, np.sort(keys)), scan_bytes(about.dram),
+            HotPages.load(reader, np.sort(keys)), scan_bytes(about.dram), tuple(about.documents),
         )  # fmt: skip
 
     @property
