@@ -81,9 +81,9 @@ json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a
 def write_json(value: Any, json_path: str | None) -> bool:
     """Write a value as JSON to `json_path` if it is given; return whether that is standard output."""
     if json_path == "-":
-        click.echo(json.dumps(value, indent=2))
+        click.echo(json.dumps(value, indent=2, default=str))
     elif json_path is not None:
-        Path(json_path).write_text(json.dumps(value, indent=2) + "\n")
+        Path(json_path).write_text(json.dumps(value, indent=2, default=str) + "\n")
     return json_path == "-"
 
 

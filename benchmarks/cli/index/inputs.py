@@ -34,6 +34,21 @@ def query_key(path: str, key: str | None) -> str | None:
     return "test" if key is None and Path(path).suffix.lower() in (".hdf5", ".h5") else key
 
 
+class Fields(click.ParamType[bool | list[str]]):
+    """Names of attributes and documents with commas between them, or `all`: a list, or True."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | list[str]:
+        """Return the names."""
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        return True if names == ["all"] else names
+
+
+fields_option = click.option("--fields", type=Fields(), help="Attributes and documents to print: names with commas "
+                             "between them, or all.")  # fmt: skip
+
+
 def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> npt.NDArray[Any] | None:
     """Return the ids for a file of vectors, None if none are given.
 

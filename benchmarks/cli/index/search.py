@@ -15,7 +15,7 @@ from tqdm import tqdm
 
 from memhier.ann import SearchResult, ZoomIndex
 from memhier.ann.files import VectorReader, open_vectors, read_ground_truth, write_vectors
-from memhier.benchmarks.cli.index.inputs import column_option, index_path, query_key
+from memhier.benchmarks.cli.index.inputs import column_option, fields_option, index_path, query_key
 from memhier.benchmarks.cli.shell import Terminal, json_option, new_table, notes, print_figures, write_json
 
 __all__ = ["search"]
@@ -34,6 +34,7 @@ class _Request:
     source: VectorReader
     k: int
     show: int
+    fields: bool | list[str] | None
     options: dict[str, Any]
     truth: Ints | None
     shown: list[list[dict[str, Any]]] = field(default_factory=list)
@@ -49,14 +50,19 @@ class _Request:
         """Search batch by batch and yield the ids of each, ``[queries, k]``."""
         with tqdm(total=self.source.count, unit=" queries", disable=not sys.stderr.isatty()) as bar:
             for first, block in self.source.blocks():
-                for start in range(0, len(block), _BATCH):
-                    batch = block[start : start + _BATCH]
-                    yield self._search(first + start, batch)
+                start = 0
+                while start < len(block):
+                    # Fields are read for the queries shown only.
+                    with_fields = self.fields is not None and self.show > len(self.shown)
+                    size = min(_BATCH, self.show - len(self.shown)) if with_fields else _BATCH
+                    batch = block[start : start + size]
+                    yield self._search(first + start, batch, {"fields": self.fields} if with_fields else {})
                     bar.update(len(batch))
+                    start += len(batch)
 
-    def _search(self, first: int, batch: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _search(self, first: int, batch: npt.NDArray[Any], more: dict[str, Any]) -> npt.NDArray[Any]:
         started = time.perf_counter()
-        result = self.opened.search(batch, self.k, **self.options)
+        result = self.opened.search(batch, self.k, **self.options, **more)
         self.seconds += time.perf_counter() - started
         self.queries += len(batch)
         self.reads += result.stats["reads"]
@@ -93,6 +99,7 @@ class _Request:
 @column_option
 @click.option("--recall", type=float, help="Share of the true neighbours to find.  [default: 0.99]")
 @click.option("--where", help="Only vectors that meet this condition, such as \"price < 10 and lang == 'en'\".")
+@fields_option
 @click.option("--max-reads", type=click.IntRange(1), help="Pages read for one query at most.")
 @click.option("--deadline-ms", type=click.FloatRange(0, min_open=True),
               help="Milliseconds after which no further reads start.")  # fmt: skip
@@ -104,7 +111,7 @@ class _Request:
 @json_option
 def search(
     path: str, queries: str, k: int, show: int, key: str | None, column: str | None, truth: str | None,
-    out: str | None, json_path: str | None, **limits: Any,
+    out: str | None, json_path: str | None, fields: bool | list[str] | None, **limits: Any,
 ) -> None:  # fmt: skip
     """Search the index at PATH for each vector of a file.
 
@@ -119,7 +126,7 @@ def search(
         with ZoomIndex.open(path) as opened:
             _check_strings(opened, truth, out)
             options = {name: each for name, each in limits.items() if each is not None}
-            request = _Request(opened, source, k, show, options, true_ids)
+            request = _Request(opened, source, k, show, fields, options, true_ids)
             if out is None:
                 for _ in request.found():
                     pass
@@ -136,7 +143,8 @@ def _report(request: _Request, path: str, json_path: str | None) -> None:
         return
     terminal = Terminal()
     if request.shown:
-        names = [name for name in request.shown[0][0] if name not in ("id", "distance")] if request.shown[0] else []
+        found = [each for neighbours in request.shown for each in neighbours]
+        names = [name for name in (found[0] if found else ()) if name not in ("id", "distance")]
         table = new_table(
             ("query", "right"), ("id", "right"), ("distance", "right"), *((name, "left") for name in names)
         )
@@ -153,15 +161,9 @@ def _report(request: _Request, path: str, json_path: str | None) -> None:
 
 def _neighbours(result: SearchResult, count: int) -> list[list[dict[str, Any]]]:
     """Return the neighbours of the first queries as plain values."""
-    pairs = zip(result.ids[: max(0, count)].tolist(), result.distances.tolist(), strict=False)
-    return [
-        [
-            {"id": name, "distance": distance}
-            for name, distance in zip(names, distances, strict=True)
-            if name not in (None, -1)
-        ]
-        for names, distances in pairs
-    ]
+    first = slice(max(0, count))
+    fields = {name: column[first] for name, column in result.fields.items()}
+    return SearchResult(result.ids[first], result.distances[first], result.stats, fields).rows()
 
 
 def _check_strings(opened: ZoomIndex, truth: str | None, out: str | None) -> None:
