@@ -37,7 +37,7 @@ $(VENV)/.tools: constraints.txt | $(BIN)/python
 
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
 	@echo "Compiling memhier and installing what its command needs (a minute or two the first time)"
-	@$(INSTALL) --no-build-isolation -e ".[cli,plots]"
+	@$(INSTALL) --no-build-isolation -e ".[cli]"
 	@touch $@
 
 # Not "memhier[dev]": that would compile memhier again.
@@ -48,7 +48,7 @@ $(VENV)/.developing: $(VENV)/.installed
 
 build-python: | $(BIN)/python  ## the same where nothing can be compiled: memhier in pure Python
 	@$(INSTALL) scikit-build-core
-	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[cli,plots]"
+	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[cli]"
 	@touch $(VENV)/.tools && touch $(VENV)/.installed
 
 demo: build  ## index every function of this Python installation and search it from SSD

@@ -1,6 +1,7 @@
 """``memhier index export``: all vectors and ids of an index, streamed to files that appear once they are whole."""
 
 import errno
+import json
 import os
 import shutil
 import sys
@@ -18,7 +19,7 @@ from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
 from memhier.ann.files import write_vectors
-from memhier.benchmarks.cli.index.inputs import index_path, parquet_of
+from memhier.benchmarks.cli.index.inputs import Fields, index_path, parquet_of
 
 __all__ = ["export"]
 
@@ -28,21 +29,25 @@ Blocks: TypeAlias = Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 @click.command()
 @index_path
 @click.argument("out", type=click.Path(dir_okay=False))
-def export(path: str, out: str) -> None:
+@click.option("--fields", type=Fields(), help="Attributes and documents for a .parquet file: names with commas between "
+              "them.  [default: all]")  # fmt: skip
+def export(path: str, out: str, fields: bool | list[str] | None) -> None:
     """Write all vectors of the index at PATH, with their ids, to the new file OUT.
 
-    The suffix of OUT names its format. A .npz file holds the arrays vectors and ids, a .parquet file the columns id and
-    vector. Other formats (.npy, .fvecs, .bvecs, .fbin, .f16bin, .u8bin, .i8bin) hold vectors; ids lie beside, in
-    OUT.ids.npy, or in OUT.ids.txt if they are strings. The order is that of the vectors on SSD. DRAM holds a block at a
-    time.
+    The suffix of OUT names its format. A .npz file holds the arrays vectors and ids; a .parquet file holds the columns
+    id and vector, attributes and documents (as text, or JSON). Other formats (.npy, .fvecs, .bvecs, .fbin, .f16bin,
+    .u8bin, .i8bin) hold vectors; ids lie beside, in OUT.ids.npy, or in OUT.ids.txt if they are strings. The order is
+    that of the vectors on SSD. DRAM holds a block at a time.
     """
     target = Path(out)
     with ZoomIndex.open(path) as opened:
         strings, suffix = opened.stats()["id_kind"] == "str", target.suffix.lower()
+        if fields is not None and suffix != ".parquet":
+            raise ValueError(f"--fields: {out} holds vectors and ids only: expected a file ending in .parquet")
         if suffix == ".npz" and strings:
             raise ValueError(f"{out}: the ids of this index are strings, which .npz does not hold: use .parquet")
         if suffix == ".parquet":
-            _write_parquet(target, opened)
+            _write_parquet(target, opened, fields if isinstance(fields, list) else [*opened.fields])
         elif suffix == ".npz":
             _write_archive(target, opened)
         else:
@@ -96,17 +101,43 @@ def _write_archive(target: Path, opened: ZoomIndex) -> None:
             shutil.copyfileobj(aside, file)
 
 
-def _write_parquet(target: Path, opened: ZoomIndex) -> None:
+def _write_parquet(target: Path, opened: ZoomIndex, fields: list[str]) -> None:
     arrow, parquet = parquet_of(str(target))
-    dtype = np.dtype(opened.stats()["dtype"])
-    value = arrow.from_numpy_dtype(dtype)
+    value = arrow.from_numpy_dtype(np.dtype(opened.stats()["dtype"]))
+    types = {
+        "int64": arrow.int64(), "float64": arrow.float64(), "bool": arrow.bool_(), "datetime": arrow.timestamp("us"),
+    }  # fmt: skip
     names = arrow.string() if opened.stats()["id_kind"] == "str" else arrow.int64()
-    schema = arrow.schema([("id", names), ("vector", arrow.list_(value, opened.dimension))])
+    columns = [("id", names), ("vector", arrow.list_(value, opened.dimension))]
+    for name in fields:
+        shown = f"{name}_" if name in ("id", "vector") else name
+        columns += [(shown, types.get(opened.fields.get(name, ""), arrow.string()))]
+    schema = arrow.schema(columns)
     with _unfinished(target) as file, parquet.ParquetWriter(file, schema) as writer:
         for ids, vectors in _blocks(opened):
             flat = arrow.array(np.ascontiguousarray(vectors).reshape(-1), value)
-            columns = [arrow.array(ids, names), arrow.FixedSizeListArray.from_arrays(flat, opened.dimension)]
-            writer.write_table(arrow.Table.from_arrays(columns, schema=schema))
+            arrays = [arrow.array(ids, names), arrow.FixedSizeListArray.from_arrays(flat, opened.dimension)]
+            for (_, kind), (name, column) in zip(columns[2:], opened.fetch(ids, fields).items(), strict=True):
+                if opened.fields[name] == "document":
+                    column = _texts(name, column)
+                missing = np.ma.getmaskarray(column) if isinstance(column, np.ma.MaskedArray) else None
+                arrays.append(arrow.array(np.ma.getdata(column), kind, mask=missing, from_pandas=True))
+            writer.write_table(arrow.Table.from_arrays(arrays, schema=schema))
+
+
+def _texts(name: str, documents: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return documents as text: other values than text as JSON."""
+    texts = [each if each is None or isinstance(each, str) else _json(name, each) for each in documents]
+    return np.array(texts, np.object_)
+
+
+def _json(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except TypeError:
+        raise ValueError(
+            f"document {name!r} holds bytes, which this file does not take: name others by --fields"
+        ) from None
 
 
 def _write_header(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:

@@ -153,7 +153,7 @@ def _report(request: _Request, path: str, json_path: str | None) -> None:
                 more = ["" if each[name] is None else str(each[name]) for name in names]
                 table.add_row("" if place else str(query), str(each["id"]), f"{each['distance']:.6g}", *more)
         terminal.print(table)
-    if (rest := request.queries - len(request.shown)) > 0:
+    if request.show and (rest := request.queries - len(request.shown)) > 0:
         terminal.print(f"and the neighbours of {rest:,} more queries: --show prints them, --out writes them")
     terminal.print(f"Searched {path}")
     print_figures(terminal, request.figures(), ("queries",))
