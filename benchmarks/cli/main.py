@@ -54,6 +54,8 @@ class LazyGroup(click.Group):
             command = getattr(import_module(COMMANDS[cmd_name][0]), cmd_name)
         except ModuleNotFoundError as error:
             extra = "cli" if error.name == "tqdm" else EXTRAS.get(error.name or "")
+            if error.name in ("fcntl", "resource"):
+                raise click.ClickException(f"memhier {cmd_name} needs Linux or macOS") from error
             if extra is None:
                 raise
             if ctx.resilient_parsing:  # of a completion, which says nothing

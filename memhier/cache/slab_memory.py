@@ -13,6 +13,7 @@ import numpy as np
 
 from memhier.arguments import check_int
 from memhier.errors import FormatError
+from memhier.files import OPEN_FLAGS
 
 __all__ = ["Layout", "open_shared_memory", "private_memory", "shared_memory"]
 
@@ -61,6 +62,8 @@ class Layout:
 
 def private_memory(size: int) -> mmap.mmap:
     """Return zeroed memory of this process alone."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which does not fork
+        return mmap.mmap(-1, size)
     # Python's default is a shared mapping, in which a forked child would write its parent's rows.
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Fewer address translations make scattered rows 10 to 15 % faster; a kernel may lack it.
@@ -94,7 +97,7 @@ def open_shared_memory(name: Any) -> mmap.mmap:
         raise ValueError(f"name={name!r}: expected the name of a shared slab, 'memhier-slab:PID:FD:INODE'")
     path = f"/proc/{match[1]}/fd/{match[2]}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | OPEN_FLAGS)
     except OSError as error:
         error.add_note(f"{name}: its owner has closed it or ended, or belongs to another user")
         raise
