@@ -96,7 +96,7 @@ class Farewell(weakref.ref[Any]):
 
     def __init__(self, owner: object, told: Callable[[Any], object], work: Callable[[], object]) -> None:
         self._calls = [work]
-        self.interrupted = False
+        self.interrupted: bool = False
 
     @property
     def due(self) -> bool:

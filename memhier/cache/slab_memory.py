@@ -29,12 +29,12 @@ class Layout:
         self.slots = slots
         self.dtype = dtype
         self.shape = shape
-        self.row_type = np.dtype((np.void, int(np.prod(shape, dtype=object)) * dtype.itemsize))
+        self.row_type: np.dtype[np.void] = np.dtype((np.void, int(np.prod(shape, dtype=object)) * dtype.itemsize))
         text = repr({"slots": slots, "shape": shape, "dtype": np.lib.format.dtype_to_descr(dtype)}).encode()
-        self.header = _HEADER.pack(_MAGIC, len(text)) + text
-        self.generations_at = _whole_pages(len(self.header))
-        self.rows_at = self.generations_at + _whole_pages(4 * slots)
-        self.total_bytes = self.rows_at + _whole_pages(self.row_type.itemsize * slots)
+        self.header: bytes = _HEADER.pack(_MAGIC, len(text)) + text
+        self.generations_at: int = _whole_pages(len(self.header))
+        self.rows_at: int = self.generations_at + _whole_pages(4 * slots)
+        self.total_bytes: int = self.rows_at + _whole_pages(self.row_type.itemsize * slots)
 
     @classmethod
     def checked(cls, slots: Any, dtype: Any, shape: Any) -> Self:

@@ -34,7 +34,7 @@ class PageFile:
 
     def __init__(self, path: str | os.PathLike[str], direct: bool | None) -> None:
         self.fd = -1
-        self.path = os.fspath(path)
+        self.path: str = os.fspath(path)
         self.wants_direct = direct
         self.direct = False
         self.drops_cache = False

@@ -50,6 +50,9 @@ class Pending:
     __slots__ = ("gradient", "graph_pass", "rows")
 
     def __init__(self, rows: Rows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
+        self.rows: Rows
+        self.graph_pass: int
+        self.gradient: StepGradient | Sparse
         self.rows, self.gradient, self.graph_pass = rows, gradient, graph_pass
 
     def sparse(self) -> Sparse:
@@ -84,12 +87,12 @@ class LookUps:
     def __init__(self, tables: Tables, ids_of: Callable[..., list[Ints]]) -> None:
         self.tables = tables
         self.update = update = tables.options.update
-        self.anchor = Anchor()
+        self.anchor: Anchor = Anchor()
         self.anchor.stepping = self.before_other_step
         self.anchor.is_applied_at_once = update == "backward"
         if update == "backward":
             refuse_scaled_losses()
-        self.optimizer = FusedOptimizer(self)
+        self.optimizer: FusedOptimizer = FusedOptimizer(self)
         self.planned: tuple[Any, Rows] | None = None
         self._ids_of = ids_of
         self._pending: list[Pending] = []

@@ -96,7 +96,9 @@ class Layout:
     def __init__(self, bags: list[Bags], widths: list[int]) -> None:
         samples = (len(bags[0].offsets) - bags[0].last) // bags[0].features
         self._bags = tuple((width, bag.features, bag.mode) for width, bag in zip(widths, bags, strict=True))
-        self.shape = samples, sum(width * features for width, features, _ in self._bags)
+        self.shape: tuple[int, int] = samples, sum(width * features for width, features, _ in self._bags)
+        self.tables: Ints
+        self.targets: Ints
         self.targets, self.tables = _targets(samples, self._bags, self.shape[1])
         self.scales: Floats | None = None
         self._lengths: Ints | None = None

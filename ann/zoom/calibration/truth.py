@@ -34,6 +34,7 @@ class NeighbourTruth:
     """
 
     def __init__(self, queries: Floats, own: Ints, count: int, lengths: Floats | None = None) -> None:
+        self.queries: Floats
         self.queries, self.own, self._lengths = queries, own, lengths
         self.neighbours = max(0, min(_NEIGHBOURS, count - int((own >= 0).any())))
         self.distances: Floats = np.full((len(queries), self.neighbours), np.inf, np.float32)

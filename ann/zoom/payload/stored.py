@@ -152,10 +152,10 @@ class StoredRecords:
             raise CorruptionError(f"{records.path}: {records.payload} bytes do not hold {count} records of one length")
         if lengths is not None and lengths.payload != -(-count // PAGE_ROWS) * PAGE_BYTES:
             raise CorruptionError(f"{lengths.path}: {lengths.payload} bytes do not hold {count} lengths")
-        self.files = [
+        self.files: list[int] = [
             reader.add(str(info.path), info.length, info.checksums) for info in (records, lengths) if info is not None
         ]
-        self.checksum_bytes = record_checksum_bytes(count, records.payload)
+        self.checksum_bytes: int = record_checksum_bytes(count, records.payload)
 
     @property
     def memory_bytes(self) -> int:

@@ -180,7 +180,7 @@ class Renewals:
     def __init__(self) -> None:
         self.made: Made | None = None
         self.renewed: Renewed | None = None
-        self.caller = Caller()
+        self.caller: Caller = Caller()
         self._joins: Beside[Made] = Beside("zoom-join", self.caller)
         self._renewals: Beside[Renewed] = Beside("zoom-renew", self.caller)
         self._joined: frozenset[str] = frozenset()

@@ -91,7 +91,7 @@ class IndexWriter:
     ) -> None:
         self._store, self._reader, self._files, self._footprint = store, reader, files, footprint
         self.about = about
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails

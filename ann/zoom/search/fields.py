@@ -60,7 +60,7 @@ class FieldReader:
 
     def __init__(self, state: IndexSnapshot, names: Sequence[str]) -> None:
         self._state, self._names = state, names
-        self.tally = np.zeros(3, np.int64)
+        self.tally: npt.NDArray[np.int64] = np.zeros(3, np.int64)
 
     def found(self, ids: Ints, sightings: Sightings) -> Columns:
         """Return the fields of vectors that a search found, each of the shape of `ids`, null where these are -1."""

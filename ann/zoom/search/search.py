@@ -154,11 +154,14 @@ class Search:
     """
 
     def __init__(self, snapshot: IndexSnapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
+        self.selection: Selection
+        self.reader: Reader
+        self.snapshot: IndexSnapshot
         self.snapshot, self.reader, self.selection = snapshot, reader, selection
-        self.tally = np.zeros(3, np.int64)
-        self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
+        self.tally: npt.NDArray[np.int64] = np.zeros(3, np.int64)
+        self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
         self.coded = [part.coded(bits) for part, bits in zip(snapshot.parts, selection.parts, strict=True)]
-        self.row_bytes = snapshot.row_bytes
+        self.row_bytes: int = snapshot.row_bytes
         self.workspace = make_workspace(self.row_bytes)
         self._on_page = page_rows_of(self.row_bytes)
 

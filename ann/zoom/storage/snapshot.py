@@ -149,7 +149,9 @@ class Footprint:
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description) -> None:
         self._store, self._reader, self._cache = store, reader, cache
         self._searches, self._changes = about.searches, about.coding == "rabitq"
-        self.search_bytes = workspace_bytes(about.row_bytes) + scan_bytes(about.dram)  # of one search, filters apart
+        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(
+            about.dram
+        )  # of one search, filters apart
 
     def held(self, state: IndexSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""

@@ -59,7 +59,7 @@ class Place:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
+        self.folder: Path = folder.absolute()
         if not folder.exists():
             return
         if not folder.is_dir():

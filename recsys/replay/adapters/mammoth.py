@@ -60,7 +60,7 @@ class MammothBuffer:
                 raise ValueError(f"buffer: Mammoth passes no scores, which {buffer.swap!r} needs") from error
         self.carousel = buffer
         self.device = device
-        self.attributes = list(ATTRIBUTES)
+        self.attributes: list[str] = list(ATTRIBUTES)
         self._used = UsedSlots()
         self._seen = SeenIds(buffer.stored_ids())
 

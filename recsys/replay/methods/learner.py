@@ -62,6 +62,10 @@ class Learner:
         self.buffer = buffer
         self.prepare = prepare
         self.classes = classes
+        self.decays: bool
+        self.epochs: int
+        self.batch: int
+        self.rate: float
         self.rate, self.batch, self.epochs, self.decays = rate, batch, epochs, decays
         self.random = np.random.default_rng(seed)
         self.seen: list[int] = []

@@ -295,7 +295,7 @@ class Placement:
     """
 
     def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool) -> None:
-        self.members = Members(by_class)
+        self.members: Members = Members(by_class)
         self.limit = limit
         self.arrivals = 0
         self.seen = 0
