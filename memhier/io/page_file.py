@@ -33,11 +33,11 @@ class PageFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], direct: bool | None) -> None:
-        self.fd = -1
+        self.fd: int = -1
         self.path: str = os.fspath(path)
         self.wants_direct = direct
-        self.direct = False
-        self.drops_cache = False
+        self.direct: bool = False
+        self.drops_cache: bool = False
         self._settled = False
         mode = os.stat(self.path).st_mode
         if stat.S_ISDIR(mode):

@@ -161,6 +161,9 @@ class Cache:
         self._leaving = self._entering = _NONE
         # The keys of the call under way. A call that failed is not counted again when it is repeated.
         self._asked = _NONE
+        self.accesses: int
+        self.evictions: int
+        self.misses: int
         self.accesses = self.misses = self.evictions = 0
 
     def __len__(self) -> int:

@@ -37,8 +37,8 @@ class Job:
     """Rows for the reading thread to load. If it could not, `error` is set before `done`."""
 
     def __init__(self, keys: Ints, slots: Ints) -> None:
-        self.keys = keys
-        self.slots = slots
+        self.keys: Ints = keys
+        self.slots: Ints = slots
         self.filled = 0  # how many of them are READY
         self.earlier: list[Job] = []  # jobs that read other rows of the same ticket
         self.done: threading.Event = threading.Event()
@@ -104,8 +104,8 @@ class Loader:
         self.failed: BaseException | None = None  # of a job; no ticket and no call has raised it yet
         self._closed = False
         self.counts: dict[str, int] = dict.fromkeys(("first_touches", "refetches", "queue_hits"), 0)
-        self.read_s = 0.0  # seconds that reads of the log have taken, on either thread
-        self.stall_s = 0.0  # seconds that callers have waited for rows
+        self.read_s: float = 0.0  # seconds that reads of the log have taken, on either thread
+        self.stall_s: float = 0.0  # seconds that callers have waited for rows
         self._thread = threading.Thread(target=self._run, name="memhier-load", daemon=True)
         self._thread.start()
 

@@ -23,7 +23,7 @@ from memhier.log.row_log import RowLog
 from memhier.policies import Policy
 from memhier.shield import when_gone
 from memhier.store.store import Store
-from memhier.table.cache import Ahead, Cache
+from memhier.table.cache import Ahead, Cache, Pins
 from memhier.table.loader import Initial, Job, Loader
 from memhier.table.schema import Schema
 from memhier.table.shortage import Shortage
@@ -119,7 +119,7 @@ class Table:
             self.loader: Loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
             opened.callback(self.loader.close)
             self.cache: Cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
-            self.pins = self.cache.pins
+            self.pins: Pins = self.cache.pins
             self.writer: Writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
             opened.callback(closed)
             self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))

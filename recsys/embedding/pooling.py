@@ -103,7 +103,7 @@ class Layout:
         self.scales: Floats | None = None
         self._lengths: Ints | None = None
         if all(bag.single for bag in bags):
-            self.begins = _counted(len(self.targets) + 1)
+            self.begins: Ints = _counted(len(self.targets) + 1)
             return  # the mean of one is its sum
         self._lengths = lengths = np.concatenate([bag.lengths.numpy() for bag in bags])
         self.begins = np.concatenate(([0], np.cumsum(lengths)))

@@ -62,7 +62,7 @@ class TopKSoftmax(nn.Module):
         self.index: LogitIndex
         self.index, self.output = index, output
         self._share(weight, bias)
-        self.rows_with_gradients = 0
+        self.rows_with_gradients: int = 0
 
     @classmethod
     def from_linear(

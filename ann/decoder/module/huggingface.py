@@ -78,6 +78,9 @@ class AcceleratedHead(nn.Module):
         self.outcome, self.generates = outcome, generates
         self._seen = _state_of(head)
         self._full: Counter[str] = Counter()
+        self.calls: int
+        self.completed: int
+        self.rows: int
         self.calls = self.rows = self.completed = 0
 
     def stats(self) -> dict[str, Any]:

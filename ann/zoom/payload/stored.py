@@ -6,6 +6,7 @@ holds nothing of a record but the checksums of its pages.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -61,7 +62,7 @@ class RecordWriter:
         self._records: SegmentWriter | None = None
         self._lengths: SegmentWriter | None = None
         self._width = 0
-        self.count = 0
+        self.count: int = 0
         self._begins = 0  # the record after those whose lengths were noted
         self._page: npt.NDArray[np.uint32] = np.zeros(PAGE_ROWS + 2, "<u4")
         self._filled = 0
@@ -146,6 +147,7 @@ class StoredRecords:
 
     def __init__(self, segments: Mapping[str, SegmentInfo], name: str, count: int, reader: Reader) -> None:
         records, lengths = segments[name], segments.get(f"{name}-lengths")
+        self.path: Path
         self.path, self._payload, self._reader = records.path, records.payload, reader
         self._width = records.payload // max(1, count) if lengths is None else None
         if self._width is not None and (not self._width or self._width * count != records.payload):

@@ -53,8 +53,8 @@ class Caller:
     """
 
     def __init__(self) -> None:
-        self.busy = False  # without a lock: one that is held at a fork stays so
-        self.owes = 0.0
+        self.busy: bool = False  # without a lock: one that is held at a fork stays so
+        self.owes: float = 0.0
         self._since = time.monotonic()
 
     @contextmanager

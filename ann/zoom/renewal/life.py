@@ -90,7 +90,7 @@ class IndexWriter:
         self, store: Store, reader: Reader, files: PartFiles, about: Description, footprint: Footprint
     ) -> None:
         self._store, self._reader, self._files, self._footprint = store, reader, files, footprint
-        self.about = about
+        self.about: Description = about
         self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False

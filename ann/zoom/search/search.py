@@ -10,7 +10,7 @@ from memhier.ann.zoom.calibration.needs import USUAL_MOST
 from memhier.ann.zoom.filters.bitmaps import Words, popcount
 from memhier.ann.zoom.filters.conditions import check_types
 from memhier.ann.zoom.filters.where import evaluate, parse
-from memhier.ann.zoom.preview.code_scan import Candidates, positions_of
+from memhier.ann.zoom.preview.code_scan import Candidates, CodedPart, positions_of
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.storage.fullview import make_workspace
 from memhier.ann.zoom.storage.ids import Sightings
@@ -160,9 +160,11 @@ class Search:
         self.snapshot, self.reader, self.selection = snapshot, reader, selection
         self.tally: npt.NDArray[np.int64] = np.zeros(3, np.int64)
         self.sightings: Sightings | None = Sightings(snapshot.parts, snapshot.fresh) if named else None
-        self.coded = [part.coded(bits) for part, bits in zip(snapshot.parts, selection.parts, strict=True)]
+        self.coded: list[CodedPart] = [
+            part.coded(bits) for part, bits in zip(snapshot.parts, selection.parts, strict=True)
+        ]
         self.row_bytes: int = snapshot.row_bytes
-        self.workspace = make_workspace(self.row_bytes)
+        self.workspace: npt.NDArray[np.uint8] = make_workspace(self.row_bytes)
         self._on_page = page_rows_of(self.row_bytes)
 
     def nearest(self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS) -> Found:

@@ -47,7 +47,7 @@ class Collectives:
         self.ranks: int
         self.rank: int
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.sent_bytes = 0
+        self.sent_bytes: int = 0
 
     def like(self) -> "Collectives":
         """Return another group of the same ranks, for another thread or for exchanges under way at the same time."""

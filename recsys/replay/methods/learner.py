@@ -67,7 +67,7 @@ class Learner:
         self.batch: int
         self.rate: float
         self.rate, self.batch, self.epochs, self.decays = rate, batch, epochs, decays
-        self.random = np.random.default_rng(seed)
+        self.random: np.random.Generator = np.random.default_rng(seed)
         self.seen: list[int] = []
         self.start_optimizer()
 
@@ -112,7 +112,7 @@ class Learner:
 
     def start_optimizer(self) -> None:
         """Begin to descend with the current model."""
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.rate)
+        self.optimizer: torch.optim.SGD = torch.optim.SGD(self.model.parameters(), lr=self.rate)
 
     def descend(self, loss: Tensor) -> None:
         """Take one step of SGD."""
