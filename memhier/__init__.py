@@ -56,27 +56,28 @@ __all__ = [
 ]
 
 # Loaded when first asked for, so that `import memhier` costs next to nothing.
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "__version__": "memhier.version",
-        "CostModel": "memhier.planning.cost",
-        "DeviceProfile": "memhier.io.device",
-        "Lookahead": "memhier.planning.plan",
-        "Reader": "memhier.io.reader",
-        "RowLog": "memhier.log.row_log",
-        "Rows": "memhier.rows.rows",
-        "RowsWriter": "memhier.rows.rows",
-        "Samples": "memhier.log.samples",
-        "Slab": "memhier.cache.slab",
-        "SlotMap": "memhier.cache.slots",
-        "Store": "memhier.store.store",
-        "Tiered": "memhier.table.tiered",
-        "get_bytes_codec": "memhier.codecs",
-        "get_codec": "memhier.codecs",
-        "miss_ratio_curve": "memhier.planning.curves",
-        "probe": "memhier.io.device",
-        "simulate": "memhier.planning.simulation",
-    },
-    [*globals()],
-)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "__version__": "memhier.version",
+            "CostModel": "memhier.planning.cost",
+            "DeviceProfile": "memhier.io.device",
+            "Lookahead": "memhier.planning.plan",
+            "Reader": "memhier.io.reader",
+            "RowLog": "memhier.log.row_log",
+            "Rows": "memhier.rows.rows",
+            "RowsWriter": "memhier.rows.rows",
+            "Samples": "memhier.log.samples",
+            "Slab": "memhier.cache.slab",
+            "SlotMap": "memhier.cache.slots",
+            "Store": "memhier.store.store",
+            "Tiered": "memhier.table.tiered",
+            "get_bytes_codec": "memhier.codecs",
+            "get_codec": "memhier.codecs",
+            "miss_ratio_curve": "memhier.planning.curves",
+            "probe": "memhier.io.device",
+            "simulate": "memhier.planning.simulation",
+        },
+        [*globals()],
+    )

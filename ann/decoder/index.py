@@ -53,7 +53,7 @@ class LogitIndex:
 
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
-        self.digest = digest
+        self.digest: str = digest
         self._words, self._dimension = engine.codes.shape
         self._familiarity = Familiarity(engine.codes.projection, settings.ranges)
         engine.keep(settings.candidates_most)

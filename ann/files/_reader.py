@@ -47,8 +47,11 @@ class VectorReader(Closing):
     """
 
     def __init__(self, name: str, count: int, dimension: int, dtype: np.dtype[Any]) -> None:
+        self.dimension: int
+        self.count: int
+        self.name: str
         self.name, self.count, self.dimension = name, count, dimension
-        self.dtype = dtype.newbyteorder("=")
+        self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
         self._gap_bytes = _GAP_BYTES
         self._closed = False
 

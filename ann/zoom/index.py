@@ -398,6 +398,22 @@ class ZoomIndex(Closing):
         wanted, inverse = with_repeats(ids, state.id_kind)
         return state.vectors_of(wanted, self._reader)[inverse]
 
+    def blocks(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Return ids and vectors of the whole index, as it is now, in blocks of some MiB in the order on SSD.
+
+        Yields
+        ------
+        ids, vectors
+            int64, or strings as objects, ``[n]``; the vectors as they are stored, ``[n, d]``.
+
+        Raises
+        ------
+        CorruptionError
+            When a page read from SSD differs from the page written.
+        """
+        self._check_open()
+        return self._searcher.state.blocks(self._reader)
+
     def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
         """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
 

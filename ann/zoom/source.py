@@ -30,7 +30,9 @@ class VectorSource(Closing):
 
     def __init__(self, matrix: Block) -> None:
         self._matrix = matrix
-        self.dtype = stored_dtype(matrix.dtype)
+        self.dtype: np.dtype[Any] = stored_dtype(matrix.dtype)
+        self.dimension: Any
+        self.count: Any
         self.count, self.dimension = matrix.shape
 
     def blocks(self) -> Iterator[tuple[int, Block]]:

@@ -237,6 +237,6 @@ def _notes(reader: Reader, file: Path, file_system: str, depths: tuple[int, ...]
     elif not reader.stats()["direct"]:
         notes.append("buffered: direct I/O was refused; the page cache was dropped before each measurement")
     status = file.stat()
-    if status.st_blocks * 512 < status.st_size:
+    if getattr(status, "st_blocks", status.st_size) * 512 < status.st_size:  # Windows does not tell
         notes.append("the file has holes or is compressed: some reads are answered without the device")
     return tuple(notes)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.files import read_at
 from memhier.io.faults import Fault
 from memhier.io.kernels import crc32c_pages
 from memhier.io.page_file import PAGE_BYTES, PageFile
@@ -247,7 +248,7 @@ def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
     while done < wanted:
         at = done // 512 * 512 if source.file.direct else done  # direct reads resume on a block boundary
         try:
-            got = os.preadv(source.file.fd, [lane[at:whole].data], start + at)
+            got = read_at(source.file.fd, lane[at:whole].data, start + at)
         except OSError as error:
             batch.fault = batch.fault or ("errno", source.file, error.errno or 0, 0, 0)
             return 0

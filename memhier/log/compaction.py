@@ -79,7 +79,7 @@ class Compactor:
         self._stepping = threading.Lock()  # held through a step of the background, on any thread
         self._rewriting: _Rewriting | None = None
         self._unreadable: set[int] = set()  # numbers of parts
-        self.debt = 0.0
+        self.debt: float = 0.0
         self._later = False
         self.due: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "compact") if compact_below else None

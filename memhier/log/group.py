@@ -44,7 +44,7 @@ class TransactionGroup:
     """
 
     def __init__(self, store: Store) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self.failure: BaseException | None = None
         self._store = store
         self._tx: Transaction | None = None

@@ -141,15 +141,15 @@ class Log:
         self.reader = reader
         self.format = record_format
         self.group = group
-        self.value_key = f"log/{name}"
+        self.value_key: str = f"log/{name}"
         record = self._read_record(options.capacity)
         self._following = record.following
-        self.index = LogIndex(options.capacity, record.record_bytes or None, options.key_space, options.grows)
-        self.table = PartTable()
+        self.index: LogIndex = LogIndex(options.capacity, record.record_bytes or None, options.key_space, options.grows)
+        self.table: PartTable = PartTable()
         self.parts: dict[int, Part] = {}
         self.fresh: list[OpenPart] = []
-        self.tail = LogTail()
-        self.lock = threading.Lock()
+        self.tail: LogTail = LogTail()
+        self.lock: threading.Lock = threading.Lock()
         self.patient = False
         self.part_bytes: int | None = None
         self._reads = 0
@@ -157,7 +157,7 @@ class Log:
         self._closed = False
         self._appended_bytes = 0
         self._written_bytes = 0
-        self.entries = EntryReader(store, name, reader, record_format.per_page)
+        self.entries: EntryReader = EntryReader(store, name, reader, record_format.per_page)
         try:
             self.parts = replay(self.entries, record, self.index, self.table)
         except BaseException:

@@ -124,7 +124,7 @@ class RowLog(RecordLog):
         grows: bool = False,
         beside: RecordLog | None = None,
     ) -> None:
-        self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
+        self.row_bytes: int = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
         options = LogOptions(capacity, compact_below, key_space, grows)
         super().__init__(store, name, reader, RowFormat(row_bytes, rows_per_page(row_bytes)), options, beside)
 

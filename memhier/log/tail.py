@@ -22,8 +22,8 @@ class LogTail:
 
     def __init__(self) -> None:
         self.buffer: NDArray[np.uint8] = np.empty(_TAIL_BYTES, np.uint8)
-        self.start = 0
-        self.filled = 0
+        self.start: int = 0
+        self.filled: int = 0
 
     def reset(self, start: int) -> None:
         """Begin anew at an offset."""

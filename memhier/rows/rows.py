@@ -67,7 +67,7 @@ class RowsWriter:
     """
 
     def __init__(self, tx: Transaction, name: str, row_bytes: int) -> None:
-        self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
+        self.row_bytes: int = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
         self._tx = tx
         self._name = name
         self._segment = tx.segment(name)
@@ -180,6 +180,7 @@ class Rows(Closing):
             raise FormatError(f"{store.path}: no rows named {name!r}; its segments are {sorted(store.segments())}")
         if len(record) != _RECORD.size:
             raise CorruptionError(f"{store.path}: the record of rows {name!r} has {len(record)} bytes")
+        self.row_bytes: Any
         self.row_bytes, self._count = _RECORD.unpack(record)
         if not 1 <= self.row_bytes <= ROW_BYTES_MAX:
             raise CorruptionError(

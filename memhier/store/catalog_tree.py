@@ -71,7 +71,7 @@ class CatalogTree:
         size = file.size()
         head = memoryview(bytearray(min(size, _HEAD_BYTES)))
         head = head[: file.read_into(head, 0)].toreadonly()
-        self.page_size = page_size or self._page_size_of(head)
+        self.page_size: int = page_size or self._page_size_of(head)
         self._limit = size // self.page_size
         # Read and checked at once: a small catalog needs no other read.
         self._head = head[: len(head) // self.page_size * self.page_size]

@@ -33,7 +33,7 @@ class PrefetchedSlots:
     __slots__ = ("_keys", "slots")
 
     def __init__(self, keys: Ints, distinct: Ints, slots: Ints) -> None:
-        self.slots = slots.astype(np.int32)
+        self.slots: NDArray[np.int32] = slots.astype(np.int32)
         # An array that cannot change, of distinct keys, which therefore keep their order: to know it again later
         # without comparing keys.
         is_fixed = keys.flags.owndata and not keys.flags.writeable and len(distinct) == keys.size
@@ -153,14 +153,17 @@ class Cache:
 
     def __init__(self, policy: Policy, map_of: Callable[[int], SlotMap], enough: Callable[[int], int]) -> None:
         self.policy = policy
-        self.capacity = policy.capacity
-        self.pins = Pins(self.capacity)
+        self.capacity: int = policy.capacity
+        self.pins: Pins = Pins(self.capacity)
         self._map = map_of(self.capacity)
         self._enough = enough
         # Decided by the policy and not done yet: a call may fail in between.
         self._leaving = self._entering = _NONE
         # The keys of the call under way. A call that failed is not counted again when it is repeated.
         self._asked = _NONE
+        self.accesses: int
+        self.evictions: int
+        self.misses: int
         self.accesses = self.misses = self.evictions = 0
 
     def __len__(self) -> int:

@@ -17,7 +17,7 @@ class RowSchema:
 
     def __init__(self, store: Store, name: str, layout: SlabLayout, codec: str) -> None:
         self._store = store
-        self.key = f"tiered/{name}"
+        self.key: str = f"tiered/{name}"
         fields = {"dtype": np.lib.format.dtype_to_descr(layout.dtype), "shape": layout.shape, "codec": codec}
         self._value = repr(fields).encode()
 

@@ -110,11 +110,11 @@ class Sizes:
         share = max(0, dram - needs.fixed_bytes) // _SHARE
         buffer = min(share, _BUFFER_MAX)
         self._staged_bytes = needs.encoded_bytes + (0 if needs.lossless else needs.row_bytes) + _STAGED_ROW_BYTES
-        self.staged = max(1, buffer // self._staged_bytes)
-        self.queued = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
-        self.outgoing = batch_rows(self.queued)
+        self.staged: int = max(1, buffer // self._staged_bytes)
+        self.queued: int = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
+        self.outgoing: int = batch_rows(self.queued)
         by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
-        self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
+        self.batch: int = max(1, by_share) if needs.batch is None else int(needs.batch)
 
     def _map_key_space(self, capacity: int) -> int | None:
         """Return the key space for the map of so many slots; None if a map by hashing takes less."""

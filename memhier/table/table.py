@@ -23,7 +23,7 @@ from memhier.log.row_log import RowLog
 from memhier.policies import Policy
 from memhier.shield import when_gone
 from memhier.store.store import Store
-from memhier.table.cache import Cache, PrefetchedSlots
+from memhier.table.cache import Cache, Pins, PrefetchedSlots
 from memhier.table.loader import Initial, Job, Loader
 from memhier.table.schema import RowSchema
 from memhier.table.shortage import Shortage
@@ -106,7 +106,7 @@ class Table:
                 store = self._own_store = opened.enter_context(_open_store(Path(store)))
             self._schema = RowSchema(store, options.name, layout, options.codec)
             self._schema.check()
-            self.log = RowLog(
+            self.log: RowLog = RowLog(
                 store, options.name, row_bytes=row_bytes, reader=reader, capacity=rows, key_space=key_space,
                 compact_below=_COMPACT_BELOW,
             )  # fmt: skip
@@ -116,13 +116,14 @@ class Table:
             self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
             self._queue = WriteQueue(self.log, sizes.queued, row_bytes)
             opened.callback(self._queue.close)
-            self.loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
+            self.loader: Loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
             opened.callback(self.loader.close)
-            self.cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
-            self.pins = self.cache.pins
-            self.writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
+            self.cache: Cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
+            self.pins: Pins = self.cache.pins
+            self.writer: Writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
             opened.callback(closed)
             self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))
+        self.batch: int
         self.batch, self._key_space, self._reader = sizes.batch, key_space, reader
         self._dtype, self._shape = layout.dtype, layout.shape
 

@@ -205,17 +205,17 @@ class FeatureParser:
     def __init__(self, tables: Sequence[Any]) -> None:
         if not tables:
             raise ValueError("tables: expected at least one")
-        self.configs = [_as_config(table) for table in tables]
-        self.features = [name for config in self.configs for name in config.feature_names]
+        self.configs: list[EmbeddingBagConfig] = [_as_config(table) for table in tables]
+        self.features: list[str] = [name for config in self.configs for name in config.feature_names]
         for kind, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
                 raise ValueError(f"tables: more than one {kind} is named {twice[0]!r}")
-        self.specs = [
+        self.specs: list[TableSpec] = [
             TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
             for config in self.configs
         ]
-        self.widths = [config.embedding_dim for config in self.configs for _ in config.feature_names]
+        self.widths: list[int] = [config.embedding_dim for config in self.configs for _ in config.feature_names]
         total = sum(spec.rows for spec in self.specs)
         if total > _ROWS_MAX:
             raise ValueError(f"tables: {total} rows in all, expected at most {_ROWS_MAX}")

@@ -84,12 +84,12 @@ class LookUps:
     def __init__(self, tables: Tables, ids_of: Callable[..., list[Ints]]) -> None:
         self.tables = tables
         self.update = update = tables.options.update
-        self.anchor = Anchor()
+        self.anchor: Anchor = Anchor()
         self.anchor.stepping = self.before_other_step
         self.anchor.is_applied_at_once = update == "backward"
         if update == "backward":
             refuse_scaled_losses()
-        self.optimizer = FusedOptimizer(self)
+        self.optimizer: FusedOptimizer = FusedOptimizer(self)
         self.planned: tuple[Any, StepRows] | None = None
         self._ids_of = ids_of
         self._pending: list[Pending] = []

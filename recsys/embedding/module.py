@@ -14,11 +14,11 @@ from memhier.arguments import as_ints
 from memhier.closing import Closing
 from memhier.errors import CorruptionError
 from memhier.recsys.embedding.initial import TableSpec, initial_weights
-from memhier.recsys.embedding.look_ups import LookUps
+from memhier.recsys.embedding.look_ups import FusedOptimizer, LookUps
 from memhier.recsys.embedding.optimizers import check_group
 from memhier.recsys.embedding.pooling import Bags, pool
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
-from memhier.recsys.embedding.tables import StepRows
+from memhier.recsys.embedding.tables import StepRows, Tables
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
 
@@ -42,8 +42,8 @@ class TableModule(Closing, nn.Module):
     def __init__(self, look_ups: LookUps) -> None:
         super().__init__()
         self.look_ups = look_ups
-        self.tables = look_ups.tables
-        self.optimizer = look_ups.optimizer
+        self.tables: Tables = look_ups.tables
+        self.optimizer: FusedOptimizer = look_ups.optimizer
         self._anchor = look_ups.anchor
         self._end_epoch: Callable[[], None] | None = None
         try:

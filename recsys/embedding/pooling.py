@@ -96,12 +96,14 @@ class PoolingLayout:
     def __init__(self, bags: list[Bags], widths: list[int]) -> None:
         samples = (len(bags[0].offsets) - bags[0].last) // bags[0].features
         self._bags = tuple((width, bag.features, bag.mode) for width, bag in zip(widths, bags, strict=True))
-        self.shape = samples, sum(width * features for width, features, _ in self._bags)
+        self.shape: tuple[int, int] = samples, sum(width * features for width, features, _ in self._bags)
+        self.tables: Ints
+        self.targets: Ints
         self.targets, self.tables = _targets(samples, self._bags, self.shape[1])
         self.scales: Floats | None = None
         self._lengths: Ints | None = None
         if all(bag.single for bag in bags):
-            self.begins = _counted(len(self.targets) + 1)
+            self.begins: Ints = _counted(len(self.targets) + 1)
             return  # the mean of one is its sum
         self._lengths = lengths = np.concatenate([bag.lengths.numpy() for bag in bags])
         self.begins = np.concatenate(([0], np.cumsum(lengths)))

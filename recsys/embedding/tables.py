@@ -126,8 +126,12 @@ class StepRows:
         loan: Loan | None = None,
     ) -> None:
         keys.flags.writeable = False
+        self.starts: Ints
+        self.order: Places
+        self.keys: Ints
+        self.inverse: Places
         self.keys, self.starts, self.inverse, self.order, self.loan = keys, starts, inverse, order, loan
-        self.ends = np.zeros(len(starts) - 1, np.int64) if ends is None else ends
+        self.ends: NDArray[np.int64] = np.zeros(len(starts) - 1, np.int64) if ends is None else ends
 
     @property
     def nbytes(self) -> int:
@@ -243,23 +247,24 @@ class Tables:
         first_rows: FirstRows | None = None,
         asked: str = "input",
     ) -> None:
-        self.specs = tuple(specs)
+        self.specs: tuple[TableSpec, ...] = tuple(specs)
         self.options = options
+        self.optimizer: SparseOptimizer
         self.optimizer = optimizer = options.rule
-        self.seed = int(options.seed)
-        self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
+        self.seed: int = int(options.seed)
+        self.widths: list[int] = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
         # Plain descent applies gradients one by one, in the order of ids.
         self._adds_up = not isinstance(optimizer, SGD)
-        self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])
+        self.bases: NDArray[Any] = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
-        self.path = os.fspath(options.path)
-        self.touched = min(total, 2**31 - 1) if options.touched is None else int(options.touched)
+        self.path: str = os.fspath(options.path)
+        self.touched: int = min(total, 2**31 - 1) if options.touched is None else int(options.touched)
         self._asked = asked
         self._first_rows = first_rows or FirstRows(self.specs, optimizer, self.seed)
         self._pid = os.getpid()
         store = _open(self.path, options.resume)
         try:
-            self.record = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
+            self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
             self._check_touched(_rows_in(store))
             self._tier = Tiered(
                 store,
@@ -278,11 +283,11 @@ class Tables:
         except BaseException:
             store.close()
             raise
-        self.window_bytes = int(_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
+        self.window_bytes: int = int(_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
         policy = self._tier.policy
         self.planner = policy if isinstance(policy, Belady) else None  # None once closed
-        self.capacity = self._tier.capacity  # rows in DRAM at most
-        self.call_rows = self._tier.batch  # rows of one call at most
+        self.capacity: int = self._tier.capacity  # rows in DRAM at most
+        self.call_rows: int = self._tier.batch  # rows of one call at most
         self._store = store
         self._open = True
         self._scratch = np.empty(0, np.float32)

@@ -47,8 +47,8 @@ class BatchQueue:
         self._schema = schema
         self._placement = placement
         self._drawn: deque[_Drawn] = deque()
-        self.asked = 0
-        self.turn = 0
+        self.asked: int = 0
+        self.turn: int = 0
 
     def __len__(self) -> int:
         return len(self._drawn)

@@ -116,8 +116,8 @@ class SteeredRatio:
     """
 
     def __init__(self, largest: float = 1.0, tolerance: float = 0.01) -> None:
-        self.largest = check_number("largest", largest, 0, 1)
-        self.tolerance = check_number("tolerance", tolerance, 0, 1)
+        self.largest: float = check_number("largest", largest, 0, 1)
+        self.tolerance: float = check_number("tolerance", tolerance, 0, 1)
         self._share = self.largest
 
     def share(self) -> float:
@@ -327,7 +327,7 @@ class RandomSwap:
     name = "random"
 
     def __init__(self, ratio: float | Ratio = 0.5) -> None:
-        self.ratio = as_ratio(ratio)
+        self.ratio: Ratio = as_ratio(ratio)
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
         """Take no notice of scores: this policy needs none."""

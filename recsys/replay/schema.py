@@ -113,7 +113,7 @@ class Schema:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping) or not fields:
             raise ValueError(f"schema={fields!r}: expected a dict from names to fields, with at least one")
-        self.fields = {_checked_name(name): _as_field(name, value) for name, value in fields.items()}
+        self.fields: dict[str, Field] = {_checked_name(name): _as_field(name, value) for name, value in fields.items()}
         self.columns: dict[str, Column] = {}
         for name, field in self.fields.items():
             self.columns |= field.columns(name)

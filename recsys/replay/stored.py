@@ -56,6 +56,7 @@ class StoredSamples(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, files: Files | None = None) -> None:
+        self.meta: Any
         store, self.meta = Storage.open_store(path, writable=False, files=files)
         try:
             schema = stored_schema(self.meta, Path(path), None)

@@ -97,14 +97,14 @@ class Swapper:
         self._spare: list[Columns] = []
         self._pid = os.getpid()
         self._last_boundary = time.perf_counter()
-        self.step = 0
+        self.step: int = 0
         self.under_way: deque[Swap] = deque()
-        self.swapped = 0
-        self.errors = 0
-        self.stalls = 0
-        self.stall_s = 0.0
-        self.read_s = 0.0
-        self.at_odds = False
+        self.swapped: int = 0
+        self.errors: int = 0
+        self.stalls: int = 0
+        self.stall_s: float = 0.0
+        self.read_s: float = 0.0
+        self.at_odds: bool = False
 
     @property
     def memory_bytes(self) -> int:

@@ -73,9 +73,11 @@ class TopKSoftmax(nn.Module):
     def __init__(self, index: LogitIndex, weight: Tensor | None, bias: Tensor | None, output: str = "dense") -> None:
         super().__init__()
         _check_output(output)
+        self.output: str
+        self.index: LogitIndex
         self.index, self.output = index, output
         self._share(weight, bias)
-        self.rows_with_gradients = 0
+        self.rows_with_gradients: int = 0
 
     @classmethod
     def from_linear(

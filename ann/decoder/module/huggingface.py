@@ -82,10 +82,18 @@ class AcceleratedHead(nn.Module):
         # Both modules share one dictionary of parameters, which torch has no public way to do: a state dict keeps its
         # names, and a parameter that a state dict or a conversion replaces is replaced in the layer, too.
         self._parameters = head._parameters
+        self.proofs: Choices
+        self.choices: Choices
+        self.certify: bool
+        self.decoder: TopKSoftmax
         self.decoder, self.certify, self.choices, self.proofs = decoder, certify, choices, proofs
+        self.generates: bool
         self.outcome, self.generates = outcome, generates
         self._seen = _state_of(head)
         self._full: Counter[str] = Counter()
+        self.calls: int
+        self.completed: int
+        self.rows: int
         self.calls = self.rows = self.completed = 0
 
     def stats(self) -> dict[str, Any]:

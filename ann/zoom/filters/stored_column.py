@@ -41,7 +41,7 @@ class StoredColumn:
         self._count = count
         self._reader = reader
         self._dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
-        self.width = self._dtype.itemsize
+        self.width: int = self._dtype.itemsize
         info = stored_segment(store, name)
         self._path = info.path
         plain = count * self.width

@@ -57,7 +57,7 @@ class StagedDocuments:
         self._staging = store.stage()
         self._writer = RecordWriter(self._staging, _NAME)
         self._numbers: dict[str, int] = {}
-        self.record_bytes = 0
+        self.record_bytes: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:

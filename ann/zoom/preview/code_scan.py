@@ -169,19 +169,19 @@ def code_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[CodedPart]
         for number in range(count):
             _scan_one(found, number, queries, lists, parts, limits)
     else:
-        _scan_compiled(backend.core, found, queries, lists, parts, limits)
+        _scan_compiled(found, queries, lists, parts, limits)
     return found
 
 
 def _scan_compiled(
-    core: "backend.Core",
     found: Candidates,
     queries: ScanQueries,
     lists: CodeLists,
     parts: Sequence[CodedPart],
     limits: ScanLimits,
 ) -> None:
-    book = lists.book
+    book, core = lists.book, backend.core
+    assert core is not None
     core.code_scan(
         queries=core.ScanQueries(
             queries=queries.queries, probes=queries.probes, most=queries.most, inner=queries.inner

@@ -89,8 +89,8 @@ class IndexWriter:
         self, store: Store, reader: Reader, files: PartFiles, about: Description, footprint: Footprint
     ) -> None:
         self._store, self._reader, self._files, self._footprint = store, reader, files, footprint
-        self.about = about
-        self.lock = threading.RLock()
+        self.about: Description = about
+        self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails

@@ -320,9 +320,12 @@ class PartsSource(VectorSource):
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
         self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
-        self.ids = compact_ids(
+        self.ids: npt.NDArray[Any] = compact_ids(
             np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
         )
+        self.count: int
+        self.dimension: int
+        self.dtype: np.dtype[Any]
         self.dtype, self.dimension, self.count = dtype, dimension, len(self.rows)
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:

@@ -1,5 +1,6 @@
 """The state of an index at one moment, and the DRAM that it takes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
@@ -27,6 +28,8 @@ from memhier.store.store import Store
 __all__ = ["Footprint", "IndexSnapshot"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+_BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,20 @@ class IndexSnapshot:
                 out[here] = vectors_of(part.read(reader, rows[here]), self.dtype)
         return out
 
+    def blocks(self, reader: Reader) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield ids and vectors of all parts in the order on SSD, a few MiB at a time, then of those that wait."""
+        step = max(1, _BLOCK_BYTES // self.row_bytes)
+        for part in self.parts:
+            for start in range(0, len(part), step):
+                rows = np.arange(start, min(start + step, len(part)))
+                rows = rows[part.is_alive(rows)]
+                if len(rows):
+                    texts = None if part.texts is None else part.texts.read(rows)
+                    ids = Ids(part.arrays.ids[rows].astype(np.int64), texts)
+                    yield ids.values(), vectors_of(part.read(reader, rows), self.dtype)
+        if len(self.fresh):
+            yield Ids(self.fresh.ids, self.fresh.texts).values(), self.fresh.vectors
+
 
 class Footprint:
     """The DRAM of an index: the bytes that it holds with a snapshot, and the most that these become.
@@ -136,7 +153,9 @@ class Footprint:
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description) -> None:
         self._store, self._reader, self._cache = store, reader, cache
         self._searches, self._changes = about.searches, about.coding == "rabitq"
-        self.search_bytes = workspace_bytes(about.row_bytes) + scan_bytes(about.dram)  # of one search, filters apart
+        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(
+            about.dram
+        )  # of one search, filters apart
 
     def held(self, state: IndexSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""

@@ -56,6 +56,9 @@ class ShardLookUps(LookUps):
         average: bool,
     ) -> None:
         super().__init__(shard, parser.ids_of)
+        self.ahead: Collectives
+        self.beside: Collectives
+        self.now: Collectives
         self.now, self.beside, self.ahead = groups
         self.shard = shard
         self._parser = parser

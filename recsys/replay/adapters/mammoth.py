@@ -72,8 +72,8 @@ class MammothBuffer:
             except ValueError as error:
                 raise ValueError(f"buffer: Mammoth passes no scores, which {buffer.swap!r} needs") from error
         self.carousel = buffer
-        self.device = device
-        self.attributes = list(ATTRIBUTES)
+        self.device: Any = device
+        self.attributes: list[str] = list(ATTRIBUTES)
         self._used = UsedSlots()
         self._seen = SeenIds(buffer.stored_ids())
 

@@ -231,9 +231,11 @@ class SampleCodec:
         # Bytes of every record; None if they differ.
         self.row_bytes: int | None = sum(width or 0 for width in widths) if fixed else None
         # Whether a record is the bytes of one field.
-        self.is_plain = len(self._codecs) == 1 and all(isinstance(codec, RawCodec) for codec in self._codecs.values())
+        self.is_plain: bool = len(self._codecs) == 1 and all(
+            isinstance(codec, RawCodec) for codec in self._codecs.values()
+        )
         columns = schema.columns
-        self.longest = 4 * len(self._codecs) + sum(
+        self.longest: int = 4 * len(self._codecs) + sum(
             _longest(codec, columns[name]) for name, codec in self._codecs.items()
         )
 

@@ -47,7 +47,7 @@ class Room:
         self._store = store
         self._logs = logs
         self._limit = budget - _catalog_bytes(budget) - part_bytes(budget)
-        self.piece_bytes = part_bytes(budget)
+        self.piece_bytes: int = part_bytes(budget)
         self._generation = -1
         self._committed = 0
         for log in logs:

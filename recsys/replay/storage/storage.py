@@ -48,11 +48,11 @@ class Storage:
 
     def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
         self.store = store
-        self.reader = Reader()
+        self.reader: Reader = Reader()
         self.schema = schema
         self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
         # A sample of mutable fields alone still has a record, which marks its position as used.
-        self.format = SampleCodec(schema, self._fixed, codecs)
+        self.format: SampleCodec = SampleCodec(schema, self._fixed, codecs)
         self._side_format = SampleCodec(schema, schema.mutable, codecs)
         self._lossless = self.format.lossless and self._side_format.lossless
         value = store.get(META)
