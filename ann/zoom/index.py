@@ -551,6 +551,11 @@ class ZoomIndex(Closing):
         )
 
     @property
+    def path(self) -> Path:
+        """The directory of the index, absolute."""
+        return self._store.path
+
+    @property
     def dimension(self) -> int:
         """Dimension of a vector."""
         return self._about.space.dimension
