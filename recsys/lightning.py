@@ -37,11 +37,11 @@ _NEW = ".new"
 class MemhierCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint of the model together with one of the tables, or of the buffer, that it trains with.
 
-    Give it to the trainer, ``Trainer(plugins=[MemhierCheckpointIO(table)])``. Start, and start again, with ``resume=True``
-    tables or an opened buffer and ``trainer.fit(model, ckpt_path=checkpoints.latest())``. Each checkpoint that Lightning
-    takes is one of the tables as well: the file is written under another name, then the tables commit, with the number
-    of the file, then the file gets its name. A kill between leaves a file and tables that fit; :meth:`latest` finds
-    the file.
+    Give it to the trainer, ``Trainer(plugins=[MemhierCheckpointIO(table)])``. Start, and start again, with tables that
+    resume, or an opened buffer, and ``trainer.fit(model, ckpt_path=checkpoints.latest())``. Each checkpoint that
+    Lightning takes is one of the tables as well: the file is written under another name, then the tables commit, with
+    the number of the file, then the file gets its name. A kill between leaves a file and tables that fit;
+    :meth:`latest` finds the file.
 
     The tables on SSD are those of the newest checkpoint. An older file is refused when it is loaded. Files may lie on a
     local disk only.

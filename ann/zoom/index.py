@@ -424,8 +424,21 @@ class ZoomIndex(Closing):
         check_fields(fields)
         return self._searcher.fetch(ids, fields)
 
+    def contains(self, ids: object) -> npt.NDArray[np.bool_]:
+        """Return whether a vector has each of these ids, which may repeat, bool ``[n]``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For ids that no vector can have, or of another type than those of the index.
+        """
+        self._check_open()
+        state = self._searcher.state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        return locate(state.parts, state.fresh, wanted).known[inverse]
+
     def __contains__(self, name: object) -> bool:
-        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `reconstruct`.
+        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `contains`.
 
         Raises
         ------

@@ -43,7 +43,7 @@ KEPT: list[Any] = []  # operators live as long as the library that defines them
 
 @pytest.fixture
 def torchvision() -> None:
-    """Define the operators that torchvision asks for while it is imported, where its own are built for another torch."""
+    """Define the operators that torchvision asks for at import, where its own are those of another torch."""
     if not KEPT:
         try:
             library = torch.library.Library("torchvision", "DEF")
