@@ -109,9 +109,11 @@ class DocumentIndex(Closing):
         """Remove all records that a filter selects."""
         with self._changing:
             if self.index is not None and len(self.index):
-                found = self.index.search(np.ones(self.index.dimension), len(self.index), recall=1, where=where)
-                self.index.remove([name for name in found.ids if name is not None])
-                self.index.commit()
+                everywhere = float(np.finfo(np.float32).max)
+                found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=where)
+                if len(found.ids):
+                    self.index.remove(found.ids)
+                    self.index.commit()
 
     def get(self, ids: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """Return ids and records; ids that are not there are left out."""
