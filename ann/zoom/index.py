@@ -107,7 +107,7 @@ class ZoomIndex(Closing):
             A directory that does not exist yet, in a folder that does.
         vectors
             A matrix ``[n, d]``: an array, memmap or h5py data set; a torch tensor of any device and float type; an
-            array of CuPy, JAX or any other library with DLPack; lists of Arrow, chunked or not; a Series of pandas or a
+            array of CuPy or any other library with DLPack; lists of Arrow, chunked or not; a Series of pandas or a
             list that holds vectors; a column of a Hugging Face data set. Or a file, or URL of a Parquet file, that
             :func:`memhier.ann.open_vectors` reads. Or an iterator of blocks ``[rows, d]`` or of vectors ``[d]``, such
             as a column of an iterable data set. The dtype is float32, float16, int8 or uint8. The index stores other

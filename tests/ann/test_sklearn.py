@@ -4,6 +4,7 @@ import copy
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from typing import Any
@@ -152,8 +153,8 @@ def test_a_forked_process_leaves_the_files(tmp_path, monkeypatch):
     if child == 0:
         del ours
         gc.collect()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
     assert ours.kneighbors(X[:1])[1][0, 0] == 0
 
 

@@ -55,13 +55,13 @@ def loader() -> Any:
     return torch.utils.data.DataLoader(data, batch_size=8)
 
 
-def train(lightning: Any, folder: Path, prepare: Callable[[Any], None] = lambda _: None) -> list[float]:
+def train(lightning: Any, folder: Path, prepare: Callable[[Any, Any], None] = lambda *_: None) -> list[float]:
     """Train for three epochs of six steps, with two files at the end of each; return rows and weights."""
     from memhier.recsys.lightning import MemhierCheckpointIO
 
     with tables(folder) as store:
         checkpoints = MemhierCheckpointIO(store)
-        prepare(checkpoints)
+        prepare(checkpoints, store)
         each = lightning.callbacks.ModelCheckpoint(folder / "files", save_last=True)
         trainer = lightning.Trainer(
             plugins=[checkpoints], callbacks=[each], max_epochs=3, accelerator="cpu", logger=False,
@@ -85,7 +85,7 @@ def test_a_killed_training_goes_on_as_if_undisturbed(lightning: Any, tmp_path: P
     undisturbed = train(lightning, tmp_path / "a")
     left = [count]
 
-    def prepare(checkpoints: Any) -> None:
+    def prepare(checkpoints: Any, store: Any) -> None:
         import memhier.recsys.lightning as room
 
         def at_the_count(inner: Callable[..., Any], *, after: bool) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ def test_a_killed_training_goes_on_as_if_undisturbed(lightning: Any, tmp_path: P
             return call
 
         if "commit" in moment:
-            checkpoints._commit = at_the_count(checkpoints._commit, after="after" in moment)
+            store.checkpoint = at_the_count(store.checkpoint, after="after" in moment)
         elif "file" in moment:
             checkpoints.save_checkpoint = at_the_count(checkpoints.save_checkpoint, after=False)
         else:
@@ -112,7 +112,7 @@ def test_a_killed_training_goes_on_as_if_undisturbed(lightning: Any, tmp_path: P
         try:
             train(lightning, tmp_path / "b", prepare)
         finally:
-            os._exit(1)
+            os.kill(os.getpid(), signal.SIGTERM)
     _, status = os.waitpid(child, 0)
     assert os.WTERMSIG(status) == signal.SIGKILL
     assert train(lightning, tmp_path / "b") == undisturbed
