@@ -4,11 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from memhier.ann.zoom import ZoomIndex
+from memhier.ann.zoom.filters.where import And, Expression, IsNull, Not, Or, parse
 from memhier.ann.zoom.preview.space import Metric
 from memhier.arguments import check_int
 from memhier.closing import Closing
@@ -88,14 +89,15 @@ class DocumentIndex(Closing):
                 empty = np.empty((0, matrix.shape[-1]), np.float32)
                 self.index = ZoomIndex.build(self._path, empty, ids=np.array([], "U1"), **self._options)
             known = self.index.contains([ids[row] for row in last])
-            for change, rows in ((self.index.update, last[known]), (self.index.add, last[~known])):
-                if len(rows):
-                    values = [{key: metadata[row].get(key) for key in self.attributes} for row in rows]
-                    change(
-                        ids=[ids[row] for row in rows], vectors=matrix[rows],
-                        attributes=values if self.attributes else None,
-                        documents={_RECORD: [dict(records[row]) for row in rows]},
-                    )  # fmt: skip
+            old, new = (self._columns(rows, ids, matrix, records, metadata) for rows in (last[known], last[~known]))
+            if new["ids"]:
+                self.index.add(**new)
+            try:
+                if old["ids"]:
+                    self.index.update(**old)
+            except BaseException:
+                self.index.remove(new["ids"])
+                raise
             self.index.commit()
 
     def discard(self, ids: Sequence[str]) -> None:
@@ -108,9 +110,9 @@ class DocumentIndex(Closing):
     def discard_where(self, where: str) -> None:
         """Remove all records that a filter selects."""
         with self._changing:
-            if self.index is not None and len(self.index):
+            if self.index is not None and len(self.index) and (selected := self._selected(where)) is not False:
                 everywhere = float(np.finfo(np.float32).max)
-                found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=where)
+                found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=selected)
                 if len(found.ids):
                     self.index.remove(found.ids)
                     self.index.commit()
@@ -135,15 +137,47 @@ class DocumentIndex(Closing):
         **options
             Of :meth:`memhier.ann.ZoomIndex.search`, such as ``recall=``.
         """
-        if self.index is None or not len(self.index):
+        if self.index is None or not len(self.index) or (selected := self._selected(where)) is False:
             return []
-        found = self.index.search(query, k, where=where, fields=[_RECORD], **options)
+        found = self.index.search(query, k, where=selected, fields=[_RECORD], **options)
         return [(row["id"], row[_RECORD], row["distance"]) for row in found.rows()]
 
     def close(self) -> None:
         """Close the index. May be called twice."""
         if self.index is not None:
             self.index.close()
+
+    def _selected(self, where: str | None) -> str | Literal[False] | None:
+        """Return a filter without attributes that are null in all records; None for all records, False for none."""
+        assert self.index is not None
+        missing = set(self.attributes) - self.index.fields.keys()
+        if where is None or missing.isdisjoint((expression := parse(where)).names):
+            return where
+        found = _settled(expression, missing, wanted=True)
+        if isinstance(found, bool):
+            return None if found else False
+        return str(found)
+
+    def _columns(
+        self,
+        rows: Any,
+        ids: Sequence[str],
+        matrix: Any,
+        records: Sequence[Mapping[str, Any]],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Return the arguments of a change of some rows."""
+        assert self.index is not None
+        columns = {key: [metadata[row].get(key) for row in rows] for key in self.attributes}
+        told = {  # a column of nulls does not tell its type
+            key: values
+            for key, values in columns.items()
+            if key in self.index.fields or any(value is not None for value in values)
+        }
+        return {
+            "ids": [ids[row] for row in rows], "vectors": matrix[rows], "attributes": told or None,
+            "documents": {_RECORD: [dict(records[row]) for row in rows]},
+        }  # fmt: skip
 
     def _there(self, ids: Sequence[str]) -> list[str]:
         assert self.index is not None
@@ -171,6 +205,22 @@ def comparison(name: str, operator: str, value: Any) -> str:
     if operator in ("in", "not in"):
         return f"{name} {operator} ({', '.join(_literal(name, each) for each in value)})"
     return f"{name} {operator} {_literal(name, value)}"
+
+
+def _settled(expression: Expression, missing: set[str], *, wanted: bool) -> Expression | bool:
+    """Return the condition that another one is true, or is false, where the attributes `missing` are null."""
+    if isinstance(expression, Not):
+        return _settled(expression.operand, missing, wanted=not wanted)
+    if isinstance(expression, And | Or):
+        parts = [_settled(operand, missing, wanted=wanted) for operand in expression.operands]
+        every = isinstance(expression, And) == wanted
+        if (not every) in parts:
+            return not every
+        left = tuple(part for part in parts if not isinstance(part, bool))
+        return (And if every else Or)(left) if len(left) > 1 else left[0] if left else every
+    if missing.isdisjoint(expression.names):
+        return expression if wanted else Not(expression)
+    return isinstance(expression, IsNull) and wanted  # other tests of a null are unknown
 
 
 def _literal(name: str, value: Any) -> str:
