@@ -60,15 +60,21 @@ test: lint types pytest pytest-python  ## all checks: ruff, mypy, the tests, and
 see_all_of_venv = $(BIN)/python -c "import site; print(*(f'import site; site.addsitedir({path!r})' for path in site.getsitepackages()), sep='\n')" \
 	    > "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/memhier-parent.pth"
 
-# Avalanche and TorchRL in an environment of their own, which sees all of .venv: they would bring other builds of torch.
+# The libraries that adapters serve, in an environment of their own, which sees all of .venv: some would bring other builds
+# of torch.
 PLUGINS := .venv-plugins
-PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py)
+PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py) \
+    $(foreach name,containers_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
+    tests/recsys/test_lightning.py
 
-test-plugins: $(PLUGINS)/.installed  ## the replay adapters, tried with the real Avalanche and TorchRL
-	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers"
+test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries
+	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers" \
+	    -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
+	$(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
+	    -o asyncio_default_fixture_loop_scope=function
 
 $(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt
-	@echo "Installing Avalanche and TorchRL into $(PLUGINS) (some 350 MB)"
+	@echo "Installing the libraries that adapters serve into $(PLUGINS) (some 600 MB)"
 	@rm -rf $(PLUGINS)
 	@$(PYTHON) -m venv $(PLUGINS)
 	@$(PLUGINS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-plugins.txt

@@ -30,7 +30,7 @@ READS = {
     "StoredSamples": "blocks check read",
     "TopKSoftmax": "bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save stats topk",
     "VectorReader": "blocks take",
-    "ZoomIndex": "blocks explain fetch range_search reconstruct search search_iter stats",
+    "ZoomIndex": "blocks contains explain fetch range_search reconstruct search search_iter stats",
     "CarouselBuffer": "empty occupied stored_ids value",
     "EmbeddingBag": f"{TABLES} extra_repr",
     "EmbeddingBagCollection": f"{TABLES} extra_repr",

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_vectors
+from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_query, check_vectors
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
@@ -106,12 +106,16 @@ class ZoomIndex(Closing):
         path
             A directory that does not exist yet, in a folder that does.
         vectors
-            Array, memmap or h5py data set ``[n, d]``, a file that :func:`memhier.ann.open_vectors` reads, or an
-            iterator of blocks. The dtype is float32, float16, int8 or uint8. The index stores float64, bfloat16 and
-            other integers as float32; it refuses integers that float32 does not hold exactly. ``[0, d]`` makes an index
-            to be filled by :meth:`add`; give `grow_to` then. The build reads vectors in blocks and never holds them
-            all. It takes DRAM for the codes, 32 bytes a vector, a training sample of at most 256 MiB twice and some
-            200 MiB of blocks, and up to three times the vectors' size on disk.
+            A matrix ``[n, d]``: an array, memmap or h5py data set; a torch tensor of any device and float type; an
+            array of CuPy or any other library with DLPack; lists of Arrow, chunked or not; a Series of pandas or a
+            list that holds vectors; a column of a Hugging Face data set. Or a file, or URL of a Parquet file, that
+            :func:`memhier.ann.open_vectors` reads. Or an iterator of blocks ``[rows, d]`` or of vectors ``[d]``, such
+            as a column of an iterable data set. The dtype is float32, float16, int8 or uint8. The index stores other
+            floats, and other integers, as float32; it refuses integers that float32 does not hold exactly, nulls
+            and rows of unlike lengths. ``[0, d]`` makes an index to be filled by :meth:`add`; give `grow_to` then. The
+            build reads vectors in blocks and never holds them all. It takes DRAM for the codes, 32 bytes a vector, a
+            training sample of at most 256 MiB twice and some 200 MiB of blocks, and up to three times the vectors' size
+            on disk.
         ids
             Integers ``[n]`` other than -1, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
             index keeps ids of that type.
@@ -220,7 +224,7 @@ class ZoomIndex(Closing):
 
     def search(
         self,
-        queries: npt.ArrayLike,
+        queries: object,
         k: int,
         *,
         recall: float | None = None,
@@ -238,7 +242,8 @@ class ZoomIndex(Closing):
         Parameters
         ----------
         queries
-            ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
+            ``[q, d]``, or ``[d]`` for one, in any container that :meth:`build` takes; any real dtype, compared as
+            float32.
         k
             Number of neighbours. Where the index or a filter leaves fewer, ids of -1 (None for strings) at infinity
             follow.
@@ -291,7 +296,7 @@ class ZoomIndex(Closing):
 
     def range_search(
         self,
-        queries: npt.ArrayLike,
+        queries: object,
         radius: float,
         *,
         recall: float | None = None,
@@ -330,7 +335,7 @@ class ZoomIndex(Closing):
         check_fields(fields)
         return self._searcher.search_range(matrix, radii, wanted, where, fields)
 
-    def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
+    def search_iter(self, query: object, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
         """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
 
         Every round searches for twice as many. A later batch may hold a neighbour that a recall below 1 missed before,
@@ -345,8 +350,7 @@ class ZoomIndex(Closing):
         **options
             As in :meth:`search`.
         """
-        if np.ndim(query) != 1:
-            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        query = check_query(query, self.dimension)
         size = check_int("batch", batch, 1)
 
         def nearest(k: int) -> SearchResult:
@@ -358,7 +362,7 @@ class ZoomIndex(Closing):
 
         return iterate(nearest, size)
 
-    def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
+    def explain(self, query: object, k: int = 10, **options: Any) -> Explanation:
         """Search for one query and tell its steps: lists scanned, candidates admitted, pages read, why it stopped.
 
         Parameters
@@ -368,13 +372,12 @@ class ZoomIndex(Closing):
         k, **options
             As in :meth:`search`.
         """
-        if np.ndim(query) != 1:
-            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        query = check_query(query, self.dimension)
         self._check_open()
         if unknown := options.keys() - SearchOptions.__dataclass_fields__.keys():
             raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
         chosen = SearchOptions(k, **options)
-        answer = self._searcher.search(check_queries(query, self.dimension)[0], chosen)
+        answer = self._searcher.search(query[None], chosen)
         state, effort, stats = answer.state, answer.plan.effort, answer.result.stats
         lists = state.preview.lists
         return Explanation(
@@ -437,8 +440,21 @@ class ZoomIndex(Closing):
         check_fields(fields)
         return self._searcher.fetch(ids, fields)
 
+    def contains(self, ids: object) -> npt.NDArray[np.bool_]:
+        """Return whether a vector has each of these ids, which may repeat, bool ``[n]``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For ids that no vector can have, or of another type than those of the index.
+        """
+        self._check_open()
+        state = self._searcher.state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        return locate(state.parts, state.fresh, wanted).known[inverse]
+
     def __contains__(self, name: object) -> bool:
-        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `reconstruct`.
+        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `contains`.
 
         Raises
         ------
@@ -455,14 +471,14 @@ class ZoomIndex(Closing):
 
     @shielded
     def add(
-        self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None, documents: Any = None
+        self, vectors: object, ids: object = None, attributes: Any = None, documents: Any = None
     ) -> npt.NDArray[Any]:
         """Add vectors. Searches find them at once; :meth:`commit` makes them durable.
 
         Parameters
         ----------
         vectors
-            ``[n, d]``, or ``[d]`` for one, that fit the dtype of the index.
+            ``[n, d]``, or ``[d]`` for one, in any container that :meth:`build` takes, that fit the dtype of the index.
         ids
             Integers or strings ``[n]``, of the index's type, that are not in it; the next free integers when not given.
         attributes
@@ -509,7 +525,7 @@ class ZoomIndex(Closing):
             self._searcher.state = writer.remove(self._searcher.state, names)
 
     @shielded
-    def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None, documents: Any = None) -> None:
+    def update(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> None:
         """Replace vectors, and the attributes and documents given, in one step.
 
         Parameters
@@ -582,7 +598,7 @@ class ZoomIndex(Closing):
         self.commit(compact=True)
 
     @shielded
-    def tune(self, queries: npt.ArrayLike) -> None:
+    def tune(self, queries: object) -> None:
         """Calibrate recall for queries like these, and hold the pages that they read most in DRAM where that pays.
 
         Parameters
@@ -624,6 +640,11 @@ class ZoomIndex(Closing):
         return (
             f"ZoomIndex({str(self._store.path)!r}, {len(self)} x {self.dimension} {self._about.dtype}, {self.metric})"
         )
+
+    @property
+    def path(self) -> Path:
+        """The directory of the index, absolute."""
+        return self._store.path
 
     @property
     def dimension(self) -> int:

@@ -86,12 +86,8 @@ KEPT: list[Any] = []  # operators live as long as the library that defines them
 
 
 @pytest.fixture
-def avalanche(plugin: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Avalanche, with stand-ins for what it imports and does not need here."""
-    if importlib.util.find_spec("wandb") is None:
-        wandb = types.ModuleType("wandb")
-        wandb.__spec__ = importlib.util.spec_from_loader("wandb", None)
-        monkeypatch.setitem(sys.modules, "wandb", wandb)
+def torchvision() -> None:
+    """Define the operators that torchvision asks for at import, where its own are those of another torch."""
     if not KEPT:
         try:
             library = torch.library.Library("torchvision", "DEF")
@@ -100,4 +96,13 @@ def avalanche(plugin: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch
                 library.define(name)
         except RuntimeError:
             pass  # torchvision is whole here
+
+
+@pytest.fixture
+def avalanche(plugin: Callable[[str, str], Any], monkeypatch: pytest.MonkeyPatch, torchvision: None) -> Any:
+    """Avalanche, with stand-ins for what it imports and does not need here."""
+    if importlib.util.find_spec("wandb") is None:
+        wandb = types.ModuleType("wandb")
+        wandb.__spec__ = importlib.util.spec_from_loader("wandb", None)
+        monkeypatch.setitem(sys.modules, "wandb", wandb)
     return plugin("avalanche.training", "avalanche-lib")

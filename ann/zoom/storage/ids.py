@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.files import as_array
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.preview.code_scan import split_positions
@@ -78,6 +79,7 @@ def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
     ValueError
         When one of them repeats.
     """
+    ids = _held(ids, name)
     if not is_text(ids):
         if kind == "str" and np.size(ids):
             raise TypeError(f"{name}={_short(ids)}: this index has strings as ids, so expected strings")
@@ -92,6 +94,13 @@ def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
             raise ValueError(f"{name} holds {word.decode()!r} more than once: every vector needs an id of its own")
         seen.add(word)
     return found
+
+
+def _held(ids: Any, name: str) -> Any:
+    """Return ids on another device, or in a sequence of another library, as an array or a list."""
+    if hasattr(ids, "__cuda_array_interface__") or (hasattr(ids, "__dlpack__") and not hasattr(ids, "__array__")):
+        return as_array(ids, name)
+    return list(ids) if isinstance(ids, Sequence) and not isinstance(ids, str | list | tuple) else ids
 
 
 def refuse_clashes(ids: Ids) -> None:
@@ -109,6 +118,7 @@ def _shared(numbers: Ints) -> Ints:
 
 def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
     """Return the distinct ids, and the place of each of `ids` among them, int64 ``[n]``."""
+    ids = _held(ids, "ids")
     if is_text(ids):
         places: dict[bytes, int] = {}
         texts = as_texts(ids)
