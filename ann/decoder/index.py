@@ -18,11 +18,11 @@ from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choice
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
-from memhier.ann.decoder.stored import check_place, open_index, save_index
+from memhier.ann.decoder.stored import KIND, check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.shield import close_made, shielded, shielded_giving
-from memhier.store.store import Verify
+from memhier.store.store import CACHE_BYTES, Store, Verify
 
 __all__ = ["LogitIndex", "way_for"]
 
@@ -358,13 +358,24 @@ class LogitIndex:
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write codes, settings and the layer's rows into the new directory `path`, all or nothing."""
-        save_index(Path(path), self._engine, self._settings, self._method, self.digest)
+        """Write codes, settings and the layer's rows into the new directory `path`, or to a URL, all or nothing.
+
+        For a URL they are written into a temporary directory first, and then pushed; see :meth:`memhier.Store.push`.
+        """
+        save_index(path, self._engine, self._settings, self._method, self.digest)
 
     @classmethod
     @shielded_giving(close_made)
-    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, verify: Verify = "read") -> Self:
-        """Open an index that :meth:`save` wrote.
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        dram: int | str | None = None,
+        verify: Verify = "read",
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> Self:
+        """Open an index that :meth:`save` wrote, at a path or a URL.
 
         Parameters
         ----------
@@ -375,6 +386,9 @@ class LogitIndex:
             at a time as the budget has room for. Full products of rows in DRAM take some hundred MB besides.
         verify
             The time to compare pages with their checksums; see :meth:`memhier.Store.open`.
+        cache, cache_bytes
+            The directory on SSD that keeps pages read from a URL, and the most that they take there; see
+            :meth:`memhier.Store.open`.
 
         Raises
         ------
@@ -384,7 +398,8 @@ class LogitIndex:
             If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
-        engine, settings, method, digest = open_index(Path(path), budget, verify)
+        store = Store.open(path, kind=KIND, verify=verify, cache=cache, cache_bytes=cache_bytes)
+        engine, settings, method, digest = open_index(store, budget)
         return cls(engine, settings, method, digest)
 
     @shielded

@@ -5,11 +5,12 @@ whose bound does not exceed the k-th nearest distance found so far, a page never
 left that could improve on it. Where rows lie whole in their pages, all that is on a page is ranked once it is read.
 """
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.io.faults import raise_fault
 from memhier.io.kernels import METRICS, ROW_DTYPES
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -91,7 +92,8 @@ def rank_rows(
     if core is None or compiled is None:
         rank_in_python(reader, request, workspace, pages, found, sums)
         return found
-    fault = compiled.rank(
+    ranking = partial(
+        compiled.rank,
         request=core.RankRequest(
             queries=request.queries, type=ROW_DTYPES.index(request.dtype), metric=METRICS.index(request.metric),
             row_bytes=request.row_bytes, first=request.first, files=request.files, offsets=request.offsets,
@@ -105,8 +107,7 @@ def rank_rows(
         page_rows=[core.PageRows(file=rows.file, ids=rows.ids, allowed=rows.allowed) for rows in page_rows],
         per_page=whole if page_rows else 0, tally=sums,
     )  # fmt: skip
-    if fault is not None:
-        raise_fault(fault, reader.engine)
+    reader.run(ranking)
     return found
 
 
