@@ -8,9 +8,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from weakref import ref
 
 import numpy as np
 
+from memhier.closing import Closing
 from memhier.errors import CorruptionError
 from memhier.remote.manifest import Manifest, digest, object_path
 from memhier.remote.place import Place
@@ -27,7 +29,7 @@ _LOOK_S = 0.05
 Wanted = Sequence[tuple[SegmentCache, int]]
 
 
-class ExtentCache:
+class ExtentCache(Closing):
     """Extents of the segments of one generation.
 
     Many threads and processes may use a folder at a time. A process that dies leaves a valid cache. The limit holds for
@@ -50,7 +52,7 @@ class ExtentCache:
     contents
         The same, with the files of the cache.
     segments
-        By the paths of their files.
+        By the paths of these files; empty once `close` was called.
     """
 
     def __init__(self, place: Place, folder: Path, limit: int, manifest: Manifest, contents: Contents) -> None:
@@ -64,16 +66,18 @@ class ExtentCache:
         infos = {name: replace(info, path=paths[name]) for name, info in contents.segments.items()}
         self.contents = replace(contents, segments=infos)
         with _alone(self.folder):
-            self.segments = {
+            self.segments = segments = {
                 str(paths[name]): SegmentCache(self, paths[name], info, objects[name], manifest.chunk_bytes)
                 for name, info in infos.items()
             }
             remove_unheld(self.folder, paths.values())
-        self._order = [segment for segment in self.segments.values() if len(segment.marks)]
+        # Weak: each segment knows the cache, and its file is closed once no store and no reader has it.
+        self._order = [ref(segment) for segment in segments.values()]
         self._hand = 0
         self._begin()
         with self._lock:
-            self._make_room(0)  # the limit may be smaller than the last time
+            for _ in range(2):  # the limit may be smaller than the last time
+                self._make_room(0)
 
     def _begin(self) -> None:
         """Make lock and threads of this process; a fork leaves the parent's behind."""
@@ -82,10 +86,9 @@ class ExtentCache:
         self._coming: dict[tuple[str, int], Future[None]] = {}
         self._pool = ThreadPoolExecutor(_REQUESTS, "memhier-extents")
 
-    @property
-    def memory_bytes(self) -> int:
-        """DRAM held: a byte for each extent."""
-        return sum(segment.marks.nbytes for segment in self._order)
+    def close(self) -> None:
+        """Let go of the segments; readers that have one keep it."""
+        self.segments.clear()
 
     def fetch(self, wanted: Wanted) -> None:
         """Bring extents that are absent, and wait for those that another thread brings.
@@ -146,15 +149,18 @@ class ExtentCache:
                     self._coming.pop((segment.path, at), None)
 
     def _make_room(self, count: int) -> None:
-        """Take away extents until `count` more fit, by at most two passes over all."""
-        excess = sum(segment.present for segment in self._order) + len(self._coming) + count - self._limit
+        """Take away extents until `count` more fit, by one pass at most.
+
+        A pass leaves those that were used since the last one: those of the call that asks are among them.
+        """
+        order = [segment for each in self._order if (segment := each()) is not None]
+        excess = sum(segment.present for segment in order) + len(self._coming) + count - self._limit
         ends = 0
-        while excess > 0 and ends < 2 * len(self._order):
-            taken, finished = self._order[self._hand].sweep(excess)
+        while excess > 0 and ends < len(order):
+            taken, finished = order[self._hand % len(order)].sweep(excess)
             excess -= taken
-            if finished:
-                self._hand = (self._hand + 1) % len(self._order)
-                ends += 1
+            self._hand += finished
+            ends += finished
 
 
 def _runs(absent: Wanted) -> Iterator[tuple[SegmentCache, int, int]]:

@@ -76,7 +76,7 @@ class Store(Closing):
 
     def __init__(
         self, path: Path, files: Files, verify: Verify, catalog: Catalog | None, contents: Contents, lock: File | None,
-        held: Sequence[File] = (), sources: "Mapping[str, PageSource] | None" = None,
+        held: Sequence[File | Closing] = (), sources: "Mapping[str, PageSource] | None" = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._files = files
@@ -84,7 +84,7 @@ class Store(Closing):
         self._catalog = catalog
         self._contents = contents
         self._lock = lock
-        self._held = held  # a reader's: the files of its segments
+        self._held = held  # a reader's: the files of its segments, or the cache of a backup
         self._sources = sources or {}  # of a backup, which has no catalog here: of the segments' pages, by file
         self._writer_pid = os.getpid() if lock is not None else None
         self._transaction: Transaction | None = None
@@ -216,7 +216,9 @@ class Store(Closing):
         if verify == "off":
             raise ValueError("verify='off': expected 'read' or 'open' for a backup, whose pages are always checked")
         files = open_far(url, kind, cache, cache_bytes)
-        opened = cls(files.cache.folder, files, verify, None, files.cache.contents, None, (), files.cache.segments)
+        opened = cls(
+            files.cache.folder, files, verify, None, files.cache.contents, None, [files.cache], files.cache.segments
+        )
         if verify == "open" and (damaged := opened.check()):
             raise CorruptionError(str(damaged[0]))
         return opened
@@ -477,7 +479,6 @@ class Store(Closing):
         self._closed = True
         for file in self._held:
             file.close()
-        self._sources = {}  # readers keep those of their files
         if self._lock is not None:
             self._lock.close()
 

@@ -199,7 +199,12 @@ def test_tampered_and_lost_objects_are_found_and_pushed_again(tmp_path: Path, bu
     push(tmp_path / "store")
     sound = dict(bucket.objects)
     for name in sound:
-        for damage in (None, b"", sound[name][:-1], bytes([sound[name][0] ^ 1]) + sound[name][1:] if sound[name] else b"x"):
+        for damage in (
+            None,
+            b"",
+            sound[name][:-1],
+            bytes([sound[name][0] ^ 1]) + sound[name][1:] if sound[name] else b"x",
+        ):
             if damage == sound[name]:
                 continue
             bucket.objects = dict(sound)
