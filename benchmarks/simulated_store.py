@@ -1,22 +1,57 @@
-"""A simulated object store: an fsspec file system in memory with latency, bandwidth, counts and injected faults."""
+"""A simulated object store: an fsspec file system with latency, bandwidth, counts and injected faults."""
 
+import mmap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
 import fsspec
 from fsspec.spec import AbstractFileSystem
 
-__all__ = ["FAULTS", "Bucket", "Killed", "SimulatedStore", "simulated"]
+__all__ = ["FAULTS", "Bucket", "FileObjects", "Killed", "SimulatedStore", "simulated"]
 
 FAULTS = ("error", "lost answer", "cut short", "flipped byte", "kill")
 
 
 class Killed(BaseException):
     """The process that made the request is dead. Not an `Exception`, so that nothing brings it back to life."""
+
+
+class FileObjects(MutableMapping[str, Any]):
+    """Objects in the files of a folder, for more than DRAM holds."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir()
+
+    def __getitem__(self, name: str) -> Any:
+        try:
+            with self._path(name).open("rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except FileNotFoundError:
+            raise KeyError(name) from None
+        except ValueError:  # empty
+            return b""
+
+    def __setitem__(self, name: str, contents: bytes) -> None:
+        self._path(name).write_bytes(contents)
+
+    def __delitem__(self, name: str) -> None:
+        self._path(name).unlink()
+
+    def __iter__(self) -> Iterator[str]:
+        return (unquote(path.name) for path in self._folder.iterdir())
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / quote(name, safe="")
 
 
 @dataclass
@@ -38,7 +73,7 @@ class Bucket:
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
     fault: Callable[[int], str | None] = lambda number: None
-    objects: dict[str, bytes] = field(default_factory=dict)
+    objects: MutableMapping[str, Any] = field(default_factory=dict)
     requests: int = 0
     received: int = 0
     sent: int = 0

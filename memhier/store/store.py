@@ -76,7 +76,7 @@ class Store(Closing):
 
     def __init__(
         self, path: Path, files: Files, verify: Verify, catalog: Catalog | None, contents: Contents, lock: File | None,
-        held: Sequence[File | Closing] = (), sources: "Mapping[str, PageSource] | None" = None,
+        held: Sequence[File | Closing] = (), *, sources: "Mapping[str, PageSource] | None" = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._files = files
@@ -216,9 +216,8 @@ class Store(Closing):
         if verify == "off":
             raise ValueError("verify='off': expected 'read' or 'open' for a backup, whose pages are always checked")
         files = open_far(url, kind, cache, cache_bytes)
-        opened = cls(
-            files.cache.folder, files, verify, None, files.cache.contents, None, [files.cache], files.cache.segments
-        )
+        cached = files.cache
+        opened = cls(cached.folder, files, verify, None, cached.contents, None, [cached], sources=cached.segments)
         if verify == "open" and (damaged := opened.check()):
             raise CorruptionError(str(damaged[0]))
         return opened

@@ -300,7 +300,7 @@ def test_nothing_there(tmp_path: Path, bucket: Bucket) -> None:
 def test_a_place_that_always_fails(tmp_path: Path, bucket: Bucket) -> None:
     state = change(tmp_path / "store", np.random.default_rng(0))
     bucket.fault = lambda number: "error"
-    with pytest.raises(OSError, match="failed 6 times.*injected"):
+    with pytest.raises(OSError, match=r"failed 6 times.*injected"):
         push(tmp_path / "store")
     assert bucket.requests == 6
     with pytest.raises(OSError, match="failed 6 times"):
