@@ -54,6 +54,10 @@ class FileObjects(MutableMapping[str, Any]):
         return self._folder / quote(name, safe="")
 
 
+def _no_fault(number: int) -> str | None:
+    return None
+
+
 @dataclass
 class Bucket:
     """The objects and the conduct of a simulated store. Requests are counted from 1.
@@ -72,7 +76,7 @@ class Bucket:
 
     latency_s: float = 0.0
     bytes_per_s: float = float("inf")
-    fault: Callable[[int], str | None] = lambda number: None
+    fault: Callable[[int], str | None] = field(default_factory=lambda: _no_fault)
     objects: MutableMapping[str, Any] = field(default_factory=dict)
     requests: int = 0
     received: int = 0

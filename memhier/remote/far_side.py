@@ -14,7 +14,17 @@ from memhier.errors import CorruptionError, FormatError
 from memhier.remote.manifest import Manifest, digest, object_path
 from memhier.remote.place import Place
 
-__all__ = ["Backup", "backups", "check", "manifest_of", "newest", "object_of", "prune", "prune_place", "publish"]
+__all__ = [
+    "Backup",
+    "backups",
+    "check_backup",
+    "manifest_of",
+    "newest",
+    "object_of",
+    "prune_backups",
+    "prune_place",
+    "publish",
+]
 
 _FOLDER = "manifests"
 _TRIES = 3  # of a manifest that arrives damaged
@@ -48,7 +58,7 @@ def backups(url: str) -> list[Backup]:
     Examples
     --------
     >>> import tempfile
-    >>> from memhier import Store
+    >>> from memhier import Store, backups
     >>> with Store.create(tempfile.mkdtemp() + "/store", kind="example") as store, store.begin() as tx:
     ...     offset = tx.segment("numbers").append(bytes(100))
     ...     generation = tx.commit()
@@ -64,7 +74,7 @@ def backups(url: str) -> list[Backup]:
     return found
 
 
-def prune(url: str, keep: int) -> int:
+def prune_backups(url: str, keep: int) -> int:
     """Remove all but the newest generations at a URL, and the objects that no other one needs.
 
     Do not prune while another machine pushes there: the push notices objects that went, and writes them again, but an
@@ -84,7 +94,7 @@ def prune(url: str, keep: int) -> int:
 
 
 def prune_place(place: Place, keep: int) -> int:
-    """Do the work of `prune`."""
+    """Do the work of `prune_backups`."""
     there = place.sizes("objects")
     manifests = dict(_manifests(place))
     doomed = sorted(manifests)[:-keep]
@@ -99,7 +109,7 @@ def prune_place(place: Place, keep: int) -> int:
     return len(garbage)
 
 
-def check(url: str) -> list[str]:
+def check_backup(url: str) -> list[str]:
     """Read every generation at a URL and return every inconsistency; the objects are streamed, each once.
 
     An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was

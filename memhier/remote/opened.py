@@ -22,6 +22,7 @@ class FarFiles(RealFiles):
         self.cache = cache
 
     def open(self, path: str, mode: Mode) -> File:
+        """Open a file; that of a segment is its cache."""
         return self.cache.segments[path] if path in self.cache.segments else super().open(path, mode)
 
 

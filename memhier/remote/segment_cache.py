@@ -66,6 +66,7 @@ class SegmentCache(FileBase):
 
     @property
     def path(self) -> str:
+        """The file."""
         return self._path
 
     @property
@@ -74,6 +75,7 @@ class SegmentCache(FileBase):
         return int(np.count_nonzero(self.marks))
 
     def size(self) -> int:
+        """Bytes of the segment."""
         return self._length
 
     def read_into(self, buffer: bytearray | memoryview, offset: int) -> int:
@@ -132,19 +134,26 @@ class SegmentCache(FileBase):
         return len(idle), finished
 
     def lock(self, *, exclusive: bool) -> bool:
+        """Take the file's lock; see `memhier.files`."""
         return self._file.lock(exclusive=exclusive)
 
     def append(self, data: Any) -> int:
-        raise OSError(errno.EROFS, "a backup is open for reading", self._path)
+        """Refuse: a backup is only read, and so in `pwrite` and `truncate`."""
+        raise self._read_only()
 
     def pwrite(self, data: Any, offset: int) -> None:
-        raise OSError(errno.EROFS, "a backup is open for reading", self._path)
+        """Refuse."""
+        raise self._read_only()
 
     def truncate(self, length: int) -> None:
-        raise OSError(errno.EROFS, "a backup is open for reading", self._path)
+        """Refuse."""
+        raise self._read_only()
 
     def fdatasync(self) -> None:
         """Do nothing: see the module."""
+
+    def _read_only(self) -> OSError:
+        return OSError(errno.EROFS, "a backup is open for reading", self._path)
 
     def close(self) -> None:
         """Do nothing: readers that have the segment keep it. The file is closed once it is forgotten."""

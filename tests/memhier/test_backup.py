@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import memhier.remote.place
-from memhier import CorruptionError, FormatError, LockedError, Store
+from memhier import CorruptionError, FormatError, LockedError, Store, backups, check_backup, prune_backups
 from memhier.benchmarks.simulated_store import FAULTS, Bucket, Killed, simulated
-from memhier.remote.far_side import backups, check, prune
 
 URL = "simulated://bucket/store"
 State = tuple[int, dict[str, bytes | None], dict[str, bytes]]
@@ -86,7 +85,7 @@ def test_changes_kills_and_pulls_in_any_order(tmp_path: Path, bucket: Bucket) ->
                 copy = tmp_path / f"copy-{step}"
                 Store.pull(URL, copy)
             assert stored(copy) == states[pushed]
-        assert check(URL) == []
+        assert check_backup(URL) == []
     assert min(kills, 40 - kills, updates) > 5
 
 
@@ -116,7 +115,7 @@ def test_a_fault_at_every_request_of_push_and_pull(tmp_path: Path, bucket: Bucke
             Store.pull(URL, path)
         bucket.fault = lambda number: None
         assert stored(path) == latest
-        assert check(URL) == []
+        assert check_backup(URL) == []
 
 
 def stored_far(folder: Path) -> State:
@@ -216,10 +215,10 @@ def test_tampered_and_lost_objects_are_found_and_pushed_again(tmp_path: Path, bu
                 path = tmp_path / f"copy-{name.rpartition('/')[2][:8]}-{damage is None}-{len(damage or b'')}"
                 with pytest.raises(CorruptionError, match=name):
                     Store.pull(URL, path)
-                assert any(name in finding for finding in check(URL))
+                assert any(name in finding for finding in check_backup(URL))
                 bucket.objects.pop(name, None)
             push(tmp_path / "store")
-            assert check(URL) == []
+            assert check_backup(URL) == []
     Store.pull(URL, tmp_path / "copy")
     assert stored(tmp_path / "copy") == state
 
@@ -245,7 +244,7 @@ def test_of_two_pushes_the_second_goes_behind_the_first(tmp_path: Path, bucket: 
     push(path)
     bucket.fault = lambda number: None
     assert nested
-    assert check(URL) == []
+    assert check_backup(URL) == []
     assert [each.generation for each in backups(URL)] == [2]
     Store.pull(URL, tmp_path / "copy")
     assert stored(tmp_path / "copy") == latest
@@ -314,15 +313,15 @@ def test_prune_leaves_what_the_kept_need(tmp_path: Path, bucket: Bucket) -> None
         states.append(change(tmp_path / "store", random))
         push(tmp_path / "store")
     bucket.objects["store/objects/leftover"] = b"of a killed push"
-    assert prune(URL, 2) > 0
+    assert prune_backups(URL, 2) > 0
     assert [each.generation for each in backups(URL)] == [5, 6]
-    assert check(URL) == []
+    assert check_backup(URL) == []
     for generation in (5, 6):
         Store.pull(URL, tmp_path / f"copy-{generation}", generation=generation)
         assert stored(tmp_path / f"copy-{generation}") == states[generation - 1]
     assert "store/objects/leftover" not in bucket.objects
     with pytest.raises(ValueError, match="keep=0"):
-        prune(URL, 0)
+        prune_backups(URL, 0)
 
 
 @pytest.mark.parametrize("scheme", ["file://", "memory://", ""])

@@ -3,8 +3,8 @@
 ``python -m memhier.benchmarks.workloads.search.backup --vectors 50000`` builds an index of generated vectors. Each
 request to the store takes 30 ms and its bytes 100 MB/s; every fiftieth request fails, loses its answer, is cut short,
 or has a byte flipped; the first push is killed half-way, and resumed. The pulled copy must equal the index. Then single
-queries run in place with an empty cache, and by turns with a warm one and on the local index. For an index of 10 GB:
-``--vectors 2600000 --dimension 960 --dram 400000000``.
+queries run in place with an empty cache, and then each in turn with a warm one and on the local index. For an index of
+10 GB: ``--vectors 2600000 --dram 400000000``.
 """
 
 import time
@@ -16,12 +16,12 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from memhier import check_backup
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.bench.figures import Figure, Record
 from memhier.benchmarks.generators import mixed
 from memhier.benchmarks.simulated_store import FAULTS, Bucket, FileObjects, Killed, simulated
-from memhier.benchmarks.workloads.harness import Outcome, by_turns, workload
-from memhier.remote.far_side import check
+from memhier.benchmarks.workloads.harness import Outcome, workload
 
 __all__ = ["main"]
 
@@ -32,14 +32,31 @@ _ROUNDS = 5
 Floats = npt.NDArray[np.float32]
 
 
-def ask(index: ZoomIndex, queries: Floats) -> tuple[npt.NDArray[np.float64], float, list[Any]]:
-    """Search one by one; return the milliseconds of each, the processor's milliseconds a query, and the ids."""
-    times, ids, before = [], [], time.process_time()
-    for query in queries:
-        start = time.perf_counter()
-        ids.append(index.search(query, K).ids)
-        times.append(time.perf_counter() - start)
-    return np.array(times) * 1e3, (time.process_time() - before) / len(queries) * 1e3, ids
+class Times:
+    """Wall and processor milliseconds of single searches of one index, and the ids found."""
+
+    def __init__(self, index: ZoomIndex) -> None:
+        self._index = index
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self.ids: list[Any] = []
+
+    def ask(self, query: Floats) -> None:
+        """Search for one query."""
+        cpu, wall = time.process_time(), time.perf_counter()
+        found = self._index.search(query, K)
+        self.wall.append((time.perf_counter() - wall) * 1e3)
+        self.cpu.append((time.process_time() - cpu) * 1e3)
+        self.ids.append(found.ids)
+
+
+def by_query(here: ZoomIndex, far: ZoomIndex, queries: Floats) -> tuple[Times, Times]:
+    """Ask each query of both, one after the other, so that a neighbour on the machine disturbs both alike."""
+    local, warm = Times(here), Times(far)
+    for number, query in enumerate(queries):
+        for side in (local, warm) if number % 2 else (warm, local):
+            side.ask(query)
+    return local, warm
 
 
 def moved(bucket: Bucket, work: Callable[[], object]) -> tuple[int, int, int]:
@@ -69,7 +86,7 @@ def transfers(index: ZoomIndex, scratch: Path, bucket: Bucket, added: Floats) ->
     index.commit()
     second = moved(bucket, lambda: index.push(URL))
     pull = moved(bucket, lambda: ZoomIndex.pull(URL, scratch / "copy"))
-    damage = check(URL)
+    damage = check_backup(URL)
     with ZoomIndex.open(scratch / "copy") as copy:
         damage += copy.check()
     index_bytes = index.stats()["file_bytes"] / 1e6
@@ -94,15 +111,14 @@ def searches(here: ZoomIndex, scratch: Path, bucket: Bucket, queries: Floats, ca
     start, before = time.perf_counter(), bucket.requests
     with ZoomIndex.open(URL, cache=scratch / "cache", cache_bytes=cache_bytes) as far:
         opening, requests = time.perf_counter() - start, bucket.requests - before
-        before = bucket.requests
-        cold, _, found = ask(far, queries)
+        cold, before = Times(far), bucket.requests
+        for query in queries:
+            cold.ask(query)
         cold_requests, before = (bucket.requests - before) / len(queries), bucket.requests
-        turns = by_turns({"local": lambda: ask(here, queries), "warm": lambda: ask(far, queries)}, _ROUNDS)
+        rounds = [by_query(here, far, queries) for _ in range(_ROUNDS)]
         warm_requests = (bucket.requests - before) / len(queries) / _ROUNDS
-    local, warm = ([times for times, _, _ in turns[side]] for side in ("local", "warm"))
-    cpu = {side: [cpu for _, cpu, _ in turns[side]] for side in turns}
-    expected = turns["local"][0][2]
-    differ = sum(not np.array_equal(ids, other) for ids, other in zip(found, expected, strict=True))
+    expected = rounds[0][0].ids
+    differ = sum(not np.array_equal(ids, other) for ids, other in zip(cold.ids, expected, strict=True))
     figures = [
         Figure.of("open in place", opening, "s", "less", clock=True),
         Figure.of("requests to open in place", requests, "requests", "less"),
@@ -110,18 +126,19 @@ def searches(here: ZoomIndex, scratch: Path, bucket: Bucket, queries: Floats, ca
         Figure.of("requests, warm", warm_requests, "a query", "less"),
         Figure.of("answers that differ", differ, "queries", "less", exact=True),
     ]
+    sides = {"cold": [cold], "local": [local for local, _ in rounds], "warm": [warm for _, warm in rounds]}
     for share in (50, 99):
-        rounds = {"cold": [cold], "warm": warm, "local": local}
-        for side, times in rounds.items():
-            values = [float(np.percentile(each, share)) for each in times]
-            figures.append(Figure.of(f"p{share}, {side}", values, "ms", "less", clock=True))
-        ratios = [
-            float(np.percentile(far, share) / np.percentile(near, share)) for far, near in zip(warm, local, strict=True)
-        ]
-        figures.append(Figure.of(f"p{share}, warm by local", ratios, "times", "less", clock=True))
-    ratios = [far / near for far, near in zip(cpu["warm"], cpu["local"], strict=True)]
-    figures.append(Figure.of("CPU, warm by local", ratios, "times", "less", clock=True))
+        found = {side: [float(np.percentile(one.wall, share)) for one in times] for side, times in sides.items()}
+        figures += [Figure.of(f"p{share}, {side}", found[side], "ms", "less", clock=True) for side in sides]
+        figures.append(Figure.of(f"p{share}, warm by local", ratios(found), "times", "less", clock=True))
+    cpu = {side: [sum(one.cpu) for one in times] for side, times in sides.items()}
+    figures.append(Figure.of("CPU, warm by local", ratios(cpu), "times", "less", clock=True))
     return figures
+
+
+def ratios(found: dict[str, list[float]]) -> list[float]:
+    """Return the warm figures divided by the local ones, round by round."""
+    return [warm / local for warm, local in zip(found["warm"], found["local"], strict=True)]
 
 
 @workload
