@@ -117,11 +117,13 @@ class ExtentCache(Closing):
                 coming.add(future)
                 for at in range(first, first + count):
                     self._coming[segment.path, at] = future
-        while coming:
+        errors: list[BaseException] = []
+        while coming:  # all of them, so that a later call joins none that is bound to fail
             done, coming = wait(coming, timeout=_LOOK_S)
-            for future in done:
-                future.result()
+            errors += [error for future in done if (error := future.exception()) is not None]
             check_interrupt()
+        if errors:
+            raise errors[0]
 
     def _bring(self, segment: SegmentCache, first: int, count: int) -> None:
         start = first * EXTENT_BYTES

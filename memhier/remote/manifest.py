@@ -30,7 +30,7 @@ _CHECK = record(
     {
         "version": integer(),
         "kind": text(r"[\s\S]{1,100}"),
-        "generation": integer(1),
+        "generation": integer(1, 2**62),
         "chunk_bytes": integer(PAGE_BYTES, 2**30),
         "values": _NAME,
         "values_bytes": integer(),
@@ -135,7 +135,10 @@ class Manifest:
         }
         chunk = found["chunk_bytes"]
         for name, each in segments.items():
-            if each.length % PAGE_BYTES or chunk % PAGE_BYTES or len(each.objects) != -(-each.length // chunk):
+            padding = each.length - each.payload
+            if each.length % PAGE_BYTES or not 0 <= padding < PAGE_BYTES or chunk % PAGE_BYTES:
+                raise CorruptionError(f"{where}: segment {name!r} has {each.payload} bytes in pages of {each.length}")
+            if len(each.objects) != -(-each.length // chunk):
                 raise CorruptionError(f"{where}: segment {name!r} has {len(each.objects)} objects, {each.length} bytes")
         return cls(found["kind"], found["generation"], chunk, found["values"], found["values_bytes"], segments)
 
