@@ -18,11 +18,11 @@ from memhier.ann.decoder.calibration.settings import HEAD, METHODS, WAYS, Choice
 from memhier.ann.decoder.engine.dram_engine import DramEngine
 from memhier.ann.decoder.engine.engine import CERTIFY_LIMIT, Engine
 from memhier.ann.decoder.layer import Floats, OutputLayer, check_hidden, check_layer, logit_error
-from memhier.ann.decoder.stored import KIND, check_place, open_index, save_index
+from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.shield import close_made, shielded, shielded_giving
-from memhier.store.store import CACHE_BYTES, Store, Verify
+from memhier.store.store import CACHE_BYTES, Verify
 
 __all__ = ["LogitIndex", "way_for"]
 
@@ -398,8 +398,7 @@ class LogitIndex:
             If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
-        store = Store.open(path, kind=KIND, verify=verify, cache=cache, cache_bytes=cache_bytes)
-        engine, settings, method, digest = open_index(store, budget)
+        engine, settings, method, digest = open_index(path, budget, verify, cache, cache_bytes)
         return cls(engine, settings, method, digest)
 
     @shielded

@@ -22,7 +22,7 @@ from memhier.budget import format_bytes
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.fields import described, stored_array
 from memhier.rows.rows import RowsWriter
-from memhier.store.store import Store
+from memhier.store.store import CACHE_BYTES, Store, Verify
 
 __all__ = ["KIND", "check_place", "open_index", "save_index"]
 
@@ -70,12 +70,15 @@ def save_index(path: str | PathLike[str], engine: Engine, settings: Settings, me
         tx.commit()
 
 
-def open_index(store: Store, budget: int | None) -> tuple[Engine, Settings, Method, str]:
-    """Return the engine, settings, method and digest of a saved index; rows beyond the budget stay on SSD.
-
-    The store closes with the engine, or on an error.
-    """
-    path = store.path
+def open_index(
+    path: str | PathLike[str],
+    budget: int | None,
+    verify: Verify,
+    cache: str | PathLike[str] | None = None,
+    cache_bytes: int | str = CACHE_BYTES,
+) -> tuple[Engine, Settings, Method, str]:
+    """Return the engine, settings, method and digest of a saved index; rows beyond the budget stay on SSD."""
+    store = Store.open(path, kind=KIND, verify=verify, cache=cache, cache_bytes=cache_bytes)
     where = f"{path}: the decoder"
     try:
         raw = store.get("decoder")
