@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memhier.planning.curves import miss_ratio_curve
     from memhier.planning.plan import Lookahead
     from memhier.planning.simulation import simulate
+    from memhier.remote.far_side import backups, check_backup, prune_backups
     from memhier.rows.rows import Rows, RowsWriter
     from memhier.store.store import Store
     from memhier.table.tiered import Tiered
@@ -46,12 +47,15 @@ __all__ = [
     "SlotMap",
     "Store",
     "Tiered",
+    "backups",
+    "check_backup",
     "format_bytes",
     "get_bytes_codec",
     "get_codec",
     "miss_ratio_curve",
     "parse_bytes",
     "probe",
+    "prune_backups",
     "simulate",
 ]
 
@@ -73,10 +77,13 @@ if not TYPE_CHECKING:  # a type checker would take any name for one of the packa
             "SlotMap": "memhier.cache.slots",
             "Store": "memhier.store.store",
             "Tiered": "memhier.table.tiered",
+            "backups": "memhier.remote.far_side",
+            "check_backup": "memhier.remote.far_side",
             "get_bytes_codec": "memhier.codecs",
             "get_codec": "memhier.codecs",
             "miss_ratio_curve": "memhier.planning.curves",
             "probe": "memhier.io.device",
+            "prune_backups": "memhier.remote.far_side",
             "simulate": "memhier.planning.simulation",
         },
         [*globals()],

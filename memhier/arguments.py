@@ -8,12 +8,12 @@ import math
 import numbers
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_bytes", "as_ints", "by_name", "check_array", "check_int", "check_number", "check_range"]
+__all__ = ["as_bytes", "as_ints", "by_name", "check_array", "check_int", "check_number", "check_range", "is_url"]
 
 _INT64_MAX = np.iinfo(np.int64).max
 
@@ -139,3 +139,14 @@ def as_bytes(name: str, data: Any) -> memoryview:
         raise TypeError(f"{name}: expected bytes or an object with a buffer, got {type(data).__name__}") from error
     except ValueError as error:
         raise ValueError(f"{name}: expected C-contiguous bytes; numpy.ascontiguousarray makes them") from error
+
+
+def is_url(path: object) -> TypeGuard[str]:
+    """Whether a path is a URL, rather than a local path.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/index"), is_url("/data/index"), is_url("index")
+    (True, False, False)
+    """
+    return isinstance(path, str) and "://" in path

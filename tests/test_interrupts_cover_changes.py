@@ -22,20 +22,21 @@ TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
 
 READS = {
     "LogitIndex": "choose distribution is_stale log_prob logits partition save scan_pays stats topk way",
-    "Store": "attach check get keys read_segment segments",
-    "Reader": "read stats",
+    "Store": "attach check get keys push read_segment segments",
+    "Reader": "read run stats",
     "Rows": "read read_range",
     "RowLog": "bytes_above check_values keys",
     "Samples": "bytes_above check_values keys",
     "StoredSamples": "blocks check read",
     "TopKSoftmax": "bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save stats topk",
     "VectorReader": "blocks take",
-    "ZoomIndex": "blocks contains explain fetch range_search reconstruct search search_iter stats",
-    "CarouselBuffer": "empty occupied stored_ids value",
-    "EmbeddingBag": f"{TABLES} extra_repr",
-    "EmbeddingBagCollection": f"{TABLES} extra_repr",
-    "ShardedEmbeddingBagCollection": TABLES,
+    "ZoomIndex": "blocks contains explain fetch push range_search reconstruct search search_iter stats",
+    "CarouselBuffer": "empty occupied push stored_ids value",
+    "EmbeddingBag": f"{TABLES} extra_repr push",
+    "EmbeddingBagCollection": f"{TABLES} extra_repr push",
+    "ShardedEmbeddingBagCollection": f"{TABLES} push",
     "Lookahead": "state_dict stats",
+    "Tiered": "push",
 }
 """What changes nothing, by class; of a trained table `forward` borrows rows by calls that are shielded."""
 

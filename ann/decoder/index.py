@@ -22,7 +22,7 @@ from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.shield import close_made, shielded, shielded_giving
-from memhier.store.store import Verify
+from memhier.store.store import CACHE_BYTES, Verify
 
 __all__ = ["LogitIndex", "way_for"]
 
@@ -383,13 +383,24 @@ class LogitIndex:
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write codes, settings and the layer's rows into the new directory `path`, all or nothing."""
-        save_index(Path(path), self._engine, self._settings, self._method, self.digest)
+        """Write codes, settings and the layer's rows into the new directory `path`, or to a URL, all or nothing.
+
+        For a URL they are written into a temporary directory first, and then pushed; see :meth:`memhier.Store.push`.
+        """
+        save_index(path, self._engine, self._settings, self._method, self.digest)
 
     @classmethod
     @shielded_giving(close_made)
-    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, verify: Verify = "read") -> Self:
-        """Open an index that :meth:`save` wrote.
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        dram: int | str | None = None,
+        verify: Verify = "read",
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> Self:
+        """Open an index that :meth:`save` wrote, at a path or a URL.
 
         Parameters
         ----------
@@ -400,6 +411,9 @@ class LogitIndex:
             at a time as the budget has room for. Full products of rows in DRAM take some hundred MB besides.
         verify
             The time to compare pages with their checksums; see :meth:`memhier.Store.open`.
+        cache, cache_bytes
+            The directory on SSD that keeps pages read from a URL, and the most that they take there; see
+            :meth:`memhier.Store.open`.
 
         Raises
         ------
@@ -409,7 +423,7 @@ class LogitIndex:
             If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
-        engine, settings, method, digest = open_index(Path(path), budget, verify)
+        engine, settings, method, digest = open_index(path, budget, verify, cache, cache_bytes)
         return cls(engine, settings, method, digest)
 
     @shielded

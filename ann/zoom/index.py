@@ -36,7 +36,7 @@ from memhier.errors import ClosedError, FormatError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.shield import close_made, shielded, shielded_giving
-from memhier.store.store import Store, Verify
+from memhier.store.store import CACHE_BYTES, Store, Transfer, Verify
 
 __all__ = ["ZoomIndex"]
 
@@ -194,19 +194,31 @@ class ZoomIndex(Closing):
 
     @classmethod
     @shielded_giving(close_made)
-    def open(cls, path: str | PathLike[str], *, writable: bool = False, verify: Verify = "read") -> Self:
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        writable: bool = False,
+        verify: Verify = "read",
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> Self:
         """Open the index at `path`.
 
         Parameters
         ----------
         path
-            A directory made by :meth:`build`.
+            A directory made by :meth:`build`, or the URL of a backup to search in place, such as
+            ``"s3://bucket/index"``.
         writable
             Whether it may be changed, by one process at a time. Any number of processes may search it meanwhile, each
             in the state that was committed when it opened the index.
         verify
             ``"read"`` checks each page of vectors as it is read, ``"open"`` checks the whole index now as well,
             ``"off"`` trusts the disk. Opening checks codes and lists unless it is ``"off"``.
+        cache, cache_bytes
+            The directory on SSD that keeps pages read from a backup, and the most that they take there; see
+            :meth:`memhier.Store.open`.
 
         Raises
         ------
@@ -215,7 +227,7 @@ class ZoomIndex(Closing):
         LockedError
             When `writable` is true and another process has it open for writing.
         """
-        store = Store.open(Path(path), kind=KIND, writable=writable, verify=verify)
+        store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
             return cls(store)
         except BaseException:
@@ -629,9 +641,23 @@ class ZoomIndex(Closing):
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
-        """Copy the last committed state into the new directory `path`, while the index is searched and changed."""
+        """Copy the last committed state into the new directory `path`, or to a URL as :meth:`push` does.
+
+        Searches and changes go on meanwhile.
+        """
         self._check_open()
         self._store.copy(path)
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last committed state to a URL; see :meth:`memhier.Store.push`."""
+        self._check_open()
+        return self._store.push(url, keep=keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
 
     def __len__(self) -> int:
         return self._searcher.state.count

@@ -6,7 +6,9 @@ reads in flight, checks each page as it lands, and copies the ranges into the ca
 
 import os
 import threading
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +17,9 @@ from memhier import backend
 from memhier.arguments import as_ints, check_array, check_int
 from memhier.closing import Closing
 from memhier.errors import ClosedError
-from memhier.io.faults import raise_fault
+from memhier.io.faults import Fault, raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
+from memhier.io.page_source import PageSource
 from memhier.io.python_reader import PythonPageReader
 from memhier.io.read_arguments import as_tally, check_checksums, empty_rows
 from memhier.shield import shielded
@@ -29,6 +32,8 @@ __all__ = ["PAGE_BYTES", "Reader"]
 ENGINES = ("uring", "aio", "threads", "python")
 DEPTH_MAX = 4096
 _LENGTH = "bytes, or None for the whole file"
+REPAIRS = 16
+"""How often a call begins again since pages of a source were damaged: a small cache may lose them to others."""
 
 
 class Reader(Closing):
@@ -74,6 +79,7 @@ class Reader(Closing):
         self._direct = direct
         self._core = _make_core(engine, depth)
         self._files: dict[int, PageFile] = {}
+        self._page_sources: WeakKeyDictionary[PageFile, PageSource] = WeakKeyDictionary()
         self._lengths: NDArray[np.int64] = np.full(8, -1, np.int64)  # by handle; -1 where there is no file
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -111,7 +117,11 @@ class Reader(Closing):
 
     @shielded
     def add(
-        self, path: str | os.PathLike[str], length: int | None = None, checksums: NDArray[np.uint32] | None = None
+        self,
+        path: str | os.PathLike[str],
+        length: int | None = None,
+        checksums: NDArray[np.uint32] | None = None,
+        source: PageSource | None = None,
     ) -> int:
         """Open a file for reading.
 
@@ -124,6 +134,8 @@ class Reader(Closing):
         checksums
             uint32 ``[ceil(length / 4096)]``: the CRC32C of each page, the last one padded with zeros. Pages are checked
             against them as they are read. Kept by reference, not copied. None reads unchecked.
+        source
+            Brings extents that the file does not hold yet, before they are read. Needs `checksums`.
 
         Returns
         -------
@@ -140,6 +152,8 @@ class Reader(Closing):
         self._check_open()
         if length is not None:
             length = check_int("length", length, 0, unit=_LENGTH)
+        if source is not None and checksums is None:
+            raise ValueError("source: needs checksums, which tell the pages that are there")
         file = PageFile(path, self._direct)
         if length is None:
             length = file.size()
@@ -153,10 +167,13 @@ class Reader(Closing):
                 length=length,
                 checksums=checksums,
                 file=file,
+                source=source,
             )
             if handle >= len(self._lengths):
                 self._lengths = np.concatenate([self._lengths, np.full(len(self._lengths), -1, np.int64)])
             self._files[handle] = file
+            if source is not None:
+                self._page_sources[file] = source
             self._lengths[handle] = length
         return handle
 
@@ -273,10 +290,24 @@ class Reader(Closing):
             check_array("latency", latency, np.float32, (count,))
         sums = None if tally is None else as_tally(tally)
         if count:
-            fault = self._core.read(files=file, offsets=offsets, length=length, out=out, latency=latency, tally=sums)
-            if fault is not None:
-                raise_fault(fault, self.engine)
+            self.run(
+                lambda: self._core.read(
+                    files=file, offsets=offsets, length=length, out=out, latency=latency, tally=sums
+                )
+            )
         return out
+
+    def run(self, call: Callable[[], Fault | None]) -> None:
+        """Make a call of the core; make it again where it met a damaged page that its source can bring once more."""
+        for repairs in range(REPAIRS + 1):
+            fault = call()
+            if fault is None:
+                return
+            kind, file, page, *_ = fault
+            source = self._page_sources.get(file) if isinstance(file, PageFile) else None
+            if source is None or kind not in ("checksum", "short") or repairs == REPAIRS:
+                raise_fault(fault, self.engine)
+            source.forget(page if kind == "checksum" else page // PAGE_BYTES)
 
     def stats(self) -> dict[str, Any]:
         """Return counts of the work so far, as plain numbers.

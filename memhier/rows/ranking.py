@@ -5,11 +5,12 @@ whose bound does not exceed the k-th nearest distance found so far, a page never
 left that could improve on it. Where rows lie whole in their pages, all that is on a page is ranked once it is read.
 """
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.io.faults import raise_fault
 from memhier.io.kernels import METRICS, ROW_DTYPES
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.read_arguments import READ_TALLY, Tallies
@@ -94,7 +95,8 @@ def rank_rows(
     if core is None or compiled is None:
         rank_in_python(reader, request, workspace, pages, found, sums)
         return found
-    fault = compiled.rank(
+    ranking = partial(
+        compiled.rank,
         request=core.RankRequest(
             queries=request.queries, type=ROW_DTYPES.index(request.dtype), metric=METRICS.index(request.metric),
             row_bytes=request.row_bytes, first=request.first, files=request.files, offsets=request.offsets,
@@ -107,8 +109,7 @@ def rank_rows(
         workspace=workspace, hot_keys=pages.keys, hot_pages=pages.pages,
         page_rows=known, per_page=whole if known else 0, tally=sums,
     )  # fmt: skip
-    if fault is not None:
-        raise_fault(fault, reader.engine)
+    reader.run(ranking)
     return found
 
 

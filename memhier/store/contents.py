@@ -137,6 +137,13 @@ class Contents:
         """Return the catalog's entry for the generation itself."""
         return {_HEADER_KEY: _HEADER.pack(_VERSION, self.generation) + self.kind.encode()}
 
+    def entries(self) -> dict[bytes, bytes]:
+        """Return all entries of the catalog."""
+        found = self.header() | {_VALUE + key.encode(): value for key, value in self.values.items()}
+        for info in self.segments.values():
+            found |= info.encode()
+        return found
+
     def changed(
         self, values: Mapping[str, bytes | None], written: Collection[SegmentInfo], dropped: Collection[str]
     ) -> tuple["Contents", dict[bytes, bytes | None]]:

@@ -104,6 +104,7 @@ class Table:
             store = options.store
             if not isinstance(store, Store):
                 store = self._own_store = opened.enter_context(_open_store(Path(store)))
+            self.store: Store = store
             self._schema = RowSchema(store, options.name, layout, options.codec)
             self._schema.check()
             self.log: RowLog = RowLog(

@@ -21,7 +21,7 @@ from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.policies import Policy
 from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
-from memhier.store.store import Store
+from memhier.store.store import Store, Transfer
 from memhier.table.cache import PrefetchedSlots
 from memhier.table.checkpoints import Checkpoints
 from memhier.table.gate import Gate, Life
@@ -349,6 +349,16 @@ class Tiered(Closing):
         for it.
         """
         return self._checkpoints.beside(values)
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last checkpoint, with all else in its store, to a URL; see :meth:`memhier.Store.push`."""
+        return self._gate.table().store.push(url, keep=keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | os.PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, generation=generation)
 
     @shielded
     def keep_way_back(self, further: bool = False) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -21,6 +22,8 @@ from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparam
 from memhier.recsys.embedding.tables import StepRows, Tables
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
+from memhier.store.store import Store, Transfer
+from memhier.table.tiered import KIND
 
 __all__ = ["TableModule"]
 
@@ -168,6 +171,16 @@ class TableModule(Closing, nn.Module):
         future = self.tables.start_checkpoint(values)
         future.add_done_callback(note)
         return future
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last checkpoint to a URL; see :meth:`memhier.Store.push`."""
+        return self.tables.push(url, keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
 
     def _checkpoint_values(self, extra: Mapping[str, Any] | None) -> dict[str, bytes]:
         self.look_ups.settle()

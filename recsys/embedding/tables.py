@@ -26,7 +26,7 @@ from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
 from memhier.shield import shielded_init
-from memhier.store.store import Store
+from memhier.store.store import Store, Transfer
 from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
 from memhier.table.table import store_bytes
@@ -472,6 +472,11 @@ class Tables:
     def extra(self) -> dict[str, Any]:
         """Return hyperparameters and the caller's values of the last checkpoint."""
         return decoded_extra(self._store, self._store.get(EXTRA))
+
+    def push(self, url: str, keep: int | None) -> Transfer:
+        """Back up the last checkpoint."""
+        self.check_open()
+        return self._store.push(url, keep=keep)
 
     def stats(self) -> dict[str, Any]:
         """Return the tier's counts."""

@@ -27,11 +27,11 @@ from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema, as_array, check_update
 from memhier.recsys.replay.settings import BufferSettings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
-from memhier.recsys.replay.storage.storage import META, Storage
+from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
-from memhier.store.store import Finding
+from memhier.store.store import Finding, Store, Transfer
 
 __all__ = ["CarouselBuffer"]
 
@@ -502,6 +502,17 @@ class CarouselBuffer(Closing):
         self._storage.check_values(changes)
         with self._writing(BaseException):
             return self._commit(changes)
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last checkpoint to a URL; see :meth:`memhier.Store.push`."""
+        self._check_open()
+        return self._storage.store.push(url, keep=keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | os.PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
 
     def _commit(self, values: Mapping[str, bytes]) -> int:
         """Make everything durable as it is, and values with it."""

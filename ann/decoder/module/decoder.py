@@ -340,14 +340,16 @@ class TopKSoftmax(nn.Module):
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the decoder, the layer's weights included, into the new directory `path`."""
+        """Write the decoder, the layer's weights included, into the new directory `path` or to a URL."""
         self.index.save(path)
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
-        """Open a decoder that :meth:`save` wrote; see :meth:`LogitIndex.open`."""
+    def open(
+        cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense", **options: Any
+    ) -> Self:
+        """Open a decoder that :meth:`save` wrote; `options` are those of :meth:`LogitIndex.open`."""
         _check_output(output)
-        return cls._around(LogitIndex.open(path, dram=dram), output)
+        return cls._around(LogitIndex.open(path, dram=dram, **options), output)
 
     @classmethod
     def _around(cls, index: LogitIndex, output: str) -> Self:

@@ -381,6 +381,7 @@ class PageReader:
         length: int,
         checksums: numpy.typing.NDArray[numpy.uint32] | None,
         file: object,
+        source: object | None = None,
     ) -> int: ...
     def extend(
         self,

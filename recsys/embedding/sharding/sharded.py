@@ -34,6 +34,7 @@ from memhier.recsys.embedding.tables import Ints, StepRows, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import indices_of, not_compiled, values_of
 from memhier.shield import shielded
 from memhier.store.segments import FullError
+from memhier.store.store import Transfer
 from memhier.table.checkpoints import Saving
 
 __all__ = ["ShardedEmbeddingBagCollection"]
@@ -193,6 +194,13 @@ class ShardedEmbeddingBagCollection(TableModule):
                 self.tables.path,
             )
         return done.result()
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up this rank's part of the last checkpoint, to ``url/shard-<rank>``; call it on every rank.
+
+        To restore, :meth:`pull` each ``url/shard-<rank>`` into ``path/shard-<rank>``.
+        """
+        return super().push(f"{url.rstrip('/')}/{os.path.basename(self.tables.path)}", keep=keep)
 
     @shielded
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
