@@ -1,5 +1,6 @@
 """Checks at the border of the index: every error names the argument, its value and the values expected."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ __all__ = [
     "STORED_DTYPES",
     "SearchOptions",
     "as_array",
+    "check_fields",
     "check_ids",
     "check_queries",
     "check_vectors",
@@ -40,8 +42,10 @@ class SearchOptions:
     nprobe: int | None = None
     max_reads: int | None = None
     deadline_ms: float | None = None
+    fields: bool | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self.fields)
         ms = self.deadline_ms
         if self.max_reads is not None:
             check_int("max_reads", self.max_reads, 1)
@@ -56,6 +60,15 @@ class SearchOptions:
                 )
         if self.nprobe is not None:
             check_int("nprobe", self.nprobe, 1)
+
+
+def check_fields(fields: object) -> None:
+    """Refuse fields that are neither True, False, None nor a sequence of names."""
+    if fields is None or isinstance(fields, bool):
+        return
+    names = fields if isinstance(fields, Sequence) and not isinstance(fields, str | bytes) else [None]
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"fields={fields!r}: expected True for all fields, or a list of their names")
 
 
 def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:

@@ -3,7 +3,7 @@
 import errno
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from os import PathLike
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import SearchOptions, check_queries, check_vectors
+from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_vectors
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
@@ -88,6 +88,7 @@ class ZoomIndex(Closing):
         *,
         ids: object = None,
         attributes: Any = None,
+        documents: Any = None,
         metric: Metric = "l2",
         preview: Coding = "rabitq",
         dram: int | str = "64MiB",
@@ -116,7 +117,13 @@ class ZoomIndex(Closing):
             index keeps ids of that type.
         attributes
             Values that searches may filter by: ``{name: values}``, a table of pandas, polars or pyarrow, or a dict per
-            vector.
+            vector. Searches return them, too, with ``fields=``.
+        documents
+            Values that searches return with ``fields=``, but do not filter by: text, bytes, or any JSON value (dict,
+            list, number, bool; a tuple becomes a list). They have the forms of `attributes`. The values of a name, or
+            the dicts, may also be an iterator; beside an iterator of blocks of vectors, as many values are taken after
+            each block, so that no column is ever held. Documents lie on SSD in the order of the lists; DRAM holds 4
+            bytes for each 4,096 of theirs. Those of one vector may take a thirty-second of `dram`, up to 8 MiB.
         metric
             ``"l2"``, ``"ip"`` (inner product) or ``"cosine"``.
         preview
@@ -146,7 +153,7 @@ class ZoomIndex(Closing):
         BudgetError
             When `dram` is too small; the message names a budget that is enough.
         ValueError, TypeError
-            When vectors, ids or attributes cannot be indexed. Nothing is left behind.
+            When vectors, ids, attributes or documents cannot be indexed. Nothing is left behind.
         """
         if metric not in METRICS:
             raise ValueError(f"metric={metric!r}: expected one of {', '.join(METRICS)}")
@@ -168,7 +175,7 @@ class ZoomIndex(Closing):
         existed = place.exists()
         try:
             with Store.create(place, kind=KIND) as store:
-                write_index(store, vectors, names, attributes, options)
+                write_index(store, vectors, names, attributes, documents, options)
         except BaseException:
             if not existed:
                 shutil.rmtree(place, ignore_errors=True)
@@ -222,8 +229,11 @@ class ZoomIndex(Closing):
         nprobe: int | None = None,
         max_reads: int | None = None,
         deadline_ms: float | None = None,
+        fields: bool | Sequence[str] | None = None,
     ) -> SearchResult:
         """Return the `k` nearest vectors of each query.
+
+        The result unpacks in the order of faiss: ``distances, ids = index.search(queries, k)``.
 
         Parameters
         ----------
@@ -251,6 +261,10 @@ class ZoomIndex(Closing):
             The most pages read for one query.
         deadline_ms
             Milliseconds after which no further round of reads starts; the search returns the nearest ranked until then.
+        fields
+            Attributes and documents to return with the vectors found: a list of names, or True for all. They are read
+            once the vectors are found, those of all queries together, and beyond `max_reads` and `deadline_ms`;
+            ``result.rows()`` has them as dicts.
 
         Warns
         -----
@@ -267,15 +281,26 @@ class ZoomIndex(Closing):
         """
         self._check_open()
         dimension = self.dimension
-        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms)
+        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields)
         matrix, single = check_queries(queries, dimension)
         found = self._searcher.search(matrix, options).result
-        return SearchResult(found.ids[0], found.distances[0], found.stats) if single else found
+        if not single:
+            return found
+        columns = {name: column[0] for name, column in found.fields.items()}
+        return SearchResult(found.ids[0], found.distances[0], found.stats, columns)
 
     def range_search(
-        self, queries: npt.ArrayLike, radius: float, *, recall: float | None = None, where: str | None = None
+        self,
+        queries: npt.ArrayLike,
+        radius: float,
+        *,
+        recall: float | None = None,
+        where: str | None = None,
+        fields: bool | Sequence[str] | None = None,
     ) -> RangeResult:
         """Return all vectors within `radius` of each query.
+
+        The result unpacks in the order of faiss: ``offsets, distances, ids = index.range_search(queries, radius)``.
 
         Parameters
         ----------
@@ -287,6 +312,8 @@ class ZoomIndex(Closing):
         recall, where
             As in :meth:`search`. The search takes the widest bounds that any number of neighbours needs for the recall,
             as the number of vectors within a radius is not known.
+        fields
+            As in :meth:`search`.
 
         Raises
         ------
@@ -300,7 +327,8 @@ class ZoomIndex(Closing):
         matrix, _ = check_queries(queries, self.dimension)
         radii = np.full(len(matrix), check_number("radius", radius, -_FLOAT32_MAX, _FLOAT32_MAX), np.float32)
         wanted = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
-        return self._searcher.search_range(matrix, radii, wanted, where)
+        check_fields(fields)
+        return self._searcher.search_range(matrix, radii, wanted, where, fields)
 
     def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
         """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
@@ -370,6 +398,29 @@ class ZoomIndex(Closing):
         wanted, inverse = with_repeats(ids, state.id_kind)
         return state.vectors_of(wanted, self._reader)[inverse]
 
+    def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
+        """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
+
+        Their types are those of :attr:`SearchResult.fields`. Every look-up passes over all ids.
+
+        Parameters
+        ----------
+        ids
+            Integers or strings ``[n]``, of the index's type.
+        fields
+            As in :meth:`search`.
+
+        Raises
+        ------
+        KeyError
+            For an id that is not in the index.
+        ValueError
+            For a field that the index does not have.
+        """
+        self._check_open()
+        check_fields(fields)
+        return self._searcher.fetch(ids, fields)
+
     def __contains__(self, name: object) -> bool:
         """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `reconstruct`.
 
@@ -387,7 +438,9 @@ class ZoomIndex(Closing):
         return bool(locate(state.parts, state.fresh, wanted).known[0])
 
     @shielded
-    def add(self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None) -> npt.NDArray[Any]:
+    def add(
+        self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None, documents: Any = None
+    ) -> npt.NDArray[Any]:
         """Add vectors. Searches find them at once; :meth:`commit` makes them durable.
 
         Parameters
@@ -398,6 +451,8 @@ class ZoomIndex(Closing):
             Integers or strings ``[n]``, of the index's type, that are not in it; the next free integers when not given.
         attributes
             As in :meth:`build`. A new attribute is null for all vectors before.
+        documents
+            As in :meth:`build`, without iterators. Documents of new names are None for all vectors before.
 
         Returns
         -------
@@ -409,13 +464,13 @@ class ZoomIndex(Closing):
         BudgetError
             When the DRAM given at build is too small for them; nothing was added.
         ValueError, TypeError
-            When vectors, ids or attributes do not fit; nothing was added.
+            When vectors, ids, attributes or documents do not fit; nothing was added.
         """
         writer = self._check_writable()
         matrix = check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         names = None if ids is None else as_ids(ids, self._about.id_kind)
         with writer.lock:
-            self._searcher.state, found = writer.add(self._searcher.state, matrix, names, attributes)
+            self._searcher.state, found = writer.add(self._searcher.state, matrix, names, attributes, documents)
         return found.values()
 
     @shielded
@@ -433,8 +488,8 @@ class ZoomIndex(Closing):
             self._searcher.state = writer.remove(self._searcher.state, names)
 
     @shielded
-    def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None) -> None:
-        """Replace vectors, and the attributes given, in one step.
+    def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None, documents: Any = None) -> None:
+        """Replace vectors, and the attributes and documents given, in one step.
 
         Parameters
         ----------
@@ -445,6 +500,8 @@ class ZoomIndex(Closing):
         attributes
             As in :meth:`build`. Other attributes keep their values: a column that the table lacks or, with a dict for
             each vector, a name that its dict lacks. A value of None is null.
+        documents
+            As in :meth:`add`. Other documents stay, as attributes do.
 
         Raises
         ------
@@ -455,7 +512,7 @@ class ZoomIndex(Closing):
         names = as_ids(ids, self._about.id_kind)
         matrix = check_vectors(vectors, self.dimension, self._searcher.state.dtype)
         with writer.lock:
-            self._searcher.state = writer.update(self._searcher.state, names, matrix, attributes)
+            self._searcher.state = writer.update(self._searcher.state, names, matrix, attributes, documents)
 
     def commit(self, compact: bool | None = None) -> None:
         """Make all additions and removals durable, all of them or none.
@@ -556,6 +613,12 @@ class ZoomIndex(Closing):
     def metric(self) -> Metric:
         """The metric chosen at build."""
         return self._about.space.metric
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Types of attributes by name (int64, float64, bool, str, datetime), then documents, as ``"document"``."""
+        state = self._searcher.state
+        return {**state.schema, **dict.fromkeys(state.documents, "document")}
 
     @property
     def memory_bytes(self) -> int:

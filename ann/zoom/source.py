@@ -1,7 +1,7 @@
 """Vectors to index: an array, a file or an iterator of blocks, read in blocks and never held whole."""
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias, TypeGuard
 
@@ -68,7 +68,7 @@ class _ReaderSource(VectorSource):
             self._reader.close()
 
 
-def open_source(vectors: object, scratch: Path) -> VectorSource:
+def open_source(vectors: object, scratch: Path, beside: Callable[[int], None] | None = None) -> VectorSource:
     """Return a source over `vectors`, staging an iterator in a file under `scratch`.
 
     Parameters
@@ -78,6 +78,8 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
         and slicing, such as a data set of h5py, which is read by slices; or an iterable of blocks ``[rows, d]``.
     scratch
         A directory for vectors that can be read only once.
+    beside
+        Called with the number of rows of each block of an iterator, after it was staged.
 
     Raises
     ------
@@ -88,7 +90,7 @@ def open_source(vectors: object, scratch: Path) -> VectorSource:
         When a file cannot be read, or is damaged.
     """
     if _is_blocks(vectors):
-        return _stage(vectors, scratch / "staged-vectors")
+        return _stage(vectors, scratch / "staged-vectors", beside)
     source = _source(vectors)
     try:
         if source.count == 0:
@@ -135,7 +137,7 @@ def _source(vectors: Any) -> VectorSource:
     )
 
 
-def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
+def _stage(blocks: Iterable[object], path: Path, beside: Callable[[int], None] | None) -> VectorSource:
     """Write the blocks of an iterator, which can be read only once, into a file."""
     count, dimension, dtype = 0, 0, np.dtype(np.float32)
     with path.open("wb") as file:
@@ -152,6 +154,8 @@ def _stage(blocks: Iterable[object], path: Path) -> VectorSource:
             _check_finite(block, count)
             file.write(np.ascontiguousarray(block).data)
             count += len(block)
+            if beside is not None:
+                beside(len(block))
     if count == 0:
         raise ValueError(
             "vectors is empty: an index of no vectors yet is built from an array of shape [0, d], "

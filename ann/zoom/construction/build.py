@@ -15,13 +15,15 @@ from memhier.ann.zoom.construction.begun import stand_in, uncalibrated
 from memhier.ann.zoom.construction.construct import construct
 from memhier.ann.zoom.filters.attributes import Schema, merge_schema, write_attributes
 from memhier.ann.zoom.ids.stored_texts import in_order, text_pages, write_texts
+from memhier.ann.zoom.payload.staged import StagedDocuments
+from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.preview import Coding, Preview
 from memhier.ann.zoom.preview.space import Metric, PreviewSpace, fit_space
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fullview import RowWriter
 from memhier.ann.zoom.storage.ids import Ids
-from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, plan_layout, read_depth
+from memhier.ann.zoom.storage.layout import IndexLayout, IndexSizes, fresh_bytes, plan_layout, read_depth
 from memhier.ann.zoom.storage.part import compact_ids
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
@@ -45,31 +47,43 @@ class BuildOptions:
     progress: bool
 
 
-def write_index(store: Store, vectors: object, ids: Ids | None, attributes: Any, options: BuildOptions) -> None:
+def write_index(
+    store: Store, vectors: object, ids: Ids | None, attributes: Any, documents: Any, options: BuildOptions
+) -> None:
     """Build an index of `vectors` and commit it to the empty `store`."""
     scratch = store.path / "tmp"
-    with open_source(vectors, scratch) as source:
-        _write_source(store, source, ids, attributes, options, scratch)
+    with (
+        StagedDocuments(store, documents, fresh_bytes(options.dram)) as staged,
+        open_source(vectors, scratch, staged.take) as source,
+    ):
+        _write_source(store, source, ids, attributes, staged, options)
     for leftover in scratch.iterdir():  # a staged iterator
         leftover.unlink()
 
 
 def _write_source(
-    store: Store, source: VectorSource, ids: Ids | None, attributes: Any, options: BuildOptions, scratch: Path
+    store: Store,
+    source: VectorSource,
+    ids: Ids | None,
+    attributes: Any,
+    documents: StagedDocuments,
+    options: BuildOptions,
 ) -> None:
+    scratch = store.path / "tmp"
     names = Ids(np.arange(source.count, dtype=np.int64), None) if ids is None else ids
     if len(names) != source.count:
         raise ValueError(f"ids has {len(names)} entries for {source.count} vectors: expected one for each")
     if not source.count and options.coding == "pq":
         raise ValueError("vectors is empty: an index with preview='pq' is not added to; expected preview='rabitq'")
     schema: Schema = {} if attributes is None else merge_schema({}, attributes, source.count)
+    documents.finish(source.count, schema)
     stored_ids = compact_ids(names.numbers)
     row_bytes = source.dtype.itemsize * source.dimension
     most = max(source.count, options.grow_to, 1)
     sizes = IndexSizes(
         most, source.dimension, options.metric, options.coding, row_bytes, stored_ids.itemsize,
         reader_bytes(scratch, options.dram), _text_pages(names, most), filtered=bool(schema),
-        growing=most > source.count,
+        growing=most > source.count, record_bytes=-(-documents.record_bytes * most // max(1, source.count)),
     )  # fmt: skip
     layout = plan_layout(sizes, options.dram)
     if not source.count:
@@ -77,7 +91,8 @@ def _write_source(
         preview = stand_in(space, layout.code_bytes, options.seed, rotate=layout.rotate)
         with store.begin() as tx:
             write_preview(tx, preview)
-            _commit(tx, _describe(source, space, preview, layout, names, schema, options))
+            about = _describe(source, space, preview, layout, names, schema, options)
+            _commit(tx, replace(about, documents=[*documents.names]))
         return
     space = fit_space(source, options.metric, layout.padded)
     with _progress(options.progress, source.count) as bar:
@@ -90,8 +105,9 @@ def _write_source(
             trained_on=source.count,
             calibration=made.calibration,
             parts=[made.arrays.entry("p0")],
+            documents=[*documents.names],
         )
-        with store.begin() as tx:
+        with Reader(depth=read_depth(options.dram)) as reader, store.begin() as tx:
             for step in made.rows.write(RowWriter(tx.segment("p0-rows"), row_bytes)):
                 bar.update(step)
             made.arrays.write(tx, "p0")
@@ -100,6 +116,7 @@ def _write_source(
                 write_attributes(tx, "p0-a-", schema, attributes, made.order)
             if names.texts is not None:
                 write_texts(tx, "p0-texts", in_order(names.texts.take, made.order))
+            write_records(tx, "p0-docs", documents.records(made.order, reader))
             _commit(tx, about)
 
 

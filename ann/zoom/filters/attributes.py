@@ -233,7 +233,9 @@ class Attributes:
                 self._cache.put(key, found)
         return found
 
-    def take(self, rows: npt.ArrayLike, names: Sequence[str] | None = None) -> dict[str, npt.NDArray[Any]]:
+    def take(
+        self, rows: npt.ArrayLike, names: Sequence[str] | None = None, tally: Ints | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
         """Return attributes of rows.
 
         Parameters
@@ -242,6 +244,8 @@ class Attributes:
             int64 ``[m]``, in any order and with repetitions.
         names
             Which attributes; None takes all.
+        tally
+            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
 
         Returns
         -------
@@ -265,7 +269,7 @@ class Attributes:
         names = self.names if names is None else names
         for name in names:
             check_name(name, self._schema)
-        return {name: self._take(name, wanted.astype(np.int64)) for name in names}
+        return {name: self._take(name, wanted.astype(np.int64), tally) for name in names}
 
     def column(self, name: str) -> Column:
         """Return a column for :func:`chain`."""
@@ -295,10 +299,10 @@ class Attributes:
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
-    def _take(self, name: str, rows: Ints) -> npt.NDArray[Any]:
+    def _take(self, name: str, rows: Ints, tally: Ints | None) -> npt.NDArray[Any]:
         kind = self._schema[name]
         column = self._columns.get(name)
-        cells = NullColumn(self._count).read(rows) if column is None else column.read(rows)
+        cells = NullColumn(self._count).read(rows) if column is None else column.read(rows, tally)
         nulls = np.zeros(len(rows), np.bool_) if cells.nulls is None else cells.nulls
         if kind == "float64":
             return np.where(nulls, np.nan, cells.values)
@@ -311,7 +315,7 @@ class Attributes:
         texts = np.full(len(rows), None, object)
         if column is not None and not nulls.all():
             ranks, inverse = np.unique(cells.values[~nulls], return_inverse=True)
-            texts[~nulls] = np.array(column.texts(ranks), object)[inverse]
+            texts[~nulls] = np.array(column.texts(ranks, tally), object)[inverse]
         return texts
 
 

@@ -67,7 +67,10 @@ class ArrayColumn:
         mask = np.ma.getmaskarray(data) if isinstance(data, np.ma.MaskedArray) else None
         array = _as_array(data)
         if array.ndim != 1:
-            raise ValueError(f"attribute {name!r} has shape {array.shape}: expected [{count}]")
+            raise ValueError(
+                f"attribute {name!r} has shape {array.shape}: expected [{count}]; documents= stores lists, which "
+                f"filters do not read"
+            )
         if len(array) != count:
             raise ValueError(f"attribute {name!r} has {len(array)} values: expected {count}, one for each row")
         self._nulls: npt.NDArray[np.bool_] | None = mask if mask is not None and mask.any() else None
@@ -198,7 +201,7 @@ class ArrayColumn:
             return "datetime"
         raise TypeError(
             f"attribute {self._name!r} holds a {type(value).__name__} in row {row}: "
-            "expected int, float, bool, str, datetime, or None where it is missing"
+            f"expected int, float, bool, str, datetime, or None where it is missing{_stored_as(value)}"
         )
 
     def _convert(self, dtype: Any) -> npt.NDArray[Any]:
@@ -402,6 +405,11 @@ def _is_missing(value: object) -> bool:
     if isinstance(value, float | np.floating):
         return bool(value != value)
     return type(value).__name__ in _MISSING_TYPES
+
+
+def _stored_as(value: object) -> str:
+    stored = isinstance(value, list | tuple | dict | set | bytes | np.ndarray)
+    return "; documents= stores lists, dicts and bytes, which filters do not read" if stored else ""
 
 
 def _fits_float(value: int) -> bool:

@@ -55,12 +55,12 @@ class StoredColumn:
         assert self._vocabulary is not None
         return self._vocabulary.stream()
 
-    def read(self, rows: Ints) -> Cells:
-        """Return the cells of `rows`, given in ascending order."""
-        raw = self._reader.read(self._handle, rows * self.width, self.width)
+    def read(self, rows: Ints, tally: Ints | None = None) -> Cells:
+        """Return the cells of `rows`, in any order; `tally` as in a read."""
+        raw = self._reader.read(self._handle, rows * self.width, self.width, tally=tally)
         nulls = None
         if self._bits_at is not None:
-            bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1)[:, 0]
+            bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1, tally=tally)[:, 0]
             nulls = (bits >> (rows % 8).astype(np.uint8) & 1).view(np.bool_)
         return self._cells(raw.view(self._dtype)[:, 0], nulls)
 
@@ -81,13 +81,13 @@ class StoredColumn:
         ranks, present = self._vocabulary.find([text.encode(errors="surrogatepass") for text in texts])
         return dict(zip(texts, zip(ranks.tolist(), present.tolist(), strict=True), strict=True))
 
-    def texts(self, ranks: Ints) -> list[str]:
-        """Return the words of ranks."""
+    def texts(self, ranks: Ints, tally: Ints | None = None) -> list[str]:
+        """Return the words of ranks; `tally` as in a read."""
         assert self._vocabulary is not None
         if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._vocabulary):
             raise CorruptionError(f"{self._path}: a rank beyond the {len(self._vocabulary)} words of the column")
         try:
-            return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64))]
+            return [word.decode() for word in self._vocabulary.words(ranks.astype(np.int64), tally)]
         except UnicodeDecodeError as error:
             raise CorruptionError(f"{self._path}: a word of the column is no UTF-8: {error}") from error
 
@@ -120,7 +120,7 @@ class NullColumn:
         return iter(())
 
     def read(self, rows: Ints) -> Cells:
-        """Return the cells of `rows`, given in ascending order."""
+        """Return the cells of `rows`."""
         return Cells(np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_))
 
 

@@ -92,9 +92,9 @@ class Vocabulary:
                         high[index] = rank
                         present[index] |= word == words[index]
 
-    def words(self, ranks: Ints) -> list[bytes]:
-        """Return words by rank."""
-        bounds = self._bounds(ranks)
+    def words(self, ranks: Ints, tally: Ints | None = None) -> list[bytes]:
+        """Return words by rank; `tally` as in a read."""
+        bounds = self._bounds(ranks, tally)
         lengths = bounds[:, 1] - bounds[:, 0]
         found: list[bytes] = [b""] * len(ranks)
         order = np.argsort(lengths, kind="stable")
@@ -104,7 +104,7 @@ class Vocabulary:
             sizes = lengths[order[start:]] * np.arange(1, len(order) - start + 1)
             stop = start + max(1, int(np.searchsorted(sizes, _BATCH_BYTES)))
             batch = order[start:stop]
-            for index, word in zip(batch, self._read(bounds[batch], int(lengths[batch].max())), strict=True):
+            for index, word in zip(batch, self._read(bounds[batch], int(lengths[batch].max()), tally), strict=True):
                 found[index] = word
             start = stop
         return found
@@ -119,19 +119,19 @@ class Vocabulary:
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
 
-    def _bounds(self, ranks: Ints) -> npt.NDArray[Any]:
+    def _bounds(self, ranks: Ints, tally: Ints | None = None) -> npt.NDArray[Any]:
         """Return where words begin and end, int64 [n, 2]."""
-        bounds = self._reader.read(self._handle, self._starts_at + 8 * ranks, 16).view("<i8")
+        bounds = self._reader.read(self._handle, self._starts_at + 8 * ranks, 16, tally=tally).view("<i8")
         if ((bounds[:, 0] < 0) | (bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self._starts_at)).any():
             raise CorruptionError(f"{self._path}: a word lies outside of the vocabulary")
         return bounds
 
-    def _read(self, bounds: npt.NDArray[Any], length: int) -> list[bytes]:
+    def _read(self, bounds: npt.NDArray[Any], length: int, tally: Ints | None = None) -> list[bytes]:
         """Return words, cut after `length` bytes."""
         length = min(length, self._file_bytes)
         if length == 0:
             return [b""] * len(bounds)
         # The last words are shorter than a read: it begins earlier for them.
         offsets = np.minimum(bounds[:, 0], self._file_bytes - length)
-        raw = self._reader.read(self._handle, np.ascontiguousarray(offsets), length)
+        raw = self._reader.read(self._handle, np.ascontiguousarray(offsets), length, tally=tally)
         return [row[low:high].tobytes() for row, (low, high) in zip(raw, bounds - offsets[:, None], strict=True)]

@@ -21,12 +21,15 @@ from memhier.ann.zoom.construction.begun import begun
 from memhier.ann.zoom.filters.attributes import Schema, as_columns, merged_schema, write_attributes
 from memhier.ann.zoom.filters.columns import as_objects
 from memhier.ann.zoom.ids.stored_texts import write_texts
+from memhier.ann.zoom.payload.stored import write_records
 from memhier.ann.zoom.preview.clusters import LONGEST
 from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.renewal.beside import Renewals
+from memhier.ann.zoom.renewal.documents import ChangedDocuments
 from memhier.ann.zoom.renewal.kept import Kept, values_kept
 from memhier.ann.zoom.renewal.merge import (
+    WRITTEN_BYTES,
     Merged,
     Spread,
     first_to_join,
@@ -35,7 +38,7 @@ from memhier.ann.zoom.renewal.merge import (
     radii_of,
     write_carried,
 )
-from memhier.ann.zoom.renewal.renewal import WRITTEN_BYTES, Made, Renewed, Task, renew, write_recoded
+from memhier.ann.zoom.renewal.renewal import Made, Renewed, Task, renew, write_recoded
 from memhier.ann.zoom.renewal.room import check_range, check_room
 from memhier.ann.zoom.renewal.spill import write_coded
 from memhier.ann.zoom.source import VectorSource
@@ -103,19 +106,23 @@ class IndexWriter:
                 self._publish(tx, replace(about, pending=[]), durable=False)
 
     def add(
-        self, state: IndexSnapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any
+        self, state: IndexSnapshot, vectors: npt.NDArray[Any], ids: Ids | None, attributes: Any, documents: Any
     ) -> tuple[IndexSnapshot, Ids]:
         """Return the snapshot with more vectors, and their ids."""
         with self._all_or_nothing(state):
-            return self._add(state, vectors, ids, attributes)
+            records = ChangedDocuments(state, documents, len(vectors), self._work_bytes)
+            return self._add(state, vectors, ids, attributes, records)
 
-    def update(self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any) -> IndexSnapshot:
-        """Return the snapshot with other vectors for these ids; attributes that are not given keep their values."""
+    def update(
+        self, state: IndexSnapshot, ids: Ids, vectors: npt.NDArray[Any], attributes: Any, documents: Any
+    ) -> IndexSnapshot:
+        """Return the snapshot with other vectors for these ids; fields that are not given keep their values."""
         with self._all_or_nothing(state):
             if len(ids) != len(vectors):
                 raise ValueError(f"ids has {len(ids)} entries for {len(vectors)} vectors: expected one for each")
             kept = values_kept(state, ids, attributes)
-            return self._add(self._remove(state, ids), vectors, ids, attributes, kept)[0]
+            records = ChangedDocuments(state, documents, len(vectors), self._work_bytes, ids)
+            return self._add(self._remove(state, ids), vectors, ids, attributes, records, kept)[0]
 
     def remove(self, state: IndexSnapshot, ids: Ids) -> IndexSnapshot:
         """Return the snapshot without these ids."""
@@ -190,6 +197,7 @@ class IndexWriter:
         vectors: npt.NDArray[Any],
         ids: Ids | None,
         attributes: Any,
+        documents: ChangedDocuments,
         kept: Mapping[str, Kept] | None = None,
     ) -> tuple[IndexSnapshot, Ids]:
         names = self._free_ids(len(vectors)) if ids is None else ids
@@ -202,12 +210,13 @@ class IndexWriter:
         if attributes is not None:
             given = as_columns(attributes, len(vectors))
             schema, columns = merged_schema(schema, given, len(vectors)), as_objects(given)
+        documents.check(schema)
         if kept:
             columns |= {name: each.filled(columns.get(name)) for name, each in kept.items()}
         # The first vectors decide on the space of an index that began without any.
         check_range(state.space, vectors, fitted=not self._is_untrained(state))
-        each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts)
-        state = self._make_room(state, names, schema, each)
+        each = fresh_row_bytes(state.row_bytes, schema, state.fresh.texts, names.texts, documents=bool(documents.names))
+        state = self._make_room(state, names, schema, each, documents.record_bytes)
         state = self._count_changes(state, len(vectors))
         if names.texts is None:
             next_id = max(self.about.next_id, int(names.numbers.max(initial=-1)) + 1)
@@ -216,18 +225,36 @@ class IndexWriter:
             self.about = replace(self.about, schema=schema)
             parts = tuple(self._files.widened(part, schema) for part in state.parts)
             state = replace(state, schema=schema, parts=parts)
+        self.about = replace(self.about, documents=[*documents.names])
+        state = replace(state, documents=documents.names)
         self._dirty = True
-        most = max(1, fresh_bytes(self.about.dram) // each)
-        for start in range(0, len(vectors), most):
-            part = slice(start, start + most)
-            ids = names.part(start, min(start + most, len(names.numbers)))
-            values = {name: each[part] for name, each in columns.items()}
+        for part, records in self._runs(len(vectors), each, documents):
+            ids = names.part(part.start, part.stop)
+            values = {name: column[part] for name, column in columns.items()}
             more = Fresh(vectors[part], ids.numbers, values, ids.texts)
-            if len(state.fresh.ids) + len(more.ids) > most:
+            if records is not None:
+                more = more.with_records(records)
+            waiting = (len(state.fresh.ids) + len(more.ids)) * each + state.fresh.record_bytes + more.record_bytes
+            if len(state.fresh.ids) and waiting > fresh_bytes(self.about.dram):
                 state = self._spill(state)
                 state = self._join_pending(state)
             state = replace(state, fresh=state.fresh.joined(more, schema))
         return state, names
+
+    def _runs(
+        self, count: int, each: int, documents: ChangedDocuments
+    ) -> Iterator[tuple[slice, Sequence[bytes] | None]]:
+        """Yield runs of vectors that may wait together, with the records of their documents."""
+        start, room = 0, fresh_bytes(self.about.dram)
+        if documents:
+            for records in documents.runs(each, room):
+                yield slice(start, start + len(records)), records
+                start += len(records)
+            return
+        most = max(1, room // each)
+        while start < count:
+            yield slice(start, min(start + most, count)), None
+            start += most
 
     def _count_changes(self, state: IndexSnapshot, count: int) -> IndexSnapshot:
         calibration = state.calibration.changed(count)
@@ -261,6 +288,8 @@ class IndexWriter:
                 write_attributes(tx, f"{name}-a-", about.schema, fresh.attributes, order, self._written_rows)
             if fresh.texts is not None:
                 write_texts(tx, f"{name}-texts", [fresh.texts.take(order)])
+            if fresh.records is not None:
+                write_records(tx, f"{name}-docs", [fresh.records[order].tolist()])
             pending = [*about.pending, arrays.entry(name)]
             if first:
                 write_preview(tx, preview)
@@ -443,12 +472,12 @@ class IndexWriter:
         merged = merge_parts(joined, state.preview, self._reader, writer, self._work_bytes, self._moves_rows(state))
         merged.arrays.write(tx, name)
         if merged.rows is not None:
-            write_carried(tx, name, joined, self.about.schema, merged.rows, self._written_rows)
+            write_carried(tx, name, joined, self.about.schema, merged.rows, self._work_bytes)
         return merged
 
     def _moves_rows(self, state: IndexSnapshot) -> bool:
-        """Return whether rows have attributes or strings."""
-        return bool(self.about.schema) or state.id_kind == "str"
+        """Return whether rows have attributes, documents or strings."""
+        return bool(self.about.schema) or bool(state.documents) or state.id_kind == "str"
 
     @property
     def _written_rows(self) -> int:
@@ -465,7 +494,8 @@ class IndexWriter:
         about = replace(about, hot=[(name, page) for name, page in about.hot if name in names])
         for name in self._stale(about):
             tx.drop(name)
-        known = about if durable else replace(about, schema=self._durable.schema, next_id=self._durable.next_id)
+        last = self._durable
+        known = about if durable else replace(about, schema=last.schema, documents=last.documents, next_id=last.next_id)
         tx.put("index", json.dumps(known.to_json()).encode())
         generation = self._store.generation
         try:
@@ -500,14 +530,18 @@ class IndexWriter:
     def _begin(self) -> Transaction:
         return self._store.begin(self._buffer_bytes)
 
-    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, each: int) -> IndexSnapshot:
-        """Return the snapshot, without its hot pages where more vectors, of `each` bytes while they wait, need DRAM."""
-        dram = self.about.dram
-        waiting = min(fresh_bytes(dram), (len(ids.numbers) + len(state.fresh.ids)) * each)
+    def _make_room(self, state: IndexSnapshot, ids: Ids, schema: Schema, each: int, record_bytes: int) -> IndexSnapshot:
+        """Return the snapshot, without its hot pages where more vectors need their DRAM.
+
+        While they wait, they take `each` bytes, and `record_bytes` for the documents of all.
+        """
+        dram, records = self.about.dram, record_bytes + state.fresh.record_bytes
+        waiting = min(fresh_bytes(dram), (len(ids.numbers) + len(state.fresh.ids)) * each + records)
         filters = self.about.searches if schema else 0
 
         def check(state: IndexSnapshot) -> None:
-            check_room(state, self._planned(replace(state, schema=schema)), ids, waiting, filters, dram)
+            held = self._planned(replace(state, schema=schema))
+            check_room(state, held, ids, waiting, filters, dram, record_bytes=record_bytes)
 
         if state.hot.memory_bytes:
             try:

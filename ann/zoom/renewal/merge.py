@@ -8,9 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.filters.attributes import Schema, chain, write_attributes
-from memhier.ann.zoom.ids.stored_texts import in_order, write_texts
+from memhier.ann.zoom.ids.stored_texts import in_order as texts_in_order
+from memhier.ann.zoom.ids.stored_texts import write_texts
 from memhier.ann.zoom.ids.texts import Texts
 from memhier.ann.zoom.pauses import pause
+from memhier.ann.zoom.payload.stored import in_order, write_records
 from memhier.ann.zoom.preview.blocks import codes_of, interleave
 from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.preview.codes import CodeBook
@@ -26,6 +28,7 @@ from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction
 
 __all__ = [
+    "WRITTEN_BYTES",
     "Merged",
     "PartsSource",
     "Spread",
@@ -43,6 +46,7 @@ _ROW_BYTES = 48  # of a row on its way: list, part and row, id and numbers
 _FEWEST_ROWS = 16
 _WORD_BYTES = 24  # of a word of an attribute that is text
 _RADII_ROWS = 1 << 12
+WRITTEN_BYTES = 64  # of a row of an attribute that is being written
 _JOIN = 2  # a part is joined with those after it once they hold half as many rows
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -137,7 +141,9 @@ def merged_bytes(parts: Sequence[IndexPart], preview: Preview, strings: int, wit
     `strings` is the number of attributes that are text: their words are numbered anew.
     """
     each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
-    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1)
+    # Arrays of checksums that grow are copied.
+    checksums = 2 * sum(part.records.checksum_bytes for part in parts if part.records is not None)
+    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + checksums
 
 
 def first_to_join(
@@ -269,20 +275,24 @@ def write_carried(
     parts: Sequence[IndexPart],
     schema: Schema,
     rows: npt.NDArray[Any],
-    block_rows: int,
+    work_bytes: int,
 ) -> None:
-    """Write the attributes and strings of rows of `parts` as those of the part `name`.
+    """Write the attributes, documents and strings of rows of `parts` as those of the part `name`.
 
     Parameters
     ----------
     rows
         Integers ``[n]``: the number of each row when the rows of all `parts` are counted.
-    block_rows
-        Rows of attributes that are written at a time.
+    work_bytes
+        DRAM for attributes and documents on their way.
     """
     if schema:
         attributes = [part.attributes for part in parts if part.attributes is not None]
+        block_rows = max(1, work_bytes // WRITTEN_BYTES)
         write_attributes(tx, f"{name}-a-", schema, chain(attributes, schema), rows, block_rows)
+    records = [part.records for part in parts]
+    if any(each is not None for each in records):
+        write_records(tx, f"{name}-docs", in_order(records, [*map(len, parts)], rows, work_bytes))
     if any(part.texts is not None for part in parts):
         offsets, none = np.cumsum([0, *map(len, parts)]), Fresh.empty(1, np.dtype(np.float32), texts=True)
 
@@ -291,7 +301,7 @@ def write_carried(
             positions = positions_of(part, some.astype(np.int64) - offsets[part])
             return texts_at(parts, none, Located(positions, np.full(len(some), -1)))
 
-        write_texts(tx, f"{name}-texts", in_order(take, rows))
+        write_texts(tx, f"{name}-texts", texts_in_order(take, rows))
 
 
 class PartsSource(VectorSource):

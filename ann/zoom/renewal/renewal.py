@@ -32,10 +32,9 @@ from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["DEPTH", "WRITTEN_BYTES", "Made", "Renewed", "Task", "follow", "join", "renew", "write_recoded"]
+__all__ = ["DEPTH", "Made", "Renewed", "Task", "follow", "join", "renew", "write_recoded"]
 
 DEPTH = 16  # reads in flight
-WRITTEN_BYTES = 64  # of a row of an attribute that is being written
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +71,6 @@ class Task:
     def row_bytes(self) -> int:
         """Bytes of a vector on SSD."""
         return self.dtype.itemsize * self.space.dimension
-
-    @property
-    def written_rows(self) -> int:
-        """Rows of attributes that are written at a time."""
-        return max(1, self.work_bytes // WRITTEN_BYTES)
 
     @contextmanager
     def opened(self) -> Iterator[tuple[list[IndexPart], Reader]]:
@@ -174,7 +168,7 @@ def join(task: Task) -> Made:
         merged = merge_parts(parts, task.preview, reader, writer, task.work_bytes, True)
         assert merged.rows is not None
         merged.arrays.write(staging, task.name)
-        write_carried(staging, task.name, parts, task.schema, merged.rows, task.written_rows)
+        write_carried(staging, task.name, parts, task.schema, merged.rows, task.work_bytes)
         return _made(task, staging, merged.arrays, task.preview, merged.rows)
 
 
@@ -193,7 +187,7 @@ def renew(task: Task, layout: IndexLayout, seed: int, changes: int) -> Renewed:
                 leftover.unlink()
         rows = source.rows[made.order]
         made.arrays.write(staging, task.name)
-        write_carried(staging, task.name, parts, task.schema, rows, task.written_rows)
+        write_carried(staging, task.name, parts, task.schema, rows, task.work_bytes)
         part = _made(task, staging, made.arrays, made.preview, rows)
         write_preview(lists, made.preview, radii=False)
         lists.finish()
@@ -225,7 +219,7 @@ def write_recoded(
     source = PartsSource(parts, task.dtype, task.space.dimension, reader)
     arrays, order = write_coded(tx, task.name, source, source.ids, preview, task.space, task.work_bytes)
     rows = source.rows[order]
-    write_carried(tx, task.name, parts, task.schema, rows, task.written_rows)
+    write_carried(tx, task.name, parts, task.schema, rows, task.work_bytes)
     return arrays, rows
 
 

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
+from memhier.ann.zoom.payload.stored import record_checksum_bytes
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.ids import Ids
@@ -24,7 +25,9 @@ _BLOCK = 4096
 _ROUNDING = 1 + 1e-6
 
 
-def check_room(state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int) -> None:
+def check_room(
+    state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters: int, dram: int, *, record_bytes: int = 0
+) -> None:
     """Refuse vectors that leave no room in the budget once they are written.
 
     Parameters
@@ -41,6 +44,8 @@ def check_room(state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters:
         Searches with a filter at a time.
     dram
         The budget.
+    record_bytes
+        Of the documents of the vectors.
 
     Raises
     ------
@@ -56,6 +61,7 @@ def check_room(state: IndexSnapshot, held: int, ids: Ids, waiting: int, filters:
     needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
     needed += (2 + filters) * bitmap_bytes(count)
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
+    needed += record_checksum_bytes(count, record_bytes + state.fresh.record_bytes)
     if texts is not None and state.fresh.texts is not None:
         both = (texts, state.fresh.texts)
         letters = sum(len(each.letters) for each in both)

@@ -1,11 +1,14 @@
 """Results of searches."""
 
+import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from memhier.ann.zoom.payload.table import Hits, HitTable
 
 __all__ = ["Explanation", "RangeResult", "SearchResult", "iterate"]
 
@@ -21,8 +24,10 @@ _WHY = {
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult:
+class SearchResult(Hits):
     """The nearest vectors of each query, nearest first.
+
+    It unpacks as faiss has it, distances first: ``distances, ids = index.search(queries, k)``.
 
     Attributes
     ----------
@@ -42,17 +47,60 @@ class SearchResult:
         reads or time ended. ``calibrated``: whether the effort is known to reach the recall asked for (never with a
         filter). ``escalated``: ``"wider"`` or ``"exact"`` where the search did more than was calibrated, as that is not
         known to be enough, otherwise ``"no"``. ``recall``: the recall asked for, or less where limits or codes without
-        bounds forbid it (absent with ``nprobe`` and ``candidates``).
+        bounds forbid it (absent with ``nprobe`` and ``candidates``). ``payload_reads``, ``payload_pages`` and
+        ``payload_bytes``: the I/Os for fields, which are none of the others.
+    fields
+        Attributes and documents by name, each of the shape of `ids`; empty where ``fields=`` asked for none. Attributes
+        are float64 with NaN where null, datetime64[us] with NaT, masked arrays of int64 and bool, and text as objects
+        with None. Documents are objects: text, bytes or JSON values, None where there is none.
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile
+    >>> from memhier.ann import ZoomIndex
+    >>> vectors, names = np.eye(4, dtype="float32"), ["ash", "birch", "cedar", "elm"]
+    >>> path = tempfile.mkdtemp() + "/trees"
+    >>> with ZoomIndex.build(path, vectors, documents={"name": names}, dram="1MiB") as index:
+    ...     found = index.search(vectors[2], k=2, fields=True)
+    >>> found.rows()
+    [{'id': 2, 'distance': 0.0, 'name': 'cedar'}, {'id': 0, 'distance': 2.0, 'name': 'ash'}]
+    >>> distances, ids = found
     """
 
     ids: npt.NDArray[Any]
     distances: Floats
     stats: dict[str, Any]
+    fields: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield distances, then ids."""
+        yield self.distances
+        yield self.ids
+
+    def rows(self) -> list[Any]:
+        """Return the vectors found as a list of dicts, ``{"id", "distance", field: value, ...}``.
+
+        For a batch, return such a list for each query. Missing vectors are left out. Null values are None, datetimes
+        are ``datetime.datetime``. A field named ``id`` or ``distance`` gets a ``_`` behind its name.
+        """
+        rows = self.hit_table().rows()
+        if self.ids.ndim == 1:
+            return rows
+        return _cut(rows, np.cumsum(_there(self.ids).sum(axis=1)))
+
+    def hit_table(self) -> HitTable:
+        """Return the vectors found, with the missing ones left out."""
+        ids = np.atleast_2d(self.ids)
+        query, rank = np.nonzero(_there(ids))
+        fields = {name: column.reshape(ids.shape)[query, rank] for name, column in self.fields.items()}
+        return HitTable(query, rank, ids[query, rank], np.atleast_2d(self.distances)[query, rank], fields)
 
 
 @dataclass(frozen=True, slots=True)
-class RangeResult:
+class RangeResult(Hits):
     """The vectors within a radius of each query, nearest first, ties by id.
+
+    It unpacks as faiss has it: ``offsets, distances, ids = index.range_search(queries, radius)``.
 
     Attributes
     ----------
@@ -62,12 +110,30 @@ class RangeResult:
         int64, or strings as objects, and float32, ``[n]``; the distances as :class:`memhier.ann.SearchResult` has them.
     stats
         Plain numbers of this call: those of :class:`memhier.ann.SearchResult` that apply.
+    fields
+        Attributes and documents by name, ``[n]`` each, as :class:`memhier.ann.SearchResult` has them.
     """
 
     offsets: Ints
     ids: npt.NDArray[Any]
     distances: Floats
     stats: dict[str, Any]
+    fields: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        """Yield offsets, distances, then ids."""
+        yield self.offsets
+        yield self.distances
+        yield self.ids
+
+    def rows(self) -> list[list[dict[str, Any]]]:
+        """Return a list of dicts for each query, as :meth:`SearchResult.rows` has them."""
+        return _cut(self.hit_table().rows(), self.offsets[1:])
+
+    def hit_table(self) -> HitTable:
+        """Return the vectors found."""
+        query = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
+        return HitTable(query, np.arange(len(query)) - self.offsets[query], self.ids, self.distances, self.fields)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,5 +204,18 @@ def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[Searc
         for start in range(0, len(ids) if last else len(ids) // batch * batch, batch):
             part = slice(start, start + batch)
             seen.update(ids[part].tolist())
-            yield SearchResult(ids[part], distances[part], found.stats)
+            fields = {name: column[new][part] for name, column in found.fields.items()}
+            yield SearchResult(ids[part], distances[part], found.stats, fields)
         k *= 2
+
+
+def _there(ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which ids are those of a vector."""
+    missing: Any = None if ids.dtype == object else -1
+    there: npt.NDArray[np.bool_] = np.not_equal(ids, missing).astype(np.bool_)
+    return there
+
+
+def _cut(rows: list[dict[str, Any]], ends: Ints) -> list[list[dict[str, Any]]]:
+    """Return the rows of each query, which end at `ends`."""
+    return [rows[low:high] for low, high in itertools.pairwise([0, *ends.tolist()])]

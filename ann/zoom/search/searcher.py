@@ -10,11 +10,13 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import RangeResult, SearchResult
 from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection, is_cut_short
 from memhier.ann.zoom.search.turns import Turns
+from memhier.ann.zoom.storage.ids import locate_all, with_repeats
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.callers import user_stacklevel
 from memhier.errors import RecallWarning
@@ -25,6 +27,7 @@ __all__ = ["Answer", "Searcher"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,9 @@ class Searcher:
             state = self.state
             count, named = state.count, state.fresh.texts is not None
             k = int(min(options.k, max(1, count)))
-            search = Search(state, self._reader, Selection.of(state, options.where), named=named)
+            wanted = chosen_fields(state, options.fields)
+            selection = Selection.of(state, options.where)
+            search = Search(state, self._reader, selection, named=named or bool(wanted))
             plan = plan_search(state, k, count, options, search.selection)
             found = search.nearest(queries, k, plan.effort, limits)
             cut = is_cut_short(found, k, plan.effort, state.scan_bytes)
@@ -82,8 +87,13 @@ class Searcher:
             if k < options.k:
                 more = ((0, 0), (0, options.k - k))
                 ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
-            names = ids if search.sightings is None else search.sightings.named(ids, search.tally)
+            fields = FieldReader(state, wanted)
+            names: npt.NDArray[Any] = ids
+            columns = {} if search.sightings is None else fields.found(ids, search.sightings)
+            if search.sightings is not None and named:
+                names = search.sightings.named(ids, search.tally)
             stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
+            stats |= _payload(fields)
             if options.nprobe is None and options.candidates is None:
                 if limits is NO_LIMITS:
                     stats["recall"] = self._kept(plan, options)
@@ -93,15 +103,27 @@ class Searcher:
                         best = min(best, state.calibration.reached_at(k))
                     within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
                     stats["recall"] = self._kept_within(best, within, options, stats, timed=timed)
-            return Answer(state, plan, SearchResult(names, distances, stats))
+            return Answer(state, plan, SearchResult(names, distances, stats, columns))
 
-    def search_range(self, queries: Floats, radii: Floats, recall: float, where: str | None) -> RangeResult:
+    def search_range(
+        self, queries: Floats, radii: Floats, recall: float, where: str | None, fields: bool | Sequence[str] | None
+    ) -> RangeResult:
         """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`."""
         with self._turns.next():
             state = self.state
-            search = Search(state, self._reader, Selection.of(state, where), named=state.fresh.texts is not None)
+            wanted, named = chosen_fields(state, fields), state.fresh.texts is not None
+            search = Search(state, self._reader, Selection.of(state, where), named=named or bool(wanted))
             effort, calibrated = range_effort(state.calibration, state.preview.lists, recall)
-            return _range_result(search_range(search, queries, radii, effort), search, calibrated and where is None)
+            found = search_range(search, queries, radii, effort)
+            return _range_result(found, search, FieldReader(state, wanted), calibrated and where is None)
+
+    def fetch(self, ids: object, fields: bool | Sequence[str] | None) -> Columns:
+        """Return the fields of ids; see :meth:`memhier.ann.ZoomIndex.fetch`."""
+        with self._turns.next():  # the pages read together take the place of a search's candidates
+            state = self.state
+            wanted, inverse = with_repeats(ids, state.id_kind)
+            reader = FieldReader(state, chosen_fields(state, fields))
+            return reader.of(locate_all(state.parts, state.fresh, wanted), inverse)
 
     def _kept(self, plan: Plan, options: SearchOptions) -> float:
         """Return the recall that a search without limits keeps; warn where it is less than asked for."""
@@ -163,17 +185,28 @@ def _stats(found: Found, tally: Ints) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _range_result(found: Sequence[Within], search: Search, calibrated: bool) -> RangeResult:
+def _payload(fields: FieldReader) -> dict[str, int]:
+    """Return the reads of fields as plain numbers."""
+    names = ("payload_reads", "payload_pages", "payload_bytes")
+    return dict(zip(names, fields.tally.tolist(), strict=True))
+
+
+def _range_result(found: Sequence[Within], search: Search, fields: FieldReader, calibrated: bool) -> RangeResult:
     """Return the vectors within the radius of each query, one query after the other."""
     ids = np.concatenate([np.empty(0, np.int64), *(each.ids for each in found)])
-    names = ids if search.sightings is None else search.sightings.named(ids, search.tally)
+    columns = {} if search.sightings is None else fields.found(ids, search.sightings)
+    names: npt.NDArray[Any] = ids
+    if search.sightings is not None and search.snapshot.fresh.texts is not None:
+        names = search.sightings.named(ids, search.tally)
     sums = np.sum([each.tally for each in found], axis=0, initial=0) if found else np.zeros(5, np.int64)
     counted = ("probed", "scanned", "ranked", "page_requests", "hot_pages")
     stats: dict[str, Any] = {"queries": len(found)} | dict(zip(counted, sums.tolist(), strict=True))
     stats |= dict(zip(("reads", "pages", "bytes"), search.tally.tolist(), strict=True)) | {"calibrated": calibrated}
+    stats |= _payload(fields)
     return RangeResult(
         np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
         names,
         np.concatenate([np.empty(0, np.float32), *(each.distances for each in found)]),
         stats,
+        columns,
     )

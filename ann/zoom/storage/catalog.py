@@ -9,6 +9,7 @@ import numpy.typing as npt
 from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.filters.attributes import Schema
 from memhier.ann.zoom.filters.columns import DTYPES
+from memhier.ann.zoom.payload.given import NAMES_MOST
 from memhier.ann.zoom.preview.codes import CodeBook
 from memhier.ann.zoom.preview.preview import CODINGS, Coding, Preview
 from memhier.ann.zoom.preview.product import ProductBook
@@ -37,7 +38,8 @@ from memhier.store.store import Staging, Store, Transaction
 __all__ = ["KIND", "VERSION", "Description", "load_preview", "write_preview"]
 
 KIND = "zoom-index"
-VERSION = 6
+VERSION = 7
+_READ = (6,)  # versions read beside it: 6 has no documents
 
 
 _NAME = text(r"[A-Za-z0-9_-]{1,100}")
@@ -81,7 +83,8 @@ _CHECK = record(
         "pending": _PARTS,
         "hot": sequence(row(_PART, integer())),
         "id_kind": one_of("int64", "str"),
-    }
+    },
+    {"documents": sequence(text(r"[\s\S]{1,200}"), most=NAMES_MOST)},
 )  # fmt: skip
 
 
@@ -113,6 +116,8 @@ class Description:
         Pages to hold in DRAM, as pairs of part name and page.
     id_kind
         The type of the ids.
+    documents
+        Names of the documents, in the order of their numbers.
     """
 
     dtype: str
@@ -132,6 +137,7 @@ class Description:
     pending: list[dict[str, Any]] = field(default_factory=list)
     hot: list[tuple[str, int]] = field(default_factory=list)
     id_kind: IdKind = "int64"
+    documents: list[str] = field(default_factory=list)
 
     @property
     def row_bytes(self) -> int:
@@ -154,7 +160,7 @@ class Description:
         """
         where = f"{path}: the value 'index'"
         version = decode_json(raw, where, record({"version": integer()})).get("version")
-        if version != VERSION:
+        if version not in (VERSION, *_READ):
             raise FormatError(f"{path}: index format {version}, this memhier reads {VERSION}; build the index again")
         values = decode_json(raw, where, _CHECK)
         del values["version"]
@@ -165,6 +171,8 @@ class Description:
         space = found.space
         if core_dimension(space.metric, space.dimension) > space.padded:
             raise CorruptionError(f"{where}: {space.dimension} dimensions in a space of {space.padded}")
+        if len({*found.documents, *found.schema}) != len(found.documents) + len(found.schema):
+            raise CorruptionError(f"{where}: attributes and documents of one name")
         if found.calibration.efforts.keys() != found.calibration.reached.keys():
             raise CorruptionError(f"{where}: efforts and recalls are of other numbers of neighbours")
         return found

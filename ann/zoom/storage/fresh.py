@@ -1,7 +1,7 @@
 """Vectors just added: they wait in DRAM, searched by brute force, until there are enough to write."""
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -13,6 +13,7 @@ from memhier.io.kernels import distances
 __all__ = ["Fresh", "fresh_row_bytes"]
 
 _VALUE_BYTES = 64  # of an attribute, as a Python object
+_RECORD_BYTES = 48  # of a record of documents, beside its own bytes
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -32,12 +33,18 @@ class Fresh:
         Values by name, each object ``[n]``, None for null; empty where the index has none.
     texts
         The strings that `ids` are hashes of; None where the index has integers.
+    records
+        The record of each vector's documents, bytes as objects ``[n]``; None where no vector has any.
+    record_bytes
+        Their bytes in all.
     """
 
     vectors: npt.NDArray[Any]
     ids: Ints
     attributes: dict[str, npt.NDArray[Any]]
     texts: Texts | None = None
+    records: npt.NDArray[np.object_] | None = None
+    record_bytes: int = 0
 
     @classmethod
     def empty(cls, dimension: int, dtype: np.dtype[Any], texts: bool = False) -> Self:
@@ -51,6 +58,7 @@ class Fresh:
     def memory_bytes(self) -> int:
         """DRAM held, in bytes; 64 for every attribute's value."""
         held = self.vectors.nbytes + self.ids.nbytes + _VALUE_BYTES * sum(map(len, self.attributes.values()))
+        held += 0 if self.records is None else self.record_bytes + _RECORD_BYTES * len(self)
         return held + (0 if self.texts is None else self.texts.memory_bytes)
 
     def emptied(self) -> "Fresh":
@@ -60,9 +68,16 @@ class Fresh:
     def without(self, ids: Ints) -> "Fresh":
         """Return the rest after removing `ids`."""
         kept = ~np.isin(self.ids, ids)
+        records = None if self.records is None else self.records[kept]
         attributes = {name: each[kept] for name, each in self.attributes.items()}
         texts = None if self.texts is None else self.texts.take(kept)
-        return Fresh(self.vectors[kept], self.ids[kept], attributes, texts)
+        return Fresh(self.vectors[kept], self.ids[kept], attributes, texts, records, _sum_of(records))
+
+    def with_records(self, records: Sequence[bytes]) -> "Fresh":
+        """Return the same vectors with the records of their documents."""
+        made = np.empty(len(records), np.object_)
+        made[:] = records
+        return replace(self, records=made, record_bytes=_sum_of(made))
 
     def joined(self, more: "Fresh", names: Iterable[str]) -> "Fresh":
         """Return both together; `names` are the attributes of the index."""
@@ -73,8 +88,12 @@ class Fresh:
         texts = None
         if self.texts is not None and more.texts is not None:
             texts = Texts.joined([self.texts, more.texts])
+        records = None
+        if self.records is not None or more.records is not None:
+            both = [np.full(len(each), b"", object) if each.records is None else each.records for each in (self, more)]
+            records = np.concatenate(both)
         vectors, ids = np.concatenate([self.vectors, more.vectors]), np.concatenate([self.ids, more.ids])
-        return Fresh(vectors, ids, attributes, texts)
+        return Fresh(vectors, ids, attributes, texts, records, self.record_bytes + more.record_bytes)
 
     def nearest(
         self, queries: Floats, metric: str, k: int, selected: npt.NDArray[np.bool_] | None
@@ -94,7 +113,14 @@ class Fresh:
         return found, near
 
 
-def fresh_row_bytes(row_bytes: int, attributes: Collection[str], *texts: Texts | None) -> int:
-    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as the longest of `texts`."""
+def fresh_row_bytes(row_bytes: int, attributes: Collection[str], *texts: Texts | None, documents: bool = False) -> int:
+    """Return the DRAM of a vector of `row_bytes` that waits with its id, at most as long as the longest of `texts`.
+
+    With `documents`, the bytes of its record come on top.
+    """
     text_bytes = max([0 if each is None else 8 + each.longest for each in texts])
-    return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes
+    return row_bytes + 8 + _VALUE_BYTES * len(attributes) + text_bytes + _RECORD_BYTES * documents
+
+
+def _sum_of(records: npt.NDArray[np.object_] | None) -> int:
+    return 0 if records is None else sum(map(len, records.tolist()))

@@ -211,7 +211,7 @@ def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: I
 
 
 class Sightings:
-    """The places of the vectors that a search found, to read their strings at its end.
+    """The places of the vectors that a search found, to read their strings and fields at its end.
 
     Parameters
     ----------
@@ -232,17 +232,19 @@ class Sightings:
     def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
         """Return the strings of the ids found, of the shape of `found`, None for -1; `tally` as in a read."""
         numbers, inverse = np.unique(found, return_inverse=True)
+        real = numbers >= 0  # hashes are never negative
+        names = np.full(len(numbers), None, np.object_)
+        names[real] = texts_at(self._parts, self._fresh, self.places(numbers[real]), tally).objects()
+        return names[inverse].reshape(found.shape)
+
+    def places(self, wanted: Ints) -> Located:
+        """Return the places of ids, int64 ``[n]``, all of them found."""
         ids = np.concatenate([np.empty(0, np.int64), *self._ids])
         positions = np.concatenate([np.empty(0, np.int64), *self._positions])
-        real = numbers >= 0  # hashes are never negative
-        wanted = numbers[real]
         rows = _rows_of(wanted, ids)
-        fresh = _rows_of(wanted, self._fresh.ids)
         # The search holds its snapshot, so the parts are still there.
-        places = Located(np.where(rows >= 0, positions[rows] if len(ids) else -1, -1), fresh)
-        names = np.full(len(numbers), None, np.object_)
-        names[real] = texts_at(self._parts, self._fresh, places, tally).objects()
-        return names[inverse].reshape(found.shape)
+        positions = np.where(rows >= 0, positions[rows] if len(ids) else -1, -1)
+        return Located(positions, _rows_of(wanted, self._fresh.ids))
 
 
 def _clash(one: str, other: str) -> str:

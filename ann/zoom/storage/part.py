@@ -16,6 +16,7 @@ from memhier.ann.zoom.filters.conditions import Expression
 from memhier.ann.zoom.filters.stored_column import StoredColumn
 from memhier.ann.zoom.ids.stored_texts import StoredTexts
 from memhier.ann.zoom.ids.texts import hash_texts
+from memhier.ann.zoom.payload.stored import StoredRecords
 from memhier.ann.zoom.preview.code_scan import CodedPart, positions_of, split_positions
 from memhier.ann.zoom.preview.preview import Preview
 from memhier.ann.zoom.storage.fullview import stored_bytes
@@ -126,6 +127,8 @@ class IndexPart:
         Keeps the file with the reader.
     texts
         The strings that the ids are hashes of; None where ids are integers.
+    records
+        The documents of the rows; None where no row has any.
     """
 
     name: str
@@ -137,6 +140,7 @@ class IndexPart:
     attributes: Attributes | None = None
     lease: object = None
     texts: StoredTexts | None = None
+    records: StoredRecords | None = None
 
     def __len__(self) -> int:
         return len(self.arrays.codes)
@@ -149,7 +153,7 @@ class IndexPart:
     @property
     def memory_bytes(self) -> int:
         """DRAM held, in bytes."""
-        more = (self.attributes, self.texts)
+        more = (self.attributes, self.texts, self.records)
         held = self.arrays.memory_bytes + (0 if self.alive is None else self.alive.nbytes)
         return held + sum(each.memory_bytes for each in more if each is not None)
 
@@ -255,7 +259,11 @@ class PartFiles:
         if self._texts:
             texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
             self._when_gone(lease, [texts.file])
-        part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts)
+        records, segments = None, self._store.segments()
+        if f"{name}-docs" in segments:
+            records = StoredRecords(segments, f"{name}-docs", len(arrays.codes), self._reader)
+            self._when_gone(lease, records.files)
+        part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts, records)
         return self.widened(part, schema)
 
     def widened(self, part: IndexPart, schema: Schema) -> IndexPart:

@@ -49,6 +49,8 @@ class IndexSnapshot:
         Pages held in DRAM.
     scan_bytes
         DRAM for the candidates of queries that are searched together.
+    documents
+        Names of the documents, in the order of their numbers.
     """
 
     space: PreviewSpace
@@ -60,6 +62,7 @@ class IndexSnapshot:
     calibration: Calibration
     hot: HotPages
     scan_bytes: int
+    documents: tuple[str, ...] = ()
 
     @classmethod
     def load(cls, store: Store, about: Description, files: PartFiles, reader: Reader) -> Self:
@@ -71,7 +74,7 @@ class IndexSnapshot:
         return cls(
             about.space, dtype, about.schema, preview, parts,
             Fresh.empty(about.space.dimension, dtype, about.id_kind == "str"), about.calibration,
-            load_hot(reader, np.sort(keys)), scan_bytes(about.dram),
+            load_hot(reader, np.sort(keys)), scan_bytes(about.dram), tuple(about.documents),
         )  # fmt: skip
 
     @property

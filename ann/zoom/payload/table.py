@@ -1,0 +1,152 @@
+"""Hits as tables: a row for each vector found, with its fields, as dicts or for other libraries."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["HitTable", "Hits"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+Fields: TypeAlias = Mapping[str, npt.NDArray[Any]]
+
+_ROW_NAMES = ("id", "distance")
+_TABLE_NAMES = ("query", "rank", *_ROW_NAMES)
+
+
+@dataclass(frozen=True, slots=True)
+class HitTable:
+    """Vectors found, without those that are missing.
+
+    Attributes
+    ----------
+    query, rank
+        int64 ``[n]``: the query that found a vector, and its place among those that the query found, from 0 on.
+    ids, distances
+        ``[n]``.
+    fields
+        ``[n]`` by name, as :class:`memhier.ann.SearchResult` has them.
+    """
+
+    query: Ints
+    rank: Ints
+    ids: npt.NDArray[Any]
+    distances: npt.NDArray[np.float32]
+    fields: Fields
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return a dict for each."""
+        names = [*_ROW_NAMES, *_shown(self.fields, _ROW_NAMES)]
+        columns = [self.ids.tolist(), self.distances.tolist(), *map(_python, self.fields.values())]
+        return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """Return all columns by their name in a table."""
+        fields = dict(zip(_shown(self.fields, _TABLE_NAMES), self.fields.values(), strict=True))
+        return dict(zip(_TABLE_NAMES, (self.query, self.rank, self.ids, self.distances), strict=True)) | fields
+
+
+class Hits:
+    """A result that can be turned into rows and tables."""
+
+    __slots__ = ()
+
+    def hit_table(self) -> HitTable:
+        """Return the vectors found, with the missing ones left out."""
+        raise NotImplementedError
+
+    def to_arrow(self) -> Any:
+        """Return the vectors found as a ``pyarrow.Table``: query, rank (from 0 on), id, distance and the fields.
+
+        A document becomes text, bytes, bool, int64, float64 or a list of one of these where all of its values in the
+        result are of that kind, otherwise JSON text. A field named like one of the first four columns gets a ``_``
+        behind its name.
+
+        Raises
+        ------
+        ImportError
+            When pyarrow is not installed; the message names the extra.
+        """
+        arrow = _library("pyarrow", "parquet")
+        columns = {name: _arrow(arrow, name, column) for name, column in self.hit_table().columns().items()}
+        return arrow.table(columns)
+
+    def to_pandas(self) -> Any:
+        """Return the vectors found as a ``pandas.DataFrame``, with the columns of :meth:`to_arrow`.
+
+        Documents are Python objects. Integers and bools with missing values have pandas' types that allow them.
+
+        Raises
+        ------
+        ImportError
+            When pandas is not installed; the message names the extra.
+        """
+        pandas = _library("pandas", "pandas")
+        columns: dict[str, Any] = dict(self.hit_table().columns())
+        for name, column in columns.items():
+            if column.dtype == object:  # which pandas would guess a type of
+                columns[name] = pandas.Series(column, dtype=object)
+            elif isinstance(column, np.ma.MaskedArray):
+                missing = {"b": "boolean"}.get(column.dtype.kind, "Int64") if np.ma.getmaskarray(column).any() else None
+                columns[name] = pandas.Series(column.tolist(), dtype=missing or column.dtype)
+        return pandas.DataFrame(columns)
+
+    def to_polars(self) -> Any:
+        """Return the vectors found as a ``polars.DataFrame``, with the columns of :meth:`to_arrow`.
+
+        Raises
+        ------
+        ImportError
+            When polars or pyarrow is not installed; the message names the extra.
+        """
+        return _library("polars", "polars").from_arrow(self.to_arrow())
+
+
+def _library(name: str, extra: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(f"this table needs the package {name}: pip install 'memhier[{extra}]'") from error
+
+
+def _shown(fields: Fields, taken: tuple[str, ...]) -> list[str]:
+    """Return the names of fields, none of them equal to another or to those taken."""
+    names: list[str] = []
+    for name in fields:
+        while name in taken or name in names:
+            name += "_"
+        names.append(name)
+    return names
+
+
+def _python(column: npt.NDArray[Any]) -> list[Any]:
+    """Return a column as Python values, None where null."""
+    values: list[Any] = column.tolist()  # masked entries and NaT become None
+    return [None if value != value else value for value in values] if column.dtype.kind == "f" else values
+
+
+def _arrow(arrow: Any, name: str, column: npt.NDArray[Any]) -> Any:
+    if isinstance(column, np.ma.MaskedArray):
+        return arrow.array(np.ma.getdata(column), mask=np.ma.getmaskarray(column))
+    if column.dtype != object:
+        return arrow.array(column, from_pandas=True)  # NaN is null
+    values = column.tolist()
+    if not any(_has_dict(value) for value in values):
+        with suppress(arrow.ArrowException, OverflowError, TypeError, ValueError):  # of several kinds
+            return arrow.array(values)
+    try:
+        texts = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
+    except TypeError:
+        raise TypeError(
+            f"field {name!r} holds bytes and other values: expected one kind for a table; rows() gives them as they are"
+        ) from None
+    return arrow.array(texts, arrow.string())
+
+
+def _has_dict(value: object) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_dict, value)))

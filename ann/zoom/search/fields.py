@@ -1,0 +1,122 @@
+"""The fields of vectors found: their attributes and documents, read together at the end of a search."""
+
+import copy
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.payload.record import decode, unpack
+from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.storage.documents import records_at
+from memhier.ann.zoom.storage.ids import Located, Sightings
+from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+
+__all__ = ["FieldReader", "chosen_fields"]
+
+Columns: TypeAlias = dict[str, npt.NDArray[Any]]
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+_NULLS = {"float64": np.nan, "datetime": np.datetime64("NaT", "us"), "int64": 0, "bool": False, "str": None}
+_DTYPES = {"float64": "f8", "datetime": "M8[us]", "int64": "i8", "bool": "?", "str": "O"}
+
+
+def chosen_fields(state: IndexSnapshot, fields: bool | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the names of the fields asked for: attributes, then documents, or those named.
+
+    Raises
+    ------
+    ValueError
+        For a name that is none of a field.
+    """
+    every = (*state.schema, *state.documents)
+    if not fields:
+        return ()
+    if fields is True:
+        return every
+    for name in fields:
+        if name not in every:
+            have = ", ".join(map(repr, every)) or "none: give attributes= or documents= to build() or add()"
+            raise ValueError(f"fields holds {name!r}: expected fields of this index, which has {have}")
+    return tuple(dict.fromkeys(fields))
+
+
+class FieldReader:
+    """Reads the fields of vectors of one snapshot.
+
+    Parameters
+    ----------
+    state
+        The snapshot.
+    names
+        Of the fields.
+
+    Attributes
+    ----------
+    tally
+        int64 ``[3]``: I/Os, pages and bytes read.
+    """
+
+    def __init__(self, state: IndexSnapshot, names: Sequence[str]) -> None:
+        self._state, self._names = state, names
+        self.tally = np.zeros(3, np.int64)
+
+    def found(self, ids: Ints, sightings: Sightings) -> Columns:
+        """Return the fields of vectors that a search found, each of the shape of `ids`, null where these are -1."""
+        if not self._names:
+            return {}
+        wanted, inverse = np.unique(ids, return_inverse=True)
+        found = self.of(sightings.places(wanted), inverse.reshape(-1))  # without a place, -1 has null fields
+        return {name: column.reshape(ids.shape) for name, column in found.items()}
+
+    def of(self, places: Located, rows: Ints) -> Columns:
+        """Return the fields of rows of different places, in any order and with repetitions."""
+        return {name: _repeated(column, rows) for name, column in self._at(places).items()}
+
+    def _at(self, places: Located) -> Columns:
+        """Return the fields at different places, ``[n]`` each, null where there is no place."""
+        state, count = self._state, len(places.positions)
+        columns: Columns = {}
+        for name in self._names:
+            kind = state.schema.get(name)
+            column = np.full(count, None if kind is None else _NULLS[kind], "O" if kind is None else _DTYPES[kind])
+            columns[name] = np.ma.MaskedArray(column, True) if kind in ("int64", "bool") else column
+        attributes = [name for name in self._names if name in state.schema]
+        if attributes:
+            self._attributes(places, {name: columns[name] for name in attributes})
+        documents = {state.documents.index(name): columns[name] for name in self._names if name in state.documents}
+        if documents:
+            for place, record in records_at(state.parts, state.fresh, places, state.scan_bytes, self.tally):
+                for number, document in unpack(record, "the index").items():
+                    if number in documents:
+                        documents[number][place] = decode(document, "the index")
+        return columns
+
+    def _attributes(self, places: Located, columns: Columns) -> None:
+        """Fill columns of attributes."""
+        fresh = self._state.fresh
+        for place in np.flatnonzero(places.fresh >= 0).tolist():
+            for name, column in columns.items():
+                values = fresh.attributes.get(name)
+                if values is not None and (value := values[places.fresh[place]]) is not None:
+                    column[place] = value
+        numbers, rows = split_positions(places.positions)
+        for which, part in enumerate(self._state.parts):
+            here = np.flatnonzero((numbers == which) & (places.positions >= 0))
+            if part.attributes is not None and len(here):
+                for name, values in part.attributes.take(rows[here], list(columns), self.tally).items():
+                    columns[name][here] = values
+
+
+def _repeated(column: npt.NDArray[Any], rows: Ints) -> npt.NDArray[Any]:
+    """Return rows of a column, which may repeat; no two values share a list or dict."""
+    made: npt.NDArray[Any] = column[rows]
+    if column.dtype == object and len(made) > len(column):
+        seen: set[int] = set()
+        for row, value in enumerate(made):
+            if isinstance(value, list | dict):
+                if id(value) in seen:
+                    made[row] = copy.deepcopy(value)
+                seen.add(id(value))
+    return made

@@ -1,0 +1,40 @@
+"""The records of documents at places of an index, in its parts and among the vectors that wait."""
+
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from memhier.ann.zoom.preview.code_scan import split_positions
+from memhier.ann.zoom.storage.fresh import Fresh
+from memhier.ann.zoom.storage.ids import Located
+from memhier.ann.zoom.storage.part import IndexPart
+
+__all__ = ["records_at"]
+
+Ints: TypeAlias = npt.NDArray[np.int64]
+
+
+def records_at(
+    parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, tally: Ints | None = None
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the records at different places with their number, in any order; none for a place without documents.
+
+    Parameters
+    ----------
+    work_bytes
+        DRAM for the pages that are read together.
+    tally
+        int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+    """
+    if fresh.records is not None:
+        waiting = np.flatnonzero(places.fresh >= 0)
+        yield from zip(waiting.tolist(), fresh.records[places.fresh[waiting]].tolist(), strict=True)
+    numbers, rows = split_positions(places.positions)
+    for which, part in enumerate(parts):
+        here = np.flatnonzero((numbers == which) & (places.positions >= 0))
+        if part.records is None or not len(here):
+            continue
+        for place, record in part.records.read(part.records.spans(rows[here], work_bytes, tally), work_bytes, tally):
+            yield int(here[place]), record
