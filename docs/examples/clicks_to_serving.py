@@ -85,7 +85,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", default="generated", choices=["generated", "gowalla"])
     parser.add_argument("--dram", default="12MiB", help="for the tables in training (default: 12MiB)")
-    parser.add_argument("--epochs", type=int, default=4, help="in all, at least 2 (default: 4)")
+    parser.add_argument("--epochs", type=int, default=2, help="in all, at least 2 (default: 2)")
     parser.add_argument("--k", type=int, default=20, help="items to find for a user (default: 20)")
     parser.add_argument("--folder", type=Path, help="for all files; a temporary one by default")
     parser.add_argument("--seed", type=int, default=0)

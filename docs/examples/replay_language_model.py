@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer steps")
     args = parser.parse_args()
 
-    steps = 30 if args.quick else args.steps
+    steps = 20 if args.quick else args.steps
     held = 100
     domains = read_domains(held + steps * BATCH, args.seed)
     held_out = domains["docstrings"][:held]

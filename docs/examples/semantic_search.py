@@ -30,6 +30,8 @@ from memhier.ann import ZoomIndex
 
 QUERIES = ("what happens when the disk is full", "train embedding tables larger than memory", "filter by attributes")
 RECALLS = (0.8, 0.9, 0.99, 1.0)
+# The repository that this script lies in, or the current folder for a copy elsewhere.
+FOLDER = next((place for place in Path(__file__).resolve().parents if (place / "docs").is_dir()), Path())
 
 
 def read_passages(folder: Path, suffixes: list[str]) -> dict[str, list[Any]]:
@@ -96,7 +98,7 @@ def main() -> None:
     """Read the arguments, build the index, and search."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("queries", nargs="*", default=QUERIES)
-    parser.add_argument("--folder", type=Path, default=Path(__file__).parents[2], help="of text files")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="of text files; by default the repository")
     parser.add_argument("--suffixes", nargs="+", default=[".md", ".txt", ".rst"])
     parser.add_argument("--model", help="of sentence-transformers")
     parser.add_argument("--where", help="a filter on file and line")
