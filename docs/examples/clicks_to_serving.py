@@ -91,6 +91,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quick", action="store_true", help="fewer clicks")
     args = parser.parse_args()
+    if args.epochs < 2:
+        parser.error(f"--epochs {args.epochs}: expected at least 2, as training stops once in the middle")
 
     if args.data == "gowalla":
         clicks, users, items = gowalla()
