@@ -1,0 +1,152 @@
+"""The scripts in docs/examples: each runs alone on small data, and the figures that it prints have its point."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "docs" / "examples"
+PAGE = FOLDER.parent / "how-to" / "examples.md"
+VOID = {"meta", "br", "link", "img", "input", "hr"}
+
+
+def run(script: str, *options: str, folder: Path) -> str:
+    """Return the text that a script prints, run in an empty folder with warnings as errors."""
+    command = [sys.executable, "-W", "error", str(FOLDER / script), *options]
+    there = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=there, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not list(folder.glob("tmp*")), "it left a temporary folder behind"
+    return done.stdout
+
+
+def figure(pattern: str, text: str) -> float:
+    """Return the one number that a pattern captures."""
+    (found,) = re.findall(pattern, text)
+    return float(found.replace(",", ""))
+
+
+def test_replay_keeps_the_first_tasks_of_images(tmp_path):
+    printed = run("continual_images.py", "--data", "generated", "--quick", folder=tmp_path)
+    none, alone, both = (float(share) for share in re.findall(r": ([\d.]+)%", printed))
+    assert both > none + 5
+    assert alone > none
+    assert figure(r"([\d,]+) on SSD, 0 swapped", printed) == 6_000
+    assert figure(r"on SSD, ([1-9][\d,]*) swapped", printed) > 0
+
+
+def test_replay_keeps_the_first_domain_of_a_language_model(tmp_path):
+    printed = run("replay_language_model.py", "--quick", folder=tmp_path)
+    none, both = (figure(rf"{title}: perplexity ([\d.]+)", printed) for title in ("no replay", "memory and storage"))
+    assert 1 < 2 * both < none
+
+
+def test_clicks_become_items_that_are_found(tmp_path):
+    printed = run("clicks_to_serving.py", "--quick", folder=tmp_path)
+    held, rows = re.search(r"DRAM of the tables: ([\d.]+) MiB for ([\d.]+) MiB", printed).groups()
+    assert float(held) < float(rows)
+    assert "epoch 1" in printed.partition("epoch 2")[0]
+    assert figure(r"recall at 20: ([\d.]+)", printed) >= 0.95 - 0.03
+    found, exact, chance = (
+        figure(rf"{name} ([\d.]+)", printed) for name in ("hit rate at 20:", "exact search", "at random")
+    )
+    assert exact > 2 * chance
+    assert abs(found - exact) <= 0.02
+
+
+def test_neighbours_help_a_language_model(tmp_path):
+    printed = run("knn_lm.py", "--quick", folder=tmp_path)
+    alone, both = (figure(rf"{title}: perplexity ([\d.]+)", printed) for title in ("alone", "contexts"))
+    assert 1 < both < alone
+    held, vectors = re.search(r"DRAM of the index: ([\d.]+) MiB for ([\d.]+) MiB", printed).groups()
+    assert float(held) < float(vectors)
+
+
+@pytest.fixture
+def notes(tmp_path) -> Path:
+    """A folder of texts on three matters, one with a text that would end a script in a page."""
+    folder = tmp_path / "notes"
+    folder.mkdir()
+    kinds = {"kitchen.txt": "bake bread flour oven yeast dough", "harbour.md": "ship anchor sailor tide boat sea"}
+    for name, words in kinds.items():
+        parts = words.split()
+        texts = [" ".join(parts[(at + step) % 6] for step in range(9)) + f" note{at}" for at in range(20)]
+        (folder / name).write_text("\n\n".join(texts))
+    (folder / "evil.txt").write_text("</script><b>zebra & quartz</b> <!-- {{DATA}} of eight words or more in all -->")
+    (folder / "skipped.csv").write_text("flour oven yeast dough bread bake flour oven yeast dough")
+    return folder
+
+
+def test_semantic_search_finds_texts_and_their_places(notes, tmp_path):
+    printed = run("semantic_search.py", "oven and dough", "--folder", str(notes), "--k", "3", folder=tmp_path)
+    hits = re.findall(r"^  [\d.]+  (\S+):(\d+)  (.+)$", printed, re.MULTILINE)
+    assert [file for file, _, _ in hits] == ["kitchen.txt"] * 3
+    lines = (notes / "kitchen.txt").read_text().splitlines()
+    assert all(lines[int(line) - 1].startswith(text) for _, line, text in hits)
+    filtered = run(
+        "semantic_search.py", "oven and dough", "--folder", str(notes), "--where", "line < 3", "--k", "9",
+        folder=tmp_path,
+    )  # fmt: skip
+    assert {line for _, line in re.findall(r"^  [\d.]+  (\S+):(\d+)", filtered, re.MULTILINE)} == {"1"}
+
+
+class Page(HTMLParser):
+    """Tags, attributes and scripts of a page; fails where a tag does not end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.scripts: dict[str, str] = {}
+        self.kind = ""
+
+    def handle_starttag(self, tag, attributes):
+        self.attributes += attributes
+        self.kind = dict(attributes).get("type", "code") if tag == "script" else self.kind
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        if self.open and self.open[-1] == "script":
+            self.scripts[self.kind] = self.scripts.get(self.kind, "") + text
+
+
+def test_the_page_of_semantic_search_is_whole_and_needs_no_other_file(notes, tmp_path):
+    place = tmp_path / "page.html"
+    options = ["--folder", str(notes), "--k", "4", "--html", str(place)]
+    run("semantic_search.py", "zebra & quartz", "oven </script>", *options, folder=tmp_path)
+    text, page = place.read_text(), Page()
+    page.feed(text)
+    page.close()
+    assert page.open == []
+    assert not [name for name, _ in page.attributes if name in ("src", "href", "srcset", "data", "action")]
+    assert re.search(r"url\(|@import|import\(|fetch\(|https?:(?!//www\.w3\.org/2000/svg)", text) is None
+    data = json.loads(page.scripts["application/json"])
+    assert [search["query"] for search in data["searches"]] == ["zebra & quartz", "oven </script>"]
+    for search in data["searches"]:
+        near = [neighbour["distance"] for neighbour in search["neighbours"]]
+        assert near == sorted(near)
+        for run_ in search["runs"]:
+            steps = run_["steps"]
+            assert steps["candidates"] <= steps["scanned"] <= steps["vectors"] == 41
+            assert len(run_["hits"]) == 4
+    exact = data["searches"][0]["runs"][-1]
+    assert [hit["id"] for hit in exact["hits"]] == [near["id"] for near in data["searches"][0]["neighbours"][:4]]
+    assert any(hit["text"].startswith("</script><b>zebra & quartz</b>") for hit in exact["hits"])
+    if shutil.which("node"):
+        (tmp_path / "page.js").write_text(page.scripts["code"])
+        subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True, timeout=800)
+
+
+def test_every_example_is_listed():
+    listed = set(re.findall(r"examples/(\w+\.py)", PAGE.read_text()))
+    assert listed == {path.name for path in FOLDER.glob("*.py")}
