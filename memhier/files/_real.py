@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -10,9 +11,9 @@ from typing import Any, cast
 
 from memhier.closing import Closing
 from memhier.files._interface import Buffer, File, Mode
-from memhier.files._system import OPEN_FLAGS, fdatasync, lock_file, read_at, set_direct, write_at
+from memhier.files._system import OPEN_FLAGS, fdatasync, lock_file, set_direct
 
-__all__ = ["RealFiles", "close_descriptor", "close_with"]
+__all__ = ["RealFiles", "close_descriptor", "close_with", "read_at"]
 
 _FLAGS = {
     "r": os.O_RDONLY,
@@ -21,6 +22,8 @@ _FLAGS = {
     "a": os.O_RDWR | os.O_CREAT,
     "d": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
+
+_seeking = threading.Lock()
 
 _open: dict[int, "_Descriptor"] = {}
 """By number. One that went with its owner stays until the next file has its number."""
@@ -48,6 +51,26 @@ def close_descriptor(number: int) -> None:
     """Close a descriptor now, which is done once."""
     del _open[number]
     os.close(number)
+
+
+def read_at(fd: int, buffer: memoryview, offset: int) -> int:
+    """Fill a buffer from an offset and return the bytes read, as ``os.preadv`` does, which Windows lacks."""
+    if hasattr(os, "preadv"):
+        return os.preadv(fd, [buffer], offset)
+    with _seeking:
+        os.lseek(fd, offset, os.SEEK_SET)
+        data = os.read(fd, len(buffer))
+    buffer[: len(data)] = data
+    return len(data)
+
+
+def _write_at(fd: int, data: memoryview, offset: int) -> int:
+    """Write at an offset and return the bytes written, as ``os.pwrite`` does, which Windows lacks."""
+    if hasattr(os, "pwrite"):
+        return os.pwrite(fd, data, offset)
+    with _seeking:
+        os.lseek(fd, offset, os.SEEK_SET)
+        return os.write(fd, data)
 
 
 @contextmanager
@@ -98,7 +121,7 @@ class _RealFile(Closing):
             # A call may write less than asked: a signal, a full disk, or the 2 GiB limit of one call.
             while done < len(view):
                 try:
-                    done += write_at(self._fd, view[done:], offset + done)
+                    done += _write_at(self._fd, view[done:], offset + done)
                 except OSError as error:
                     # Some file systems take the flag and refuse the write; the rest of a short one is not aligned.
                     if not self._direct or error.errno != errno.EINVAL:

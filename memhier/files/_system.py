@@ -1,16 +1,15 @@
-"""The calls that operating systems have in different forms: reads and writes at an offset, locks, direct I/O.
+"""The calls that operating systems have in different forms: locks, direct I/O, syncs.
 
-Windows lacks fcntl, preadv and pwrite; macOS lacks O_DIRECT and fdatasync.
+Windows lacks fcntl; macOS lacks O_DIRECT and fdatasync.
 """
 
 import errno
 import os
 import sys
-import threading
 from importlib import import_module
 from types import ModuleType
 
-__all__ = ["OPEN_FLAGS", "O_DIRECT", "fdatasync", "keep_out_of_cache", "lock_file", "read_at", "set_direct", "write_at"]
+__all__ = ["OPEN_FLAGS", "O_DIRECT", "fdatasync", "keep_out_of_cache", "lock_file", "set_direct"]
 
 
 def _module(name: str) -> ModuleType | None:
@@ -33,27 +32,6 @@ fdatasync = getattr(os, "fdatasync", os.fsync)
 
 _F_NOCACHE = 48  # macOS: fcntl's way to keep reads out of the page cache
 _LOCKED_BYTE = 1 << 40  # Windows: beyond every file, as nobody can read a locked byte
-_seeking = threading.Lock()
-
-
-def read_at(fd: int, buffer: memoryview, offset: int) -> int:
-    """Fill a buffer from an offset and return the bytes read, as ``os.preadv`` does."""
-    if hasattr(os, "preadv"):
-        return os.preadv(fd, [buffer], offset)
-    with _seeking:
-        os.lseek(fd, offset, os.SEEK_SET)
-        data = os.read(fd, len(buffer))
-    buffer[: len(data)] = data
-    return len(data)
-
-
-def write_at(fd: int, data: memoryview, offset: int) -> int:
-    """Write at an offset and return the bytes written, as ``os.pwrite`` does."""
-    if hasattr(os, "pwrite"):
-        return os.pwrite(fd, data, offset)
-    with _seeking:
-        os.lseek(fd, offset, os.SEEK_SET)
-        return os.write(fd, data)
 
 
 def set_direct(fd: int, wanted: bool) -> bool:
@@ -87,9 +65,8 @@ def lock_file(fd: int, exclusive: bool) -> bool:
             return False
     elif _msvcrt is not None and exclusive:  # it has no shared locks, and Windows itself keeps files that are open
         try:
-            with _seeking:
-                os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
-                _msvcrt.locking(fd, _msvcrt.LK_NBLCK, 1)
+            os.lseek(fd, _LOCKED_BYTE, os.SEEK_SET)
+            _msvcrt.locking(fd, _msvcrt.LK_NBLCK, 1)
         except PermissionError:
             return False
     return True

@@ -28,6 +28,8 @@ from memhier.rows.ranking import STOPS
 
 __all__ = ["Answer", "Searcher", "Turns"]
 
+_NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes"), 0)
+
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
@@ -104,7 +106,7 @@ class Searcher:
             state = self.state
             count, named = state.count, state.fresh.texts is not None
             k = int(min(options.k, max(1, count)))
-            wanted = chosen_fields(state, options.fields)
+            wanted = chosen_fields(state, options.fields) if options.fields else ()
             selection = Selection.of(state, options.where)
             plan = plan_search(state, k, count, options, selection)
             search = Search(state, self._reader, selection, named=named or bool(wanted))
@@ -118,13 +120,12 @@ class Searcher:
             if k < options.k:
                 more = ((0, 0), (0, options.k - k))
                 ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
-            fields = FieldReader(state, wanted)
+            columns, payload = _payload(search, ids, wanted)
             names: npt.NDArray[Any] = ids
-            columns = {} if search.sightings is None else fields.found(ids, search.sightings)
             if search.sightings is not None and named:
                 names = search.sightings.named(ids, search.tally)
             stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
-            stats |= _payload(fields)
+            stats |= payload
             if options.nprobe is None and options.candidates is None:
                 if limits is NO_LIMITS:
                     stats["recall"] = self._kept(plan, options)
@@ -142,11 +143,11 @@ class Searcher:
         """Return the vectors within `radii` of queries; see :meth:`memhier.ann.ZoomIndex.range_search`."""
         with self._turns.next():
             state = self.state
-            wanted, named = chosen_fields(state, fields), state.fresh.texts is not None
+            wanted, named = chosen_fields(state, fields) if fields else (), state.fresh.texts is not None
             search = Search(state, self._reader, Selection.of(state, where), named=named or bool(wanted))
             effort, calibrated = range_effort(state.calibration, state.preview.lists, recall)
             found = search_range(search, queries, radii, effort)
-            return _range_result(found, search, FieldReader(state, wanted), calibrated and where is None)
+            return _range_result(found, search, wanted, calibrated and where is None)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] | None) -> Columns:
         """Return the fields of ids; see :meth:`memhier.ann.ZoomIndex.fetch`."""
@@ -221,20 +222,24 @@ def _sums(tallies: Tallies) -> dict[str, int]:
     return dict(zip(names, sums.tolist(), strict=True))
 
 
-def _payload(fields: FieldReader) -> dict[str, int]:
-    """Return the reads of fields as plain numbers."""
-    return {f"payload_{name}": count for name, count in _sums(fields.tally).items()}
+def _payload(search: Search, ids: Ints, wanted: Sequence[str]) -> tuple[Columns, dict[str, int]]:
+    """Return the fields of vectors found, each of the shape of `ids`, and the reads for them as plain numbers."""
+    if not wanted or search.sightings is None:
+        return {}, dict(_NO_PAYLOAD)
+    fields = FieldReader(search.snapshot, wanted)
+    columns = fields.found(ids, search.sightings)
+    return columns, {f"payload_{name}": count for name, count in _sums(fields.tally).items()}
 
 
-def _range_result(found: Sequence[Within], search: Search, fields: FieldReader, calibrated: bool) -> RangeResult:
+def _range_result(found: Sequence[Within], search: Search, wanted: Sequence[str], calibrated: bool) -> RangeResult:
     """Return the vectors within the radius of each query, one query after the other."""
     ids = np.concatenate([np.empty(0, np.int64), *(each.ids for each in found)])
-    columns = {} if search.sightings is None else fields.found(ids, search.sightings)
+    columns, payload = _payload(search, ids, wanted)
     names: npt.NDArray[Any] = ids
     if search.sightings is not None and search.snapshot.fresh.texts is not None:
         names = search.sightings.named(ids, search.tally)
     work = _sums(np.array([each.tally for each in found], WITHIN_TALLY))
-    stats = {"queries": len(found)} | work | _sums(search.tally) | {"calibrated": calibrated} | _payload(fields)
+    stats = {"queries": len(found)} | work | _sums(search.tally) | {"calibrated": calibrated} | payload
     return RangeResult(
         np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
         names,
