@@ -74,8 +74,11 @@ def check_fields(fields: object) -> None:
 
 def check_queries(queries: object, dimension: int) -> tuple[Floats, bool]:
     """Return queries as float32 ``[q, d]``, and whether there was a single one."""
-    plain = type(queries) is np.ndarray and queries.dtype != object
-    array = queries if plain else as_array(queries, "queries")
+    array: npt.NDArray[Any]
+    if isinstance(queries, np.ndarray) and type(queries) is np.ndarray and queries.dtype.kind in "fiu":
+        array = queries  # as most are
+    else:
+        array = as_array(queries, "queries")
     array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if array.dtype.kind not in "fiu":
         raise TypeError(f"queries has dtype {array.dtype}: expected real numbers")
