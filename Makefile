@@ -14,12 +14,14 @@ PARALLEL := -n 2 --dist loadfile
 .DEFAULT_GOAL := help
 # Tests measure nothing while something else compiles, and messages stay in order.
 .NOTPARALLEL:
-.PHONY: help build build-python demo docs test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
+.PHONY: help build build-python develop demo docs test test-native test-plugins lint stub types pytest pytest-python house soak sanitize sanitize-address sanitize-thread clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
 
-build: $(VENV)/.installed  ## create .venv and install memhier into it, editable
+build: $(VENV)/.installed  ## create .venv and install memhier into it, editable, with what its command needs
+
+develop: $(VENV)/.developing  ## the same with the tests' tools and the packages of all systems
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -34,13 +36,19 @@ $(VENV)/.tools: constraints.txt | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.tools pyproject.toml $(NATIVE)
-	@echo "Compiling memhier and installing what it needs (a minute or two the first time)"
-	@$(INSTALL) --no-build-isolation -e ".[dev]"
+	@echo "Compiling memhier and installing what its command needs (a minute or two the first time)"
+	@$(INSTALL) --no-build-isolation -e ".[cli]"
+	@touch $@
+
+# Not "memhier[dev]": that would compile memhier again.
+$(VENV)/.developing: $(VENV)/.installed
+	@echo "Installing the tests' tools and the packages of all systems (1.5 GB, mostly torch)"
+	@$(INSTALL) $$($(BIN)/python tests/house/requirements.py dev)
 	@touch $@
 
 build-python: | $(BIN)/python  ## the same where nothing can be compiled: memhier in pure Python
 	@$(INSTALL) scikit-build-core
-	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[dev]"
+	@$(INSTALL) --no-build-isolation --config-settings=wheel.cmake=false -e ".[cli]"
 	@touch $(VENV)/.tools && touch $(VENV)/.installed
 
 demo: build  ## index every function of this Python installation and search it from SSD
@@ -52,22 +60,28 @@ test: lint types pytest pytest-python  ## all checks: ruff, mypy, the tests, and
 see_all_of_venv = $(BIN)/python -c "import site; print(*(f'import site; site.addsitedir({path!r})' for path in site.getsitepackages()), sep='\n')" \
 	    > "$$($(1)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/memhier-parent.pth"
 
-# Avalanche and TorchRL in an environment of their own, which sees all of .venv: they would bring other builds of torch.
+# The libraries that adapters serve, in an environment of their own, which sees all of .venv: some would bring other builds
+# of torch.
 PLUGINS := .venv-plugins
-PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py)
+PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/test_replay_$(name).py) \
+    $(foreach name,containers_plugins sklearn datasets langchain llama_index,tests/ann/test_$(name).py) \
+    tests/recsys/test_lightning.py
 
-test-plugins: $(PLUGINS)/.installed  ## the replay adapters, tried with the real Avalanche and TorchRL
-	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers"
+test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries
+	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers" \
+	    -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
+	$(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
+	    -o asyncio_default_fixture_loop_scope=function
 
-$(PLUGINS)/.installed: $(VENV)/.installed constraints-plugins.txt
-	@echo "Installing Avalanche and TorchRL into $(PLUGINS) (some 350 MB)"
+$(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt
+	@echo "Installing the libraries that adapters serve into $(PLUGINS) (some 600 MB)"
 	@rm -rf $(PLUGINS)
 	@$(PYTHON) -m venv $(PLUGINS)
 	@$(PLUGINS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r constraints-plugins.txt
 	@$(call see_all_of_venv,$(PLUGINS))
 	@touch $@
 
-house: build  ## rooms, floors, arrows, circles and other counts; fails if one grew
+house: develop  ## rooms, floors, arrows, circles and other counts; fails if one grew
 	@$(BIN)/python tests/house/counts.py
 
 # Sphinx in an environment of its own, which sees all of .venv: it stays out of the developers' one.
@@ -75,13 +89,13 @@ DOCS := .venv-docs
 docs: $(DOCS)/.installed  ## the documentation as HTML, into build/docs; a warning is an error
 	@$(DOCS)/bin/python -m sphinx -q -W --keep-going -b html docs build/docs && echo "build/docs/index.html"
 
-$(DOCS)/.installed: $(VENV)/.installed pyproject.toml constraints.txt
+$(DOCS)/.installed: $(VENV)/.developing pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(DOCS)
 	@$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt sphinx myst-parser furo
 	@$(call see_all_of_venv,$(DOCS))
 	@touch $@
 
-lint: build  ## ruff, rules and format; the format of the C++ code; the compiled core's stub
+lint: develop  ## ruff, rules and format; the format of the C++ code; the compiled core's stub
 	$(BIN)/ruff check $(TREE)
 	$(BIN)/ruff format --check $(TREE)
 	$(BIN)/clang-format --dry-run --Werror $(CXX_SOURCES)
@@ -94,7 +108,7 @@ CXX_SOURCES = $(wildcard memhier/native/src/*/*.?pp memhier/native/tests/*.?pp)
 write_stub = $(BIN)/python -m nanobind.stubgen -q -m memhier_native._core -o $(1) && \
     $(BIN)/ruff check -q --fix --select I $(1) && $(BIN)/ruff format -q $(1)
 
-stub: build  ## renew the compiled core's stub, which mypy checks the calls into it by
+stub: develop  ## renew the compiled core's stub, which mypy checks the calls into it by
 	$(call write_stub,$(STUB))
 
 test-native: build  ## the tests of the reader's core in C++, without Python
@@ -102,16 +116,16 @@ test-native: build  ## the tests of the reader's core in C++, without Python
 	PATH="$(CURDIR)/$(BIN):$$PATH" cmake --build build/$@
 	build/$@/reader_test
 
-types: build  ## mypy, strict
+types: develop  ## mypy, strict
 	$(BIN)/mypy
 
-pytest: build  ## the tests, on the compiled core where there is one
+pytest: develop  ## the tests, on the compiled core where there is one
 	$(BIN)/python -m pytest $(PARALLEL)
 
-pytest-python: build  ## memhier's own tests without the compiled core
+pytest-python: develop  ## memhier's own tests without the compiled core
 	MEMHIER_NATIVE=0 $(BIN)/python -m pytest $(PARALLEL) tests/memhier
 
-soak: build  ## the slow tests
+soak: develop  ## the slow tests
 	$(BIN)/python -m pytest -m slow
 
 # The interpreter that .venv was made from: .venv's own would import the editable, plain core first.
@@ -134,7 +148,7 @@ sanitize-thread: DECODER = tests/ann/test_decoder_threads.py
 sanitize-thread: RUNTIMES = libtsan.so libstdc++.so.6
 sanitize-thread: RUN = TSAN_OPTIONS="exitcode=66 die_after_fork=0" setarch -R
 
-sanitize-address sanitize-thread: build
+sanitize-address sanitize-thread: develop
 	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake -S memhier/native -B build/$@ -G Ninja -DCMAKE_BUILD_TYPE=Debug \
 	    -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python" -DCMAKE_CXX_FLAGS="-O1 -g -fno-omit-frame-pointer $(FLAGS)" >/dev/null
 	PATH="$(CURDIR)/$(BIN):$$PATH" setarch -R cmake --build build/$@

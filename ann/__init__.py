@@ -30,6 +30,7 @@ _HOMES = {
     "files": ("GroundTruth", "VectorReader", "open_vectors", "read_ground_truth", "write_vectors"),
     "zoom": ("Explanation", "RangeResult", "SearchResult", "ZoomIndex"),
 }
-__getattr__, __dir__ = lazy(
-    __name__, {name: f"memhier.ann.{home}" for home, names in _HOMES.items() for name in names}, [*globals()]
-)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__, __dir__ = lazy(
+        __name__, {name: f"memhier.ann.{home}" for home, names in _HOMES.items() for name in names}, [*globals()]
+    )

@@ -2,9 +2,9 @@
 
 try:
     from memhier.ann.decoder.module.huggingface import AcceleratedHead, accelerate, rescore, undo
-except ModuleNotFoundError as error:
-    if error.name != "torch":
+except ModuleNotFoundError as _error:
+    if _error.name != "torch":
         raise
-    raise ImportError("memhier.ann.huggingface needs PyTorch: pip install 'memhier[torch]'") from error
+    raise ImportError("memhier.ann.huggingface needs PyTorch: pip install 'memhier[torch]'") from _error
 
 __all__ = ["AcceleratedHead", "accelerate", "rescore", "undo"]

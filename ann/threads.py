@@ -24,4 +24,5 @@ def one_thread() -> Iterator[None]:
         faiss.omp_set_num_threads(threads)
 
 
-os.register_at_fork(after_in_child=lambda: faiss.omp_set_num_threads(1))
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: faiss.omp_set_num_threads(1))

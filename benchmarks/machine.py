@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import resource
 import time
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -27,7 +26,7 @@ def describe_machine() -> dict[str, str | int | float]:
         "memory": _first_field("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
-        "load": os.getloadavg()[0],
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     }
     return machine | {name: _version(name) for name in _PACKAGES}
 
@@ -77,8 +76,7 @@ def _busy_seconds() -> float:
 
 
 def _own_seconds() -> float:
-    parts = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(part.ru_utime + part.ru_stime for part in parts)
+    return sum(os.times()[:4])  # user and system time, own and of children
 
 
 def _first_line(path: str) -> str:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from memhier.planning.curves import miss_ratio_curve
     from memhier.planning.plan import Lookahead
     from memhier.planning.simulation import simulate
+    from memhier.remote.far_side import backups, check_backup, prune_backups
     from memhier.rows.rows import Rows, RowsWriter
     from memhier.store.store import Store
     from memhier.table.tiered import Tiered
@@ -46,37 +47,44 @@ __all__ = [
     "SlotMap",
     "Store",
     "Tiered",
+    "backups",
+    "check_backup",
     "format_bytes",
     "get_bytes_codec",
     "get_codec",
     "miss_ratio_curve",
     "parse_bytes",
     "probe",
+    "prune_backups",
     "simulate",
 ]
 
 # Loaded when first asked for, so that `import memhier` costs next to nothing.
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "__version__": "memhier.version",
-        "CostModel": "memhier.planning.cost",
-        "DeviceProfile": "memhier.io.device",
-        "Lookahead": "memhier.planning.plan",
-        "Reader": "memhier.io.reader",
-        "RowLog": "memhier.log.row_log",
-        "Rows": "memhier.rows.rows",
-        "RowsWriter": "memhier.rows.rows",
-        "Samples": "memhier.log.samples",
-        "Slab": "memhier.cache.slab",
-        "SlotMap": "memhier.cache.slots",
-        "Store": "memhier.store.store",
-        "Tiered": "memhier.table.tiered",
-        "get_bytes_codec": "memhier.codecs",
-        "get_codec": "memhier.codecs",
-        "miss_ratio_curve": "memhier.planning.curves",
-        "probe": "memhier.io.device",
-        "simulate": "memhier.planning.simulation",
-    },
-    [*globals()],
-)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {
+            "__version__": "memhier.version",
+            "CostModel": "memhier.planning.cost",
+            "DeviceProfile": "memhier.io.device",
+            "Lookahead": "memhier.planning.plan",
+            "Reader": "memhier.io.reader",
+            "RowLog": "memhier.log.row_log",
+            "Rows": "memhier.rows.rows",
+            "RowsWriter": "memhier.rows.rows",
+            "Samples": "memhier.log.samples",
+            "Slab": "memhier.cache.slab",
+            "SlotMap": "memhier.cache.slots",
+            "Store": "memhier.store.store",
+            "Tiered": "memhier.table.tiered",
+            "backups": "memhier.remote.far_side",
+            "check_backup": "memhier.remote.far_side",
+            "get_bytes_codec": "memhier.codecs",
+            "get_codec": "memhier.codecs",
+            "miss_ratio_curve": "memhier.planning.curves",
+            "probe": "memhier.io.device",
+            "prune_backups": "memhier.remote.far_side",
+            "simulate": "memhier.planning.simulation",
+        },
+        [*globals()],
+    )

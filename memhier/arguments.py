@@ -7,12 +7,13 @@ core fills in place is C-contiguous and aligned.
 import math
 import numbers
 import operator
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["as_bytes", "as_ints", "check_array", "check_int", "check_number", "check_range"]
+__all__ = ["as_bytes", "as_ints", "by_name", "check_array", "check_int", "check_number", "check_range", "is_url"]
 
 _INT64_MAX = np.iinfo(np.int64).max
 
@@ -36,6 +37,8 @@ def check_int(name: str, value: Any, low: int = 0, high: int | None = None, unit
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.arguments import check_int
     >>> check_int("rows", np.int32(3), 1)
     3
     >>> check_int("rows", True)
@@ -73,7 +76,7 @@ def check_number(
     ValueError
         If the value is NaN or out of range.
     """
-    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.floating):
+    if isinstance(value, bool | np.bool_) or not isinstance(value, float | numbers.Real | np.floating):
         raise TypeError(f"{name}={value!r}: expected a number")
     number = float(value)
     if not (low < number if above else low <= number) or number > high:
@@ -114,6 +117,20 @@ def check_array(name: str, array: Any, dtype: Any, shape: tuple[int, ...], *, wr
         raise ValueError(f"{name}: expected {kind} array of shape {shape}")
 
 
+def by_name(name: str, value: Any, kinds: Mapping[str, Callable[[], Any]], expected: str, others: str = "") -> Any:
+    """Return an object of the kind that a text names; anything else as it is, but no class.
+
+    `expected` describes an object in place of a class, whose name goes in for ``{}``; `others` follow the names.
+    """
+    if isinstance(value, type):
+        raise TypeError(f"{name}={value.__name__}: expected {expected.format(value.__name__)}, not its class")
+    if not isinstance(value, str):
+        return value
+    if value not in kinds:
+        raise ValueError(f"{name}={value!r}: expected one of {', '.join(map(repr, kinds))}{others}")
+    return kinds[value]()
+
+
 def as_bytes(name: str, data: Any) -> memoryview:
     """Return the bytes of an object with a C-contiguous buffer, without a copy."""
     try:
@@ -122,3 +139,14 @@ def as_bytes(name: str, data: Any) -> memoryview:
         raise TypeError(f"{name}: expected bytes or an object with a buffer, got {type(data).__name__}") from error
     except ValueError as error:
         raise ValueError(f"{name}: expected C-contiguous bytes; numpy.ascontiguousarray makes them") from error
+
+
+def is_url(path: object) -> TypeGuard[str]:
+    """Whether a path is a URL, rather than a local path.
+
+    Examples
+    --------
+    >>> is_url("s3://bucket/index"), is_url("/data/index"), is_url("index")
+    (True, False, False)
+    """
+    return isinstance(path, str) and "://" in path

@@ -32,7 +32,7 @@ def _load_core() -> ModuleType | None:
 if TYPE_CHECKING:
     from memhier_native import _core
 
-    class Core:
+    class _Core:
         """The compiled core's classes and functions, so that mypy checks every call into it."""
 
         BeladyPolicy = _core.BeladyPolicy
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
         turn_rows = staticmethod(_core.turn_rows)
 
 
-core: "Core | None" = cast(Any, _load_core())
+core: "_Core | None" = cast(Any, _load_core())
 """The compiled core, or None when Python stands in for it."""
 
 name: str = "python" if core is None else "native"

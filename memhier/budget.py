@@ -20,7 +20,7 @@ def parse_bytes(value: int | str, name: str = "dram") -> int:
     value
         An integer number of bytes, or text such as ``"512MiB"`` (powers of 1024) or ``"2GB"`` (powers of 1000).
     name
-        What to call the argument in an error.
+        Name of the argument, for errors.
 
     Raises
     ------
@@ -31,6 +31,7 @@ def parse_bytes(value: int | str, name: str = "dram") -> int:
 
     Examples
     --------
+    >>> from memhier import parse_bytes
     >>> parse_bytes("64MiB"), parse_bytes("2 GB"), parse_bytes(4096)
     (67108864, 2000000000, 4096)
     """
@@ -53,6 +54,7 @@ def format_bytes(size: float) -> str:
 
     Examples
     --------
+    >>> from memhier import format_bytes
     >>> format_bytes(512), format_bytes(65 * 2**20)
     ('512 B', '65.0 MiB')
     """

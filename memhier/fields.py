@@ -37,7 +37,7 @@ class Refused(Exception):
         super().__init__(expected)
         self.expected = expected
         self.value = value
-        self.place = ""
+        self.place: str = ""
 
     def within(self, place: str) -> "Refused":
         """Return it as a part of a larger value."""

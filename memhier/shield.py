@@ -96,7 +96,7 @@ class Farewell(weakref.ref[Any]):
 
     def __init__(self, owner: object, told: Callable[[Any], object], work: Callable[[], object]) -> None:
         self._calls = [work]
-        self.interrupted = False
+        self.interrupted: bool = False
 
     @property
     def due(self) -> bool:
@@ -175,8 +175,9 @@ def _run_all() -> None:
 
 _server = _Server()
 atexit.register(_run_all)
-os.register_at_fork(after_in_child=_server.begin_anew)
-os.register_at_fork(after_in_child=_farewells.clear)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_server.begin_anew)
+    os.register_at_fork(after_in_child=_farewells.clear)
 
 
 def uninterrupted(work: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:

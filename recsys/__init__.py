@@ -76,8 +76,9 @@ __all__ = [
 ]
 
 # Names load on use: the embedding tables need torch, the replay buffer does not.
-__getattr__, __dir__ = lazy(
-    __name__,
-    {name: f"memhier.recsys.{'replay' if name == 'CarouselBuffer' else 'embedding'}" for name in __all__},
-    [*globals()],
-)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {name: f"memhier.recsys.{'replay' if name == 'CarouselBuffer' else 'embedding'}" for name in __all__},
+        [*globals()],
+    )

@@ -1,9 +1,11 @@
 """What every test may ask for: the real data sets, where they are there, and interrupts at every line."""
 
 import dis
+import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +36,13 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not any(argument.startswith(("-m", "--markexpr")) for argument in config.invocation_params.args):
         config.option.markexpr = "not slow"
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """Make a folder in memory where there is one, for tests that write and sync very often."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None) as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="session")

@@ -161,6 +161,10 @@ def _module(package: str, file: Path) -> str:
 MODULES = sorted(_module(package, file) for package, file in SOURCES if "native" not in file.relative_to(ROOT).parts)
 
 
+# The words of a module whose library is not in this environment; make test-plugins has them all.
+MISSING_EXTRA = "pip install 'memhier["
+
+
 def _names_modules_in_a_child(code: str, **environment: str) -> list[str]:
     """Return the names in ``sys.modules`` after `code` ran in a process of its own."""
     # Coverage or a debugger in the child would count as imports of this library.
@@ -186,7 +190,13 @@ def test_importing_memhier_loads_nothing_heavy(native: str) -> None:
 def test_importing_everything_makes_no_second_copy_of_a_package() -> None:
     # From the root of the checkout, where a bare `import ann` would find the folder.
     code = f"import importlib, sys; sys.path.insert(0, {str(ROOT)!r})\n"
-    code += f"for name in {MODULES!r}: importlib.import_module(name)"
+    code += f"""
+for name in {MODULES!r}:
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        if {MISSING_EXTRA!r} not in str(error): raise
+"""
     names = _names_modules_in_a_child(code)
     assert {"memhier.ann", "memhier.recsys", "memhier.benchmarks"} <= set(names)
     assert set(names).isdisjoint({"ann", "recsys", "benchmarks"})
@@ -194,7 +204,12 @@ def test_importing_everything_makes_no_second_copy_of_a_package() -> None:
 
 @pytest.mark.parametrize("name", MODULES)
 def test_public_names_exist_and_say_what_they_are(name: str) -> None:
-    module = importlib.import_module(name)
+    try:
+        module = importlib.import_module(name)
+    except ImportError as error:
+        if MISSING_EXTRA not in str(error):
+            raise
+        pytest.skip(str(error))
     assert inspect.getdoc(module), f"{name} has no docstring"
     if any(part.startswith("_") for part in name.split(".")):
         return

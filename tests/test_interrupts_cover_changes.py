@@ -22,20 +22,21 @@ TABLES = "forward gradient_norm initial_weights optimizer_state stats weights"
 
 READS = {
     "LogitIndex": "choose distribution is_stale log_prob logits partition save scan_pays stats topk way",
-    "Store": "attach check get keys read_segment segments",
-    "Reader": "read stats",
+    "Store": "attach check get keys push read_segment segments",
+    "Reader": "read run stats",
     "Rows": "read read_range",
     "RowLog": "bytes_above check_values keys",
     "Samples": "bytes_above check_values keys",
     "StoredSamples": "blocks check read",
     "TopKSoftmax": "bounded_log_prob certified_topk extra_repr forward is_stale log_partition log_prob save stats topk",
     "VectorReader": "blocks take",
-    "ZoomIndex": "explain range_search reconstruct search search_iter stats",
-    "CarouselBuffer": "empty occupied stored_ids value",
-    "EmbeddingBag": f"{TABLES} extra_repr",
-    "EmbeddingBagCollection": f"{TABLES} extra_repr",
-    "ShardedEmbeddingBagCollection": TABLES,
+    "ZoomIndex": "blocks contains explain fetch push range_search reconstruct search search_iter stats",
+    "CarouselBuffer": "empty occupied push stored_ids value",
+    "EmbeddingBag": f"{TABLES} extra_repr push",
+    "EmbeddingBagCollection": f"{TABLES} extra_repr push",
+    "ShardedEmbeddingBagCollection": f"{TABLES} push",
     "Lookahead": "state_dict stats",
+    "Tiered": "push",
 }
 """What changes nothing, by class; of a trained table `forward` borrows rows by calls that are shielded."""
 
@@ -52,7 +53,7 @@ OF_A_SHIELDED_CALL = {
     "RowLog": "compact_later reclaim rewrite_sparsest",
     "Samples": "compact_later reclaim rewrite_sparsest",
     "Slab": "attach bytes_for close gather gather_versioned generations scatter writing",
-    "SegmentWriter": "complete finish flush",
+    "SegmentWriter": "complete end flush info",
     "Staging": "drop finish segment take",
     "Store": "stage",
     "Transaction": "check_open discard reserve swap_dropped",

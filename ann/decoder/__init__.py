@@ -19,6 +19,9 @@ _HOMES = {
     "index": ("LogitIndex",),
     "module.decoder": ("SparseLogits", "TopKSoftmax"),
 }
-__getattr__, __dir__ = lazy(
-    __name__, {name: f"memhier.ann.decoder.{home}" for home, names in _HOMES.items() for name in names}, [*globals()]
-)
+if not TYPE_CHECKING:  # a type checker would take any name for one of the package
+    __getattr__, __dir__ = lazy(
+        __name__,
+        {name: f"memhier.ann.decoder.{home}" for home, names in _HOMES.items() for name in names},
+        [*globals()],
+    )

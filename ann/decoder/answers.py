@@ -24,6 +24,15 @@ class TopK:
     proven
         bool ``[n]``: True for states whose k words are the largest of the whole layer beyond doubt, rounding included.
         None without a certificate.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.ann import LogitIndex
+    >>> weight = np.random.default_rng(0).normal(size=(500, 16)).astype("float32")
+    >>> top = LogitIndex.build(weight).topk(weight[[3, 5]], k=2, certify=True)
+    >>> top.indices[:, 0].tolist(), top.values.shape, top.proven.tolist()
+    ([3, 5], (2, 2), [True, True])
     """
 
     values: Floats
@@ -41,6 +50,16 @@ class Partition:
         float64 ``[n]``.
     low, high
         float64 ``[n]``: proven bounds, for any context.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.ann import LogitIndex
+    >>> weight = np.random.default_rng(0).normal(size=(500, 16)).astype("float32")
+    >>> log_z = LogitIndex.build(weight).partition(weight[[3]])
+    >>> exact = np.log(np.exp(weight @ weight[3]).sum())
+    >>> bool(log_z.low[0] <= exact <= log_z.high[0]), bool(abs(log_z.estimate[0] - exact) < 0.01)
+    (True, True)
     """
 
     estimate: Doubles
@@ -58,6 +77,15 @@ class LogProb:
         float64 ``[n]``.
     low, high
         float64 ``[n]``: proven bounds.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.ann import LogitIndex
+    >>> weight = np.random.default_rng(0).normal(size=(500, 16)).astype("float32")
+    >>> score = LogitIndex.build(weight).log_prob(weight[[3, 3]], targets=[3, 4])
+    >>> bool(score.estimate[0] > score.estimate[1]), bool((score.low <= score.high).all())
+    (True, True)
     """
 
     estimate: Doubles

@@ -22,7 +22,7 @@ from memhier.ann.decoder.stored import check_place, open_index, save_index
 from memhier.arguments import check_int
 from memhier.budget import parse_bytes
 from memhier.shield import close_made, shielded, shielded_giving
-from memhier.store.store import Verify
+from memhier.store.store import CACHE_BYTES, Verify
 
 __all__ = ["LogitIndex", "way_for"]
 
@@ -42,6 +42,7 @@ class LogitIndex:
     Examples
     --------
     >>> import numpy as np
+    >>> from memhier.ann import LogitIndex
     >>> rng = np.random.default_rng(0)
     >>> weight = rng.normal(size=(1000, 32)).astype("float32")
     >>> hidden = rng.normal(size=(500, 32)).astype("float32")
@@ -52,7 +53,7 @@ class LogitIndex:
 
     def __init__(self, engine: Engine, settings: Settings, method: Method, digest: str) -> None:
         self._engine, self._settings, self._method = engine, settings, method
-        self.digest = digest
+        self.digest: str = digest
         self._words, self._dimension = engine.codes.shape
         self._familiarity = Familiarity(engine.codes.projection, settings.ranges)
         engine.keep(settings.candidates_most)
@@ -104,13 +105,15 @@ class LogitIndex:
         rank
             Leading directions of the preview's codes; if None, the build finds it by measurement.
         dram, path
-            DRAM that the index may hold, the layer's rows included, and a new directory for it. The index reads rows
-            that do not fit from there; the caller may then drop its own. The build itself takes more: besides the layer
-            about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
+            DRAM that the index may hold, the layer's rows included, and a new directory for it: both, or neither. The
+            index reads rows that do not fit from there; the caller may then drop its own. The build itself takes more:
+            besides the layer about 14 bytes for each byte of a row's code, see `rank`, and half a GiB.
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
         seed
-            Decides on the held-out contexts and the groups of the others.
+            Decides on the held-out contexts and the groups of the others; 0 to 2**32 - 1.
+        progress
+            Show a progress bar.
 
         Raises
         ------
@@ -160,6 +163,8 @@ class LogitIndex:
             Real hidden states ``[n, D]``.
         full
             A function that computes the full product and selects from it, to measure in place of the index's own.
+        seed
+            Decides on the states that are measured.
         """
         k = self._settings.k
         able = [way for way in WAYS if way != "full" and self._settings.reached.get(way, 0) >= self._settings.precision]
@@ -217,6 +222,10 @@ class LogitIndex:
 
         Parameters
         ----------
+        batch
+            Hidden states in one call.
+        k
+            How many of the largest logits.
         margin
             Multiplies the cost of the scan.
         """
@@ -267,7 +276,7 @@ class LogitIndex:
         return self._by(way, states, wanted)
 
     def logits(self, hidden: npt.ArrayLike) -> Floats:
-        """Return all logits, float32 ``[n, V]``: the full product."""
+        """Return all logits, float32 ``[n, V]``: the full product of hidden states ``[n, D]``."""
         return self._engine.all_logits(check_hidden("hidden", hidden, self._dimension))
 
     def partition(self, hidden: npt.ArrayLike, *, temperature: float = 1.0) -> Partition:
@@ -277,6 +286,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
         temperature
             Divides logits.
         """
@@ -295,6 +306,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden, k
+            As in :meth:`topk`.
         temperature
             Divides logits in Z, but not the returned ones.
         """
@@ -311,6 +324,8 @@ class LogitIndex:
 
         Parameters
         ----------
+        hidden
+            ``[n, D]``, or ``[D]`` for one.
         targets
             Integers ``[n]``, 0 to V - 1.
         exact
@@ -336,7 +351,7 @@ class LogitIndex:
     def is_stale(
         self, weight: npt.NDArray[Any], bias: npt.ArrayLike | None = None, *, dtype: str | None = None
     ) -> bool:
-        """Say if the hash of a layer's weights differs from the indexed layer's."""
+        """Say if the hash of a layer differs from the indexed layer's; arguments as in :meth:`build`."""
         return check_layer(weight, bias, dtype).digest() != self.digest
 
     @shielded
@@ -346,6 +361,16 @@ class LogitIndex:
         The index finds the changed rows by their hashes, and codes and links only these again. Directions and effort,
         which it learned from contexts, stay. The bounds hold for the new rows. An index with its rows on SSD answers
         from the given layer, in DRAM, from then on.
+
+        Parameters
+        ----------
+        weight, bias, dtype
+            As in :meth:`build`.
+
+        Raises
+        ------
+        TypeError, ValueError
+            If the layer has another shape than the indexed one, or does not fit.
         """
         layer = check_layer(weight, bias, dtype)
         if layer.shape != self.shape:
@@ -358,13 +383,24 @@ class LogitIndex:
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write codes, settings and the layer's rows into the new directory `path`, all or nothing."""
-        save_index(Path(path), self._engine, self._settings, self._method, self.digest)
+        """Write codes, settings and the layer's rows into the new directory `path`, or to a URL, all or nothing.
+
+        For a URL they are written into a temporary directory first, and then pushed; see :meth:`memhier.Store.push`.
+        """
+        save_index(path, self._engine, self._settings, self._method, self.digest)
 
     @classmethod
     @shielded_giving(close_made)
-    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, verify: Verify = "read") -> Self:
-        """Open an index that :meth:`save` wrote.
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        dram: int | str | None = None,
+        verify: Verify = "read",
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> Self:
+        """Open an index that :meth:`save` wrote, at a path or a URL.
 
         Parameters
         ----------
@@ -375,6 +411,9 @@ class LogitIndex:
             at a time as the budget has room for. Full products of rows in DRAM take some hundred MB besides.
         verify
             The time to compare pages with their checksums; see :meth:`memhier.Store.open`.
+        cache, cache_bytes
+            The directory on SSD that keeps pages read from a URL, and the most that they take there; see
+            :meth:`memhier.Store.open`.
 
         Raises
         ------
@@ -384,7 +423,7 @@ class LogitIndex:
             If `dram` does not hold codes and graph; the message names a sufficient number of bytes.
         """
         budget = None if dram is None else parse_bytes(dram, "dram")
-        engine, settings, method, digest = open_index(Path(path), budget, verify)
+        engine, settings, method, digest = open_index(path, budget, verify, cache, cache_bytes)
         return cls(engine, settings, method, digest)
 
     @shielded

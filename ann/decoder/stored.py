@@ -3,7 +3,9 @@
 import json
 import shutil
 from dataclasses import asdict
+from os import PathLike
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 
@@ -15,11 +17,12 @@ from memhier.ann.decoder.engine.engine import Engine
 from memhier.ann.decoder.engine.stored_engine import StoredEngine
 from memhier.ann.decoder.engine.stored_rows import StoredRows
 from memhier.ann.decoder.layer import OutputLayer
+from memhier.arguments import is_url
 from memhier.budget import format_bytes
 from memhier.errors import BudgetError, CorruptionError, FormatError
 from memhier.fields import described, stored_array
 from memhier.rows.rows import RowsWriter
-from memhier.store.store import Store, Verify
+from memhier.store.store import CACHE_BYTES, Store, Verify
 
 __all__ = ["KIND", "check_place", "open_index", "save_index"]
 
@@ -35,8 +38,14 @@ def check_place(path: Path) -> None:
         shutil.rmtree(path)
 
 
-def save_index(path: Path, engine: Engine, settings: Settings, method: str, digest: str) -> None:
-    """Write everything into a new store, in one commit."""
+def save_index(path: str | PathLike[str], engine: Engine, settings: Settings, method: str, digest: str) -> None:
+    """Write everything into a new store, in one commit; of a URL, push it from a temporary directory."""
+    if is_url(path):
+        with TemporaryDirectory() as folder:
+            save_index(f"{folder}/index", engine, settings, method, digest)
+            with Store.open(f"{folder}/index", kind=KIND) as store:
+                store.push(path)
+        return
     layer, codes = engine.layer, engine.codes
     if layer is None:
         raise ValueError("the index is open with its rows on SSD: copy its directory instead of saving it")
@@ -61,9 +70,15 @@ def save_index(path: Path, engine: Engine, settings: Settings, method: str, dige
         tx.commit()
 
 
-def open_index(path: Path, budget: int | None, verify: Verify) -> tuple[Engine, Settings, Method, str]:
+def open_index(
+    path: str | PathLike[str],
+    budget: int | None,
+    verify: Verify,
+    cache: str | PathLike[str] | None = None,
+    cache_bytes: int | str = CACHE_BYTES,
+) -> tuple[Engine, Settings, Method, str]:
     """Return the engine, settings, method and digest of a saved index; rows beyond the budget stay on SSD."""
-    store = Store.open(path, kind=KIND, verify=verify)
+    store = Store.open(path, kind=KIND, verify=verify, cache=cache, cache_bytes=cache_bytes)
     where = f"{path}: the decoder"
     try:
         raw = store.get("decoder")

@@ -6,6 +6,7 @@ from memhier.ann.files._flat import BIN_DTYPES, VECS_DTYPES, open_flat
 from memhier.ann.files._hdf5 import Hdf5Vectors
 from memhier.ann.files._parquet import ParquetVectors
 from memhier.ann.files._reader import VectorReader, path_text
+from memhier.ann.files._remote import is_local
 from memhier.files import Files, RealFiles
 
 __all__ = ["HDF5_SUFFIXES", "open_vectors"]
@@ -24,7 +25,9 @@ def open_vectors(
     path
         A file; its suffix names the format: ``.fvecs``, ``.bvecs``, ``.ivecs``, ``.fbin``, ``.f16bin``, ``.u8bin``,
         ``.i8bin``, ``.ibin``, ``.npy``, ``.hdf5`` or ``.h5`` (with the extra ``hdf5``), ``.parquet`` (with the extra
-        ``parquet``). Compressed files are not read.
+        ``parquet``). Compressed files are not read. A Parquet file may be a URL that fsspec knows, such as
+        ``s3://bucket/x.parquet`` (with the extra ``remote`` and the package of its protocol), and is then read by
+        ranges.
     key
         The data set of an HDF5 file; ``"train"`` by default, the vectors to index in files of ann-benchmarks, beside
         ``"test"``, ``"neighbors"`` and ``"distances"``.
@@ -51,7 +54,9 @@ def open_vectors(
 
     Examples
     --------
-    >>> import numpy as np, tempfile
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import open_vectors, write_vectors
     >>> path = tempfile.mkdtemp() + "/vectors.fvecs"
     >>> write_vectors(path, np.eye(3, dtype="float32"))
     >>> with open_vectors(path) as vectors:
@@ -59,11 +64,13 @@ def open_vectors(
     (3, 3, array([[0., 0., 1.]], dtype=float32))
     """
     name = path_text(path)
-    suffix = os.path.splitext(name)[1].lower()
+    suffix = os.path.splitext(name if is_local(name) else name.partition("?")[0])[1].lower()
     if key is not None and suffix not in HDF5_SUFFIXES:
         raise ValueError(f"key={key!r}: {name} is no HDF5 file ({', '.join(HDF5_SUFFIXES)}); leave key out")
     if column is not None and suffix != ".parquet":
         raise ValueError(f"column={column!r}: {name} is no Parquet file (.parquet); leave column out")
+    if suffix != ".parquet" and not is_local(name):
+        raise ValueError(f"path={name!r}: only Parquet files (.parquet) are read from a URL; copy others to a disk")
     if suffix in HDF5_SUFFIXES:
         return Hdf5Vectors(name, "train" if key is None else key)
     if suffix == ".parquet":

@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.files._lists import holds_vectors, list_matrix
 from memhier.ann.files._reader import Block, VectorReader, block_rows
+from memhier.ann.files._remote import is_local, open_remote
 from memhier.errors import FormatError
 
 __all__ = ["ParquetVectors"]
@@ -18,7 +20,7 @@ _DECODING = 4  # arrow takes several times the memory of a batch; smaller batche
 
 
 class ParquetVectors(VectorReader):
-    """One column of lists, all of the same length, of floats or small integers.
+    """One column of lists, all of the same length, of floats or small integers, in a file or behind a URL.
 
     Raises
     ------
@@ -31,20 +33,21 @@ class ParquetVectors(VectorReader):
     """
 
     def __init__(self, path: str, column: str | None) -> None:
-        # The error of arrow for a directory has no number.
-        with open(path, "rb"):
-            pass
+        if is_local(path):  # the error of arrow for a directory has no number
+            with open(path, "rb"):
+                pass
         try:
             self._arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
         except ImportError as error:
             raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error
+        self._remote = None if is_local(path) else open_remote(path)
         self._opened: Any = None
         self._turn = Lock()  # arrow does not promise that threads may share a file's reader
         try:
             self._opened = parquet.ParquetFile(
-                path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
+                self._remote or path, buffer_size=_BUFFER_BYTES, pre_buffer=False, page_checksum_verification=True
             )
-            self._column = _choose(self._arrow, self._opened.schema_arrow, path, column)
+            self._column = _choose(self._opened.schema_arrow, path, column)
             kind = self._opened.schema_arrow.field(self._column).type
             name, count = f"{path}[{self._column!r}]", self._opened.metadata.num_rows
             dtype = np.dtype(kind.value_type.to_pandas_dtype())
@@ -77,6 +80,8 @@ class ParquetVectors(VectorReader):
     def _close_file(self) -> None:
         if self._opened is not None:
             self._opened.close()
+        if self._remote is not None:  # arrow leaves a file that it did not open to its owner
+            self._remote.close()
 
     def _take(self, rows: npt.NDArray[np.int64]) -> Block:
         out = np.empty((len(rows), self.dimension), self.dtype)
@@ -98,18 +103,12 @@ class ParquetVectors(VectorReader):
         """Yield the blocks of a row group that begins at row `start`."""
         rows = max(1, block_rows(self.dimension, self.dtype) // _DECODING)
         for batch in self._batches(group, rows):
-            array = batch.column(0)
-            self._check_whole(array, array.null_count, start)
-            if not self._arrow.types.is_fixed_size_list(array.type):
-                self._check_lengths(array, start)
-            # flatten, unlike values, keeps to the rows of this batch.
-            values = array.flatten()
-            if values.null_count:
-                row = start + int(np.argmax(values.is_null().to_numpy(zero_copy_only=False))) // self.dimension
-                raise FormatError(f"{self.name}: the vector in row {row} holds a null, expected numbers")
-            block = values.to_numpy().reshape(len(array), self.dimension)
+            try:
+                block = list_matrix(batch.column(0), self.name, start, self.dimension)
+            except ValueError as error:
+                raise FormatError(str(error)) from None
             yield np.array(block, self.dtype)  # a copy: arrow's memory goes back to its pool, and is read-only
-            start += len(array)
+            start += len(block)
 
     def _batches(self, group: int, rows: int) -> Iterator[Any]:
         batches: Any = None
@@ -132,23 +131,11 @@ class ParquetVectors(VectorReader):
     def _first_length(self) -> int:
         for group in range(self._opened.metadata.num_row_groups):
             for batch in self._batches(group, 1):
-                self._check_whole(batch.column(0), batch.column(0).null_count, 0)
-                return len(batch.column(0)[0])
+                try:
+                    return int(list_matrix(batch.column(0), self.name).shape[1])
+                except ValueError as error:
+                    raise FormatError(str(error)) from None
         raise FormatError(f"{self.name}: no rows, expected at least one: their length is the dimension")
-
-    def _check_whole(self, array: Any, nulls: int, start: int) -> None:
-        if nulls:
-            row = start + int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
-            raise FormatError(f"{self.name}: row {row} is null, expected a vector of dimension {self.dimension}")
-
-    def _check_lengths(self, array: Any, start: int) -> None:
-        lengths = array.value_lengths().to_numpy()
-        wrong = np.flatnonzero(lengths != self.dimension)
-        if len(wrong):
-            raise FormatError(
-                f"{self.name}: the vector in row {start + int(wrong[0])} has dimension {lengths[wrong[0]]}, "
-                f"expected {self.dimension} as in row 0"
-            )
 
     def _translated(self, name: str, error: Exception) -> Exception:
         """Arrow reports damage as an `OSError` without a number, or as an error of its own."""
@@ -157,12 +144,7 @@ class ParquetVectors(VectorReader):
         return FormatError(f"{name}: {error}")
 
 
-def _choose(arrow: Any, schema: Any, path: str, column: str | None) -> str:
-    def holds_vectors(kind: Any) -> bool:
-        types = arrow.types
-        lists = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-        return bool(lists and (types.is_floating(kind.value_type) or types.is_integer(kind.value_type)))
-
+def _choose(schema: Any, path: str, column: str | None) -> str:
     if column is not None and column not in schema.names:
         raise ValueError(f"column={column!r}: {path} has no such column, expected one of {', '.join(schema.names)}")
     if column is not None:

@@ -32,11 +32,26 @@ class VectorReader(Closing):
         Shape of the matrix.
     dtype
         dtype of the values in native byte order, as the blocks have it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import open_vectors, write_vectors
+    >>> path = tempfile.mkdtemp() + "/vectors.fbin"
+    >>> write_vectors(path, np.arange(6, dtype="float32").reshape(3, 2))
+    >>> with open_vectors(path) as vectors:
+    ...     for start, block in vectors.blocks():
+    ...         print(start, block.shape, vectors.take([0, 2]).tolist())
+    0 (3, 2) [[0.0, 1.0], [4.0, 5.0]]
     """
 
     def __init__(self, name: str, count: int, dimension: int, dtype: np.dtype[Any]) -> None:
+        self.dimension: int
+        self.count: int
+        self.name: str
         self.name, self.count, self.dimension = name, count, dimension
-        self.dtype = dtype.newbyteorder("=")
+        self.dtype: np.dtype[Any] = dtype.newbyteorder("=")
         self._gap_bytes = _GAP_BYTES
         self._closed = False
 

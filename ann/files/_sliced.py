@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from memhier.ann.files._containers import as_array
 from memhier.ann.files._reader import Block, VectorReader
 from memhier.errors import FormatError
 
@@ -44,7 +45,7 @@ class SlicedVectors(VectorReader):
         self._matrix = None
 
     def _read(self, start: int, stop: int) -> Block:
-        block = np.ascontiguousarray(self._matrix[start:stop], self.dtype)
+        block = np.ascontiguousarray(as_array(self._matrix[start:stop], self.name), self.dtype)
         if block.shape != (stop - start, self.dimension):
             raise FormatError(
                 f"{self.name}: rows {start} to {stop - 1} came as an array of shape {block.shape}, "

@@ -29,6 +29,15 @@ class GroundTruth:
         int64 ``[q, k]``; -1 where the file has none.
     distances
         float32 ``[q, k]`` as the file has them, or None where it has none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.ann import GroundTruth
+    >>> truth = GroundTruth(np.array([[3, 1], [2, 0]]), None)
+    >>> found = np.array([[3, 1], [2, 4]])
+    >>> float(np.mean([len(np.intersect1d(*rows)) / 2 for rows in zip(truth.ids, found)]))  # recall
+    0.75
     """
 
     ids: npt.NDArray[np.int64]
@@ -55,6 +64,17 @@ def read_ground_truth(path: str | os.PathLike[str], *, files: Files | None = Non
         When the file is damaged or of another kind.
     ValueError, TypeError, ImportError
         As :func:`open_vectors`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import read_ground_truth, write_vectors
+    >>> path = tempfile.mkdtemp() + "/truth.ivecs"
+    >>> write_vectors(path, np.array([[3, 1], [2, 0]], "int32"))
+    >>> truth = read_ground_truth(path)
+    >>> truth.ids.tolist(), truth.distances
+    ([[3, 1], [2, 0]], None)
     """
     name = path_text(path)
     suffix = os.path.splitext(name)[1].lower()

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from memhier.ann.files._containers import as_array, as_rows
 from memhier.ann.files._flat import BIN_DTYPES, VECS_DTYPES
 from memhier.ann.files._reader import Block, VectorReader, block_rows, path_text
+from memhier.ann.files._sliced import SlicedVectors
 from memhier.errors import LockedError
 from memhier.files import File, Files, RealFiles
 
@@ -32,8 +34,9 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
         ``.f16bin``, ``.u8bin``, ``.i8bin``, ``.ibin`` or ``.npy``. Until the file is whole, its name ends in
         ``.unfinished``; a file that a killed process left there is overwritten.
     vectors
-        An array ``[n, d]``, a :class:`VectorReader`, or an iterable of blocks ``[rows, d]``. Floats are rounded to a
-        format of floats; integers must fit into one of integers. A .npy file takes the dtype of the first block.
+        A matrix ``[n, d]`` in any container that :meth:`ZoomIndex.build` takes, a :class:`VectorReader`, or an iterable
+        of blocks ``[rows, d]``. Floats are rounded to a format of floats; integers must fit into one of integers. A
+        .npy file takes the dtype of the first block.
     files
         File layer; the operating system's by default.
 
@@ -44,8 +47,19 @@ def write_vectors(path: str | os.PathLike[str], vectors: object, *, files: Files
     LockedError
         When another process is writing to it.
     ValueError, TypeError
-        When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit. Nothing is
-        left behind.
+        When the suffix is unknown, there is no vector, blocks differ in dimension, or values do not fit, such as
+        floats into a format of integers. Nothing is left behind.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import open_vectors, write_vectors
+    >>> path = tempfile.mkdtemp() + "/vectors.u8bin"
+    >>> write_vectors(path, (np.full((2, 4), value) for value in (1, 2)))
+    >>> with open_vectors(path) as vectors:
+    ...     vectors.count, vectors.dimension, vectors.dtype
+    (4, 4, dtype('uint8'))
     """
     name, layer = os.path.abspath(path_text(path)), files or RealFiles()
     suffix = os.path.splitext(name)[1].lower()
@@ -101,15 +115,19 @@ def _write(file: File, suffix: str, vectors: object) -> None:
     file.pwrite(_header(suffix, dtype, count, dimension), 0)
 
 
-def _blocks(vectors: object) -> Iterator[Block]:
+def _blocks(vectors: Any) -> Iterator[Block]:
     """Yield pieces of bounded size, so that converting an array does not take as much memory as the array."""
     if isinstance(vectors, VectorReader):
         yield from (block for _, block in vectors.blocks())
         return
-    if isinstance(vectors, str) or not isinstance(vectors, Iterable):
+    if (held := as_rows(vectors)) is not None:
+        yield from (block for _, block in SlicedVectors(held, "vectors").blocks())
+        return
+    whole = hasattr(vectors, "__array__") or hasattr(vectors, "__dlpack__")
+    if not whole and (isinstance(vectors, str) or not isinstance(vectors, Iterable)):
         raise TypeError(f"vectors={type(vectors).__name__}: expected an array [n, d] or an iterable of such blocks")
-    for item in [vectors] if isinstance(vectors, np.ndarray) else vectors:
-        matrix = np.asarray(item)
+    for item in [vectors] if whole else vectors:
+        matrix = as_array(item)
         if matrix.ndim != 2 or matrix.shape[1] == 0:
             raise ValueError(f"vectors: a block has shape {matrix.shape}, expected [rows, d] with d of at least 1")
         rows = block_rows(matrix.shape[1], matrix.dtype)

@@ -7,16 +7,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.files import as_array
 from memhier.arguments import check_int, check_number
 
 __all__ = [
     "AS_FLOAT32",
     "STORED_DTYPES",
     "SearchOptions",
-    "as_array",
     "check_fields",
     "check_ids",
     "check_queries",
+    "check_query",
     "check_vectors",
     "refuse_rounded",
     "stored_dtype",
@@ -71,9 +72,9 @@ def check_fields(fields: object) -> None:
         raise TypeError(f"fields={fields!r}: expected True for all fields, or a list of their names")
 
 
-def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]:
+def check_queries(queries: object, dimension: int) -> tuple[Floats, bool]:
     """Return queries as float32 ``[q, d]``, and whether there was a single one."""
-    array = as_array(queries)
+    array = as_array(queries, "queries")
     array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if array.dtype.kind not in "fiu":
         raise TypeError(f"queries has dtype {array.dtype}: expected real numbers")
@@ -87,6 +88,15 @@ def check_queries(queries: npt.ArrayLike, dimension: int) -> tuple[Floats, bool]
     if not finite.all():
         raise ValueError(f"queries row {int(np.argmin(finite))} holds NaN or infinity: every value must be finite")
     return matrix, array.ndim == 1
+
+
+def check_query(query: object, dimension: int) -> Floats:
+    """Return one query as float32 ``[d]``."""
+    array = as_array(query, "query")
+    if array.shape != (dimension,):
+        raise ValueError(f"query has shape {array.shape}: expected [{dimension}], one query")
+    matrix, _ = check_queries(array, dimension)
+    return matrix.reshape(dimension)
 
 
 def check_ids(ids: object, name: str = "ids") -> Ints:
@@ -106,7 +116,7 @@ def check_ids(ids: object, name: str = "ids") -> Ints:
     return array.astype(np.int64)
 
 
-def check_vectors(vectors: npt.ArrayLike, dimension: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+def check_vectors(vectors: object, dimension: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return vectors to add, ``[n, d]`` of the index's dtype."""
     array = as_array(vectors)
     if array.ndim == 1:
@@ -133,18 +143,6 @@ def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype that vectors are stored in; the same dtype if it cannot be stored."""
     native = dtype.newbyteorder("=")
     return np.dtype(np.float32) if native.name in AS_FLOAT32 else native
-
-
-def as_array(vectors: Any) -> npt.NDArray[Any]:
-    """Return vectors as an array; also torch tensors with gradients, or of a dtype that NumPy lacks."""
-    if not _is_tensor(vectors):
-        return np.asarray(vectors)
-    values = vectors.detach().cpu()
-    return np.asarray((values.float() if str(values.dtype) == "torch.bfloat16" else values).numpy())
-
-
-def _is_tensor(vectors: Any) -> bool:
-    return type(vectors).__module__.partition(".")[0] == "torch" and hasattr(vectors, "detach")
 
 
 def refuse_rounded(block: npt.NDArray[Any], stored: npt.NDArray[Any], start: int, name: str = "vectors") -> None:

@@ -12,7 +12,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_vectors
+from memhier.ann.zoom.arguments import SearchOptions, check_fields, check_queries, check_query, check_vectors
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.construction.build import BuildOptions, write_index
 from memhier.ann.zoom.filters.attributes import COLUMN_BYTES
@@ -36,7 +36,7 @@ from memhier.errors import ClosedError, FormatError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
 from memhier.shield import close_made, shielded, shielded_giving
-from memhier.store.store import Store, Verify
+from memhier.store.store import CACHE_BYTES, Store, Transfer, Verify
 
 __all__ = ["ZoomIndex"]
 
@@ -106,12 +106,16 @@ class ZoomIndex(Closing):
         path
             A directory that does not exist yet, in a folder that does.
         vectors
-            Array, memmap or h5py data set ``[n, d]``, a file that :func:`memhier.ann.open_vectors` reads, or an
-            iterator of blocks. The dtype is float32, float16, int8 or uint8. The index stores float64, bfloat16 and
-            other integers as float32; it refuses integers that float32 does not hold exactly. ``[0, d]`` makes an index
-            to be filled by :meth:`add`; give `grow_to` then. The build reads vectors in blocks and never holds them
-            all. It takes DRAM for the codes, 32 bytes a vector, a training sample of at most 256 MiB twice and some
-            200 MiB of blocks, and up to three times the vectors' size on disk.
+            A matrix ``[n, d]``: an array, memmap or h5py data set; a torch tensor of any device and float type; an
+            array of CuPy or any other library with DLPack; lists of Arrow, chunked or not; a Series of pandas or a
+            list that holds vectors; a column of a Hugging Face data set. Or a file, or URL of a Parquet file, that
+            :func:`memhier.ann.open_vectors` reads. Or an iterator of blocks ``[rows, d]`` or of vectors ``[d]``, such
+            as a column of an iterable data set. The dtype is float32, float16, int8 or uint8. The index stores other
+            floats, and other integers, as float32; it refuses integers that float32 does not hold exactly, nulls
+            and rows of unlike lengths. ``[0, d]`` makes an index to be filled by :meth:`add`; give `grow_to` then. The
+            build reads vectors in blocks and never holds them all. It takes DRAM for the codes, 32 bytes a vector, a
+            training sample of at most 256 MiB twice and some 200 MiB of blocks, and up to three times the vectors' size
+            on disk.
         ids
             Integers ``[n]`` other than -1, or strings of 1 to 1,024 bytes, each once; 0 to n - 1 when not given. The
             index keeps ids of that type.
@@ -122,7 +126,7 @@ class ZoomIndex(Closing):
             Values that searches return with ``fields=``, but do not filter by: text, bytes, or any JSON value (dict,
             list, number, bool; a tuple becomes a list). They have the forms of `attributes`. The values of a name, or
             the dicts, may also be an iterator; beside an iterator of blocks of vectors, as many values are taken after
-            each block, so that no column is ever held. Documents lie on SSD in the order of the lists; DRAM holds 4
+            each block, so that no column is ever held. Documents lie on SSD in the order of the lists; DRAM holds 8
             bytes for each 4,096 of theirs. Those of one vector may take a thirty-second of `dram`, up to 8 MiB.
         metric
             ``"l2"``, ``"ip"`` (inner product) or ``"cosine"``.
@@ -190,19 +194,31 @@ class ZoomIndex(Closing):
 
     @classmethod
     @shielded_giving(close_made)
-    def open(cls, path: str | PathLike[str], *, writable: bool = False, verify: Verify = "read") -> Self:
+    def open(
+        cls,
+        path: str | PathLike[str],
+        *,
+        writable: bool = False,
+        verify: Verify = "read",
+        cache: str | PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
+    ) -> Self:
         """Open the index at `path`.
 
         Parameters
         ----------
         path
-            A directory made by :meth:`build`.
+            A directory made by :meth:`build`, or the URL of a backup to search in place, such as
+            ``"s3://bucket/index"``.
         writable
             Whether it may be changed, by one process at a time. Any number of processes may search it meanwhile, each
             in the state that was committed when it opened the index.
         verify
             ``"read"`` checks each page of vectors as it is read, ``"open"`` checks the whole index now as well,
             ``"off"`` trusts the disk. Opening checks codes and lists unless it is ``"off"``.
+        cache, cache_bytes
+            The directory on SSD that keeps pages read from a backup, and the most that they take there; see
+            :meth:`memhier.Store.open`.
 
         Raises
         ------
@@ -211,7 +227,7 @@ class ZoomIndex(Closing):
         LockedError
             When `writable` is true and another process has it open for writing.
         """
-        store = Store.open(Path(path), kind=KIND, writable=writable, verify=verify)
+        store = Store.open(path, kind=KIND, writable=writable, verify=verify, cache=cache, cache_bytes=cache_bytes)
         try:
             return cls(store)
         except BaseException:
@@ -220,7 +236,7 @@ class ZoomIndex(Closing):
 
     def search(
         self,
-        queries: npt.ArrayLike,
+        queries: object,
         k: int,
         *,
         recall: float | None = None,
@@ -238,7 +254,8 @@ class ZoomIndex(Closing):
         Parameters
         ----------
         queries
-            ``[q, d]``, or ``[d]`` for one; any real dtype, compared as float32.
+            ``[q, d]``, or ``[d]`` for one, in any container that :meth:`build` takes; any real dtype, compared as
+            float32.
         k
             Number of neighbours. Where the index or a filter leaves fewer, ids of -1 (None for strings) at infinity
             follow.
@@ -291,7 +308,7 @@ class ZoomIndex(Closing):
 
     def range_search(
         self,
-        queries: npt.ArrayLike,
+        queries: object,
         radius: float,
         *,
         recall: float | None = None,
@@ -330,7 +347,7 @@ class ZoomIndex(Closing):
         check_fields(fields)
         return self._searcher.search_range(matrix, radii, wanted, where, fields)
 
-    def search_iter(self, query: npt.ArrayLike, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
+    def search_iter(self, query: object, batch: int = 10, **options: Any) -> Iterator[SearchResult]:
         """Yield neighbours of one query, `batch` at a time and each once, the nearest first, until there are no more.
 
         Every round searches for twice as many. A later batch may hold a neighbour that a recall below 1 missed before,
@@ -345,8 +362,7 @@ class ZoomIndex(Closing):
         **options
             As in :meth:`search`.
         """
-        if np.ndim(query) != 1:
-            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        query = check_query(query, self.dimension)
         size = check_int("batch", batch, 1)
 
         def nearest(k: int) -> SearchResult:
@@ -358,7 +374,7 @@ class ZoomIndex(Closing):
 
         return iterate(nearest, size)
 
-    def explain(self, query: npt.ArrayLike, k: int = 10, **options: Any) -> Explanation:
+    def explain(self, query: object, k: int = 10, **options: Any) -> Explanation:
         """Search for one query and tell its steps: lists scanned, candidates admitted, pages read, why it stopped.
 
         Parameters
@@ -368,13 +384,12 @@ class ZoomIndex(Closing):
         k, **options
             As in :meth:`search`.
         """
-        if np.ndim(query) != 1:
-            raise ValueError(f"query has shape {np.shape(query)}: expected [{self.dimension}], one query")
+        query = check_query(query, self.dimension)
         self._check_open()
         if unknown := options.keys() - SearchOptions.__dataclass_fields__.keys():
             raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
         chosen = SearchOptions(k, **options)
-        answer = self._searcher.search(check_queries(query, self.dimension)[0], chosen)
+        answer = self._searcher.search(query[None], chosen)
         state, effort, stats = answer.state, answer.plan.effort, answer.result.stats
         lists = state.preview.lists
         return Explanation(
@@ -397,6 +412,22 @@ class ZoomIndex(Closing):
         state = self._searcher.state
         wanted, inverse = with_repeats(ids, state.id_kind)
         return state.vectors_of(wanted, self._reader)[inverse]
+
+    def blocks(self) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Return ids and vectors of the whole index, as it is now, in blocks of some MiB in the order on SSD.
+
+        Yields
+        ------
+        ids, vectors
+            int64, or strings as objects, ``[n]``; the vectors as they are stored, ``[n, d]``.
+
+        Raises
+        ------
+        CorruptionError
+            When a page read from SSD differs from the page written.
+        """
+        self._check_open()
+        return self._searcher.state.blocks(self._reader)
 
     def fetch(self, ids: object, fields: bool | Sequence[str] = True) -> dict[str, npt.NDArray[Any]]:
         """Return attributes and documents of ids, which may repeat, ``[n]`` each by name, in the order of `ids`.
@@ -421,8 +452,21 @@ class ZoomIndex(Closing):
         check_fields(fields)
         return self._searcher.fetch(ids, fields)
 
+    def contains(self, ids: object) -> npt.NDArray[np.bool_]:
+        """Return whether a vector has each of these ids, which may repeat, bool ``[n]``.
+
+        Raises
+        ------
+        ValueError, TypeError
+            For ids that no vector can have, or of another type than those of the index.
+        """
+        self._check_open()
+        state = self._searcher.state
+        wanted, inverse = with_repeats(ids, state.id_kind)
+        return locate(state.parts, state.fresh, wanted).known[inverse]
+
     def __contains__(self, name: object) -> bool:
-        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `reconstruct`.
+        """Whether a vector has this id. Every look-up passes over all ids: to ask for many, use `contains`.
 
         Raises
         ------
@@ -439,14 +483,14 @@ class ZoomIndex(Closing):
 
     @shielded
     def add(
-        self, vectors: npt.ArrayLike, ids: object = None, attributes: Any = None, documents: Any = None
+        self, vectors: object, ids: object = None, attributes: Any = None, documents: Any = None
     ) -> npt.NDArray[Any]:
         """Add vectors. Searches find them at once; :meth:`commit` makes them durable.
 
         Parameters
         ----------
         vectors
-            ``[n, d]``, or ``[d]`` for one, that fit the dtype of the index.
+            ``[n, d]``, or ``[d]`` for one, in any container that :meth:`build` takes, that fit the dtype of the index.
         ids
             Integers or strings ``[n]``, of the index's type, that are not in it; the next free integers when not given.
         attributes
@@ -477,6 +521,11 @@ class ZoomIndex(Closing):
     def remove(self, ids: object) -> None:
         """Remove vectors. Searches no longer find them; :meth:`commit` makes it durable.
 
+        Parameters
+        ----------
+        ids
+            Integers or strings ``[n]``, of the index's type.
+
         Raises
         ------
         KeyError
@@ -488,7 +537,7 @@ class ZoomIndex(Closing):
             self._searcher.state = writer.remove(self._searcher.state, names)
 
     @shielded
-    def update(self, ids: object, vectors: npt.ArrayLike, attributes: Any = None, documents: Any = None) -> None:
+    def update(self, ids: object, vectors: object, attributes: Any = None, documents: Any = None) -> None:
         """Replace vectors, and the attributes and documents given, in one step.
 
         Parameters
@@ -561,7 +610,7 @@ class ZoomIndex(Closing):
         self.commit(compact=True)
 
     @shielded
-    def tune(self, queries: npt.ArrayLike) -> None:
+    def tune(self, queries: object) -> None:
         """Calibrate recall for queries like these, and hold the pages that they read most in DRAM where that pays.
 
         Parameters
@@ -592,9 +641,23 @@ class ZoomIndex(Closing):
 
     @shielded
     def save_to(self, path: str | PathLike[str]) -> None:
-        """Copy the last committed state into the new directory `path`, while the index is searched and changed."""
+        """Copy the last committed state into the new directory `path`, or to a URL as :meth:`push` does.
+
+        Searches and changes go on meanwhile.
+        """
         self._check_open()
         self._store.copy(path)
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last committed state to a URL; see :meth:`memhier.Store.push`."""
+        self._check_open()
+        return self._store.push(url, keep=keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
 
     def __len__(self) -> int:
         return self._searcher.state.count
@@ -603,6 +666,11 @@ class ZoomIndex(Closing):
         return (
             f"ZoomIndex({str(self._store.path)!r}, {len(self)} x {self.dimension} {self._about.dtype}, {self.metric})"
         )
+
+    @property
+    def path(self) -> Path:
+        """The directory of the index, absolute."""
+        return self._store.path
 
     @property
     def dimension(self) -> int:

@@ -1,4 +1,4 @@
-"""Vectors to index: an array, a file or an iterator of blocks, read in blocks and never held whole."""
+"""Vectors to index: a container, a file or an iterator, read in blocks and never held whole."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -8,8 +8,8 @@ from typing import Any, TypeAlias, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.files import SlicedVectors, VectorReader, open_vectors
-from memhier.ann.zoom.arguments import AS_FLOAT32, STORED_DTYPES, as_array, refuse_rounded, stored_dtype
+from memhier.ann.files import SlicedVectors, VectorReader, as_array, as_rows, open_vectors
+from memhier.ann.zoom.arguments import AS_FLOAT32, STORED_DTYPES, refuse_rounded, stored_dtype
 from memhier.closing import Closing
 
 __all__ = ["Block", "VectorSource", "open_source"]
@@ -17,6 +17,7 @@ __all__ = ["Block", "VectorSource", "open_source"]
 Block: TypeAlias = npt.NDArray[Any]
 
 _BLOCK_BYTES = 8 << 20
+_HINT = "; of a table or data set give one column, such as table['embedding']"
 
 
 class VectorSource(Closing):
@@ -30,7 +31,9 @@ class VectorSource(Closing):
 
     def __init__(self, matrix: Block) -> None:
         self._matrix = matrix
-        self.dtype = stored_dtype(matrix.dtype)
+        self.dtype: np.dtype[Any] = stored_dtype(matrix.dtype)
+        self.dimension: Any
+        self.count: Any
         self.count, self.dimension = matrix.shape
 
     def blocks(self) -> Iterator[tuple[int, Block]]:
@@ -74,8 +77,9 @@ def open_source(vectors: object, scratch: Path, beside: Callable[[int], None] | 
     Parameters
     ----------
     vectors
-        An array ``[n, d]``; the path of a file, or a :class:`VectorReader`; anything with ``shape``, a numpy ``dtype``
-        and slicing, such as a data set of h5py, which is read by slices; or an iterable of blocks ``[rows, d]``.
+        An array ``[n, d]``; the path of a file, or a :class:`VectorReader`; a container that :func:`as_rows` knows, or
+        anything with ``shape``, a numpy ``dtype`` and slicing, such as a data set of h5py, which are read by slices; or
+        an iterable of blocks ``[rows, d]`` or of vectors ``[d]``.
     scratch
         A directory for vectors that can be read only once.
     beside
@@ -89,9 +93,10 @@ def open_source(vectors: object, scratch: Path, beside: Callable[[int], None] | 
     OSError, FormatError
         When a file cannot be read, or is damaged.
     """
-    if _is_blocks(vectors):
+    rows = as_rows(vectors)
+    if rows is None and _is_blocks(vectors):
         return _stage(vectors, scratch / "staged-vectors", beside)
-    source = _source(vectors)
+    source = _source(vectors if rows is None else rows)
     try:
         if source.count == 0:
             return source  # its dimension is known
@@ -106,13 +111,21 @@ def open_source(vectors: object, scratch: Path, beside: Callable[[int], None] | 
 def _is_blocks(vectors: Any) -> TypeGuard[Iterable[object]]:
     """Whether these are blocks rather than one matrix; a list may be either."""
     if isinstance(vectors, list | tuple):
-        return len(vectors) > 0 and np.ndim(as_array(vectors[0])) == 2
-    matrix = isinstance(vectors, str | os.PathLike | VectorReader) or hasattr(vectors, "__array__")
+        first = vectors[0] if len(vectors) else None
+        if isinstance(first, list | tuple):
+            return len(first) > 0 and np.ndim(first[0]) == 1
+        return as_array(first).ndim == 2
+    matrix = isinstance(vectors, str | os.PathLike | VectorReader) or _gives_array(vectors)
     return isinstance(vectors, Iterable) and not matrix and not _gives_slices(vectors)
 
 
 def _gives_slices(vectors: Any) -> bool:
-    return hasattr(vectors, "shape") and isinstance(getattr(vectors, "dtype", None), np.dtype)
+    dtype = getattr(vectors, "dtype", None)
+    return hasattr(vectors, "shape") and isinstance(dtype, np.dtype) and dtype.kind != "O"
+
+
+def _gives_array(vectors: Any) -> bool:
+    return hasattr(vectors, "__array__") or hasattr(vectors, "__dlpack__")
 
 
 def _source(vectors: Any) -> VectorSource:
@@ -129,11 +142,11 @@ def _source(vectors: Any) -> VectorSource:
     if _gives_slices(vectors) and not isinstance(vectors, np.ndarray):
         _check_matrix(tuple(vectors.shape), vectors.dtype, "vectors")
         return _ReaderSource(SlicedVectors(vectors, "vectors"), owned=True)
-    if isinstance(vectors, list | tuple) or hasattr(vectors, "__array__"):
+    if isinstance(vectors, list | tuple) or _gives_array(vectors):
         return VectorSource(_check_block(as_array(vectors), "vectors"))
     raise TypeError(
         f"vectors={type(vectors).__name__}: expected an array [n, d], the path of a file of vectors, or an iterable "
-        f"of blocks [rows, d]"
+        f"of blocks [rows, d] or of vectors [d]"
     )
 
 
@@ -141,8 +154,8 @@ def _stage(blocks: Iterable[object], path: Path, beside: Callable[[int], None] |
     """Write the blocks of an iterator, which can be read only once, into a file."""
     count, dimension, dtype = 0, 0, np.dtype(np.float32)
     with path.open("wb") as file:
-        for number, item in enumerate(blocks):
-            block = _check_block(as_array(item), f"block {number} of vectors")
+        for number, item in enumerate(_in_blocks(blocks)):
+            block = _check_block(item, f"block {number} of vectors")
             block = _convert(block, stored_dtype(block.dtype), count)
             if count == 0:
                 dimension, dtype = block.shape[1], block.dtype
@@ -164,6 +177,28 @@ def _stage(blocks: Iterable[object], path: Path, beside: Callable[[int], None] |
     return VectorSource(np.memmap(path, dtype=dtype, mode="r", shape=(count, dimension)))
 
 
+def _in_blocks(items: Iterable[object]) -> Iterator[Block]:
+    """Yield the blocks of an iterator; single vectors are put together."""
+    rows: list[Block] = []
+    first = 0
+    for number, item in enumerate(items):
+        piece = as_array(item, f"item {number} of vectors")
+        if piece.ndim == 0:
+            kind = type(item).__name__
+            raise TypeError(f"vectors yields {kind} as item {number}: expected blocks [rows, d] or vectors [d]{_HINT}")
+        if piece.ndim == 1:
+            rows.append(piece)
+        if rows and (piece.ndim > 1 or 4 * piece.size * len(rows) >= _BLOCK_BYTES):
+            yield as_array(rows, start=first)
+            first += len(rows)
+            rows = []
+        if piece.ndim > 1:
+            yield piece
+            first += len(piece)
+    if rows:
+        yield as_array(rows, start=first)
+
+
 def _check_block(block: Block, name: str) -> Block:
     _check_matrix(block.shape, block.dtype, name)
     return block
@@ -174,10 +209,10 @@ def _check_matrix(shape: tuple[int, ...], dtype: np.dtype[Any], name: str) -> No
         raise ValueError(f"{name} has shape {shape}: expected two dimensions [n, d] with d of at least 1")
     if stored_dtype(dtype) not in STORED_DTYPES:
         names = ", ".join(map(str, STORED_DTYPES))
-        advice = "convert it to uint8 (vectors.astype('uint8'))" if dtype.kind == "b" else "convert it to float32"
+        advice = {"b": "convert it to uint8 (vectors.astype('uint8'))", "O": f"convert it to float32{_HINT}"}
         raise TypeError(
             f"{name} has dtype {dtype}: expected one of {names}, or one that is stored as float32 "
-            f"({', '.join(AS_FLOAT32)}); {advice}"
+            f"({', '.join(AS_FLOAT32)}); {advice.get(dtype.kind, 'convert it to float32')}"
         )
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 
 from memhier.benchmarks.bench.compare import compare_rows
 from memhier.benchmarks.bench.listing import describe_peer, describe_workload, peer_lines, workload_lines
@@ -18,15 +17,15 @@ from memhier.benchmarks.bench.runner import Plan
 from memhier.benchmarks.bench.runner import run as run_plan
 from memhier.benchmarks.bench.tables import tables, warnings_of
 from memhier.benchmarks.bench.workload import GROUPS, Workload, load_workloads
+from memhier.benchmarks.cli.plain_errors import BadArgument, Interrupted
+from memhier.benchmarks.cli.shell import Terminal
 from memhier.benchmarks.datasets import use_data_folder
 from memhier.benchmarks.peers import PEERS
 from memhier.benchmarks.peers.process import PeerError, default_environments, install_group, install_peer, peer_version
 from memhier.benchmarks.peers.worker import make_peer
-from memhier.errors import MemhierError
 
 __all__ = ["bench"]
 
-_WIDTH = 130
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
@@ -59,11 +58,11 @@ def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
 
     Prints a line for each, or the details of NAMES: parameters, peers, traps.
     """
-    console, environments, workloads = _console(), envs or default_environments(), load_workloads()
+    console, environments, workloads = Terminal(), envs or default_environments(), load_workloads()
     known = [*(workload.name for workload in workloads), *PEERS]
     for name in names:
         if name not in known:
-            raise click.ClickException(f"there is no workload or peer {name!r}: expected one of {', '.join(known)}")
+            raise BadArgument(f"there is no workload or peer {name!r}: expected one of {', '.join(known)}")
     if not names and not verbose:
         for line in ("Workloads", *workload_lines(workloads), "", "Peers of search", *peer_lines(environments)):
             console.print(line, no_wrap=True, overflow="ellipsis")
@@ -81,7 +80,7 @@ def list_(names: tuple[str, ...], verbose: bool, envs: Path | None) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--suite", "size", type=click.Choice(["quick", "full"]), default="quick", show_default=True,
               help="Every workload has both sizes.")  # fmt: skip
-@click.option("--group", "groups", multiple=True, help="Only workloads of this group.")
+@click.option("--group", "groups", multiple=True, type=click.Choice(GROUPS), help="Only workloads of this group.")
 @click.option("--peer", "only", multiple=True, help="Only these peers or adapters, and workloads with one of them.")
 @click.option("--results", "results_path", type=_NEW_FILE,
               default=Path("bench.jsonl"), show_default=True,
@@ -103,25 +102,22 @@ def run(
         use_data_folder(data)
     place = work or default_environments().parent / "bench"
     plan = Plan(chosen, "quick" if size == "quick" else "full", place, envs or default_environments(), only)
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        # Two runs would disturb each other's figures, and write into each other's files.
-        with hold_alone(results_path, "--results:"), hold_alone(place / "lock", "--work:"):
-            results = Results(results_path)
-            whole = _run(plan, results)
-            _show(results.rows())
-            if report_path is not None:
-                _write(results.rows(), report_path)
-    except (MemhierError, OSError, ValueError) as error:
-        raise click.ClickException(str(error)) from error
+    place.mkdir(parents=True, exist_ok=True)
+    # Two runs would disturb each other's figures, and write into each other's files.
+    with hold_alone(results_path, "--results:"), hold_alone(place / "lock", "--work:"):
+        results = Results(results_path)
+        whole = _run(plan, results)
+        _show(results.rows())
+        if report_path is not None:
+            _write(results.rows(), report_path)
     if not whole:
-        raise click.ClickException(f"interrupted: the same command goes on where {results_path} stops")
+        raise Interrupted(f"interrupted: the same command goes on where {results_path} stops")
 
 
 def _run(plan: Plan, results: Results) -> bool:
     """Run the plan with its progress on the terminal; return whether it finished."""
-    console = _console(stderr=True)
-    with console.status("starting") as status:
+    console = Terminal(stderr=True)
+    with console.status("starting", spinner="line") as status:
 
         def say(words: str) -> None:
             console.log(words)
@@ -143,7 +139,7 @@ def compare(old: Path, new: Path) -> None:
     Flags changes from OLD to NEW beyond noise; the exit code is 1 on a regression.
     """
     table, regressions = compare_rows(_read(old), _read(new))
-    _console().print(table)
+    Terminal().print(table)
     if regressions:
         raise SystemExit(1)
 
@@ -167,7 +163,7 @@ def _write(rows: list[Row], out: Path, old: list[Row] | None = None) -> None:
     when = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     # The page declares UTF-8; a program may have printed other bytes.
     out.write_text(write_report(rows, when, old), encoding="utf-8", errors="backslashreplace")
-    _console(stderr=True).print(f"Report: {out}", soft_wrap=True)
+    Terminal(stderr=True).print(f"Report: {out}", soft_wrap=True)
 
 
 @bench.command()
@@ -186,13 +182,13 @@ def install(group: str, only: tuple[str, ...], envs: Path | None) -> None:
     failed = []
     for name in only or [name for name in PEERS if name != "memhier"]:
         peer = make_peer(name)
-        with _console(stderr=True).status(f"installing {peer.package}"):
+        with Terminal(stderr=True).status(f"installing {peer.package}", spinner="line"):
             try:
                 python = install_peer(peer, envs or default_environments())
-                _console().print(f"{name}: {peer.package} {peer_version(peer, python)}")
+                Terminal().print(f"{name}: {peer.package} {peer_version(peer, python)}")
             except PeerError as error:
                 failed.append(name)
-                _console().print(f"{name}: {error}")
+                Terminal().print(f"{name}: {error}")
     if failed:
         raise click.ClickException(f"not installed: {', '.join(failed)}")
 
@@ -201,13 +197,13 @@ def _install_for_scripts(group: str, environments: Path) -> None:
     found = [load.parameters.get("install", ()) for load in load_workloads() if load.group == group]
     requirements = list(dict.fromkeys(requirement for some in found for requirement in some))
     if not requirements:
-        raise click.ClickException(f"the workloads of {group} ask for no other packages")
+        raise BadArgument(f"the workloads of {group} ask for no other packages")
     try:
-        with _console(stderr=True).status(f"installing {', '.join(requirements)}"):
+        with Terminal(stderr=True).status(f"installing {', '.join(requirements)}", spinner="line"):
             python = install_group(group, requirements, environments)
     except PeerError as error:
         raise click.ClickException(str(error)) from error
-    _console().print(f"{group}: {', '.join(requirements)} for {python}", soft_wrap=True)
+    Terminal().print(f"{group}: {', '.join(requirements)} for {python}", soft_wrap=True)
 
 
 @bench.command()
@@ -218,7 +214,7 @@ def papers(results: Path | None) -> None:
     The figures are those in RESULTS, with the differences of scale. Without RESULTS the command shows the figures that
     come with memhier; the last line names their machine and day.
     """
-    _console().print(papers_table(_read(results or SHIPPED_RESULTS)))
+    Terminal().print(papers_table(_read(results or SHIPPED_RESULTS)))
 
 
 def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ...]) -> list[Workload]:
@@ -227,30 +223,19 @@ def _choose(names: tuple[str, ...], groups: tuple[str, ...], only: tuple[str, ..
     known = {workload.name for workload in workloads}
     for name in names:
         if name not in known:
-            raise click.ClickException(f"there is no workload {name!r}: expected one of {', '.join(sorted(known))}")
-    for group in groups:
-        if group not in GROUPS:
-            raise click.ClickException(f"--group {group}: no workload is of this group: expected {', '.join(GROUPS)}")
+            raise BadArgument(f"there is no workload {name!r}: expected one of {', '.join(sorted(known))}")
     chosen = [
         workload
         for workload in workloads
         if (not names or workload.name in names) and (not groups or workload.group in groups)
     ]
     if not chosen:
-        raise click.ClickException(f"none of {', '.join(names)} is of the group {', '.join(groups)}")
+        raise BadArgument(f"none of {', '.join(names)} is of the group {', '.join(groups)}")
     peers = {load.name: {name for peer in load.peers for name in (peer.name, peer.adapter)} for load in chosen}
     unknown = set(only) - set().union(*peers.values())
     if unknown:
-        raise click.ClickException(f"--peer {', '.join(sorted(unknown))}: no workload asked for has it")
+        raise BadArgument(f"--peer {', '.join(sorted(unknown))}: no workload asked for has it")
     return [load for load in chosen if not only or peers[load.name] & set(only)]
-
-
-def _console(least_width: int = 0, *, stderr: bool = False) -> Console:
-    """Return a terminal that prints brackets and colons as they are: a peer's output may hold them."""
-    console = Console(stderr=stderr, log_path=False, markup=False, emoji=False, highlight=False)
-    if console.width < least_width:
-        console.width = least_width
-    return console
 
 
 def _read(path: Path) -> list[Row]:
@@ -261,10 +246,10 @@ def _read(path: Path) -> list[Row]:
 
 
 def _show(rows: list[Row]) -> None:
-    console = _console(_WIDTH)
+    console = Terminal()
     for row in rows:
         if row["kind"] == "script":
-            console.rule(row["workload"])
+            console.print(row["workload"], style="bold")
             console.print(row["words"])
     for table in tables(rows):
         console.print(table)

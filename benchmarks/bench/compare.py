@@ -59,7 +59,9 @@ def compare_rows(old: list[Row], new: list[Row]) -> tuple[Table, int]:
     """Return a table of the changes, and the number of regressions."""
     found = changes(old, new)
     cells = change_cells(found)
-    table = Table("where", "metric", "old", "new", "", title=f"{len(found)} figures in both, {len(cells)} changed")
+    table = Table(title=f"{len(found)} figures in both, {len(cells)} changed")
+    for title in ("where", "metric", "old", "new", ""):
+        table.add_column(title, overflow="fold")
     for line in cells:
         table.add_row(*line)
     if len(machines_of([*old, *new])) > 1:

@@ -78,7 +78,9 @@ def papers_rows(rows: list[Row]) -> list[tuple[str, str, str, str]]:
 
 def papers_table(rows: list[Row]) -> Table:
     """Return the same as a table."""
-    table = Table(*PAPER_TITLES, show_lines=True, caption=measured_on(rows) or None)
+    table = Table(show_lines=True, caption=measured_on(rows) or None)
+    for title in PAPER_TITLES:
+        table.add_column(title, overflow="fold")
     for cells in papers_rows(rows):
         table.add_row(*cells)
     return table

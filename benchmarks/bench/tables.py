@@ -73,7 +73,7 @@ def tables(rows: list[Row]) -> Iterator[Table]:
         justify: Any = "left" if sheet.caption == "Not measured" else "right"
         table = Table(title=sheet.caption)
         for title in sheet.titles:
-            table.add_column(title, justify="left" if title == "peer" else justify)
+            table.add_column(title, justify="left" if title == "peer" else justify, overflow="fold")
         for cells in sheet.rows:
             table.add_row(*cells)
         yield table

@@ -1,14 +1,19 @@
-"""Errors of a command in one line: exit code 2 for bad arguments, 1 for everything else."""
+"""How every command ends: errors in one line, exit code 2 for bad arguments, 1 for failures, 130 for Ctrl-C."""
 
+import io
+import os
+import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TextIO
 
 import click
 from click.exceptions import NoArgsIsHelpError
 
 from memhier.errors import BudgetError, MemhierError
 
-__all__ = ["BadArgument", "PlainCommand", "PlainGroup", "plain_errors", "words_of"]
+__all__ = ["BadArgument", "Interrupted", "plain_errors", "plain_manners", "words_of"]
 
 
 class BadArgument(click.ClickException):
@@ -17,31 +22,45 @@ class BadArgument(click.ClickException):
     exit_code = 2
 
 
-class PlainCommand(click.Command):
-    """A command whose usage errors take one line."""
+class Interrupted(click.ClickException):
+    """Ctrl-C."""
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, with errors in one line."""
-        with _one_line(ctx):
-            return super().parse_args(ctx, args)
+    exit_code = 128 + signal.SIGINT
 
 
-class PlainGroup(click.Group):
-    """A group of such commands."""
+@contextmanager
+def plain_manners(ctx: click.Context) -> Iterator[None]:
+    """Run a command: its errors take one line, output that nobody reads ends it, SIGTERM and Ctrl-C clean up."""
+    _print_any_text(sys.stdout)
+    try:
+        with _terminable(), plain_errors(), _one_line(ctx):
+            try:
+                yield
+            finally:
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
+    except BrokenPipeError:
+        # Python writes the rest of its buffer at exit: where nobody hears it.
+        with suppress(io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        ctx.exit(128 + getattr(signal, "SIGPIPE", 13))
 
-    command_class = PlainCommand
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse as click does, with errors in one line."""
-        with _one_line(ctx):
-            return super().parse_args(ctx, args)
+def _print_any_text(stream: TextIO) -> None:
+    """Let a stream of ASCII take any text, and one of UTF-8 the names of files that are no text."""
+    if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+        stream.reconfigure(errors="backslashreplace")
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command as click does, with errors in one line."""
-        with _one_line(ctx):
-            return super().resolve_command(ctx, args)
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Leave by an exception at SIGTERM, so that a half-made file or index is removed."""
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -49,6 +68,8 @@ def plain_errors() -> Iterator[None]:
     """Turn errors of the library into one line: exit code 2 for bad values and budgets, 1 for the rest."""
     try:
         yield
+    except BrokenPipeError:
+        raise
     except BudgetError as error:
         raise BadArgument(_single(error)) from error
     except OSError as error:
@@ -68,7 +89,8 @@ def _one_line(ctx: click.Context) -> Iterator[None]:
     except NoArgsIsHelpError:
         raise
     except click.UsageError as error:
-        raise BadArgument(f"{error.format_message()} See {ctx.command_path} --help.") from error
+        command = (error.ctx or ctx).command_path
+        raise BadArgument(f"{error.format_message()} See {command} --help.") from error
 
 
 def words_of(error: Exception) -> str:

@@ -1,22 +1,69 @@
-"""Manners of all commands: figures as a table or JSON, notes, and termination that cleans up."""
+"""Manners of all commands: figures as a table or JSON, text for terminals, pipes and files, and notes."""
 
 import json
 import os
-import signal
-import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
+from rich.status import Status
 from rich.table import Table
 
 from memhier.budget import format_bytes
 
-__all__ = ["notes", "report", "terminable"]
+__all__ = [
+    "NameList",
+    "Terminal",
+    "json_option",
+    "new_table",
+    "notes",
+    "print_figures",
+    "report",
+    "working",
+    "write_json",
+]
+
+_UNLIMITED = 10_000  # columns of a file or a pipe
+
+
+class NameList(click.Choice[str]):
+    """One or several of some names, with commas between them; each counts once."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return list(dict.fromkeys(super(NameList, self).convert(name.strip(), param, ctx) for name in value.split(",")))
+
+
+class Terminal(Console):
+    """Standard output, or standard error: text is printed as it is.
+
+    A narrow terminal folds lines. In a file or a pipe a line is as long as it must be, whatever COLUMNS says.
+    """
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, log_path=False)
+        if not self.is_terminal:
+            self.width = _UNLIMITED
+
+    def on_broken_pipe(self) -> None:
+        """Let the command end, as by a plain print."""
+        raise BrokenPipeError
+
+
+def working(text: str) -> Status:
+    """Return a block that shows what takes time, on a terminal."""
+    return Terminal(stderr=True).status(text, spinner="line")  # the plain one, which ASCII has
+
+
+def new_table(*columns: tuple[str, Literal["left", "right"]], header: bool = True) -> Table:
+    """Return a table whose cells are folded where a terminal is narrow, not cut."""
+    table = Table(show_header=header)
+    for name, side in columns:
+        table.add_column(name, justify=side, overflow="fold")
+    return table
 
 
 def _in_a_folder(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -31,21 +78,44 @@ json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a
                      help="Write the figures as JSON to FILE; '-' prints them in place of the table.")  # fmt: skip
 
 
-def report(title: str, figures: dict[str, Any], json_path: str | None) -> None:
-    """Print figures as a table, and write them to `json_path` if it is given."""
+def write_json(value: Any, json_path: str | None) -> bool:
+    """Write a value as JSON to `json_path` if it is given; return whether that is standard output."""
     if json_path == "-":
-        click.echo(json.dumps(figures, indent=2))
+        click.echo(json.dumps(value, indent=2, default=str))
+    elif json_path is not None:
+        Path(json_path).write_text(json.dumps(value, indent=2, default=str) + "\n")
+    return json_path == "-"
+
+
+def report(title: str, figures: dict[str, Any], json_path: str | None, always: Sequence[str] = ()) -> None:
+    """Print figures as a table, and write them to `json_path` if it is given.
+
+    Parameters
+    ----------
+    title
+        A line above the table.
+    figures
+        By name. The table leaves out zero and None; the JSON has all of them.
+    json_path
+        A file, ``"-"`` for JSON in place of the table, or None.
+    always
+        Names that are in the table with any value.
+    """
+    if write_json(figures, json_path):
         return
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(figures, indent=2) + "\n")
-    table = Table(show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    terminal = Terminal()
+    terminal.print(title)
+    print_figures(terminal, figures, always)
+
+
+def print_figures(terminal: Terminal, figures: dict[str, Any], always: Sequence[str] = ()) -> None:
+    """Print the table of :func:`report`."""
+    table = new_table(("", "left"), ("", "right"), header=False)
     for name, value in figures.items():
-        table.add_row(name.replace("_", " "), _plain(name, value))
-    console = Console()
-    console.print(title, markup=False, highlight=False)
-    console.print(table)
+        zero = value is None or (not isinstance(value, bool | str) and value == 0)
+        if not zero or name in always or "recall" in name:
+            table.add_row(name.replace("_", " "), _plain(name, value))
+    terminal.print(table)
 
 
 def _plain(name: str, value: Any) -> str:
@@ -53,7 +123,9 @@ def _plain(name: str, value: Any) -> str:
         return str(value)
     if name == "dram" or name.endswith("bytes"):
         return format_bytes(value)
-    return f"{value:,.4f}" if "recall" in name else f"{value:,.1f}" if isinstance(value, float) else f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.4f}" if "recall" in name else f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}"
+    return f"{value:,}"
 
 
 @contextmanager
@@ -64,13 +136,3 @@ def notes() -> Iterator[None]:
         yield
     for note in dict.fromkeys(str(warning.message) for warning in caught):
         click.echo(f"note: {note}", err=True)
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """Leave by an exception at SIGTERM, so that a half-made file or index is removed."""
-    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

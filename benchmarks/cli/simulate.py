@@ -1,6 +1,5 @@
 """``memhier simulate``: the DRAM that a trace of accesses needs under each policy."""
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import click
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
 from rich.table import Table
 
 from memhier.benchmarks.cli.curve_plot import draw_curves, save_curves
+from memhier.benchmarks.cli.shell import NameList, Terminal, json_option, new_table, working, write_json
 from memhier.benchmarks.cli.traces import TRACE_FORMATS, read_trace
 from memhier.budget import format_bytes, parse_bytes
 from memhier.io.device import DeviceProfile
@@ -29,25 +28,32 @@ _CURVE_POINTS = 24
 @click.command()
 @click.argument("trace", type=click.Path(exists=True, dir_okay=False))
 @click.option("--dram", required=True, help="DRAM for rows, such as 64MiB.")
-@click.option("--policy", default="belady,lru", show_default=True,
-              help=f"One or several of {', '.join(SIMULATED_POLICIES)}.")  # fmt: skip
-@click.option("--row-bytes", type=int, default=256, show_default=True, help="Bytes of one row.")
-@click.option("--batch", type=int, default=1, show_default=True, help="Accesses that need their rows at the same time.")
-@click.option("--lookahead", type=int, help="Batches that Belady knows ahead; all by default.")
+@click.option("--policy", "policies", type=NameList(SIMULATED_POLICIES), default="belady,lru", show_default=True,
+              help="One or several, with commas between them.")  # fmt: skip
+@click.option("--row-bytes", type=click.IntRange(1), default=256, show_default=True, help="Bytes of one row.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Accesses that need their rows at the same time.",
+)
+@click.option("--lookahead", type=click.IntRange(0), help="Batches that Belady knows ahead; all by default.")
 @click.option("--dirty", is_flag=True, help="Accesses change rows, so evicted rows are written.")
 @click.option("--device", help=f"{', '.join(CostModel.CLASSES)}, or a file that memhier probe --json wrote.")
-@click.option("--compute-ms", type=float, default=0.0, show_default=True, help="Computing time of each batch.")
+@click.option(
+    "--compute-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Computing time of each batch."
+)
 @click.option(
     "--format", "trace_format", type=click.Choice(sorted(TRACE_FORMATS)), help="Format of TRACE; guessed by default."
 )
 @click.option("--sample", type=float, help="Draw the curve from this share of the keys, with its error.")
-@click.option("--json", "json_path", metavar="FILE", type=click.Path(dir_okay=False, writable=True, allow_dash=True),
-              help="Write the result as JSON to FILE; '-' prints it in place of the table.")  # fmt: skip
+@json_option
 @click.option("--png", type=click.Path(dir_okay=False, writable=True), help="Save the curve as a picture.")
 def simulate(
     trace: str,
     dram: str,
-    policy: str,
+    policies: list[str],
     row_bytes: int,
     batch: int,
     lookahead: int | None,
@@ -63,37 +69,39 @@ def simulate(
 
     TRACE is a file of keys: one on each line, .npy, or a published format (see --format); it may end in .xz or .gz.
     """
-    policies = list(dict.fromkeys(name.strip() for name in policy.split(",")))
-    try:
-        model = None if device is None else CostModel.of(_device(device))
-        with Console(stderr=True).status(f"Reading {trace} ..."):
-            keys = read_trace(trace, trace_format)
-        if not len(keys):
-            raise click.ClickException(f"{trace}: the trace holds no accesses")
-        results = []
-        for name in policies:
-            with Console(stderr=True).status(f"Running {len(keys):,} accesses under {name} ..."):
-                results.append(run(
-                    keys, dram=dram, row_bytes=row_bytes, policy=name, batch=batch, dirty=dirty, device=model,
-                    lookahead=lookahead if name == "belady" else None, compute_s=compute_ms / 1e3,
-                ))  # fmt: skip
-        with Console(stderr=True).status("Drawing the curve ..."):
-            curves = _curves(keys, results[0].capacity, policies, sample)
-        if png is not None:
-            save_curves(curves, row_bytes, parse_bytes(dram), png)
-    except (OSError, ValueError, ImportError) as error:
-        raise click.ClickException(str(error)) from error
-    record = _record(trace, keys, row_bytes, dram, results, curves)
-    if json_path == "-":
-        click.echo(json.dumps(record, indent=2))
+    dram_bytes = parse_bytes(dram, "--dram")
+    model = None if device is None else CostModel.of(_device(device))
+    with working(f"Reading {trace} ..."):
+        keys = read_trace(trace, trace_format)
+    if not len(keys):
+        raise click.ClickException(f"{trace}: the trace holds no accesses")
+    results = []
+    for name in policies:
+        with working(f"Running {len(keys):,} accesses under {name} ..."):
+            results.append(run(
+                keys, dram=dram_bytes, row_bytes=row_bytes, policy=name, batch=batch, dirty=dirty, device=model,
+                lookahead=lookahead if name == "belady" else None, compute_s=compute_ms / 1e3,
+            ))  # fmt: skip
+    with working("Drawing the curve ..."):
+        curves = _curves(keys, results[0].capacity, policies, sample)
+    if png is not None:
+        save_curves(curves, row_bytes, dram_bytes, png)
+    if write_json(_record(trace, keys, row_bytes, dram, results, curves), json_path):
         return
-    if json_path is not None:
-        Path(json_path).write_text(json.dumps(record, indent=2) + "\n")
-    console = Console()
-    console.print(_table(results, keys, dram, row_bytes))
+    terminal, first = Terminal(), results[0]
+    terminal.print(
+        f"{first.accesses:,} accesses to {len(np.unique(keys)):,} rows; {dram} of DRAM hold {first.capacity:,} "
+        f"rows of {format_bytes(row_bytes)}"
+    )
+    terminal.print(_table(results))
     if curves:
-        console.print(draw_curves(curves, row_bytes, parse_bytes(dram)), highlight=False)
-        console.print(_words(curves, sample), highlight=False)
+        terminal.print(_drawn(draw_curves(curves, row_bytes, dram_bytes), terminal.encoding))
+        terminal.print(_words(curves, sample))
+
+
+def _drawn(picture: str, encoding: str) -> str:
+    """Return a picture in the letters that a terminal has."""
+    return picture if encoding.startswith("utf") else picture.translate(str.maketrans("│└─┊", "|+-:"))
 
 
 def _device(device: str) -> str:
@@ -116,20 +124,11 @@ def _curves(
     return [miss_ratio_curve(keys, sizes, policy=name, rate=sample) for name in drawn]
 
 
-def _table(results: list[Simulation], keys: npt.NDArray[np.int64], dram: str, row_bytes: int) -> Table:
-    first = results[0]
-    table = Table(
-        title=f"{first.accesses:,} accesses to {len(np.unique(keys)):,} rows; {dram} of DRAM hold {first.capacity:,} "
-        f"rows of {format_bytes(row_bytes)}",
-        title_justify="left",
-    )
-    table.add_column("policy")
-    for title in ("hits", "reads", "writes", "pages"):
-        table.add_column(title, justify="right")
-    costed = first.forecast is not None
-    if costed:
-        for title in ("I/O s", "stall s", "hidden"):
-            table.add_column(title, justify="right")
+def _table(results: list[Simulation]) -> Table:
+    titles = ["hits", "reads", "writes", "pages"]
+    if results[0].forecast is not None:
+        titles += ["I/O s", "stall s", "hidden"]
+    table = new_table(("policy", "left"), *((title, "right") for title in titles))
     for result in results:
         cells = [
             result.policy, f"{result.hit_ratio:.2%}", f"{result.reads:,}", f"{result.writes:,}", f"{result.pages:,}"

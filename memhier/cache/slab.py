@@ -13,7 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from memhier import backend
 from memhier.arguments import as_ints, check_array, check_range
-from memhier.cache.slab_memory import Layout, open_shared_memory, private_memory, shared_memory
+from memhier.cache.slab_memory import SlabLayout, open_shared_memory, private_memory, shared_memory
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.files import close_descriptor, close_with
@@ -55,6 +55,8 @@ class Slab(Closing):
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import Slab
     >>> with Slab(100, np.float32, 3) as slab:
     ...     slab.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     slab.gather([2, 7, 7]).tolist()
@@ -64,7 +66,7 @@ class Slab(Closing):
     def __init__(
         self, slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = (), *, shared: bool = False
     ) -> None:
-        layout = Layout.checked(slots, dtype, shape)
+        layout = SlabLayout.checked(slots, dtype, shape)
         name: str | None = None
         fd = -1
         if shared:
@@ -82,7 +84,7 @@ class Slab(Closing):
         Parameters
         ----------
         name
-            The :attr:`name` of the slab, whose owner still has it open. What has been attached outlives the owner.
+            The :attr:`name` of the slab, whose owner still has it open. An attached slab outlives the owner.
 
         Raises
         ------
@@ -95,10 +97,10 @@ class Slab(Closing):
         """
         mapping = open_shared_memory(name)
         slab = cls.__new__(cls)
-        slab._set_up(mapping, Layout.parsed(mapping, name), name, None, -1)
+        slab._set_up(mapping, SlabLayout.parsed(mapping, name), name, None, -1)
         return slab
 
-    def _set_up(self, mapping: mmap.mmap, layout: Layout, name: str | None, owner: int | None, fd: int) -> None:
+    def _set_up(self, mapping: mmap.mmap, layout: SlabLayout, name: str | None, owner: int | None, fd: int) -> None:
         self._layout = layout
         self._name = name
         self._owner = owner  # the process that may write; None where this slab is attached
@@ -130,7 +132,7 @@ class Slab(Closing):
 
     @property
     def name(self) -> str | None:
-        """What :meth:`attach` takes; None where the slab is not shared."""
+        """The name for :meth:`attach`; None if the slab is not shared."""
         return self._name
 
     @property
@@ -143,14 +145,16 @@ class Slab(Closing):
 
     @staticmethod
     def bytes_for(slots: int, dtype: DTypeLike, shape: int | tuple[int, ...] = ()) -> int:
-        """Return what `memory_bytes` of such a slab will be.
+        """Return the `memory_bytes` that a slab of these arguments will have.
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from memhier import Slab
         >>> Slab.bytes_for(1000, np.float32, 64) == 4096 + 4096 + 63 * 4096
         True
         """
-        return Layout.checked(slots, dtype, shape).total_bytes
+        return SlabLayout.checked(slots, dtype, shape).total_bytes
 
     @property
     def rows(self) -> NDArray[Any]:
@@ -281,6 +285,8 @@ class Slab(Closing):
 
         Examples
         --------
+        >>> import numpy as np
+        >>> from memhier import Slab
         >>> slab = Slab(10, np.float32, 2)
         >>> with slab.writing([3, 4]) as rows:
         ...     rows[3:5] += 1

@@ -13,27 +13,28 @@ import numpy as np
 
 from memhier.arguments import check_int
 from memhier.errors import FormatError
+from memhier.files import OPEN_FLAGS
 
-__all__ = ["Layout", "open_shared_memory", "private_memory", "shared_memory"]
+__all__ = ["SlabLayout", "open_shared_memory", "private_memory", "shared_memory"]
 
 _MAGIC = b"mhslab01"
 _HEADER = struct.Struct("<8sI")  # the magic and the length of the text that follows: a dict like that of a .npy file
 _NAME = re.compile(r"memhier-slab:(\d+):(\d+):(\d+)")
 
 
-class Layout:
+class SlabLayout:
     """Where things lie in a slab's memory: a header, the generations and the rows, each from a page's start."""
 
     def __init__(self, slots: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> None:
         self.slots = slots
         self.dtype = dtype
         self.shape = shape
-        self.row_type = np.dtype((np.void, int(np.prod(shape, dtype=object)) * dtype.itemsize))
+        self.row_type: np.dtype[np.void] = np.dtype((np.void, int(np.prod(shape, dtype=object)) * dtype.itemsize))
         text = repr({"slots": slots, "shape": shape, "dtype": np.lib.format.dtype_to_descr(dtype)}).encode()
-        self.header = _HEADER.pack(_MAGIC, len(text)) + text
-        self.generations_at = _whole_pages(len(self.header))
-        self.rows_at = self.generations_at + _whole_pages(4 * slots)
-        self.total_bytes = self.rows_at + _whole_pages(self.row_type.itemsize * slots)
+        self.header: bytes = _HEADER.pack(_MAGIC, len(text)) + text
+        self.generations_at: int = _whole_pages(len(self.header))
+        self.rows_at: int = self.generations_at + _whole_pages(4 * slots)
+        self.total_bytes: int = self.rows_at + _whole_pages(self.row_type.itemsize * slots)
 
     @classmethod
     def checked(cls, slots: Any, dtype: Any, shape: Any) -> Self:
@@ -61,6 +62,8 @@ class Layout:
 
 def private_memory(size: int) -> mmap.mmap:
     """Return zeroed memory of this process alone."""
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows, which does not fork
+        return mmap.mmap(-1, size)
     # Python's default is a shared mapping, in which a forked child would write its parent's rows.
     mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # Fewer address translations make scattered rows 10 to 15 % faster; a kernel may lack it.
@@ -94,7 +97,7 @@ def open_shared_memory(name: Any) -> mmap.mmap:
         raise ValueError(f"name={name!r}: expected the name of a shared slab, 'memhier-slab:PID:FD:INODE'")
     path = f"/proc/{match[1]}/fd/{match[2]}"
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | OPEN_FLAGS)
     except OSError as error:
         error.add_note(f"{name}: its owner has closed it or ended, or belongs to another user")
         raise

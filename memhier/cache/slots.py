@@ -54,6 +54,7 @@ class SlotMap:
 
     Examples
     --------
+    >>> from memhier import SlotMap
     >>> slots = SlotMap(4)
     >>> slots.insert([70, -1, 70, 9]).tolist()
     [0, 1, 0, 2]
@@ -86,13 +87,14 @@ class SlotMap:
 
     @staticmethod
     def bytes_for(capacity: int, *, key_space: int | None = None, batch: int = 0) -> int:
-        """Return the `memory_bytes` that such a map will have.
+        """Return the `memory_bytes` that a map of these arguments will have.
 
         With the compiled core 28 bytes per slot (12 and 4 per possible key where `key_space` is given), and 40
         per key of the largest batch.
 
         Examples
         --------
+        >>> from memhier import SlotMap
         >>> SlotMap.bytes_for(1000, key_space=5000) <= 12 * 1000 + 4 * 5000
         True
         """
@@ -127,15 +129,9 @@ class SlotMap:
         TypeError, ValueError
             For keys that are no integers, or outside int64 or the key space; for an unfit `out`.
         """
-        flat, shape = self._as_keys(keys)
-        if out is None:
-            out = np.empty(shape, np.int64)
-        else:
-            check_array("out", out, np.int64, shape)
-            if np.may_share_memory(out, flat):
-                flat = flat.copy()
-        self._core.find(keys=flat, slots=out.reshape(-1))
-        return out
+        flat, slots = self._as_keys(keys, out)
+        self._core.find(keys=flat, slots=slots.reshape(-1))
+        return slots
 
     def insert(self, keys: Any) -> Ints:
         """Return the slot of each key, giving one to each key that has none.
@@ -159,8 +155,7 @@ class SlotMap:
         TypeError, ValueError
             As in :meth:`find`.
         """
-        flat, shape = self._as_keys(keys)
-        slots = np.empty(shape, np.int64)
+        flat, slots = self._as_keys(keys)
         needed = self._core.insert(keys=flat, slots=slots.reshape(-1))
         if needed:
             free = self.free
@@ -188,8 +183,7 @@ class SlotMap:
         TypeError, ValueError
             As in :meth:`find`.
         """
-        flat, shape = self._as_keys(keys)
-        slots = np.empty(shape, np.int64)
+        flat, slots = self._as_keys(keys)
         self._core.erase(keys=flat, slots=slots.reshape(-1))
         return slots
 
@@ -213,8 +207,7 @@ class SlotMap:
         TypeError, ValueError
             As in :meth:`find`.
         """
-        flat, shape = self._as_keys(keys)
-        inverse = np.empty(shape, np.int64)
+        flat, inverse = self._as_keys(keys)
         return self._core.unique(keys=flat, inverse=inverse.reshape(-1)), inverse
 
     def unique_find(self, keys: Any) -> tuple[Ints, Ints, Ints]:
@@ -239,8 +232,7 @@ class SlotMap:
         TypeError, ValueError
             As in :meth:`find`.
         """
-        flat, shape = self._as_keys(keys)
-        inverse = np.empty(shape, np.int64)
+        flat, inverse = self._as_keys(keys)
         unique, slots = self._core.unique_find(keys=flat, inverse=inverse.reshape(-1))
         return unique, inverse, slots
 
@@ -275,14 +267,20 @@ class SlotMap:
         """Return every key and its slot, two int64 arrays ``[len]``, by rising slot."""
         return self._core.items()
 
-    def _as_keys(self, keys: Any) -> tuple[Ints, tuple[int, ...]]:
+    def _as_keys(self, keys: Any, out: Ints | None = None) -> tuple[Ints, Ints]:
+        """Return the keys of a batch, flat, and `out` or a new array of their shape."""
         ready = type(keys) is np.ndarray and keys.dtype == _INT64 and keys.flags.c_contiguous and keys.flags.aligned
         array: Ints = keys if ready else as_ints("keys", keys)
         if array.size > CAPACITY_MAX:
             raise ValueError(f"keys: expected at most {CAPACITY_MAX} in one batch, got {array.size}")
-        if self._key_space is not None:
+        # A negative key is a large one here.
+        if self._key_space is not None and array.size and array.view(np.uint64).max() >= self._key_space:
             check_range("keys", array, self._key_space, f"0 to {self._key_space - 1}, as key_space says")
-        return array.reshape(-1), array.shape
+        flat = array.reshape(-1)
+        if out is None:
+            return flat, np.empty(array.shape, np.int64)
+        check_array("out", out, np.int64, array.shape)
+        return flat.copy() if np.may_share_memory(out, flat) else flat, out
 
 
 def _core_class(key_space: int | None) -> Any:

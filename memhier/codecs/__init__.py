@@ -34,6 +34,17 @@ class Codec(Protocol):
         As int8, with the error of each integer kept beside it, as another integer, and added back when the row is
         read: absolute error at most the row's largest magnitude / 64000, or 2**-126. Infinity and NaN stay. Takes two
         bytes a number, as fp16 does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier import get_codec
+    >>> rows = np.array([[1.0, 0.3]], np.float32)
+    >>> for codec in map(get_codec, ("none", "fp16", "int8")):
+    ...     print(codec.name, codec.lossless, codec.encoded_bytes(np.float32, 64), codec.decode(codec.encode(rows)))
+    none True 256 [[1.  0.3]]
+    fp16 False 128 [[1.         0.30004883]]
+    int8 False 68 [[1.        0.2992126]]
     """
 
     name: ClassVar[str]
@@ -75,7 +86,7 @@ class Codec(Protocol):
         out
             ``[n, dim]``, C-contiguous, to fill instead of allocating; its dtype is the one decoded to.
         dtype
-            What to decode to where there is no `out`.
+            Dtype of the rows, if there is no `out`: for ``none`` the dtype that was encoded.
 
         Returns
         -------
@@ -90,7 +101,16 @@ class Codec(Protocol):
 
 
 class BytesCodec(Protocol):
-    """Records of any length to and from bytes."""
+    """Records of any length to and from bytes.
+
+    Examples
+    --------
+    >>> from memhier import get_bytes_codec
+    >>> codec = get_bytes_codec("zstd")
+    >>> packed = codec.encode(b"again " * 100)
+    >>> len(packed) < 30, codec.decode(packed, bytes_max=1000) == b"again " * 100
+    (True, True)
+    """
 
     name: ClassVar[str]
 
@@ -103,7 +123,7 @@ class BytesCodec(Protocol):
         Raises
         ------
         CorruptionError
-            When the bytes are not what :meth:`encode` returned, or say that the record is longer.
+            When :meth:`encode` did not return these bytes, or they tell of a longer record.
         """
 
 
@@ -117,6 +137,8 @@ def get_codec(name: str) -> Codec:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import get_codec
     >>> codec = get_codec("int8")
     >>> codec.encoded_bytes(np.float32, 64)
     68
@@ -141,6 +163,7 @@ def get_bytes_codec(name: str) -> BytesCodec:
 
     Examples
     --------
+    >>> from memhier import get_bytes_codec
     >>> get_bytes_codec("none").encode(b"abc")
     b'abc'
     """

@@ -8,8 +8,10 @@ from memhier.files._faulty import Fault, FaultyFiles, SimulatedCrash
 from memhier.files._interface import Buffer, File, FileBase, Files, Mode, read_file
 from memhier.files._memory import MemoryFiles
 from memhier.files._real import RealFiles, close_descriptor, close_with
+from memhier.files._system import O_DIRECT, OPEN_FLAGS, keep_out_of_cache, read_at, set_direct
 
 __all__ = [
-    "Buffer", "Fault", "FaultyFiles", "File", "FileBase", "Files", "MemoryFiles", "Mode", "RealFiles", "SimulatedCrash",
-    "close_descriptor", "close_with", "read_file",
+    "OPEN_FLAGS", "O_DIRECT", "Buffer", "Fault", "FaultyFiles", "File", "FileBase", "Files", "MemoryFiles", "Mode",
+    "RealFiles", "SimulatedCrash", "close_descriptor", "close_with", "keep_out_of_cache", "read_at", "read_file",
+    "set_direct",
 ]  # fmt: skip

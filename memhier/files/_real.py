@@ -1,7 +1,6 @@
 """The file layer on the operating system."""
 
 import errno
-import fcntl
 import os
 import time
 import weakref
@@ -11,10 +10,10 @@ from typing import Any, cast
 
 from memhier.closing import Closing
 from memhier.files._interface import Buffer, File, Mode
+from memhier.files._system import OPEN_FLAGS, fdatasync, lock_file, read_at, set_direct, write_at
 
 __all__ = ["RealFiles", "close_descriptor", "close_with"]
 
-_O_DIRECT: int = getattr(os, "O_DIRECT", 0)
 _FLAGS = {
     "r": os.O_RDONLY,
     "w": os.O_RDWR | os.O_CREAT | os.O_TRUNC,
@@ -22,9 +21,6 @@ _FLAGS = {
     "a": os.O_RDWR | os.O_CREAT,
     "d": os.O_RDWR | os.O_CREAT | os.O_EXCL,
 }
-# macOS has no fdatasync.
-_fdatasync = getattr(os, "fdatasync", os.fsync)
-
 
 _open: dict[int, "_Descriptor"] = {}
 """By number. One that went with its owner stays until the next file has its number."""
@@ -66,9 +62,9 @@ def _naming(path: str) -> Iterator[None]:
 class _RealFile(Closing):
     def __init__(self, path: str, mode: Mode) -> None:
         self._path = path
-        self._fd = os.open(path, _FLAGS[mode], 0o644)
+        self._fd = os.open(path, _FLAGS[mode] | OPEN_FLAGS, 0o644)
         close_with(self, self._fd)
-        self._direct = mode == "d" and bool(_O_DIRECT) and self._set_direct(True)
+        self._direct = mode == "d" and set_direct(self._fd, True)
         self._end = self.size() if mode == "a" else 0
 
     @property
@@ -84,7 +80,7 @@ class _RealFile(Closing):
         done = 0
         with _naming(self._path):
             while done < len(view):
-                count = os.preadv(self._fd, [view[done:]], offset + done)
+                count = read_at(self._fd, view[done:], offset + done)
                 if count == 0:
                     break
                 done += count
@@ -102,25 +98,14 @@ class _RealFile(Closing):
             # A call may write less than asked: a signal, a full disk, or the 2 GiB limit of one call.
             while done < len(view):
                 try:
-                    done += os.pwrite(self._fd, view[done:], offset + done)
+                    done += write_at(self._fd, view[done:], offset + done)
                 except OSError as error:
                     # Some file systems take the flag and refuse the write; the rest of a short one is not aligned.
                     if not self._direct or error.errno != errno.EINVAL:
                         raise
-                    self._direct = self._set_direct(False)
+                    self._direct = set_direct(self._fd, False)
         if done:
             self._end = max(self._end, offset + done)
-
-    def _set_direct(self, wanted: bool) -> bool:
-        """Write past the page cache or not; return whether the file does now."""
-        flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
-        try:
-            fcntl.fcntl(self._fd, fcntl.F_SETFL, flags | _O_DIRECT if wanted else flags & ~_O_DIRECT)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-            return False
-        return wanted
 
     def truncate(self, length: int) -> None:
         with _naming(self._path):
@@ -129,17 +114,16 @@ class _RealFile(Closing):
 
     def fdatasync(self) -> None:
         with _naming(self._path):
-            _fdatasync(self._fd)
+            fdatasync(self._fd)
 
     def lock(self, *, exclusive: bool) -> bool:
+        if exclusive and self in _exclusive:  # Windows takes a lock once
+            return True
         with _naming(self._path):
-            try:
-                fcntl.flock(self._fd, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-        if exclusive:
+            locked = lock_file(self._fd, exclusive)
+        if locked and exclusive:
             _exclusive.add(self)
-        return True
+        return locked
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
@@ -157,21 +141,22 @@ def _drop_inherited_locks() -> None:
         file.close()
 
 
-os.register_at_fork(after_in_child=_drop_inherited_locks)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_drop_inherited_locks)
 
 
 class RealFiles:
     """Files of the operating system.
 
-    Locks are ``flock`` locks: they belong to the open file, end with the process however it ends, and an exclusive
-    one is not handed to forked children.
+    Locks are ``flock`` locks, on Windows those of its C library. They belong to the open file, end with the process
+    however it ends, and an exclusive one is not handed to forked children.
     """
 
     def open(self, path: str, mode: Mode) -> File:
         return _RealFile(path, mode)
 
     def rename(self, old: str, new: str) -> None:
-        os.rename(old, new)
+        os.replace(old, new)  # which Windows' rename would not
 
     def remove(self, path: str) -> None:
         os.remove(path)
@@ -191,6 +176,8 @@ class RealFiles:
             os.mkdir(path)
 
     def sync_directory(self, path: str) -> None:
+        if not hasattr(os, "O_DIRECTORY"):  # Windows opens no directories
+            return
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with _naming(path):

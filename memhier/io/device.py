@@ -68,6 +68,11 @@ def probe(
     seed
         Seed of the temporary file's bytes and of the order of reads.
 
+    Returns
+    -------
+    DeviceProfile
+        With the figures of each queue depth in ``depths``.
+
     Raises
     ------
     ValueError, TypeError
@@ -77,9 +82,11 @@ def probe(
 
     Examples
     --------
-    >>> profile = probe("/mnt/ssd")  # doctest: +SKIP
-    >>> max(row.iops for row in profile.depths)  # doctest: +SKIP
-    112480.0
+    >>> import tempfile
+    >>> from memhier import probe
+    >>> profile = probe(tempfile.mkdtemp(), size="8MiB", seconds=0.1, depths=(1, 4))  # by default: 1 GiB, 8 seconds
+    >>> [row.depth for row in profile.depths], all(row.iops > 0 for row in profile.depths)
+    ([1, 4], True)
     """
     depths = _check_depths(depths)
     check_number("seconds", seconds, 0, 86_400, above=True)
@@ -230,6 +237,6 @@ def _notes(reader: Reader, file: Path, file_system: str, depths: tuple[int, ...]
     elif not reader.stats()["direct"]:
         notes.append("buffered: direct I/O was refused; the page cache was dropped before each measurement")
     status = file.stat()
-    if status.st_blocks * 512 < status.st_size:
+    if getattr(status, "st_blocks", status.st_size) * 512 < status.st_size:  # Windows does not tell
         notes.append("the file has holes or is compressed: some reads are answered without the device")
     return tuple(notes)

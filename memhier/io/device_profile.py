@@ -64,9 +64,20 @@ class DeviceProfile:
     sequential_mb_per_s
         Bandwidth of reading in file order, in 10**6 bytes per second.
     depths
-        One row per queue depth, shallow first.
+        One row per queue depth, shallow first: ``depth``, ``iops``, ``mb_per_s``, ``latency_p50_us``,
+        ``latency_p99_us`` and ``reads``, the number of reads measured.
     notes
         Reasons to doubt the figures; empty when there are none.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier import DeviceProfile, probe
+    >>> profile = probe(tempfile.mkdtemp(), size="8MiB", seconds=0.1, depths=(1, 4))
+    >>> profile.page_bytes, profile.span_bytes
+    (4096, 8388608)
+    >>> DeviceProfile.from_json(profile.to_json()) == profile
+    True
     """
 
     path: str

@@ -1,5 +1,7 @@
 """Checksums and distances over batches of rows: the loops that follow a page read."""
 
+from collections.abc import Iterable
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from memhier.io import python_kernels
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.python_kernels import METRICS, ROW_DTYPES
 
-__all__ = ["METRICS", "ROW_DTYPES", "crc32c", "crc32c_pages", "distances"]
+__all__ = ["METRICS", "ROW_DTYPES", "crc32c", "crc32c_each", "crc32c_pages", "distances"]
 
 _CARRIERS = {name: np.dtype("uint16" if name == "bfloat16" else name) for name in ROW_DTYPES}
 
@@ -27,6 +29,7 @@ def crc32c(data: Any, value: int = 0) -> int:
 
     Examples
     --------
+    >>> from memhier.io.kernels import crc32c
     >>> hex(crc32c(b"123456789"))
     '0xe3069283'
     >>> crc32c(b"6789", crc32c(b"12345")) == crc32c(b"123456789")
@@ -35,6 +38,22 @@ def crc32c(data: Any, value: int = 0) -> int:
     if not 0 <= value < 2**32:
         raise ValueError(f"value={value!r}: expected an earlier CRC32C, 0 to 2**32 - 1")
     return (backend.core or python_kernels).crc32c(data=_as_bytes("data", data), value=value)
+
+
+def crc32c_each(pieces: Iterable[Any], values: Iterable[int] = repeat(0)) -> list[int]:
+    """Return the CRC32C of each of several pieces of bytes.
+
+    Parameters
+    ----------
+    pieces, values
+        The arguments of `crc32c`.
+
+    Examples
+    --------
+    >>> crc32c_each([b"6789"], crc32c_each([b"12345"])) == [crc32c(b"123456789")]
+    True
+    """
+    return list(map(crc32c, pieces, values))
 
 
 def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
@@ -52,6 +71,7 @@ def crc32c_pages(buffer: Any) -> NDArray[np.uint32]:
 
     Examples
     --------
+    >>> from memhier.io.kernels import crc32c_pages
     >>> [hex(crc) for crc in crc32c_pages(bytes(8192)).tolist()]
     ['0x98f94189', '0x98f94189']
     """
@@ -98,6 +118,8 @@ def distances(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.io.kernels import distances
     >>> distances(np.float32([[0, 0]]), np.uint8([[3, 4], [0, 1]]), "l2").tolist()
     [25.0, 1.0]
     """

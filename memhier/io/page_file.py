@@ -1,20 +1,16 @@
 """One file opened for page reads: direct where the file system allows it, buffered otherwise."""
 
 import errno
-import fcntl
 import mmap
 import os
 import stat
-import sys
 
-from memhier.files import close_with
+from memhier.errors import CorruptionError
+from memhier.files import O_DIRECT, OPEN_FLAGS, close_with, keep_out_of_cache, read_at, set_direct
 
 __all__ = ["PAGE_BYTES", "PageFile"]
 
 PAGE_BYTES = 4096
-
-_O_DIRECT: int = getattr(os, "O_DIRECT", 0)
-_F_NOCACHE = 48  # macOS: fcntl's way to keep reads out of the page cache
 
 
 class PageFile:
@@ -38,26 +34,26 @@ class PageFile:
     """
 
     def __init__(self, path: str | os.PathLike[str], direct: bool | None) -> None:
-        self.fd = -1
-        self.path = os.fspath(path)
+        self.fd: int = -1
+        self.path: str = os.fspath(path)
         self.wants_direct = direct
-        self.direct = False
-        self.drops_cache = False
+        self.direct: bool = False
+        self.drops_cache: bool = False
         self._settled = False
         mode = os.stat(self.path).st_mode
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
         if not stat.S_ISREG(mode):
             raise OSError(errno.EINVAL, "not a regular file", self.path)
-        if direct is not False and _O_DIRECT:
+        if direct is not False and O_DIRECT:
             try:
-                self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | _O_DIRECT)
+                self.fd = os.open(self.path, os.O_RDONLY | OPEN_FLAGS | O_DIRECT)
                 self.direct = True
             except OSError as error:
                 if error.errno != errno.EINVAL:
                     raise
         if self.fd < 0:
-            self.fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = os.open(self.path, os.O_RDONLY | OPEN_FLAGS)
         close_with(self, self.fd)
         self.settle()
 
@@ -71,20 +67,18 @@ class PageFile:
         if self.direct:
             with mmap.mmap(-1, PAGE_BYTES) as page:
                 try:
-                    os.preadv(self.fd, [page], 0)
+                    read_at(self.fd, memoryview(page), 0)
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         error.filename = self.path
                         raise
-                    fcntl.fcntl(self.fd, fcntl.F_SETFL, fcntl.fcntl(self.fd, fcntl.F_GETFL) & ~_O_DIRECT)
-                    self.direct = False
+                    self.direct = set_direct(self.fd, False)
         self._settled = True
         if not self.direct and self.wants_direct is not False:
             self._give_hints()
 
     def _give_hints(self) -> None:
-        if sys.platform == "darwin":
-            fcntl.fcntl(self.fd, _F_NOCACHE, 1)
+        if keep_out_of_cache(self.fd):
             self.direct = True
             return
         if self.wants_direct:
@@ -96,3 +90,8 @@ class PageFile:
     def size(self) -> int:
         """Return the file's length in bytes now."""
         return os.fstat(self.fd).st_size
+
+    def check_holds(self, length: int) -> None:
+        """Raise CorruptionError when the file is shorter than `length`."""
+        if (size := self.size()) < length:
+            raise CorruptionError(f"{self.path}: the file has {size:,} bytes, but {length:,} were committed")

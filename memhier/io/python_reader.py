@@ -11,14 +11,17 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.files import read_at
 from memhier.io.faults import Fault
 from memhier.io.kernels import crc32c_pages
 from memhier.io.page_file import PAGE_BYTES, PageFile
+from memhier.io.page_source import PageSource
+from memhier.io.read_arguments import Tallies
 from memhier.shield import check_interrupt, shielded
 
 __all__ = ["THREADS_MAX", "PythonPageReader"]
@@ -33,6 +36,7 @@ class _Source:
     file: PageFile
     length: int
     checksums: NDArray[np.uint32] | None
+    pages: PageSource | None = None
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class _Batch:
     length: int
     out: NDArray[np.uint8]
     latency: NDArray[np.float32] | None
-    tally: NDArray[np.int64] | None
+    tally: Tallies | None
     fault: Fault | None = None
     error: BaseException | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -107,17 +111,18 @@ class PythonPageReader:
         length: int,
         checksums: NDArray[np.uint32] | None,
         file: PageFile,
+        source: PageSource | None = None,
     ) -> int:
         """Take a file in and return its handle: the least that no file has."""
         handle = next(each for each in itertools.count() if each not in self._sources)
-        self._sources = {**self._sources, handle: _Source(file, length, checksums)}
+        self._sources = {**self._sources, handle: _Source(file, length, checksums, source)}
         return handle
 
     def extend(
         self, *, handle: int, direct: bool, drops_cache: bool, length: int, checksums: NDArray[np.uint32] | None
     ) -> None:
         """Make `length` bytes of a file readable."""
-        self._sources = {**self._sources, handle: _Source(self._sources[handle].file, length, checksums)}
+        self._sources = {**self._sources, handle: replace(self._sources[handle], length=length, checksums=checksums)}
 
     def remove(self, handle: int) -> None:
         """Forget a file; batches on their way keep it."""
@@ -143,7 +148,7 @@ class PythonPageReader:
         length: int,
         out: NDArray[np.uint8],
         latency: NDArray[np.float32] | None = None,
-        tally: NDArray[np.int64] | None = None,
+        tally: Tallies | None = None,
     ) -> Fault | None:
         """Fill ``out[i]`` with `length` bytes at ``offsets[i]``, or return the fault that prevented it."""
         if self._pid != os.getpid():
@@ -172,6 +177,7 @@ class PythonPageReader:
         if lost:
             batch.fault = ("range", None, int(batch.order[lost[0]]), 0, 0)
             return
+        _bring_absent(batch)
         runs = list(plan_runs(batch.files, batch.offsets, batch.length))
         if len(runs) < 3:  # waking threads would cost more than it gains
             self._work(batch, iter(runs))
@@ -213,11 +219,10 @@ class PythonPageReader:
         finally:
             self._lanes.put(lane)
         with self._lock:
-            self._counts["reads"] += reads
-            self._counts["pages"] += pages
-            self._counts["bytes"] += count
-            if batch.tally is not None:
-                batch.tally += (reads, pages, count)
+            for name, more in (("reads", reads), ("pages", pages), ("bytes", count)):
+                self._counts[name] += more
+                if batch.tally is not None:
+                    batch.tally[name] += more
 
 
 def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> Iterator[_Run]:
@@ -237,6 +242,20 @@ def plan_runs(files: NDArray[np.int32], offsets: NDArray[np.int64], length: int)
             page += pages
 
 
+def _bring_absent(batch: _Batch) -> None:
+    """Have the extents brought that the requests need and their files lack; mark the others as used."""
+    wanted: list[tuple[PageSource, int]] = []
+    for handle in np.unique(batch.files).tolist():
+        if (source := batch.sources[handle].pages) is not None:
+            first = batch.offsets[batch.files == handle]
+            spans = zip(first // source.extent_bytes, (first + batch.length - 1) // source.extent_bytes, strict=True)
+            needed = np.unique(np.concatenate([np.arange(start, stop + 1) for start, stop in spans]))
+            wanted += [(source, extent) for extent in needed[source.marks[needed] == 0].tolist()]
+            source.marks[needed[source.marks[needed] == 1]] = 2
+    if wanted:
+        wanted[0][0].fetch(wanted)
+
+
 def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
     """Read one run into `lane` and check it; returns the bytes wanted from the file, 0 when the batch has a fault."""
     source = batch.sources[run.handle]
@@ -247,7 +266,7 @@ def _fetch(batch: _Batch, run: _Run, lane: NDArray[np.uint8]) -> int:
     while done < wanted:
         at = done // 512 * 512 if source.file.direct else done  # direct reads resume on a block boundary
         try:
-            got = os.preadv(source.file.fd, [lane[at:whole].data], start + at)
+            got = read_at(source.file.fd, lane[at:whole].data, start + at)
         except OSError as error:
             batch.fault = batch.fault or ("errno", source.file, error.errno or 0, 0, 0)
             return 0

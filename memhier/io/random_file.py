@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.budget import format_bytes
+from memhier.files import OPEN_FLAGS
 
 __all__ = ["random_file"]
 
@@ -35,7 +36,7 @@ def random_file(folder: Path, size: int, seed: int) -> Iterator[Path]:
     # Named before it is made, inside the try: wherever an interrupt strikes, the name is there to be removed.
     file = folder / f".memhier-probe-{uuid.uuid4().hex}"
     try:
-        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | OPEN_FLAGS, 0o600)
         try:
             for _ in range(size // _BLOCK):
                 _write_all(descriptor, bits.random_raw(_BLOCK // 8))

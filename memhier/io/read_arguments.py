@@ -1,22 +1,25 @@
 """The arrays that come into a read and go out of it: checked once, at the border, for both cores."""
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import as_ints
+from memhier.arguments import check_array
 from memhier.io.page_file import PAGE_BYTES
 
-__all__ = ["as_offsets", "check_checksums", "empty_rows"]
+__all__ = ["READ_TALLY", "Tallies", "as_tally", "check_checksums", "empty_rows"]
+
+Tallies: TypeAlias = NDArray[np.void]  # records of counts
+READ_TALLY = np.dtype([(name, np.int64) for name in ("reads", "pages", "bytes")])
+"""I/Os, and the pages and bytes that they read."""
 
 
-def as_offsets(offsets: Any) -> NDArray[np.int64]:
-    """Return offsets as C-contiguous, aligned int64 ``[n]``; a copy unless they are that already."""
-    array = as_ints("offsets", offsets)
-    if array.ndim != 1:
-        raise ValueError(f"offsets: expected shape [n], got {list(array.shape)}")
-    return array
+def as_tally(tally: NDArray[Any]) -> Tallies:
+    """Return a tally, int64 ``[3]`` or a record of `READ_TALLY` ``[1]``, as the record."""
+    numbers = tally.view(np.int64) if getattr(tally, "dtype", None) == READ_TALLY else tally
+    check_array("tally", numbers, np.int64, (3,))
+    return numbers.view(READ_TALLY)
 
 
 def check_checksums(checksums: Any, length: int) -> NDArray[np.uint32] | None:

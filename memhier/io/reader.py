@@ -6,19 +6,22 @@ reads in flight, checks each page as it lands, and copies the ranges into the ca
 
 import os
 import threading
-from types import TracebackType
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memhier import backend
-from memhier.arguments import check_array, check_int
-from memhier.errors import ClosedError, CorruptionError
-from memhier.io.faults import raise_fault
+from memhier.arguments import as_ints, check_array, check_int
+from memhier.closing import Closing
+from memhier.errors import ClosedError
+from memhier.io.faults import Fault, raise_fault
 from memhier.io.page_file import PAGE_BYTES, PageFile
+from memhier.io.page_source import PageSource
 from memhier.io.python_reader import PythonPageReader
-from memhier.io.read_arguments import as_offsets, check_checksums, empty_rows
+from memhier.io.read_arguments import as_tally, check_checksums, empty_rows
 from memhier.shield import shielded
 
 if TYPE_CHECKING:
@@ -28,9 +31,12 @@ __all__ = ["PAGE_BYTES", "Reader"]
 
 ENGINES = ("uring", "aio", "threads", "python")
 DEPTH_MAX = 4096
+_LENGTH = "bytes, or None for the whole file"
+REPAIRS = 16
+"""How often a call begins again since pages of a source were damaged: a small cache may lose them to others."""
 
 
-class Reader:
+class Reader(Closing):
     """Reads batches of byte ranges from files, page by page, with checksums.
 
     Safe to use from many threads at a time, and in a child after a fork. Requests may repeat, overlap and come in any
@@ -57,6 +63,7 @@ class Reader:
     Examples
     --------
     >>> import tempfile
+    >>> from memhier import Reader
     >>> file = tempfile.NamedTemporaryFile()
     >>> _ = file.write(bytes(range(256)) * 64), file.flush()
     >>> with Reader() as reader:
@@ -72,6 +79,7 @@ class Reader:
         self._direct = direct
         self._core = _make_core(engine, depth)
         self._files: dict[int, PageFile] = {}
+        self._page_sources: WeakKeyDictionary[PageFile, PageSource] = WeakKeyDictionary()
         self._lengths: NDArray[np.int64] = np.full(8, -1, np.int64)  # by handle; -1 where there is no file
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -109,7 +117,11 @@ class Reader:
 
     @shielded
     def add(
-        self, path: str | os.PathLike[str], length: int | None = None, checksums: NDArray[np.uint32] | None = None
+        self,
+        path: str | os.PathLike[str],
+        length: int | None = None,
+        checksums: NDArray[np.uint32] | None = None,
+        source: PageSource | None = None,
     ) -> int:
         """Open a file for reading.
 
@@ -122,6 +134,8 @@ class Reader:
         checksums
             uint32 ``[ceil(length / 4096)]``: the CRC32C of each page, the last one padded with zeros. Pages are checked
             against them as they are read. Kept by reference, not copied. None reads unchecked.
+        source
+            Brings extents that the file does not hold yet, before they are read. Needs `checksums`.
 
         Returns
         -------
@@ -136,8 +150,14 @@ class Reader:
             When the file cannot be opened, or cannot be read directly where ``direct=True`` insists on it.
         """
         self._check_open()
+        if length is not None:
+            length = check_int("length", length, 0, unit=_LENGTH)
+        if source is not None and checksums is None:
+            raise ValueError("source: needs checksums, which tell the pages that are there")
         file = PageFile(path, self._direct)
-        length = self._check_length(file, length)
+        if length is None:
+            length = file.size()
+        file.check_holds(length)
         checksums = check_checksums(checksums, length)
         with self._guard():
             handle = self._core.add(
@@ -147,10 +167,13 @@ class Reader:
                 length=length,
                 checksums=checksums,
                 file=file,
+                source=source,
             )
             if handle >= len(self._lengths):
                 self._lengths = np.concatenate([self._lengths, np.full(len(self._lengths), -1, np.int64)])
             self._files[handle] = file
+            if source is not None:
+                self._page_sources[file] = source
             self._lengths[handle] = length
         return handle
 
@@ -169,12 +192,13 @@ class Reader:
         """
         self._check_open()
         page_file = self._page_file(file)
-        length = self._check_length(page_file, length)
+        length = check_int("length", length, 0, unit=_LENGTH)
         if length < self._lengths[file]:
             raise ValueError(
                 f"length={length}: the file already has {int(self._lengths[file])} committed bytes; expected no fewer"
             )
         checksums = check_checksums(checksums, length)
+        page_file.check_holds(length)
         page_file.settle()
         with self._guard():
             self._core.extend(
@@ -206,7 +230,7 @@ class Reader:
         length: int,
         out: NDArray[np.uint8] | None = None,
         latency: NDArray[np.float32] | None = None,
-        tally: NDArray[np.int64] | None = None,
+        tally: NDArray[Any] | None = None,
     ) -> NDArray[np.uint8]:
         """Read `length` bytes at each offset.
 
@@ -225,7 +249,8 @@ class Reader:
         latency
             float32 ``[n]`` to fill with the seconds from submission to completion of the I/O that served each request.
         tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read by this call are added.
+            int64 ``[3]``, or a record of `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and
+            bytes read by this call are added.
 
         Returns
         -------
@@ -244,22 +269,45 @@ class Reader:
         if self._closed:
             raise ClosedError("read from a closed reader")
         length = check_int("length", length, 1, unit="bytes")
-        offsets = as_offsets(offsets)
+        offsets = as_ints("offsets", offsets)
+        if offsets.ndim != 1:
+            raise ValueError(f"offsets: expected shape [n], got {list(offsets.shape)}")
         count = len(offsets)
-        files = self._check_ranges(file, offsets, length)
+        if isinstance(file, np.ndarray) and file.ndim:
+            self._check_ranges(file, offsets, length)
+        else:
+            file = check_int("file", file, -(2**63))
+            if file not in self._files:
+                self._page_file(file)
+            if count and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[file] - length):
+                wrong = (offsets < 0) | (offsets > self._lengths[file] - length)
+                self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
         if out is None:
             out = empty_rows(count, length)
         else:
             check_array("out", out, np.uint8, (count, length))
         if latency is not None:
             check_array("latency", latency, np.float32, (count,))
-        if tally is not None:
-            check_array("tally", tally, np.int64, (3,))
+        sums = None if tally is None else as_tally(tally)
         if count:
-            fault = self._core.read(files=files, offsets=offsets, length=length, out=out, latency=latency, tally=tally)
-            if fault is not None:
-                raise_fault(fault, self.engine)
+            self.run(
+                lambda: self._core.read(
+                    files=file, offsets=offsets, length=length, out=out, latency=latency, tally=sums
+                )
+            )
         return out
+
+    def run(self, call: Callable[[], Fault | None]) -> None:
+        """Make a call of the core; make it again where it met a damaged page that its source can bring once more."""
+        for repairs in range(REPAIRS + 1):
+            fault = call()
+            if fault is None:
+                return
+            kind, file, page, *_ = fault
+            source = self._page_sources.get(file) if isinstance(file, PageFile) else None
+            if source is None or kind not in ("checksum", "short") or repairs == REPAIRS:
+                raise_fault(fault, self.engine)
+            source.forget(page if kind == "checksum" else page // PAGE_BYTES)
 
     def stats(self) -> dict[str, Any]:
         """Return counts of the work so far, as plain numbers.
@@ -291,11 +339,6 @@ class Reader:
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"{len(self._files)} files"
         return f"<Reader engine={self.engine!r} {state}>"
@@ -315,37 +358,17 @@ class Reader:
             raise ValueError(f"file={handle!r}: expected a handle from add() that was not removed")
         return file
 
-    def _check_length(self, file: PageFile, length: int | None) -> int:
-        size = file.size()
-        if length is None:
-            return size
-        length = check_int("length", length, 0, unit="bytes, or None for the whole file")
-        if size < length:
-            raise CorruptionError(f"{file.path}: the file has {size:,} bytes, but {length:,} were committed")
-        return length
-
-    def _check_ranges(
-        self, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int
-    ) -> int | NDArray[np.int32]:
-        """Return `file` as the core takes it; refuse ranges that leave their file."""
-        if isinstance(file, np.ndarray) and file.ndim:
-            check_array("file", file, np.int32, offsets.shape, writable=False)
-            if not len(file):
-                return file
-            if int(file.min()) < 0 or int(file.max()) >= len(self._lengths):
-                index = int(np.flatnonzero((file < 0) | (file >= len(self._lengths)))[0])
-                raise ValueError(f"file[{index}]={int(file[index])}: expected a handle from add()")
-            ends = self._lengths[file] - length
-            wrong = (offsets < 0) | (offsets > ends)
-            if wrong.any():
-                self._refuse(int(np.flatnonzero(wrong)[0]), file, offsets, length)
-            return file
-        handle = check_int("file", file, -(2**63))
-        self._page_file(handle)
-        if len(offsets) and (int(offsets.min()) < 0 or int(offsets.max()) > self._lengths[handle] - length):
-            wrong = (offsets < 0) | (offsets > self._lengths[handle] - length)
-            self._refuse(int(np.flatnonzero(wrong)[0]), handle, offsets, length)
-        return handle
+    def _check_ranges(self, files: NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
+        """Refuse handles that are none, and ranges that leave their file."""
+        check_array("file", files, np.int32, offsets.shape, writable=False)
+        if not len(files):
+            return
+        if int(files.min()) < 0 or int(files.max()) >= len(self._lengths):
+            index = int(np.flatnonzero((files < 0) | (files >= len(self._lengths)))[0])
+            raise ValueError(f"file[{index}]={int(files[index])}: expected a handle from add()")
+        wrong = (offsets < 0) | (offsets > self._lengths[files] - length)
+        if wrong.any():
+            self._refuse(int(np.flatnonzero(wrong)[0]), files, offsets, length)
 
     def _refuse(self, index: int, file: int | NDArray[np.int32], offsets: NDArray[np.int64], length: int) -> None:
         handle = file if isinstance(file, int) else int(file[index])

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from memhier.errors import CorruptionError
+from memhier.log.index import Live
 from memhier.log.log import Ints, Log
 from memhier.log.parts import DELETED, ENTRY, Part
 from memhier.log.replay import Block
@@ -35,7 +36,7 @@ _LATER_PARTS = 64  # may wait to be rewritten: each has a file open
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class Move:
     """Records that were read from a part to be moved; or keys that it deletes, with nothing else."""
 
     keys: Ints
@@ -49,8 +50,8 @@ class _Rewriting:
     """A part that is being rewritten in the background."""
 
     part: Part
-    steps: Generator[Step, None, None]
-    waiting: Step | None = None  # read last, until a transaction takes it
+    steps: Generator[Move, None, None]
+    waiting: Move | None = None  # read last, until a transaction takes it
 
 
 class Compactor:
@@ -78,7 +79,7 @@ class Compactor:
         self._stepping = threading.Lock()  # held through a step of the background, on any thread
         self._rewriting: _Rewriting | None = None
         self._unreadable: set[int] = set()  # numbers of parts
-        self.debt = 0.0
+        self.debt: float = 0.0
         self._later = False
         self.due: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "compact") if compact_below else None
@@ -106,14 +107,14 @@ class Compactor:
         """
         with self._group.lock:
             owes = self._thread is not None and not self._later
-            before = self._log.live_bytes_locked() if owes else 0
+            before = self._log.live_by_slot_locked().bytes if owes else 0
             yield
-            if owes:
-                died = before + added - self._log.live_bytes_locked()
-                self.debt += died * self._below / (1 - self._below)
+            live = self._log.live_by_slot_locked() if owes else None
+            if live is not None:
+                self.debt += (before + added - live.bytes) * self._below / (1 - self._below)
             if self._thread is None or not (self.job is None or self.job.done()):
                 return
-            if self._rewriting or self._parts_to_rewrite_locked():
+            if self._rewriting or self._parts_to_rewrite_locked(live):
                 self.job = self._thread.submit(self.run)
 
     def run(self) -> None:
@@ -151,7 +152,7 @@ class Compactor:
             if len(self._parts_to_rewrite_locked()) > _LATER_PARTS:
                 return True
             size = sum(part.size for part in self._log.all_parts())
-            return size > 2 * int(self._log.live_by_slot()[1].sum())
+            return size > 2 * int(self._log.live_by_slot_locked().sizes.sum())
 
     def _step(self) -> bool:
         """Take the background a step further, unless there is no transaction; return whether there was one to take."""
@@ -196,12 +197,12 @@ class Compactor:
                         self._unreadable.add(part.number)  # not even opened
         return self._rewriting
 
-    def _parts_to_rewrite_locked(self) -> list[Part]:
-        """Return the parts that the background has to rewrite, the oldest first."""
+    def _parts_to_rewrite_locked(self, live: Live | None = None) -> list[Part]:
+        """Return the parts that the background has to rewrite, the oldest first; `live` is counted if it is None."""
         if self._later:
             due = self.due - self._unreadable
             return [part for part in self._log.parts.values() if part.number in due]
-        return self._sparse_parts_locked(self._below)
+        return self._sparse_parts_locked(self._below, live)
 
     # Left for later.
 
@@ -247,7 +248,7 @@ class Compactor:
         """Rewrite the committed part with the smallest live share; return the bytes that the next commit gives back."""
         with self._group.lock:
             self._log.begin()
-            records, sizes = self._log.live_by_slot()
+            records, sizes = self._log.live_by_slot_locked()
             best, least = None, 0.95
             for part in self._log.parts.values():
                 live = int(sizes[part.slot]) + int(records[part.slot]) * ENTRY.itemsize
@@ -275,16 +276,16 @@ class Compactor:
             self.take_locked(part, step)
         self._log.drop_locked(part)
 
-    def _sparse_parts_locked(self, live_below: float) -> list[Part]:
+    def _sparse_parts_locked(self, live_below: float, live: Live | None = None) -> list[Part]:
         """Return the committed parts with a live share below `live_below`, the oldest first."""
-        records, sizes = self._log.live_by_slot()
+        records, sizes = live or self._log.live_by_slot_locked()
         sparse: list[Part] = []
         for older, part in enumerate(self._log.parts.values()):
             # A deletion is needed as long as an older part may hold its record.
             needed = part.deletions if len(sparse) < older else 0
-            live = sizes[part.slot] + (records[part.slot] + needed) * ENTRY.itemsize
+            kept = sizes[part.slot] + (records[part.slot] + needed) * ENTRY.itemsize
             readable = part.number not in self._unreadable
-            if readable and live < live_below * (part.size + part.entries * ENTRY.itemsize):
+            if readable and kept < live_below * (part.size + part.entries * ENTRY.itemsize):
                 sparse.append(part)
         return sparse
 
@@ -307,7 +308,7 @@ class Compactor:
 
     def _most_dead_locked(self) -> tuple[Part | None, int]:
         """Return the part of the open transaction, but for the last, with most dead bytes, and how many."""
-        records, sizes = self._log.live_by_slot()
+        records, sizes = self._log.live_by_slot_locked()
         found: tuple[Part | None, int] = (None, 0)
         for opened in self._log.fresh[:-1]:
             part = opened.part
@@ -320,7 +321,7 @@ class Compactor:
 
     # The steps of both ways.
 
-    def steps(self, part: Part) -> Generator[Step, None, None]:
+    def steps(self, part: Part) -> Generator[Move, None, None]:
         """Return the records and deletions of a part that may have to be kept, a step at a time; needs no lock."""
         log = self._log
         opened = log.opened(part)
@@ -329,7 +330,7 @@ class Compactor:
         is_oldest = part.slot == next(iter(log.parts))
         return self._read_steps(part, log.entries.committed(part, _ENTRIES_BLOCK), is_oldest)
 
-    def _read_steps(self, part: Part, blocks: Iterator[Block], is_oldest: bool) -> Generator[Step, None, None]:
+    def _read_steps(self, part: Part, blocks: Iterator[Block], is_oldest: bool) -> Generator[Move, None, None]:
         for entries, offsets, _ in blocks:
             has_record = entries["length"] != DELETED
             keys = entries["key"].astype(np.int64)
@@ -345,13 +346,13 @@ class Compactor:
                 records = self._log.fetch_part(part, offsets[some], lengths[some])
                 if records is None:
                     return
-                yield Step(kept[some], offsets[some], lengths[some], records)
+                yield Move(kept[some], offsets[some], lengths[some], records)
                 start = some.stop
             if not is_oldest and not has_record.all():
                 none = np.empty(0, np.int64)
-                yield Step(keys[~has_record], none, none)
+                yield Move(keys[~has_record], none, none)
 
-    def take_locked(self, part: Part, step: Step) -> int:
+    def take_locked(self, part: Part, step: Move) -> int:
         """Append the live records of a step, or the deletions that still count; return the bytes."""
         log = self._log
         if step.records is None:

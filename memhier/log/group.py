@@ -7,7 +7,7 @@ from typing import Protocol
 
 from memhier.errors import ClosedError
 from memhier.store.segments import FullError
-from memhier.store.store import Store
+from memhier.store.store import SegmentInfo, Store
 from memhier.store.transaction import Transaction
 from memhier.store.way_back import keep_way_back
 
@@ -21,7 +21,7 @@ class GroupedLog(Protocol):
     def give_locked(self) -> int: ...
     def seal_locked(self) -> None: ...
     def catalog_entry_locked(self) -> tuple[str, bytes]: ...
-    def adopt_locked(self) -> None: ...
+    def adopt_locked(self, segments: Mapping[str, SegmentInfo]) -> None: ...
 
 
 class GroupedCompactor(Protocol):
@@ -44,7 +44,7 @@ class TransactionGroup:
     """
 
     def __init__(self, store: Store) -> None:
-        self.lock = threading.RLock()
+        self.lock: threading.RLock = threading.RLock()
         self.failure: BaseException | None = None
         self._store = store
         self._tx: Transaction | None = None
@@ -126,22 +126,26 @@ class TransactionGroup:
             compactor.pay()
         with self.lock:
             self.begin()
-            for log, compactor in self._members:
+            for log, _ in self._members:
                 log.check_open()
+            for _, compactor in self._members:
                 compactor.merge_locked()
             if waits:
                 self._reserve_locked(values)
             with self.failing() as tx:
-                for key, value in values.items():
-                    tx.put(key, value)
                 for log, _ in self._members:
                     log.seal_locked()
-                    tx.put(*log.catalog_entry_locked())
+                changes = dict(values)
+                for log, _ in self._members:
+                    key, changes[key] = log.catalog_entry_locked()
+                tx.put_all(changes)
                 if way_back:
                     keep_way_back(tx, self._store, further)
                 generation = tx.commit()
-                for log, compactor in self._members:
-                    log.adopt_locked()
+                segments = self._store.segments()
+                for log, _ in self._members:
+                    log.adopt_locked(segments)
+                for _, compactor in self._members:
                     compactor.plan_locked()
             self._tx = None
         return generation

@@ -1,7 +1,7 @@
 """The index of a log, in DRAM of fixed size: the newest record of each key."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,12 +9,25 @@ from numpy.typing import NDArray
 from memhier.arguments import check_range
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
-from memhier.log.parts import slot_of
+from memhier.log.parts import ENTRY
 
-__all__ = ["LogIndex"]
+__all__ = ["Live", "LogIndex", "offset_of", "place", "slot_of"]
 
 Ints = NDArray[np.int64]
 _BLOCK = 2**16
+_OFFSET_BITS = 44
+
+
+class Live(NamedTuple):
+    """How many records, and bytes of records, are the newest of their key, by slot of the part table."""
+
+    records: Ints
+    sizes: Ints
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of these records, with their entries."""
+        return int(self.sizes.sum() + self.records.sum() * ENTRY.itemsize)
 
 
 class LogIndex:
@@ -125,13 +138,13 @@ class LogIndex:
             if len(slots):
                 yield self._slots.keys_of(slots)
 
-    def live(self, parts: int) -> tuple[Ints, Ints]:
-        """Return how many records, and bytes of records, are the newest of their key, by slot of the part table."""
+    def live(self, parts: int) -> Live:
+        """Return the records that are the newest of their key, of so many slots of the part table."""
         found = np.zeros((2, parts), np.int64)
         for counts, kept in zip(found, (self._live, self._live_bytes), strict=True):
             known = kept[:parts]
             counts[: len(known)] = known
-        return found[0], found[1]
+        return Live(found[0], found[1])
 
     def _grow(self, key_space: int) -> None:
         """Keep a place for more possible keys."""
@@ -159,6 +172,21 @@ class LogIndex:
             self._live_bytes += sign * np.bincount(slot_of(places), lengths, len(counts)).astype(np.int64)
 
 
+def place(slot: int, offsets: Ints) -> Ints:
+    """Return the slot of a part and offsets in it as one number each, never negative."""
+    return offsets + (slot << _OFFSET_BITS)
+
+
+def slot_of(places: Ints) -> Ints:
+    """Return the slots of the parts of places."""
+    return places >> _OFFSET_BITS
+
+
+def offset_of(places: Ints) -> Ints:
+    """Return the offsets of places in their parts."""
+    return places & ((1 << _OFFSET_BITS) - 1)
+
+
 class _EveryKey:
     """A map in which each possible key has a slot: its own number."""
 
@@ -171,7 +199,9 @@ class _EveryKey:
         return np.where((keys >= 0) & (keys < self.capacity), keys, -1)
 
     def insert(self, keys: Ints) -> Ints:
-        check_range("keys", keys, self.capacity, f"0 to {self.capacity - 1}, as key_space says")
+        # A negative key is a large one here.
+        if len(keys) and keys.view(np.uint64).max() >= self.capacity:
+            check_range("keys", keys, self.capacity, f"0 to {self.capacity - 1}, as key_space says")
         return keys
 
     def erase(self, keys: Ints) -> Ints:

@@ -6,7 +6,7 @@ entries, newest first, so that it never holds more keys than are alive.
 
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
@@ -17,30 +17,18 @@ from numpy.typing import NDArray
 from memhier.arguments import as_ints, check_int, check_number
 from memhier.errors import BudgetError, ClosedError, FormatError
 from memhier.log.group import TransactionGroup
-from memhier.log.index import LogIndex
-from memhier.log.parts import (
-    DELETED,
-    ENTRY,
-    LARGE_BYTES,
-    LogRecord,
-    Part,
-    PartTable,
-    lay_out,
-    offset_of,
-    place,
-    record_size,
-    slot_of,
-)
+from memhier.log.index import Live, LogIndex, offset_of, place, slot_of
+from memhier.log.parts import DELETED, ENTRY, LARGE_BYTES, LogRecord, Part, PartTable, lay_out, record_size
 from memhier.log.replay import EntryReader, committed_record, replay
 from memhier.log.tail import BLOCK_BYTES, LogTail, OpenPart
-from memhier.store.segments import PAGE_BYTES, FullError
-from memhier.store.store import Store
+from memhier.store.segments import PAGE_BYTES
+from memhier.store.store import SegmentInfo, Store
 from memhier.store.transaction import Transaction
 
 if TYPE_CHECKING:
     from memhier.io.reader import Reader
 
-__all__ = ["Bytes", "Flags", "Found", "Ints", "Log", "LogOptions", "RecordFormat"]
+__all__ = ["Bytes", "Flags", "FoundRecords", "Ints", "Log", "LogOptions", "RecordFormat"]
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
@@ -80,7 +68,6 @@ class LogOptions:
     """The options of a log that do not depend on its records; see `RowLog`."""
 
     capacity: int
-    direct: bool = False
     compact_below: float = 0
     key_space: int | None = None
     grows: bool = False
@@ -92,7 +79,7 @@ class LogOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRecords:
     """The records of keys.
 
     Attributes
@@ -130,7 +117,7 @@ class Log:
         Held while index, table, parts and tail change together, and while they are read.
     patient
         Whether a full disk is waited out: an append or a commit that finds no room raises `FullError`, has changed
-        nothing that counts, and may be made again. Not for logs that write past the page cache.
+        nothing that counts, and may be made again.
     part_bytes
         Bytes of records in a part, about; None for the most that there may be. Small parts give space back in small
         steps.
@@ -154,16 +141,15 @@ class Log:
         self.reader = reader
         self.format = record_format
         self.group = group
-        self.value_key = f"log/{name}"
+        self.value_key: str = f"log/{name}"
         record = self._read_record(options.capacity)
-        self._direct = options.direct
         self._following = record.following
-        self.index = LogIndex(options.capacity, record.record_bytes or None, options.key_space, options.grows)
-        self.table = PartTable()
+        self.index: LogIndex = LogIndex(options.capacity, record.record_bytes or None, options.key_space, options.grows)
+        self.table: PartTable = PartTable()
         self.parts: dict[int, Part] = {}
         self.fresh: list[OpenPart] = []
-        self.tail = LogTail()
-        self.lock = threading.Lock()
+        self.tail: LogTail = LogTail()
+        self.lock: threading.Lock = threading.Lock()
         self.patient = False
         self.part_bytes: int | None = None
         self._reads = 0
@@ -171,7 +157,7 @@ class Log:
         self._closed = False
         self._appended_bytes = 0
         self._written_bytes = 0
-        self.entries = EntryReader(store, name, reader, record_format.per_page)
+        self.entries: EntryReader = EntryReader(store, name, reader, record_format.per_page)
         try:
             self.parts = replay(self.entries, record, self.index, self.table)
         except BaseException:
@@ -202,11 +188,6 @@ class Log:
     def memory_bytes(self) -> int:
         """DRAM held by index, table and tail, in bytes."""
         return self.index.memory_bytes + self.table.memory_bytes + self.tail.buffer.nbytes
-
-    @property
-    def waits(self) -> bool:
-        """Whether a commit of it takes the room on disk first."""
-        return self.patient and not self._direct
 
     @property
     def is_closed(self) -> bool:
@@ -258,7 +239,7 @@ class Log:
             for handle in retired:
                 self.reader.remove(handle)
 
-    def find(self, keys: Ints) -> Found:
+    def find(self, keys: Ints) -> FoundRecords:
         """Return the records of keys, to be read from their files under `reading`."""
         with self.lock:
             places, lengths = self.index.places(keys), self.index.lengths(keys)
@@ -266,7 +247,7 @@ class Log:
             slots, offsets = slot_of(places), offset_of(places)
             in_tail = there & self._in_tail_locked(slots, offsets)
             copied = self.format.copy(self.tail, offsets[in_tail], lengths[in_tail]) if in_tail.any() else None
-            return Found(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
+            return FoundRecords(there, in_tail, copied, self.table.handles[slots], offsets, lengths)
 
     def contains(self, keys: Ints) -> Flags:
         """Return whether each key has a record."""
@@ -302,19 +283,14 @@ class Log:
         """Return the parts as the next commit would leave them, in the order of writing."""
         return [*self.parts.values(), *(opened.part for opened in self.fresh)]
 
-    def live_by_slot(self) -> tuple[Ints, Ints]:
-        """Return how many records, and bytes of records, are the newest of their key, by slot of the parts."""
+    def live_by_slot_locked(self) -> Live:
+        """Return the records that are the newest of their key; with `lock` or the group's lock held."""
         return self.index.live(len(self.table.handles))
-
-    def live_bytes_locked(self) -> int:
-        """Bytes of the newest records of all keys, with their entries; with `lock` or the group's lock held."""
-        records, sizes = self.live_by_slot()
-        return int(sizes.sum() + records.sum() * ENTRY.itemsize)
 
     def stats(self) -> dict[str, int | float]:
         """Return plain numbers; see `RecordLog.stats`."""
         with self.lock:
-            parts, live = self.all_parts(), int(self.live_by_slot()[1].sum())
+            parts, live = self.all_parts(), int(self.live_by_slot_locked().sizes.sum())
             return {
                 "records": len(self.index),
                 "capacity": self.index.capacity,
@@ -394,12 +370,12 @@ class Log:
                 offsets, end = lay_out(opened.part.end, lengths[start:stop], self.format.per_page)
                 block = self.format.block(records, start, stop, offsets)
                 add = opened.append_large if barrier == start else opened.append
-                before = opened.part.bytes
+                padded = end - opened.part.end
                 add(block, int(offsets[0]), end)
                 entries = np.empty(stop - start, ENTRY)
                 entries["key"], entries["length"] = keys[start:stop], lengths[start:stop]
                 opened.enter(entries)
-                self._written_bytes += opened.part.bytes - before
+                self._written_bytes += padded + entries.nbytes
                 self.index.point(slots[start:stop], place(opened.part.slot, offsets), lengths[start:stop])
             start = stop
 
@@ -444,15 +420,9 @@ class Log:
             return self.fresh[-1]
         if self.fresh:
             self.fresh[-1].seal()
-        part, patient = Part(self._following, self.table.take()), self.waits
-        names = part.segments(self.name)
+        part = Part(self._following, self.table.take())
         try:
-            records = tx.segment(names[0], direct=self._direct, patient=patient)
-            try:
-                entries = tx.segment(names[1], patient=patient)
-            except FullError:
-                tx.discard(names[0])
-                raise
+            records, entries = tx.segments(part.segments(self.name), patient=self.patient)
         except BaseException:
             self.table.give_back(part.slot)
             raise
@@ -482,13 +452,12 @@ class Log:
         record = LogRecord(self.format.record_bytes, len(self.index), self._following, described)
         return self.value_key, record.encode()
 
-    def adopt_locked(self) -> None:
+    def adopt_locked(self, segments: Mapping[str, SegmentInfo]) -> None:
         """Count the parts of the transaction as committed, and let the store's copy of their checksums serve."""
-        segments = self.store.segments()
         with self.lock:
             for opened in self.fresh:
                 part = opened.part
-                info = segments[part.segments(self.name)[0]]
+                info = segments[opened.name]
                 self.reader.extend(int(self.table.handles[part.slot]), info.length, info.checksums)
                 self.parts[part.slot] = part
             self.fresh.clear()

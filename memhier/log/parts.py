@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 from memhier.store.segments import PAGE_BYTES
 
 __all__ = [
-    "DELETED", "ENTRY", "LARGE_BYTES", "LogRecord", "Part", "PartTable", "lay_out", "offset_of", "page_after", "place",
-    "record_size",
-    "slot_of",
+    "DELETED", "ENTRY", "LARGE_BYTES", "LogRecord", "Part", "PartTable", "lay_out", "page_after", "record_size",
 ]  # fmt: skip
 
 Ints = NDArray[np.int64]
@@ -29,7 +27,6 @@ LARGE_BYTES = 2**16
 
 _HEAD = struct.Struct("<QQQQ")  # bytes per record (0: they differ), live records, number of the next part, parts
 _PART = struct.Struct("<QQQQ")  # number, entries, deletions among them, bytes of records
-_OFFSET_BITS = 44
 
 
 @dataclass(slots=True)
@@ -136,21 +133,6 @@ def lay_out(end: int, lengths: Ints, per_page: int | None) -> tuple[Ints, int]:
 def page_after(offset: int) -> int:
     """Return the page boundary at or after an offset."""
     return -(-offset // PAGE_BYTES) * PAGE_BYTES
-
-
-def place(slot: int, offsets: Ints) -> Ints:
-    """Return the slot of a part and offsets in it as one number each, never negative."""
-    return offsets + (slot << _OFFSET_BITS)
-
-
-def slot_of(places: Ints) -> Ints:
-    """Return the slots of the parts of places."""
-    return places >> _OFFSET_BITS
-
-
-def offset_of(places: Ints) -> Ints:
-    """Return the offsets of places in their parts."""
-    return places & ((1 << _OFFSET_BITS) - 1)
 
 
 class PartTable:

@@ -59,7 +59,7 @@ class RecordLog(Closing):
 
     @property
     def patient(self) -> bool:
-        """Whether a full disk is waited out; see `Log.patient`."""
+        """Whether a call that finds the disk full raises `OSError` and may be made again; False by default."""
         return self.log.patient
 
     @patient.setter
@@ -180,7 +180,7 @@ class RecordLog(Closing):
         if self.leader is not None:
             raise ValueError(f"log {self.log.name!r} was opened beside {self.leader!r}: commit that one")
         changes = self.check_values(values)
-        return self.log.group.commit(changes, self.log.waits, self.way_back, self.way_back_further)
+        return self.log.group.commit(changes, self.log.patient, self.way_back, self.way_back_further)
 
     @shielded
     def compact(self, live_below: float = 0.5) -> int:
@@ -240,7 +240,7 @@ class RecordLog(Closing):
     def live_bytes(self) -> int:
         """Bytes of the newest records of all keys, with their entries."""
         with self.log.lock:
-            return self.log.live_bytes_locked()
+            return self.log.live_by_slot_locked().bytes
 
     def bytes_above(self, share: float) -> int:
         """Return by how much the next commit would hold more than the live bytes over a share, and one part."""

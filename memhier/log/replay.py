@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from memhier.cache.slots import SlotMap
 from memhier.errors import ClosedError, CorruptionError
-from memhier.log.index import LogIndex
-from memhier.log.parts import DELETED, ENTRY, LogRecord, Part, PartTable, lay_out, page_after, place
+from memhier.log.index import LogIndex, place
+from memhier.log.parts import DELETED, ENTRY, LogRecord, Part, PartTable, lay_out, page_after
 from memhier.store.store import Store
 
 if TYPE_CHECKING:

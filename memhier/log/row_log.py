@@ -81,8 +81,6 @@ class RowLog(RecordLog):
     key_space
         Says that all keys are 0 to ``key_space - 1``. If 8 bytes of DRAM for each possible key are less than 36 for
         each of `capacity`, they take their place, and `capacity` is no limit.
-    direct
-        Write rows past the page cache, by a thread: for many megabytes a commit that are not read back soon.
     grows
         Whether a larger key doubles `key_space`, and with it the DRAM taken for places.
     beside
@@ -100,9 +98,10 @@ class RowLog(RecordLog):
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.io.reader import Reader
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import Reader, RowLog, Store
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> with Store.create(place, kind="example") as store, Reader() as reader:
     ...     with RowLog(store, "table", row_bytes=4, reader=reader, capacity=100) as log:
     ...         log.append([7, -1, 7], np.array([[1], [2], [3]], "<i4").view(np.uint8))
@@ -120,14 +119,13 @@ class RowLog(RecordLog):
         reader: "Reader",
         capacity: int,
         *,
-        direct: bool = False,
         compact_below: float = 0,
         key_space: int | None = None,
         grows: bool = False,
         beside: RecordLog | None = None,
     ) -> None:
-        self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
-        options = LogOptions(capacity, direct, compact_below, key_space, grows)
+        self.row_bytes: int = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
+        options = LogOptions(capacity, compact_below, key_space, grows)
         super().__init__(store, name, reader, RowFormat(row_bytes, rows_per_page(row_bytes)), options, beside)
 
     @shielded

@@ -75,7 +75,7 @@ class Samples(RecordLog):
         Most distinct keys at a time, 1 to 2**31 - 1: 40 bytes of DRAM are taken at once for each.
     key_space
         As in :class:`~memhier.log.row_log.RowLog`, but for 12 bytes.
-    compact_below, direct, grows, beside
+    compact_below, grows, beside
         As in :class:`~memhier.log.row_log.RowLog`.
 
     Raises
@@ -89,9 +89,9 @@ class Samples(RecordLog):
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.io.reader import Reader
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> from memhier import Reader, Samples, Store
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> with Store.create(place, kind="example") as store, Reader() as reader:
     ...     with Samples(store, "texts", reader=reader, capacity=100) as samples:
     ...         samples.put([3, 4], [b"three", b""])
@@ -107,13 +107,12 @@ class Samples(RecordLog):
         reader: "Reader",
         capacity: int,
         *,
-        direct: bool = False,
         compact_below: float = 0,
         key_space: int | None = None,
         grows: bool = False,
         beside: RecordLog | None = None,
     ) -> None:
-        options = LogOptions(capacity, direct, compact_below, key_space, grows)
+        options = LogOptions(capacity, compact_below, key_space, grows)
         super().__init__(store, name, reader, SampleFormat(), options, beside)
 
     @shielded

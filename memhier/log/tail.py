@@ -22,8 +22,8 @@ class LogTail:
 
     def __init__(self) -> None:
         self.buffer: NDArray[np.uint8] = np.empty(_TAIL_BYTES, np.uint8)
-        self.start = 0
-        self.filled = 0
+        self.start: int = 0
+        self.filled: int = 0
 
     def reset(self, start: int) -> None:
         """Begin anew at an offset."""
@@ -53,6 +53,11 @@ class OpenPart:
     Every record below `LARGE_BYTES` is readable from the tail or from the file: the tail keeps the bytes that the file
     lacks, and the `LARGE_BYTES` before them, in which a record that reaches across may begin. `make_readable` writes
     larger records, and those before them, when they are read: few are before the commit.
+
+    Attributes
+    ----------
+    name
+        Of the segment of records.
     """
 
     def __init__(
@@ -65,6 +70,7 @@ class OpenPart:
         table: PartTable,
     ) -> None:
         self.part = part
+        self.name = records.name
         self._records = records
         self._entries = entries
         self._tail = tail

@@ -1,4 +1,4 @@
-"""What reads cost on a device: from its measured profile, or from the stated figures of a class of devices.
+"""The cost of reads on a device: from its measured profile, or from the stated figures of a class of devices.
 
 The model has three figures for a device: reads per second at each queue depth, and sequential bandwidth. A batch of n
 page reads keeps ``min(n, depth)`` of them in flight, so it takes n / rate(that depth), and no less than its bytes take
@@ -15,18 +15,18 @@ import numpy.typing as npt
 from memhier.arguments import check_int
 from memhier.errors import FormatError
 from memhier.io.device_profile import DeviceProfile
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["CostModel", "Forecast"]
 
 Floats = npt.NDArray[np.float64]
 
-_PAGE = 4096
 _DEPTH = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a sequence of steps is predicted to take.
+    """The predicted times of a sequence of steps.
 
     Attributes
     ----------
@@ -68,6 +68,7 @@ class CostModel:
 
     Examples
     --------
+    >>> from memhier import CostModel
     >>> disk = CostModel.of("sata-ssd")
     >>> round(disk.reads_per_s(32)), f"{disk.batch_s(1000):.4f}"
     (98000, '0.0102')
@@ -129,7 +130,7 @@ class CostModel:
     def reads_per_s(self, depth: npt.ArrayLike) -> float | Floats:
         """Return page reads per second with `depth` reads in flight: a number, or float64 of the shape of `depth`.
 
-        Between the known depths the rate follows a straight line in logarithms; outside it is the nearest one's.
+        Between the known depths the rate follows a straight line in logarithms; outside, the nearest depth counts.
         """
         wanted = np.log(np.maximum(np.asarray(depth, np.float64), 1.0))
         rate = np.exp(np.interp(wanted, np.log(self.depths), np.log(self.iops)))
@@ -140,7 +141,7 @@ class CostModel:
         return _check_depth(depth) / float(self.reads_per_s(depth))
 
     def batch_s(
-        self, reads: npt.ArrayLike, *, depth: int = _DEPTH, read_bytes: npt.ArrayLike = _PAGE
+        self, reads: npt.ArrayLike, *, depth: int = _DEPTH, read_bytes: npt.ArrayLike = PAGE_BYTES
     ) -> float | Floats:
         """Return the seconds that a batch of page reads takes.
 
@@ -183,7 +184,7 @@ class CostModel:
         ahead: int,
         written_bytes: npt.ArrayLike = 0,
         depth: int = _DEPTH,
-        read_bytes: npt.ArrayLike = _PAGE,
+        read_bytes: npt.ArrayLike = PAGE_BYTES,
     ) -> Forecast:
         """Predict how long steps take whose reads run while earlier steps compute.
 
@@ -194,12 +195,18 @@ class CostModel:
         compute_s
             Seconds of computation in each step.
         ahead
-            Steps that reads may run ahead: reads of step t start when step t - ahead starts to compute, one step's
-            after the other's. 0 reads when the step is there and waits.
+            Steps that reads may run ahead: reads of step t start when step t - ahead starts to compute, one step
+            after the other. With 0 a step starts its reads when its turn comes, and waits for them.
         written_bytes
             Bytes, or int [n] for each step, appended with the step's reads.
         depth, read_bytes
             As in :meth:`batch_s`.
+
+        Returns
+        -------
+        Forecast
+            Seconds ``io_s``, ``compute_s``, ``stall_s`` and ``total_s``, and ``hidden``, the share of I/O time that
+            computation hides, 0 to 1.
 
         Raises
         ------

@@ -1,7 +1,7 @@
-"""Plans: what to load, keep, evict and write, batch by batch, when the keys of the next batches are known.
+"""Plans: the keys to load, keep, evict and write, batch by batch, when the keys of the next batches are known.
 
 The planner is Belady's rule over a moving window (:class:`memhier.policies.Belady`): at a fixed capacity its loads are
-the fewest there can be for what the window shows. The embedding cache feeds it the ids that the data loader has read
+the fewest there can be for this window. The embedding cache feeds it the ids that the data loader has read
 ahead; the replay buffer feeds it the schedule that its seed makes known.
 """
 
@@ -26,7 +26,7 @@ _NONE.flags.writeable = False
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one batch asks of the tiers, in this order: write, evict, load; then the batch may run.
+    """The work of the tiers for one batch, in this order: write, evict, load; then the batch may run.
 
     Attributes
     ----------
@@ -64,9 +64,9 @@ class Lookahead:
     dirty
         Whether a batch changes the rows it needs, as training does. Otherwise evicted rows need no write.
     beyond
-        What becomes of a row that no announced batch needs. ``"keep"``: it stays while there is room, the more often
-        used the longer. ``"drop"``: it leaves with the next step, so that DRAM holds what the window needs and nothing
-        else. This is the rule of Bagpipe (arXiv 2202.12429), VMIN by its older name: of all rules with the same mean
+        The fate of a row that no announced batch needs. ``"keep"``: it stays while there is room, the more often
+        used the longer. ``"drop"``: it leaves with the next step, so that DRAM holds only the rows that the window
+        needs. This is the rule of Bagpipe (arXiv 2202.12429), VMIN by its older name: of all rules with the same mean
         number of resident rows it loads the fewest.
 
     Notes
@@ -75,6 +75,7 @@ class Lookahead:
 
     Examples
     --------
+    >>> from memhier import Lookahead
     >>> planner = Lookahead(2)
     >>> for batch in ([1, 2], [3], [1]):
     ...     planner.announce(batch)
@@ -122,12 +123,17 @@ class Lookahead:
         Raises
         ------
         BudgetError
-            When the batch's distinct keys exceed the capacity; the message says what would be enough.
+            When the batch's distinct keys exceed the capacity; the message names a sufficient one.
         """
         self._policy.announce(keys)
 
     def next(self) -> Step:
-        """Plan the oldest announced batch with what is known now.
+        """Plan the oldest announced batch by the batches announced until now.
+
+        Returns
+        -------
+        Step
+            int64 arrays of keys: ``needed``, ``load``, ``keep``, ``evict`` and ``write``; ``index`` of the batch.
 
         Raises
         ------
@@ -183,6 +189,7 @@ def plan(
 
     Examples
     --------
+    >>> from memhier.planning.plan import plan
     >>> [step.load.tolist() for step in plan([[1, 2], [3], [2], [1]], capacity=2, lookahead=1)]
     [[1, 2], [3], [], [1]]
     """

@@ -79,6 +79,8 @@ def sample_keys(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.planning.sampling import sample_keys
     >>> trace = np.arange(100_000) % 5_000
     >>> sample = sample_keys(trace, keys=100)
     >>> len(np.unique(sample.keys)), len(sample.keys)

@@ -1,4 +1,4 @@
-"""How much DRAM is enough: what a policy would hit, read, write and wait for on a trace, before anything is built."""
+"""How much DRAM is enough: a policy's hits, reads, writes and waits on a trace, before anything is built."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ import numpy.typing as npt
 from memhier.budget import format_bytes, parse_bytes
 from memhier.errors import BudgetError
 from memhier.io.device_profile import DeviceProfile
+from memhier.io.page_file import PAGE_BYTES
 from memhier.planning.cost import CostModel, Forecast
 from memhier.planning.offline import belady_hits, next_uses
 from memhier.planning.plan import plan
@@ -21,7 +22,6 @@ __all__ = ["SIMULATED_POLICIES", "Simulation", "simulate"]
 Keys = npt.NDArray[np.int64]
 Trace = Keys | Iterable[npt.ArrayLike]
 
-_PAGE = 4096
 _REACTIVE: dict[str, type[LRU] | type[LFU] | type[S3FIFO]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO}
 
 SIMULATED_POLICIES = ("belady", *_REACTIVE, "static")
@@ -30,7 +30,7 @@ SIMULATED_POLICIES = ("belady", *_REACTIVE, "static")
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """What happened.
+    """The result of :func:`simulate`.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ def simulate(
         Bytes for rows, such as ``"1GiB"``. For an array any amount will do. For an iterable, whose length is not known,
         a policy's tables are made for all rows beforehand: 36 to 82 bytes each, at most 2**29 rows.
     row_bytes
-        Bytes of one row with what is kept beside it.
+        Bytes of one row, with the bytes kept beside it.
     policy
         One of :data:`SIMULATED_POLICIES`.
     batch
@@ -101,22 +101,30 @@ def simulate(
     dirty
         Whether accesses change rows, so that evicted rows have to be written.
     device
-        What to predict times for; see :meth:`memhier.planning.cost.CostModel.of`.
+        The device to predict times for; see :meth:`memhier.planning.cost.CostModel.of`.
     compute_s
         Seconds of computation in each batch.
     ahead
-        Batches that reads may run ahead of computation; by default 1 for Belady, which knows what comes, and 0 for
-        the others, which read when a miss is there.
+        Batches that reads may run ahead of computation; by default 1 for Belady, which knows later batches, and
+        0 for the others, which read at a miss.
+
+    Returns
+    -------
+    Simulation
+        ``hits``, ``reads``, ``writes`` and ``pages``, ``capacity`` in rows, ``hit_ratio``, and ``forecast``, the
+        predicted times, if a device was given.
 
     Raises
     ------
     BudgetError
-        When `dram` holds no row, or fewer than one batch needs; the message says what would be enough.
+        When `dram` holds no row, or fewer than one batch needs; the message names a size that is enough.
     ValueError, TypeError
         An argument is out of its range.
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier import simulate
     >>> loop = np.arange(100_000) % 1_000
     >>> for policy in ("lru", "belady"):
     ...     result = simulate(loop, dram="64KiB", row_bytes=128, policy=policy)
@@ -149,7 +157,7 @@ def simulate(
     forecast = None
     if model is not None:
         written = run.evicted * row_bytes if dirty else 0
-        read_bytes = run.pages * _PAGE / np.maximum(run.operations, 1)
+        read_bytes = run.pages * PAGE_BYTES / np.maximum(run.operations, 1)
         forecast = model.forecast(
             run.operations, compute_s=compute_s, ahead=ahead, written_bytes=written, read_bytes=read_bytes
         )
@@ -268,7 +276,7 @@ def _ends(keys: Keys, row_bytes: int) -> tuple[Keys, Keys]:
 
     Keys may be hashes, and nothing may overflow: the last bits of a row's number tell.
     """
-    start = (keys & (_PAGE - 1)) * (row_bytes % _PAGE) & (_PAGE - 1)
+    start = (keys & (PAGE_BYTES - 1)) * (row_bytes % PAGE_BYTES) & (PAGE_BYTES - 1)
     return start, start + (row_bytes - 1)
 
 
@@ -276,7 +284,7 @@ def _pages_each(keys: Keys, row_bytes: int) -> Keys:
     """Return on how many pages each row lies, by its number, as :mod:`memhier.rows.rows` lays them out."""
     if rows_per_page(row_bytes) is not None:
         return np.ones(len(keys), np.int64)
-    return _ends(keys, row_bytes)[1] // _PAGE + 1
+    return _ends(keys, row_bytes)[1] // PAGE_BYTES + 1
 
 
 def _pages_and_reads(keys: Keys, row_bytes: int) -> tuple[int, int]:
@@ -288,7 +296,7 @@ def _pages_and_reads(keys: Keys, row_bytes: int) -> tuple[int, int]:
     else:
         start, end = _ends(keys[:-1], row_bytes)
         # Rows this far apart share no page; the difference of two keys may need all 64 bits.
-        apart = np.minimum(np.diff(keys).view(np.uint64), np.uint64(2 * _PAGE)).astype(np.int64)
-        shared = (start + apart * row_bytes) // _PAGE == end // _PAGE
+        apart = np.minimum(np.diff(keys).view(np.uint64), np.uint64(2 * PAGE_BYTES)).astype(np.int64)
+        shared = (start + apart * row_bytes) // PAGE_BYTES == end // PAGE_BYTES
     joined = int(np.count_nonzero(shared))
     return int(_pages_each(keys, row_bytes).sum()) - joined, len(keys) - joined

@@ -1,12 +1,12 @@
-"""What every policy is to the tiers: batches of keys in, hits and victims out.
+"""The interface of every policy: batches of keys in, hits and victims out.
 
 A policy keeps no rows; it decides which keys are resident. One :meth:`Policy.access` makes a whole batch resident:
 
 1. the batch's own keys and the pinned ones may not leave;
-2. if the batch does not fit beside what is resident, room for all of it is made first;
+2. if the batch does not fit beside the resident keys, room for all of it is made first;
 3. then its keys are accessed in their order, misses entering as they come.
 
-With batches of one key this is the textbook's access-by-access cache, which is what :meth:`Policy.replay` runs.
+With batches of one key this is the textbook's access-by-access cache, as :meth:`Policy.replay` runs it.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,7 @@ CAPACITY_MAX = 2**29
 
 
 class Access(NamedTuple):
-    """What one batch did.
+    """The result of one batch.
 
     Attributes
     ----------
@@ -44,6 +44,16 @@ class Access(NamedTuple):
         bool [n]: whether the key was resident when its turn came. A key's second turn in a batch is a hit.
     evicted
         int64 [m]: the keys that left to make room, first victim first. They left before any of the batch entered.
+
+    Examples
+    --------
+    >>> from memhier.policies import LRU
+    >>> policy = LRU(2)
+    >>> done = policy.access([1, 2, 1])
+    >>> done.hit.tolist(), done.evicted.tolist()
+    ([False, False, True], [])
+    >>> policy.access([3]).evicted.tolist()
+    [2]
     """
 
     hit: npt.NDArray[np.bool_]
@@ -51,7 +61,24 @@ class Access(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides which keys stay resident. Deterministic, and safe to call from one thread at a time."""
+    """Decides which keys stay resident. Deterministic, and safe to call from one thread at a time.
+
+    Examples
+    --------
+    One of the library's, changed:
+
+    >>> from memhier.policies import LRU
+    >>> class Told(LRU):
+    ...     def access(self, keys, *, pinned=()):
+    ...         done = super().access(keys, pinned=pinned)
+    ...         print("left:", done.evicted.tolist())
+    ...         return done
+    >>> policy = Told(2)
+    >>> for batch in ([1, 2], [3]):
+    ...     done = policy.access(batch)
+    left: []
+    left: [1]
+    """
 
     @property
     def capacity(self) -> int:
@@ -68,7 +95,10 @@ class Policy(Protocol):
         """Return whether a key is resident."""
 
     def access(self, keys: npt.ArrayLike, *, pinned: npt.ArrayLike = ()) -> Access:
-        """Make a batch of keys resident, as the module's text describes.
+        """Make a batch of keys resident.
+
+        If the batch does not fit beside the resident keys, room for all of it is made first; keys of the batch and
+        pinned ones stay. Then its keys are accessed in their order, and misses enter as they come.
 
         Parameters
         ----------

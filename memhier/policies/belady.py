@@ -1,4 +1,4 @@
-"""Belady's rule: what is needed farthest ahead goes first."""
+"""Belady's rule: the key that is needed farthest ahead goes first."""
 
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,7 @@ _HALF_LIFE_MAX = 2**40
 
 
 class Belady:
-    """Evicts what is needed farthest ahead, among keys announced to be needed; what is not announced goes before.
+    """Evicts the key that is needed farthest ahead, by the batches announced; keys in none of these go first.
 
     With the whole future announced this is MIN (Belady, IBM Systems Journal 5(2), 1966): no policy that has to take in
     every key it is asked for has fewer misses. All keys of a batch are needed at one time, for which the rule stays
@@ -40,6 +40,7 @@ class Belady:
 
     Examples
     --------
+    >>> from memhier.policies import Belady
     >>> policy = Belady(2)
     >>> for batch in ([1], [2], [3], [1]):
     ...     policy.announce(batch)
@@ -123,7 +124,7 @@ class Belady:
         return Access(hit, np.frombuffer(outcome, np.int64))
 
     def advance(self) -> tuple[Keys, Access]:
-        """Access the oldest announced batch, and say what it was.
+        """Access the oldest announced batch, and return its keys.
 
         Returns
         -------

@@ -67,6 +67,7 @@ class LFU(EvictionPolicy):
 
     Examples
     --------
+    >>> from memhier.policies import LFU
     >>> policy = LFU(2)
     >>> policy.replay([1, 1, 2, 3, 1]).tolist()
     [False, True, False, False, True]

@@ -47,6 +47,7 @@ class LRU(EvictionPolicy):
 
     Examples
     --------
+    >>> from memhier.policies import LRU
     >>> policy = LRU(2)
     >>> policy.replay([1, 2, 1, 3, 2]).tolist()
     [False, False, True, False, False]

@@ -100,6 +100,7 @@ class S3FIFO(EvictionPolicy):
 
     Examples
     --------
+    >>> from memhier.policies import S3FIFO
     >>> policy = S3FIFO(10)
     >>> policy.replay([1, 1, 1, *range(2, 12), 1]).tolist().count(True)
     3

@@ -22,6 +22,7 @@ class Static:
 
     Examples
     --------
+    >>> from memhier.policies import Static
     >>> policy = Static(3, [1, 2])
     >>> policy.replay([1, 5, 6, 1, 5]).tolist()
     [False, False, False, True, False]

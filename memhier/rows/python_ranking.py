@@ -7,8 +7,9 @@ import numpy.typing as npt
 
 from memhier.io.kernels import distances
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
-from memhier.rows.rank_request import HotPages, Ranking, RankRequest
+from memhier.rows.rank_request import RANK_TALLY, HotPages, Ranking, RankRequest, page_keys
 
 __all__ = ["rank"]
 
@@ -25,11 +26,12 @@ def rank(
     workspace: npt.NDArray[np.uint8],
     hot: HotPages,
     found: Ranking,
-    tally: Ints,
+    tally: Tallies,
 ) -> None:
     """Fill `found`; see `memhier.rows.ranking.rank_rows`."""
     end = time.monotonic() + request.deadline
-    states = [_Query(request, hot, number, found.tally[number]) for number in range(len(request.queries))]
+    keys = page_keys(request.files, request.offsets // PAGE_BYTES)
+    states = [_Query(request, hot, keys, number) for number in range(len(request.queries))]
     active = states
     rows = max(1, _PAGES * PAGE_BYTES // request.row_bytes)
     room = workspace if len(workspace) else np.empty((rows, request.row_bytes), np.uint8)
@@ -47,10 +49,10 @@ def rank(
                 _rank_pages(reader, request, wanted[start : start + step], tally)
         if request.deadline < np.inf and time.monotonic() >= end:
             for state in active:
-                state.tally[4] = _DEADLINE
+                state.tally["stopped"] = _DEADLINE
             break
     for number, state in enumerate(states):
-        nearest = state.nearest
+        nearest, found.tally[number] = state.nearest, tuple(state.tally.values())
         found.ids[number], found.distances[number] = -1, np.inf
         found.files[number], found.offsets[number] = -1, -1
         for place, (near, name, file, offset) in enumerate(nearest):
@@ -61,11 +63,11 @@ def rank(
 class _Query:
     """The state of one query: the nearest so far, and the candidates taken."""
 
-    def __init__(self, request: RankRequest, hot: HotPages, number: int, tally: Ints) -> None:
-        self.number, self.tally = number, tally
+    def __init__(self, request: RankRequest, hot: HotPages, keys: Ints, number: int) -> None:
+        self.number, self.tally = number, dict.fromkeys(RANK_TALLY.names or (), 0)
         self.nearest: list[tuple[float, int, int, int]] = []  # distance, id, file and offset
         self.wanted: list[int] = []
-        self._request, self._hot = request, hot
+        self._request, self._hot, self._keys = request, hot, keys
         self._next, self._stop = int(request.first[number]), int(request.first[number + 1])
         self._taken: set[int] = set()
         self._read: set[int] = set()  # pages that are ranked whole
@@ -74,8 +76,9 @@ class _Query:
         """Set `wanted` to the candidates that this round ranks; return False once nothing more is needed."""
         request = self._request
         most = min(float(request.thresholds[self.number]), self._kth())
-        before = int(self.tally[0] if request.page_rows is None else self.tally[1] + self.tally[2])
-        quota = request.first_round if self.tally[3] == 0 else max(_LEAST_ROUND, before // 2)
+        done = self.tally
+        before = done["ranked"] if request.page_rows is None else done["page_requests"] + done["hot_pages"]
+        quota = request.first_round if done["rounds"] == 0 else max(_LEAST_ROUND, before // 2)
         self.wanted, pages, reason = [], set[int](), _ALL_READ
         while self._next < self._stop and len(self.wanted) < quota:
             if request.lower[self._next] > most:
@@ -87,7 +90,7 @@ class _Query:
                 break
             self._next += 1
         if not self.wanted:
-            self.tally[4] = reason
+            done["stopped"] = reason
             return False
         for at in range(self._next, self._stop if request.page_rows is None else self._next):
             if request.lower[at] > most:
@@ -95,17 +98,17 @@ class _Query:
             if at not in self._taken and self._in_one_page(at) and self.page_key(at) in pages:
                 self._taken.add(at)
                 self.wanted.append(at)
-        self.tally[3] += 1
+        done["rounds"] += 1
         return True
 
     def offer(self, distance: float, name: int, file: int, offset: int) -> None:
         """Take in the exact distance of a row, and where it lies."""
-        self.tally[0] += 1
+        self.tally["ranked"] += 1
         self.nearest = sorted([*self.nearest, (distance, name, file, offset)])[: self._request.k]
 
     def page_key(self, at: int) -> int:
-        """Return file and first page of a candidate as `HotPages` has them."""
-        return int(self._request.files[at]) << 40 | int(self._request.offsets[at]) // PAGE_BYTES
+        """Return the key of a candidate's first page."""
+        return int(self._keys[at])
 
     def hot_page(self, at: int) -> npt.NDArray[np.uint8] | None:
         """Return the page of a candidate where it is held in DRAM."""
@@ -129,9 +132,9 @@ class _Query:
         if key in self._read:
             return True
         is_hot = self._is_hot(key)
-        if not is_hot and self.tally[1] >= self._request.max_reads:
+        if not is_hot and self.tally["page_requests"] >= self._request.max_reads:
             return False
-        self.tally[2 if is_hot else 1] += 1
+        self.tally["hot_pages" if is_hot else "page_requests"] += 1
         self._read.add(key)
         self.wanted.append(at)
         return True
@@ -145,9 +148,9 @@ class _Query:
         # A row that straddles pages is read whole, whatever of it is held. Those between its ends are of no other row.
         had = {key for key in (first, last) if key in pages and (first == last or not self._is_hot(key))}
         count = last - first + 1 - len(had)
-        if not is_hot and self.tally[1] + count > self._request.max_reads:
+        if not is_hot and self.tally["page_requests"] + count > self._request.max_reads:
             return False
-        self.tally[2 if is_hot else 1] += count
+        self.tally["hot_pages" if is_hot else "page_requests"] += count
         pages |= {first, last}
         self._taken.add(at)
         self.wanted.append(at)
@@ -159,7 +162,7 @@ def _rank_part(
     request: RankRequest,
     wanted: list[tuple[_Query, int]],
     workspace: npt.NDArray[np.uint8],
-    tally: Ints,
+    tally: Tallies,
 ) -> None:
     cold = [item for item in wanted if item[0].hot_page(item[1]) is None]
     places = np.array([at for _, at in cold], np.int64)
@@ -182,12 +185,7 @@ def _rank_part(
         state.offer(distance, int(request.ids[at]), int(request.files[at]), int(request.offsets[at]))
 
 
-def _rank_pages(
-    reader: Reader,
-    request: RankRequest,
-    wanted: list[tuple[_Query, int]],
-    tally: Ints,
-) -> None:
+def _rank_pages(reader: Reader, request: RankRequest, wanted: list[tuple[_Query, int]], tally: Tallies) -> None:
     """Rank all that is on the pages of some candidates."""
     pages = np.empty((len(wanted), PAGE_BYTES), np.uint8)
     cold = [item for item in wanted if item[0].hot_page(item[1]) is None]

@@ -8,13 +8,31 @@ import numpy as np
 import numpy.typing as npt
 
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
+from memhier.io.reader import Reader
 
-__all__ = ["STOPS", "HotPages", "PageRows", "RankRequest", "Ranking"]
+__all__ = ["RANK_TALLY", "STOPS", "HotPages", "PageRows", "RankRequest", "Ranking", "page_keys", "split_keys"]
 
 STOPS = ("bound", "all_read", "max_reads", "deadline")  # in the order of the numbers in a tally
+RANK_TALLY = np.dtype([(name, np.int64) for name in ("ranked", "page_requests", "hot_pages", "rounds", "stopped")])
+"""Of a query: rows ranked, pages read for them, pages found in DRAM, rounds, and why it stopped, an index into `STOPS`.
+
+A page that several queries of a call shared counts for each of them.
+"""
+_PAGE_BITS = 40
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+
+
+def page_keys(files: Sequence[int] | npt.NDArray[Any], pages: Sequence[int] | Ints) -> Ints:
+    """Return the keys of pages, int64 ``[n]``: the reader's handle of the file, then 40 bits of page number."""
+    return np.asarray(files, np.int64) << _PAGE_BITS | np.asarray(pages, np.int64)
+
+
+def split_keys(keys: Ints) -> tuple[Ints, Ints]:
+    """Return the handles and the page numbers that make up keys."""
+    return keys >> _PAGE_BITS, keys & ((1 << _PAGE_BITS) - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +42,7 @@ class HotPages:
     Attributes
     ----------
     keys
-        int64 ``[c]``, ascending: ``file << 40 | page`` by the reader's handle of the file.
+        int64 ``[c]``, ascending; see :func:`page_keys`.
     pages
         uint8 ``[c, 4096]``.
     """
@@ -36,6 +54,17 @@ class HotPages:
     def none(cls) -> "HotPages":
         """Return an empty set of pages."""
         return cls(np.empty(0, np.int64), np.empty((0, PAGE_BYTES), np.uint8))
+
+    @classmethod
+    def load(cls, reader: Reader, keys: Ints) -> "HotPages":
+        """Read the pages of ascending keys."""
+        files, pages = split_keys(keys)
+        return cls(keys, reader.read(files.astype(np.int32), pages * PAGE_BYTES, PAGE_BYTES))
+
+    def within(self, files: Sequence[int]) -> "HotPages":
+        """Return those that lie in some files."""
+        kept = np.isin(split_keys(self.keys)[0], files)
+        return self if kept.all() else HotPages(self.keys[kept], self.pages[kept])
 
     @property
     def memory_bytes(self) -> int:
@@ -129,12 +158,11 @@ class Ranking:
     files, offsets
         int32 and int64 ``[q, k]``: where each of them lies, -1 where there are fewer.
     tally
-        int64 ``[q, 5]``: rows ranked, pages read for them, pages found in DRAM, rounds, and why it stopped, as an index
-        into :data:`STOPS`. A page that several queries of the call shared counts for each of them.
+        `RANK_TALLY` ``[q]``.
     """
 
     ids: Ints
     distances: Floats
     files: npt.NDArray[np.int32]
     offsets: Ints
-    tally: Ints
+    tally: Tallies

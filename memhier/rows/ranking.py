@@ -5,19 +5,21 @@ whose bound does not exceed the k-th nearest distance found so far, a page never
 left that could improve on it. Where rows lie whole in their pages, all that is on a page is ranked once it is read.
 """
 
+from functools import partial
+
 import numpy as np
 import numpy.typing as npt
 
 from memhier import backend
-from memhier.io.faults import raise_fault
 from memhier.io.kernels import METRICS, ROW_DTYPES
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import READ_TALLY, Tallies
 from memhier.io.reader import Reader
 from memhier.rows.python_ranking import rank as rank_in_python
-from memhier.rows.rank_request import STOPS, HotPages, PageRows, Ranking, RankRequest
+from memhier.rows.rank_request import RANK_TALLY, STOPS, HotPages, PageRows, Ranking, RankRequest
 from memhier.rows.rows import rows_per_page
 
-__all__ = ["STOPS", "HotPages", "PageRows", "RankRequest", "Ranking", "page_rows_of", "rank_rows"]
+__all__ = ["RANK_TALLY", "STOPS", "HotPages", "PageRows", "RankRequest", "Ranking", "page_rows_of", "rank_rows"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -35,7 +37,7 @@ def rank_rows(
     workspace: npt.NDArray[np.uint8] | None = None,
     *,
     hot: HotPages | None = None,
-    tally: Ints | None = None,
+    tally: Tallies | None = None,
 ) -> Ranking:
     """Rank candidates by the exact distances of their rows.
 
@@ -51,7 +53,8 @@ def rank_rows(
     hot
         Pages that need not be read.
     tally
-        int64 ``[3]`` to which the I/Os, pages and bytes read are added; a page that several queries share counts once.
+        A record of `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added; a
+        page that several queries share counts once.
 
     Raises
     ------
@@ -75,8 +78,7 @@ def rank_rows(
         or not len(workspace)
     ):
         raise ValueError(f"workspace: expected uint8 [w, {request.row_bytes}] with w of at least 1")
-    page_rows = request.page_rows or ()
-    if page_rows and whole == 0:
+    if request.page_rows and whole == 0:
         raise ValueError(f"page_rows: rows of {request.row_bytes} bytes straddle pages")
     if request.k < 1 or request.first_round < 1:
         raise ValueError(f"k={request.k}, first_round={request.first_round}: expected at least 1")
@@ -84,14 +86,17 @@ def rank_rows(
     shape = count, request.k
     found = Ranking(
         np.empty(shape, np.int64), np.empty(shape, np.float32), np.empty(shape, np.int32), np.empty(shape, np.int64),
-        np.zeros((count, 5), np.int64),
+        np.zeros(count, RANK_TALLY),
     )  # fmt: skip
-    sums = tally if tally is not None else np.zeros(3, np.int64)
-    core, compiled = backend.core, reader.compiled
+    sums = tally if tally is not None else np.zeros(1, READ_TALLY)
+    page_rows, core = request.page_rows or (), backend.core
+    known = [core.PageRows(file=each.file, ids=each.ids, allowed=each.allowed) for each in page_rows] if core else []
+    compiled = reader.compiled
     if core is None or compiled is None:
         rank_in_python(reader, request, workspace, pages, found, sums)
         return found
-    fault = compiled.rank(
+    ranking = partial(
+        compiled.rank,
         request=core.RankRequest(
             queries=request.queries, type=ROW_DTYPES.index(request.dtype), metric=METRICS.index(request.metric),
             row_bytes=request.row_bytes, first=request.first, files=request.files, offsets=request.offsets,
@@ -102,11 +107,9 @@ def rank_rows(
             ids=found.ids, distances=found.distances, files=found.files, offsets=found.offsets, tally=found.tally
         ),
         workspace=workspace, hot_keys=pages.keys, hot_pages=pages.pages,
-        page_rows=[core.PageRows(file=rows.file, ids=rows.ids, allowed=rows.allowed) for rows in page_rows],
-        per_page=whole if page_rows else 0, tally=sums,
+        page_rows=known, per_page=whole if known else 0, tally=sums,
     )  # fmt: skip
-    if fault is not None:
-        raise_fault(fault, reader.engine)
+    reader.run(ranking)
     return found
 
 

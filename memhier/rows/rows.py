@@ -52,9 +52,10 @@ class RowsWriter:
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.io.reader import Reader
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import Reader, Rows, RowsWriter, Store
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:
     ...     writer = RowsWriter(tx, "points", row_bytes=8)
     ...     writer.append(np.arange(6, dtype="<f4").view(np.uint8).reshape(3, 8))
@@ -66,7 +67,7 @@ class RowsWriter:
     """
 
     def __init__(self, tx: Transaction, name: str, row_bytes: int) -> None:
-        self.row_bytes = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
+        self.row_bytes: int = check_int("row_bytes", row_bytes, 1, ROW_BYTES_MAX)
         self._tx = tx
         self._name = name
         self._segment = tx.segment(name)
@@ -83,7 +84,7 @@ class RowsWriter:
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what the transaction counts, in bytes."""
+        """DRAM held, in bytes, without that of the transaction."""
         return self._pages.nbytes
 
     def append(self, rows: NDArray[np.uint8]) -> None:
@@ -155,6 +156,21 @@ class Rows(Closing):
     ------
     FormatError
         When the store has no rows of this name.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import Reader, Rows, RowsWriter, Store
+    >>> with Store.create(tempfile.mkdtemp() + "/store", kind="example") as store, Reader() as reader:
+    ...     with store.begin() as tx:
+    ...         writer = RowsWriter(tx, "points", row_bytes=8)
+    ...         writer.append(np.arange(6, dtype="<f4").view(np.uint8).reshape(3, 8))
+    ...         writer.finish()
+    ...         generation = tx.commit()
+    ...     rows = Rows(store, "points", reader)
+    ...     len(rows), rows.read([2, 0]).view("<f4").tolist(), rows.read_range(0, 2).view("<f4").tolist()
+    (3, [[4.0, 5.0], [0.0, 1.0]], [[0.0, 1.0], [2.0, 3.0]])
     """
 
     def __init__(self, store: Store, name: str, reader: "Reader") -> None:
@@ -164,6 +180,7 @@ class Rows(Closing):
             raise FormatError(f"{store.path}: no rows named {name!r}; its segments are {sorted(store.segments())}")
         if len(record) != _RECORD.size:
             raise CorruptionError(f"{store.path}: the record of rows {name!r} has {len(record)} bytes")
+        self.row_bytes: Any
         self.row_bytes, self._count = _RECORD.unpack(record)
         if not 1 <= self.row_bytes <= ROW_BYTES_MAX:
             raise CorruptionError(
@@ -184,11 +201,11 @@ class Rows(Closing):
 
     @property
     def memory_bytes(self) -> int:
-        """DRAM held besides what store and reader count: none that grows."""
+        """DRAM held, in bytes, without that of store and reader: 0."""
         return 0
 
     def read(
-        self, numbers: Any, out: NDArray[np.uint8] | None = None, tally: NDArray[np.int64] | None = None
+        self, numbers: Any, out: NDArray[np.uint8] | None = None, tally: NDArray[Any] | None = None
     ) -> NDArray[np.uint8]:
         """Read rows in any order; each page is read once.
 
@@ -199,7 +216,7 @@ class Rows(Closing):
         out
             uint8 [n, row_bytes], C-contiguous, to fill instead of allocating.
         tally
-            int64 [3] to which the I/Os, pages and bytes read by this call are added.
+            As :meth:`memhier.Reader.read` takes it.
 
         Returns
         -------
@@ -226,6 +243,13 @@ class Rows(Closing):
 
     def read_range(self, start: int, stop: int, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
         """Read the rows from `start` up to but not including `stop`, for passing over all of them in blocks.
+
+        Parameters
+        ----------
+        start, stop
+            Numbers of rows.
+        out
+            uint8 [stop - start, row_bytes], C-contiguous, to fill instead of allocating.
 
         Returns
         -------

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import Files, read_file
-from memhier.io.kernels import crc32c
+from memhier.io.kernels import crc32c, crc32c_each
 from memhier.store.catalog_tree import BLOCK_BYTES, PAGE_SIZES, CatalogTree, Meta
 
 __all__ = ["Catalog", "Guard", "Published", "Snapshot"]
@@ -286,9 +286,9 @@ def map_size(blocks: int, changes: Mapping[bytes, bytes | None]) -> int:
     return -(-(blocks * BLOCK_BYTES + needed + _MAP_SPARE_BYTES) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
-def _checksums(keys: Iterable[bytes], values: Iterable[bytes | memoryview]) -> Iterator[int]:
+def _checksums(keys: Iterable[bytes], values: Iterable[bytes | memoryview]) -> list[int]:
     """Return the checksum behind each value. It covers the key too: a value is right only under its own key."""
-    return map(crc32c, values, map(crc32c, keys))
+    return crc32c_each(values, crc32c_each(keys))
 
 
 @contextmanager

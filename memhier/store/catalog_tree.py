@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 from memhier.errors import CorruptionError, FormatError
 from memhier.files import File
 from memhier.io.kernels import crc32c_pages
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["BLOCK_BYTES", "PAGE_SIZES", "CatalogTree", "Meta"]
 
-BLOCK_BYTES = 4096  # Bytes per checksum; every LMDB page is a whole number of them.
+BLOCK_BYTES = PAGE_BYTES  # Bytes per checksum; every LMDB page is a whole number of them.
 PAGE_SIZES = (4096, 8192, 16384, 32768, 65536)
 _HEAD_BYTES = 2**16
 _READ_BYTES = 2**20
@@ -70,7 +71,7 @@ class CatalogTree:
         size = file.size()
         head = memoryview(bytearray(min(size, _HEAD_BYTES)))
         head = head[: file.read_into(head, 0)].toreadonly()
-        self.page_size = page_size or self._page_size_of(head)
+        self.page_size: int = page_size or self._page_size_of(head)
         self._limit = size // self.page_size
         # Read and checked at once: a small catalog needs no other read.
         self._head = head[: len(head) // self.page_size * self.page_size]

@@ -11,7 +11,7 @@ from memhier.store.contents import SegmentInfo
 from memhier.store.segment_files import read_pages
 from memhier.store.store_directory import LEFTOVER_NAMES, STORE_NAMES
 
-__all__ = ["Finding", "check_store"]
+__all__ = ["Finding", "check_segments", "check_store"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,8 @@ class Finding:
 
 def check_store(files: Files, root: str, segments: Iterable[SegmentInfo]) -> list[Finding]:
     """Return every inconsistency of the store at `root`; `segments` are those of the open generation."""
-    findings = list(_check_catalog(files, root))
     expected: dict[str, SegmentInfo] = {info.path.name: info for info in segments}
-    for info in expected.values():
-        findings.extend(_check_segment(files, info))
+    findings = [*_check_catalog(files, root), *check_segments(files, expected.values())]
     for directory, known in (("", STORE_NAMES), ("segments", expected.keys()), ("tmp", set())):
         path = os.path.join(root, directory)
         names = files.list(path) if files.exists(path) else []
@@ -51,6 +49,11 @@ def check_store(files: Files, root: str, segments: Iterable[SegmentInfo]) -> lis
             if name not in known or name in LEFTOVER_NAMES
         )
     return findings
+
+
+def check_segments(files: Files, segments: Iterable[SegmentInfo]) -> list[Finding]:
+    """Return every inconsistency of the segments alone."""
+    return [finding for info in segments for finding in _check_segment(files, info)]
 
 
 def _check_catalog(files: Files, root: str) -> Iterator[Finding]:

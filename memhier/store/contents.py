@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError, FormatError
+from memhier.io.page_file import PAGE_BYTES
 
 __all__ = ["CHUNK_PAGES", "PAGE_BYTES", "Contents", "SegmentInfo", "check_kind", "segment_file_name"]
 
-PAGE_BYTES = 4096
 _VERSION = 1
 _GENERATION_MAX = 2**62  # no store has seen as many commits
 CHUNK_PAGES = 8192  # checksums per catalog entry: 32 MiB of a segment in 32 KiB
@@ -136,6 +136,13 @@ class Contents:
     def header(self) -> dict[bytes, bytes]:
         """Return the catalog's entry for the generation itself."""
         return {_HEADER_KEY: _HEADER.pack(_VERSION, self.generation) + self.kind.encode()}
+
+    def entries(self) -> dict[bytes, bytes]:
+        """Return all entries of the catalog."""
+        found = self.header() | {_VALUE + key.encode(): value for key, value in self.values.items()}
+        for info in self.segments.values():
+            found |= info.encode()
+        return found
 
     def changed(
         self, values: Mapping[str, bytes | None], written: Collection[SegmentInfo], dropped: Collection[str]

@@ -11,7 +11,7 @@ from memhier.files import Files
 from memhier.io.kernels import crc32c_pages
 from memhier.shield import check_interrupt
 from memhier.store.catalog import Catalog
-from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo
+from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, segment_file_name
 from memhier.store.store_directory import clear_directory
 
 __all__ = ["copy_contents"]
@@ -27,7 +27,7 @@ def copy_contents(files: Files, contents: Contents, root: Path) -> None:
     segments = root / "segments"
     try:
         for info in contents.segments.values():
-            _copy_segment(files, info, str(segments / info.path.name))
+            _copy_segment(files, info, str(segments / segment_file_name(info.name, info.generation)))
         files.sync_directory(str(segments))
     except BaseException:
         with suppress(OSError):

@@ -3,10 +3,10 @@
 import errno
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,10 +17,10 @@ from memhier.io.kernels import crc32c_pages
 from memhier.shield import shielded
 from memhier.store.contents import PAGE_BYTES, SegmentInfo
 
-if TYPE_CHECKING:
-    from memhier.store.write_behind import WriteBehind
-
-__all__ = ["BUFFER_BYTES", "PAGE_BYTES", "FullError", "PatientSegmentWriter", "SegmentWriter", "said_as_full"]
+__all__ = [
+    "BUFFER_BYTES", "PAGE_BYTES", "FullError", "PatientSegmentWriter", "SegmentWriter", "finish_segments",
+    "said_as_full",
+]  # fmt: skip
 
 BUFFER_BYTES = 2**20
 _LEAST_BYTES = 2**14
@@ -49,6 +49,11 @@ class SegmentWriter:
 
     Writes wait in a buffer of `buffer_bytes` at most, less while little waits. Long pieces go straight to the file, so
     the memory held does not grow with the segment, but for 4 bytes of checksum per page.
+
+    Attributes
+    ----------
+    name, path, file
+        Of the segment in the catalog; of its file; the file, open.
     """
 
     def __init__(
@@ -59,15 +64,13 @@ class SegmentWriter:
         file: File,
         abort: Callable[[], None],
         buffer_bytes: int = BUFFER_BYTES,
-        behind: "WriteBehind | None" = None,
     ) -> None:
         self.name = name
         self.path = path
         self._generation = generation
-        self._file = file
+        self.file = file
         self._abort = abort
         self._most = buffer_bytes
-        self._behind = behind
         self._buffer: NDArray[np.uint8] = np.empty(min(_LEAST_BYTES, buffer_bytes), np.uint8)
         self._filled = 0
         self._length = 0
@@ -84,8 +87,7 @@ class SegmentWriter:
     @property
     def memory_bytes(self) -> int:
         """DRAM held by the buffers and the checksums."""
-        behind = 0 if self._behind is None else self._behind.memory_bytes
-        return self._buffer.nbytes + self._checksums.nbytes + behind
+        return self._buffer.nbytes + self._checksums.nbytes
 
     @shielded
     def append(self, data: Any) -> int:
@@ -149,8 +151,6 @@ class SegmentWriter:
         try:
             if whole:
                 self._write(self._buffer[:whole])
-            if self._behind is not None:
-                self._behind.drain()
         except BaseException:
             self._abort()
             raise
@@ -181,14 +181,13 @@ class SegmentWriter:
         self._filled, self._buffer = 0, np.empty(0, np.uint8)
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
-    def finish(self) -> SegmentInfo:
-        """Fill up the last page, make the file durable, close it and describe it."""
+    def end(self) -> None:
+        """Fill up the last page and take no more."""
         self._fill_up()
-        if self._behind is not None:
-            self._behind.close()
         self._open = False
-        self._file.fdatasync()
-        self._file.close()
+
+    def info(self) -> SegmentInfo:
+        """Describe the segment, once it has ended."""
         checksums = self._checksums[: self._pages].copy()
         checksums.flags.writeable = False
         length = self._pages * PAGE_BYTES
@@ -198,9 +197,7 @@ class SegmentWriter:
     def close(self) -> None:
         """Close the file; the segment is part of nothing."""
         self._open = False
-        if self._behind is not None:
-            self._behind.close()
-        self._file.close()
+        self.file.close()
 
     def _check_open(self) -> None:
         if not self._open:
@@ -215,8 +212,6 @@ class SegmentWriter:
         self._buffer[self._filled : end] = 0
         if end:
             self._write(self._buffer[:end])
-        if self._behind is not None:
-            self._behind.drain()
 
     def _make_room(self, wanted: int) -> None:
         """Let the buffer hold `wanted` bytes, rounded up to pages, or its limit."""
@@ -234,10 +229,7 @@ class SegmentWriter:
             grown[: self._pages] = self._checksums[: self._pages]
             self._checksums = grown
         self._checksums[self._pages : self._pages + count] = crc32c_pages(pages)
-        if self._behind is None:
-            self._file.pwrite(pages.data, self._pages * PAGE_BYTES)
-        else:
-            self._behind.write(pages, self._pages * PAGE_BYTES)
+        self.file.pwrite(pages.data, self._pages * PAGE_BYTES)
         self._pages += count
 
 
@@ -290,19 +282,29 @@ class PatientSegmentWriter(SegmentWriter):
         return self._pages * PAGE_BYTES, self._checksums[: self._pages]
 
     def reserve(self) -> None:
-        """Write everything, so that `finish` needs no more room; later appends take the place of the padding."""
+        """Write everything, so that `end` needs no more room; later appends take the place of the padding."""
         self.flush()
         if self._filled:
             page = np.zeros(PAGE_BYTES, np.uint8)
             page[: self._filled] = self._buffer[: self._filled]
             with said_as_full():
-                self._file.pwrite(page.data, self._pages * PAGE_BYTES)
+                self.file.pwrite(page.data, self._pages * PAGE_BYTES)
 
     def _move(self, size: int) -> None:
         # Not from the heap, which would keep the memory that a commit releases: unwritten pages of a map take none.
         moved = np.frombuffer(mmap.mmap(-1, size), np.uint8)
         moved[: self._filled] = self._buffer[: self._filled]
         self._buffer = moved
+
+
+def finish_segments(writers: Sequence[SegmentWriter]) -> list[SegmentInfo]:
+    """Fill up the last pages of segments, then make their files durable, close and describe them."""
+    for writer in writers:
+        writer.end()
+    for writer in writers:
+        writer.file.fdatasync()
+        writer.file.close()
+    return [writer.info() for writer in writers]
 
 
 def _as_bytes(data: Any) -> NDArray[np.uint8]:

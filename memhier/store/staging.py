@@ -12,7 +12,7 @@ from pathlib import Path
 from memhier.errors import ClosedError
 from memhier.files import Files
 from memhier.store.contents import SegmentInfo, segment_file_name
-from memhier.store.segments import BUFFER_BYTES, SegmentWriter
+from memhier.store.segments import BUFFER_BYTES, SegmentWriter, finish_segments
 
 __all__ = ["Staging"]
 
@@ -65,7 +65,7 @@ class Staging:
         """Make the segments durable; a transaction can then take them over."""
         self._open = False
         try:
-            self._written = [writer.finish() for writer in self._writers.values()]
+            self._written = finish_segments([*self._writers.values()])
         except BaseException:
             self.drop()
             raise

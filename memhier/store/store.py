@@ -7,19 +7,20 @@ catalog does not name does not exist, so there is nothing to repair after a cras
 
 import errno
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.arguments import is_url
 from memhier.closing import Closing
 from memhier.errors import ClosedError, CorruptionError, FormatError, LockedError
 from memhier.files import File, Files, RealFiles
 from memhier.shield import close_made, shielded, shielded_giving
 from memhier.store.catalog import Catalog, Snapshot
-from memhier.store.check import Finding, check_store
+from memhier.store.check import Finding, check_segments, check_store
 from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, check_kind
 from memhier.store.copy import copy_contents
 from memhier.store.segment_files import check, hold, open_segment, read_checked, remove_unnamed
@@ -27,19 +28,36 @@ from memhier.store.segments import BUFFER_BYTES, SegmentWriter
 from memhier.store.staging import Staging
 from memhier.store.store_directory import already_exists, clear_directory, refuse_foreign, require_published, take_lock
 from memhier.store.transaction import Transaction
+from memhier.store.transfer import Transfer
 
 if TYPE_CHECKING:
+    from memhier.io.page_source import PageSource
     from memhier.io.reader import Reader
 
-__all__ = ["Finding", "SegmentInfo", "SegmentWriter", "Staging", "Store", "Transaction", "Verify"]
+__all__ = [
+    "CACHE_BYTES",
+    "Finding",
+    "SegmentInfo",
+    "SegmentWriter",
+    "Staging",
+    "Store",
+    "Transaction",
+    "Transfer",
+    "Verify",
+]
 
 Verify = Literal["read", "open", "off"]
+
+CACHE_BYTES = "16GiB"
+"""The most that the pages of a backup take on SSD, unless a caller says so."""
 
 _RACE_SECONDS = 10.0
 
 
 class Store(Closing):
     """Named segments and small values on SSD, changed by transactions.
+
+    :meth:`create` makes a store, :meth:`open` opens one; both can be used in a ``with`` statement.
 
     A store that is open for reading stays at the generation that it found, beside any writer, and keeps the files of
     that generation. It holds no LMDB handle, only values and checksums, so it works in forked children. Many threads
@@ -48,7 +66,9 @@ class Store(Closing):
     Examples
     --------
     >>> import tempfile
-    >>> place = Path(tempfile.mkdtemp()) / "numbers"
+    >>> import numpy as np
+    >>> from memhier import Store
+    >>> place = tempfile.mkdtemp() + "/numbers"
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:
     ...     offset = tx.segment("squares").append(np.arange(5) ** 2)
     ...     tx.put("about", b"squares of the first numbers")
@@ -59,8 +79,8 @@ class Store(Closing):
     """
 
     def __init__(
-        self, path: Path, files: Files, verify: Verify, catalog: Catalog, contents: Contents, lock: File | None,
-        held: Sequence[File] = (),
+        self, path: Path, files: Files, verify: Verify, catalog: Catalog | None, contents: Contents, lock: File | None,
+        held: Sequence[File | Closing] = (), *, sources: "Mapping[str, PageSource] | None" = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._files = files
@@ -68,7 +88,8 @@ class Store(Closing):
         self._catalog = catalog
         self._contents = contents
         self._lock = lock
-        self._held = held  # a reader's: the files of its segments
+        self._held = held  # a reader's: the files of its segments, or the cache of a backup
+        self._sources = sources or {}  # of a backup, which has no catalog here: of the segments' pages, by file
         self._writer_pid = os.getpid() if lock is not None else None
         self._transaction: Transaction | None = None
         self._failure: BaseException | None = None
@@ -86,9 +107,13 @@ class Store(Closing):
             nothing was ever committed, is taken over.
         kind
             Purpose of the store, in a word; `open` asks for it.
+        files
+            File layer; the operating system's by default.
 
         Raises
         ------
+        FileNotFoundError
+            When the parent of `path` does not exist.
         FileExistsError
             When `path` holds anything else.
         LockedError
@@ -130,20 +155,29 @@ class Store(Closing):
         writable: bool = False,
         verify: Verify = "read",
         files: Files | None = None,
+        cache: str | os.PathLike[str] | None = None,
+        cache_bytes: int | str = CACHE_BYTES,
     ) -> Self:
         """Open a store at its last commit.
 
         Parameters
         ----------
         path
-            Its directory. To read, no permission to write there is needed.
+            Its directory, or the URL of a backup to read in place. To read, no permission to write there is needed.
         kind
             The kind that it must have.
         writable
             Whether to take the writer's lock.
         verify
             Compares pages with their checksums: ``"read"`` as they are read, ``"open"`` also all of them now, ``"off"``
-            never. The catalog is always checked.
+            never. The catalog is always checked, and so are the pages of a backup.
+        files
+            As in `create`.
+        cache
+            A directory on SSD that keeps the pages read from a backup, for all URLs, processes and later generations.
+            By default ``memhier`` in ``$XDG_CACHE_HOME``, or else in ``~/.cache``.
+        cache_bytes
+            The most that the pages of this backup take there. Those that calls under way need may exceed it.
 
         Raises
         ------
@@ -156,10 +190,12 @@ class Store(Closing):
         LockedError
             When another writer has it open.
         """
-        root, files = Path(path).absolute(), files or RealFiles()
         check_kind(kind)
         if verify not in ("read", "open", "off"):
             raise ValueError(f"verify={verify!r}: expected 'read', 'open' or 'off'")
+        if is_url(path):
+            return cls._open_backup(path, kind, writable, verify, cache, cache_bytes)
+        root, files = Path(path).absolute(), files or RealFiles()
         require_published(files, root)
         catalog = Catalog(files, str(root))
         if not writable:
@@ -178,9 +214,27 @@ class Store(Closing):
             raise
         return cls(root, files, verify, catalog, contents, lock)
 
+    @classmethod
+    def _open_backup(
+        cls, url: str, kind: str, writable: bool, verify: Verify, cache: str | os.PathLike[str] | None,
+        cache_bytes: int | str,
+    ) -> Self:  # fmt: skip
+        from memhier.remote.opened import open_far
+
+        if writable:
+            raise ValueError(f"writable=True: {url} is a backup, which is only read; pull it to change it")
+        if verify == "off":
+            raise ValueError("verify='off': expected 'read' or 'open' for a backup, whose pages are always checked")
+        files = open_far(url, kind, cache, cache_bytes)
+        cached = files.cache
+        opened = cls(cached.folder, files, verify, None, cached.contents, None, [cached], sources=cached.segments)
+        if verify == "open" and (damaged := opened.check()):
+            raise CorruptionError(str(damaged[0]))
+        return opened
+
     @property
     def path(self) -> Path:
-        """The directory."""
+        """The directory; of a backup, that of its cache."""
         return self._path
 
     @property
@@ -201,7 +255,8 @@ class Store(Closing):
     @property
     def memory_bytes(self) -> int:
         """DRAM held: values, checksums (4 bytes per page), and the buffers of an open transaction, in bytes."""
-        held = self._contents.memory_bytes + self._catalog.memory_bytes
+        held = self._contents.memory_bytes + (0 if self._catalog is None else self._catalog.memory_bytes)
+        held += sum(source.marks.nbytes for source in self._sources.values())
         transaction = self._transaction  # another thread may end it
         return held + (0 if transaction is None else transaction.memory_bytes)
 
@@ -224,9 +279,14 @@ class Store(Closing):
         """Let `reader` read a segment, checking pages as `verify` asks; return the reader's handle.
 
         The handle stays good when a writer drops the segment, and after this store is closed.
+
+        Raises
+        ------
+        KeyError
+            When there is no such segment.
         """
         info = self._info(name)
-        return reader.add(str(info.path), info.length, info.checksums)
+        return reader.add(str(info.path), info.length, info.checksums, self._sources.get(str(info.path)))
 
     def read_segment(self, name: str) -> NDArray[np.uint8]:
         """Return a whole segment, uint8 [payload], checked; read in order and through the page cache.
@@ -267,6 +327,7 @@ class Store(Closing):
         self._check_writes(buffer_bytes)
         if self._transaction is not None:
             raise LockedError(f"{self._path}: another transaction of this store is open; commit or abort it first")
+        assert self._catalog is not None
         self._transaction = Transaction(
             self._files, self._path / "segments", self._catalog, self._contents, self._end, buffer_bytes
         )
@@ -276,6 +337,11 @@ class Store(Closing):
         """Begin segments that a later transaction may take over (`Transaction.adopt`); others may be open meanwhile.
 
         Any thread may call it. The next writer removes segments that no transaction took over.
+
+        Parameters
+        ----------
+        buffer_bytes
+            As in `begin`.
 
         Raises
         ------
@@ -289,6 +355,8 @@ class Store(Closing):
         """Read everything and return every inconsistency; harmless leftovers are marked so."""
         self._check_open()
         contents = self._contents
+        if self._catalog is None:
+            return check_segments(self._files, contents.segments.values())
         if self._verify == "off":
             # No checksums were kept. Those of a newer generation belong to other files.
             published = Contents.decode(self._catalog.read().entries, self._path, checked=True)
@@ -304,7 +372,7 @@ class Store(Closing):
         Parameters
         ----------
         path
-            As in `create`.
+            As in `create`; or a URL, as in `push`.
 
         Raises
         ------
@@ -314,6 +382,9 @@ class Store(Closing):
             When a page does not match its checksum.
         """
         self._check_open()
+        if is_url(path):
+            self.push(path)
+            return
         if self._writer_pid is not None or self._verify == "off":
             # A reader of its own: it keeps the files there while they are copied.
             with Store.open(self._path, self.kind, files=self._files) as source:
@@ -321,6 +392,101 @@ class Store(Closing):
             return
         with Store.create(path, self.kind, files=self._files) as target:
             copy_contents(self._files, self._contents, target.path)
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Bring the committed contents to a folder on any file system that fsspec knows: a backup, or its next state.
+
+        Objects that the folder has stay: only changed segments are read and moved. Each new object is read back and
+        compared. The backup changes with the last object; a push that was cut short goes on where it ended. Others may
+        read and write the store meanwhile. It takes up to 200 MiB of DRAM.
+
+        Parameters
+        ----------
+        url
+            Such as ``"s3://bucket/index"``; the store's alone.
+        keep
+            Generations that stay there; None keeps all. Do not remove any while another machine pushes.
+
+        Returns
+        -------
+        Transfer
+            Objects and bytes, in all and moved.
+
+        Raises
+        ------
+        FormatError
+            When the folder holds a backup of a store of another kind.
+        FileExistsError
+            When it holds a newer generation, or another store's of this number.
+        LockedError
+            When other pushes came in between again and again.
+        CorruptionError
+            When a page does not match its checksum, or objects arrive damaged.
+        OSError
+            When reads or writes there failed six times.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> place = Path(tempfile.mkdtemp())
+        >>> with Store.create(place / "store", kind="example") as store, store.begin() as tx:
+        ...     offset = tx.segment("numbers").append(bytes(range(250)) * 20)
+        ...     generation = tx.commit()
+        ...     store.push("memory://push-example").moved_bytes, store.push("memory://push-example").moved_bytes
+        (8200, 0)
+        >>> Store.pull("memory://push-example", place / "pulled").moved_bytes
+        8200
+        >>> with Store.open("memory://push-example", "example", cache=place / "cache") as backup:
+        ...     backup.read_segment("numbers").sum()
+        np.uint64(622500)
+        """
+        self._check_open()
+        if self._writer_pid is not None or self._verify == "off":
+            with Store.open(self._path, self.kind, files=self._files) as source:
+                return source.push(url, keep=keep)
+        from memhier.remote.push import push_contents
+
+        return push_contents(self._files, self._contents, os.fspath(url), keep)
+
+    @staticmethod
+    @shielded
+    def pull(
+        url: str, path: str | os.PathLike[str], *, kind: str | None = None, generation: int | None = None
+    ) -> Transfer:
+        """Make the store at `path` that of a backup, each object checked.
+
+        The store changes with the last step. A pull that was cut short goes on where it ended. An older copy keeps the
+        segments that it has.
+
+        Parameters
+        ----------
+        url
+            Of `push`.
+        path
+            A directory to make, one that a pull left unfinished, or a copy of a generation that the backup still has.
+        kind
+            The kind that it must have; None takes any.
+        generation
+            Which one; None takes the newest.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is no such backup or generation, or no folder to make the store in.
+        FileExistsError
+            When there is something else at `path`, or a store with commits that were not pushed there.
+        LockedError
+            When another process has the store open for writing.
+        FormatError
+            When the backup is of another kind.
+        CorruptionError
+            When an object is missing or damaged.
+        OSError
+            When reads there failed six times, or the store cannot be written.
+        """
+        from memhier.remote.pull import pull_contents
+
+        return pull_contents(os.fspath(url), path, kind, generation)
 
     @shielded
     def close(self) -> None:

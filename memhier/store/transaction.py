@@ -1,20 +1,26 @@
 """Transactions: changes of a store that are made all or not at all."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
-from operator import methodcaller
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from memhier.errors import ClosedError
-from memhier.files import Files
+from memhier.files import File, Files
 from memhier.shield import shielded
 from memhier.store.catalog import Catalog
 from memhier.store.contents import PAGE_BYTES, Contents, SegmentInfo, segment_file_name
-from memhier.store.segments import BUFFER_BYTES, FullError, PatientSegmentWriter, SegmentWriter, said_as_full
+from memhier.store.segments import (
+    BUFFER_BYTES,
+    FullError,
+    PatientSegmentWriter,
+    SegmentWriter,
+    finish_segments,
+    said_as_full,
+)
 from memhier.store.staging import Staging
 
 __all__ = ["Transaction", "check_key", "check_value_size"]
@@ -96,44 +102,54 @@ class Transaction:
             raise ClosedError(f"the transaction belongs to process {self._pid}, which forked this one")
 
     @shielded
-    def segment(self, name: str, *, direct: bool = False, patient: bool = False) -> SegmentWriter:
+    def segment(self, name: str, *, patient: bool = False) -> SegmentWriter:
         """Begin a new segment; an older one of this name is replaced at commit.
 
         Parameters
         ----------
         name
             Its name in the catalog.
-        direct
-            Write past the page cache, by a thread, with 2 MiB more of buffers.
         patient
-            A full disk does not end the transaction: see `PatientSegmentWriter`. Not with `direct`.
+            A full disk does not end the transaction: see `PatientSegmentWriter`.
 
         Raises
         ------
         ValueError
             When `name` is not 1 to 100 letters, digits, ``-`` or ``_``, or was begun in this transaction already.
         """
+        return self._begin([name], patient)[0]
+
+    @shielded
+    def segments(self, names: Sequence[str], *, patient: bool = False) -> list[SegmentWriter]:
+        """Begin several new segments, all or none; see `segment`."""
+        return self._begin(names, patient)
+
+    def _begin(self, names: Sequence[str], patient: bool) -> list[SegmentWriter]:
         self.check_open()
-        self._check_unwritten(name)
-        path = self._directory / segment_file_name(name, self._generation)
+        for name in names:
+            self._check_unwritten(name)
+        paths = [self._directory / segment_file_name(name, self._generation) for name in names]
+        files: list[File] = []
         try:
             with said_as_full() if patient else nullcontext():
-                file = self._files.open(str(path), "d" if direct else "x")
-        except FullError:
+                for path in paths:
+                    file = self._files.open(str(path), "x")
+                    files.append(file)
+        except BaseException as error:
+            for file in files:
+                file.close()
+                with suppress(OSError):
+                    self._files.remove(file.path)
+            if not isinstance(error, FullError):
+                self.abort()
             raise
-        except BaseException:
-            self.abort()
-            raise
-        behind = None
-        if direct:
-            # Its thread pool is imported on use.
-            from memhier.store.write_behind import WriteBehind
-
-            behind = WriteBehind(file)
-        kind = PatientSegmentWriter if patient and not direct else SegmentWriter
-        writer = kind(name, self._generation, path, file, self.abort, self._buffer_bytes, behind)
-        self._writers[name] = writer
-        return writer
+        kind = PatientSegmentWriter if patient else SegmentWriter
+        made = [
+            kind(name, self._generation, path, file, self.abort, self._buffer_bytes)
+            for name, path, file in zip(names, paths, files, strict=True)
+        ]
+        self._writers.update(zip(names, made, strict=True))
+        return made
 
     def reserve(self, values_bytes: int) -> None:
         """Take the room on disk that `commit` needs, `values_bytes` of values included, as far as it can be known.
@@ -247,11 +263,21 @@ class Transaction:
             A C-contiguous buffer of at most 16 MiB: every open store holds it in DRAM. Larger things belong in a
             segment.
         """
+        self._put([(key, value)])
+
+    @shielded
+    def put_all(self, values: Mapping[str, Any]) -> None:
+        """Set values of the catalog, all or none; keys and values as in `put`."""
+        self._put(values.items())
+
+    def _put(self, values: Iterable[tuple[str, Any]]) -> None:
         self.check_open()
-        check_key(key)
-        contents = bytes(value) if isinstance(value, bytes | bytearray) else memoryview(value).tobytes()
-        check_value_size(key, contents)
-        self._values[key] = contents
+        changes = {}
+        for key, value in values:
+            check_key(key)
+            changes[key] = bytes(value) if isinstance(value, bytes | bytearray) else memoryview(value).tobytes()
+            check_value_size(key, changes[key])
+        self._values.update(changes)
 
     @shielded
     def delete(self, key: str) -> None:
@@ -280,7 +306,7 @@ class Transaction:
         """
         self.check_open()
         try:
-            written = [*self._adopted.values(), *map(methodcaller("finish"), self._writers.values())]
+            written = [*self._adopted.values(), *finish_segments([*self._writers.values()])]
             if written:
                 self._files.sync_directory(str(self._directory))
         except BaseException as error:

@@ -11,7 +11,7 @@ from memhier.errors import BudgetError
 from memhier.policies import Policy
 from memhier.table.shortage import Shortage
 
-__all__ = ["Ahead", "Cache", "Pins"]
+__all__ = ["Cache", "Pins", "PrefetchedSlots"]
 
 Ints = NDArray[np.int64]
 
@@ -19,7 +19,7 @@ _NONE = np.empty(0, np.int64)
 _TICKETS_MAX = 1024
 
 
-class Ahead:
+class PrefetchedSlots:
     """The slots that a ticket still holds, int32 [n].
 
     Parameters
@@ -33,7 +33,7 @@ class Ahead:
     __slots__ = ("_keys", "slots")
 
     def __init__(self, keys: Ints, distinct: Ints, slots: Ints) -> None:
-        self.slots = slots.astype(np.int32)
+        self.slots: NDArray[np.int32] = slots.astype(np.int32)
         # An array that cannot change, of distinct keys, which therefore keep their order: to know it again later
         # without comparing keys.
         is_fixed = keys.flags.owndata and not keys.flags.writeable and len(distinct) == keys.size
@@ -54,7 +54,7 @@ class Pins:
         self._pinned = np.zeros(slots, np.int32)
         self._ahead = np.zeros(slots, np.uint16)  # tickets that hold a slot
         self._marks = np.zeros(slots, np.bool_)
-        self._tickets: list[Ahead] = []
+        self._tickets: list[PrefetchedSlots] = []
         self._rows_ahead = 0
 
     @staticmethod
@@ -103,7 +103,7 @@ class Pins:
                 f"most {_TICKETS_MAX} tickets and {limit} rows in all: gather their rows, or release them"
             )
 
-    def hold(self, ahead: Ahead) -> None:
+    def hold(self, ahead: PrefetchedSlots) -> None:
         """Hold the slots of a new ticket, which are distinct."""
         self._ahead[ahead.slots] += np.uint16(1)
         self._rows_ahead += len(ahead)
@@ -121,12 +121,12 @@ class Pins:
         self._marks[slots] = False
         self._tickets = [ahead for ahead in self._tickets if len(ahead)]
 
-    def release(self, ahead: Ahead) -> None:
+    def release(self, ahead: PrefetchedSlots) -> None:
         """Let go of all slots that a ticket still holds."""
         self._take(ahead, np.ones(len(ahead), np.bool_))
         self._tickets = [other for other in self._tickets if other is not ahead]
 
-    def _take(self, ahead: Ahead, taken: NDArray[np.bool_]) -> None:
+    def _take(self, ahead: PrefetchedSlots, taken: NDArray[np.bool_]) -> None:
         if not taken.any():
             return
         self._ahead[ahead.slots[taken]] -= np.uint16(1)
@@ -153,14 +153,17 @@ class Cache:
 
     def __init__(self, policy: Policy, map_of: Callable[[int], SlotMap], enough: Callable[[int], int]) -> None:
         self.policy = policy
-        self.capacity = policy.capacity
-        self.pins = Pins(self.capacity)
+        self.capacity: int = policy.capacity
+        self.pins: Pins = Pins(self.capacity)
         self._map = map_of(self.capacity)
         self._enough = enough
         # Decided by the policy and not done yet: a call may fail in between.
         self._leaving = self._entering = _NONE
         # The keys of the call under way. A call that failed is not counted again when it is repeated.
         self._asked = _NONE
+        self.accesses: int
+        self.evictions: int
+        self.misses: int
         self.accesses = self.misses = self.evictions = 0
 
     def __len__(self) -> int:
@@ -185,7 +188,7 @@ class Cache:
         """Return the key in each slot."""
         return self._map.keys_of(slots)
 
-    def is_for(self, ahead: Ahead, keys: Ints) -> bool:
+    def is_for(self, ahead: PrefetchedSlots, keys: Ints) -> bool:
         """Return whether a ticket holds exactly these keys, each once, in this order."""
         # A ticket's slots are distinct, and so are the keys in them. Slots that it has let go may be free by now.
         if keys.ndim != 1 or len(ahead) != len(keys):

@@ -34,7 +34,7 @@ class Life:
     """The state of a tier, and the error that ended it. It knows nothing of the table, which may be gone before it."""
 
     def __init__(self) -> None:
-        self.state = State.OPEN
+        self.state: State = State.OPEN
         self.failure: BaseException | None = None
 
     def fail(self, error: BaseException) -> None:
@@ -65,7 +65,7 @@ class Returning(weakref.ref[Held]):
         return super().__new__(cls, held, told)
 
     def __init__(self, held: Held, told: Callable[["Returning"], object], give_back: Callable[[], object]) -> None:
-        self.give_back = give_back
+        self.give_back: Callable[[], object] = give_back
 
 
 class Gate:

@@ -37,11 +37,11 @@ class Job:
     """Rows for the reading thread to load. If it could not, `error` is set before `done`."""
 
     def __init__(self, keys: Ints, slots: Ints) -> None:
-        self.keys = keys
-        self.slots = slots
+        self.keys: Ints = keys
+        self.slots: Ints = slots
         self.filled = 0  # how many of them are READY
         self.earlier: list[Job] = []  # jobs that read other rows of the same ticket
-        self.done = threading.Event()
+        self.done: threading.Event = threading.Event()
         self.error: BaseException | None = None
 
     def wait(self) -> None:
@@ -87,7 +87,7 @@ class Loader:
         self._dtype, self._shape = slab.dtype, slab.shape
         elements = int(np.prod(self._shape, dtype=np.int64))
         self._initial_rows_at_once = max(1, _INITIAL_BYTES // max(1, self._dtype.itemsize * elements))
-        self.states = np.zeros(slab.slots, np.uint8)
+        self.states: NDArray[np.uint8] = np.zeros(slab.slots, np.uint8)
         # Whether the key in a slot has a row in the log, or will have once its changes are written.
         self._stored = np.zeros(slab.slots, np.bool_)
         self._written = len(log)  # keys that have a row in the log, or will have
@@ -103,9 +103,9 @@ class Loader:
         self._jobs: deque[Job] = deque()
         self.failed: BaseException | None = None  # of a job; no ticket and no call has raised it yet
         self._closed = False
-        self.counts = dict.fromkeys(("first_touches", "refetches", "queue_hits"), 0)
-        self.read_s = 0.0  # seconds that reads of the log have taken, on either thread
-        self.stall_s = 0.0  # seconds that callers have waited for rows
+        self.counts: dict[str, int] = dict.fromkeys(("first_touches", "refetches", "queue_hits"), 0)
+        self.read_s: float = 0.0  # seconds that reads of the log have taken, on either thread
+        self.stall_s: float = 0.0  # seconds that callers have waited for rows
         self._thread = threading.Thread(target=self._run, name="memhier-load", daemon=True)
         self._thread.start()
 

@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.closing import Closing
 from memhier.shield import shielded
-from memhier.table.cache import Ahead
+from memhier.table.cache import PrefetchedSlots
 from memhier.table.gate import Held
 from memhier.table.loader import Job
 
@@ -18,7 +18,19 @@ __all__ = ["Loan", "Pin", "Ticket"]
 Ints = NDArray[np.int64]
 
 
-class Ticket:
+class _Releasing(Closing):
+    """Rows that are released at the end of a ``with`` block."""
+
+    def release(self) -> None:
+        """Let go of the rows. A second call does nothing."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """As `release`."""
+        self.release()
+
+
+class Ticket(_Releasing):
     """Rows on their way into DRAM. They stay there until they are gathered, or the ticket is released or forgotten.
 
     Leaving its ``with`` block releases a ticket.
@@ -30,7 +42,12 @@ class Ticket:
     """
 
     def __init__(
-        self, ahead: Ahead, held: Held, job: Job, wait: Callable[[Job], None], release: Callable[[Ahead], None]
+        self,
+        ahead: PrefetchedSlots,
+        held: Held,
+        job: Job,
+        wait: Callable[[Job], None],
+        release: Callable[[PrefetchedSlots], None],
     ) -> None:
         self.ahead = ahead
         self._held = held  # goes with the ticket, and tells of it
@@ -68,16 +85,8 @@ class Ticket:
         """Let go of the rows that were not gathered. A second call does nothing."""
         self._release(self.ahead)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-class Pin:
+class Pin(_Releasing):
     """Rows that stay in DRAM until the pin is released; leaving its ``with`` block releases it."""
 
     def __init__(self, keys: Ints, unpin: Callable[[Ints], None]) -> None:
@@ -90,16 +99,8 @@ class Pin:
         keys, self._keys = self._keys, self._keys[:0]
         self._unpin(keys)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()
-
-
-class Loan:
+class Loan(_Releasing):
     """Rows that stay in their slots of the slab until the loan is released; leaving its ``with`` block releases it.
 
     Attributes
@@ -164,11 +165,3 @@ class Loan:
     def release(self) -> None:
         """Give the rows back. A second call does nothing."""
         self._held = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.release()

@@ -2,22 +2,22 @@
 
 import numpy as np
 
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.errors import FormatError
 from memhier.store.store import Store
 
-__all__ = ["Schema"]
+__all__ = ["RowSchema"]
 
 
-class Schema:
+class RowSchema:
     """Element type and shape of a row, and its codec, as the value ``tiered/<name>`` of the catalog.
 
     The value is text: a dict like the one of a .npy file. The first checkpoint writes it.
     """
 
-    def __init__(self, store: Store, name: str, layout: Layout, codec: str) -> None:
+    def __init__(self, store: Store, name: str, layout: SlabLayout, codec: str) -> None:
         self._store = store
-        self.key = f"tiered/{name}"
+        self.key: str = f"tiered/{name}"
         fields = {"dtype": np.lib.format.dtype_to_descr(layout.dtype), "shape": layout.shape, "codec": codec}
         self._value = repr(fields).encode()
 

@@ -32,4 +32,8 @@ class Shortage(BudgetError):
     ) -> None:
         super().__init__(message)
         self.of = of
+        self.enough: int
+        self.room: int
+        self.held: int
+        self.needed: int
         self.needed, self.held, self.room, self.enough = needed, held, room, enough

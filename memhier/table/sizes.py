@@ -8,7 +8,7 @@ import numpy as np
 from memhier.arguments import check_int
 from memhier.budget import format_bytes
 from memhier.cache.slab import Slab
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
 from memhier.log.index import LogIndex
@@ -20,7 +20,7 @@ from memhier.store.segments import PAGE_BYTES
 from memhier.table.cache import Pins
 from memhier.table.writer import WriteQueue, batch_rows
 
-__all__ = ["Needs", "Sizes", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
+__all__ = ["Sizes", "TierNeeds", "check_policy", "log_bytes", "make_policy", "policy_bytes"]
 
 _POLICIES: dict[str, Callable[[int], Policy]] = {"lru": LRU, "lfu": LFU, "s3fifo": S3FIFO, "belady": Belady}
 
@@ -53,7 +53,7 @@ _TABLES_BYTES = 2**16
 
 
 @dataclass(frozen=True)
-class Needs:
+class TierNeeds:
     """The inputs that decide how much DRAM a row takes.
 
     Attributes
@@ -72,7 +72,7 @@ class Needs:
         Share of the budget that is left to the caller.
     """
 
-    layout: Layout
+    layout: SlabLayout
     encoded_bytes: int
     lossless: bool
     key_space: int | None
@@ -104,17 +104,17 @@ class Sizes:
         Most rows in the staging buffer, in the write queue, and handed to the write queue at a time.
     """
 
-    def __init__(self, needs: Needs, dram: int) -> None:
+    def __init__(self, needs: TierNeeds, dram: int) -> None:
         self.needs = needs
         self._dram = dram
         share = max(0, dram - needs.fixed_bytes) // _SHARE
         buffer = min(share, _BUFFER_MAX)
         self._staged_bytes = needs.encoded_bytes + (0 if needs.lossless else needs.row_bytes) + _STAGED_ROW_BYTES
-        self.staged = max(1, buffer // self._staged_bytes)
-        self.queued = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
-        self.outgoing = batch_rows(self.queued)
+        self.staged: int = max(1, buffer // self._staged_bytes)
+        self.queued: int = max(1, buffer // (needs.encoded_bytes + _QUEUED_ROW_BYTES))
+        self.outgoing: int = batch_rows(self.queued)
         by_share = min(share // (_CALL_KEY_BYTES + _MAP_KEY_BYTES), _BATCH_MAX)
-        self.batch = max(1, by_share) if needs.batch is None else int(needs.batch)
+        self.batch: int = max(1, by_share) if needs.batch is None else int(needs.batch)
 
     def _map_key_space(self, capacity: int) -> int | None:
         """Return the key space for the map of so many slots; None if a map by hashing takes less."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from memhier.arguments import as_ints, check_array, check_int, check_range
 from memhier.cache.slab import Slab
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.cache.slots import CAPACITY_MAX
 from memhier.codecs import get_codec
 from memhier.io.reader import Reader
@@ -23,11 +23,11 @@ from memhier.log.row_log import RowLog
 from memhier.policies import Policy
 from memhier.shield import when_gone
 from memhier.store.store import Store
-from memhier.table.cache import Ahead, Cache
+from memhier.table.cache import Cache, Pins, PrefetchedSlots
 from memhier.table.loader import Initial, Job, Loader
-from memhier.table.schema import Schema
+from memhier.table.schema import RowSchema
 from memhier.table.shortage import Shortage
-from memhier.table.sizes import Needs, Sizes, check_policy, log_bytes, make_policy, policy_bytes
+from memhier.table.sizes import Sizes, TierNeeds, check_policy, log_bytes, make_policy, policy_bytes
 from memhier.table.writer import WriteQueue, Writer
 
 __all__ = ["KIND", "Ints", "Options", "Table", "store_bytes"]
@@ -48,7 +48,7 @@ class Options:
 
     store: Store | str | os.PathLike[str]
     name: str
-    layout: Layout
+    layout: SlabLayout
     rows: int
     dram: int
     policy: str | Policy
@@ -94,7 +94,7 @@ class Table:
             if reader is None:
                 reader = self._own_reader = opened.enter_context(Reader())
                 fixed_bytes += reader.planned_bytes
-            needs = Needs(
+            needs = TierNeeds(
                 layout, row_bytes, codec.lossless, key_space, options.batch, policy_bytes(options.policy), fixed_bytes,
                 options.aside,
             )  # fmt: skip
@@ -104,9 +104,10 @@ class Table:
             store = options.store
             if not isinstance(store, Store):
                 store = self._own_store = opened.enter_context(_open_store(Path(store)))
-            self._schema = Schema(store, options.name, layout, options.codec)
+            self.store: Store = store
+            self._schema = RowSchema(store, options.name, layout, options.codec)
             self._schema.check()
-            self.log = RowLog(
+            self.log: RowLog = RowLog(
                 store, options.name, row_bytes=row_bytes, reader=reader, capacity=rows, key_space=key_space,
                 compact_below=_COMPACT_BELOW,
             )  # fmt: skip
@@ -116,13 +117,14 @@ class Table:
             self._slab = opened.enter_context(Slab(capacity, layout.dtype, layout.shape))
             self._queue = WriteQueue(self.log, sizes.queued, row_bytes)
             opened.callback(self._queue.close)
-            self.loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
+            self.loader: Loader = Loader(self._slab, self.log, self._queue, codec, options.initial, sizes.staged)
             opened.callback(self.loader.close)
-            self.cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
-            self.pins = self.cache.pins
-            self.writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
+            self.cache: Cache = Cache(make_policy(options.policy, capacity), sizes.map_of, sizes.enough)
+            self.pins: Pins = self.cache.pins
+            self.writer: Writer = Writer(self._slab, self._queue, codec, sizes.outgoing, self.cache.keys_of)
             opened.callback(closed)
             self._end = when_gone(self, partial(_close, opened.pop_all().close, os.getpid()))
+        self.batch: int
         self.batch, self._key_space, self._reader = sizes.batch, key_space, reader
         self._dtype, self._shape = layout.dtype, layout.shape
 
@@ -194,7 +196,7 @@ class Table:
         self.loader.wrote(slots, never_written)
         self.cache.served()
 
-    def prefetch(self, keys: Any) -> tuple[Ahead, Job]:
+    def prefetch(self, keys: Any) -> tuple[PrefetchedSlots, Job]:
         """Begin to make rows resident, and hold their slots; return these, and the job that reads the rows."""
         index, unique, _, slots = self._find(keys)
         self.pins.check_room(len(unique))
@@ -202,12 +204,12 @@ class Table:
             self._exchange(slots)
         job = self.loader.prepare(unique, slots)
         self.loader.submit(job, slots)
-        ahead = Ahead(index, unique, slots)
+        ahead = PrefetchedSlots(index, unique, slots)
         self.pins.hold(ahead)
         self.cache.served()
         return ahead, job
 
-    def lend(self, keys: Any, again: bool, ahead: Ahead | None) -> tuple[Ints, Ints, Ints]:
+    def lend(self, keys: Any, again: bool, ahead: PrefetchedSlots | None) -> tuple[Ints, Ints, Ints]:
         """Make rows resident and pin them; return the distinct keys, their slots, and the slot of each key."""
         if ahead is not None:
             index = self._as_keys(keys)

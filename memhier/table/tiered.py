@@ -15,14 +15,14 @@ from typing import Any
 from numpy.typing import DTypeLike, NDArray
 
 from memhier.budget import parse_bytes
-from memhier.cache.slab_memory import Layout
+from memhier.cache.slab_memory import SlabLayout
 from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.io.reader import Reader
 from memhier.policies import Policy
 from memhier.shield import ShieldedContext, shielded, shielded_giving, shielded_init
-from memhier.store.store import Store
-from memhier.table.cache import Ahead
+from memhier.store.store import Store, Transfer
+from memhier.table.cache import PrefetchedSlots
 from memhier.table.checkpoints import Checkpoints
 from memhier.table.gate import Gate, Life
 from memhier.table.loader import Initial, Job
@@ -93,13 +93,14 @@ class Tiered(Closing):
 
     Examples
     --------
-    >>> import pathlib, tempfile
+    >>> import tempfile
     >>> import numpy as np
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "table"
-    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    >>> from memhier import Tiered
+    >>> place = tempfile.mkdtemp() + "/table"
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="16MiB") as table:
     ...     table.scatter([7, 2], np.array([[1, 2, 3], [4, 5, 6]], np.float32))
     ...     generation = table.checkpoint()
-    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="8MiB") as table:
+    >>> with Tiered(place, "vectors", np.float32, 3, rows=1000, dram="16MiB") as table:
     ...     table.gather([2, 5, 2]).tolist()
     [[4.0, 5.0, 6.0], [0.0, 0.0, 0.0], [4.0, 5.0, 6.0]]
     """
@@ -123,7 +124,7 @@ class Tiered(Closing):
         aside: float = 0.0,
     ) -> None:
         life = Life()
-        layout = Layout.checked(1, dtype, shape)
+        layout = SlabLayout.checked(1, dtype, shape)
         options = Options(
             store, name, layout, rows, parse_bytes(dram), policy, initial, codec, key_space, batch, reader, aside
         )
@@ -251,6 +252,12 @@ class Tiered(Closing):
             Ticket of a prefetch of exactly these keys, all distinct: it spares the look-up, and is released. An array
             of keys that is not writeable counts as unchanged since then: do not change it through a view.
 
+        Returns
+        -------
+        Loan
+            ``rows``, all rows in place, read-only; ``slots``, int64 of the shape of `keys`: the places of these;
+            ``changing()``, a context that gives the rows writable; ``release()``, at the end of a ``with`` block too.
+
         Raises
         ------
         BudgetError, OSError, CorruptionError, ClosedError, ValueError
@@ -258,12 +265,18 @@ class Tiered(Closing):
         """
         with self._gate.call() as table:
             unique, slots, of_keys = table.lend(keys, again, None if ticket is None else ticket.ahead)
+            rows = table.rows
             held = self._gate.lend(partial(table.pins.unpin, slots))
-            return Loan(of_keys, table.rows, partial(self._changing, unique, slots), self._gate.table, held)
+        return Loan(of_keys, rows, partial(self._changing, unique, slots), self._gate.table, held)
 
     @shielded_giving(Pin.release)
     def pin(self, keys: Any) -> Pin:
         """Make rows resident, and keep them so until :meth:`unpin` or the end of the returned pin's ``with`` block.
+
+        Parameters
+        ----------
+        keys
+            Integers, any shape; may repeat. A call pins each distinct key once more.
 
         Raises
         ------
@@ -337,6 +350,16 @@ class Tiered(Closing):
         """
         return self._checkpoints.beside(values)
 
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last checkpoint, with all else in its store, to a URL; see :meth:`memhier.Store.push`."""
+        return self._gate.table().store.push(url, keep=keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | os.PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, generation=generation)
+
     @shielded
     def keep_way_back(self, further: bool = False) -> None:
         """Let each commit from now on keep the commit before it, so that the store can go back to that one.
@@ -348,7 +371,7 @@ class Tiered(Closing):
 
     @shielded
     def stored_keys(self) -> Iterator[Ints]:
-        """Return an iterator over the keys whose rows are on SSD, in blocks; no row may be written meanwhile."""
+        """Return an iterator over the keys whose rows are on SSD, int64 blocks; no row may be written meanwhile."""
         return self._gate.table().log.keys()
 
     @shielded
@@ -391,7 +414,7 @@ class Tiered(Closing):
             table.loader.wait(job)
 
     @shielded
-    def _release(self, ahead: Ahead) -> None:
+    def _release(self, ahead: PrefetchedSlots) -> None:
         with self._gate.giving_back() as table:
             if table is not None:
                 table.pins.release(ahead)

@@ -56,7 +56,7 @@ class WriteQueue:
         self._closed = False
         self.failure: BaseException | None = None  # of an append
         self._refused: LockedError | FullError | None = None
-        self.stall_s = 0.0  # seconds that callers have waited, for room or for the queue to drain
+        self.stall_s: float = 0.0  # seconds that callers have waited, for room or for the queue to drain
         self._thread = threading.Thread(target=self._run, name="memhier-write", daemon=True)
         self._thread.start()
 
@@ -261,7 +261,7 @@ class Writer:
         self._at_once = max(1, min(outgoing, _SAVE_BYTES // max(1, row_bytes)))
         # Rows that are stored as they are need no second buffer.
         self._encoded = np.empty((0 if codec.lossless else outgoing, row_bytes), np.uint8)
-        self.writes = 0  # rows handed over
+        self.writes: int = 0  # rows handed over
 
     @property
     def memory_bytes(self) -> int:

@@ -45,7 +45,7 @@ class Anchor(nn.Parameter):
     def mark(self, refusal: str) -> None:
         """Note that rows have gradients; a call that reads this parameter's gradient raises `refusal`."""
         if not isinstance(self.grad, _Mark) or self.grad.is_zero:
-            self.grad = _Mark.of(refusal)
+            self.grad: Tensor | None = _Mark.of(refusal)
 
     @property
     def is_marked(self) -> bool:

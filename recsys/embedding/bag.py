@@ -42,7 +42,7 @@ class EmbeddingBag(TableModule):
     seed, initial
         The first values depend on these and the row alone; :meth:`initial_weights` returns them.
     resume
-        Go on from the checkpoint in `path`, with its hyperparameters; FileNotFoundError if there is none.
+        Go on from the checkpoint in `path`, with its hyperparameters.
     update
         ``"backward"``: the backward pass applies gradients. ``"step"``: ``module.optimizer.step()`` does. Scaled
         losses, as of `torch.amp.GradScaler`, need ``"step"``: see Notes.
@@ -63,11 +63,20 @@ class EmbeddingBag(TableModule):
         When `dram` is too small; the message says how much would be enough.
     FileExistsError
         When `path` holds a checkpoint and `resume` is False.
+    FileNotFoundError
+        When `resume` is True and `path` holds no checkpoint.
     FormatError
         When the checkpoint belongs to another table.
+    LockedError
+        When another process or module has `path` open.
+    ValueError, TypeError
+        For an unfit argument.
 
     Notes
     -----
+    Gradients of `per_sample_weights` have torch's bits where rows take a multiple of 16 bytes. For other rows, torch's
+    own last bits depend on the place of a row in memory on some processors.
+
     With ``update="backward"`` the rows have been trained when the backward pass ends, so `torch.amp.GradScaler.scale`
     refuses a loss that comes from them. It does not notice other scalers, losses scaled by hand, and look-ups inside of
     ``torch.utils.checkpoint`` with ``use_reentrant=True``. With ``update="step"`` call
@@ -76,6 +85,8 @@ class EmbeddingBag(TableModule):
     Examples
     --------
     >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag
     >>> with EmbeddingBag(10**9, 4, dram="32MiB", path=tempfile.mkdtemp(), touched=1000) as bag:
     ...     before = bag.weights([7])
     ...     bag(torch.tensor([[7, 7]])).sum().backward()

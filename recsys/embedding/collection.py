@@ -43,6 +43,18 @@ class EmbeddingBagConfig:
         ``"sum"`` or ``"mean"``.
     initial
         The weights of untrained rows; by default TorchRec's.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> items = EmbeddingBagConfig(
+    ...     name="item", num_embeddings=1000, embedding_dim=4, feature_names=["seen", "bought"], pooling="mean"
+    ... )
+    >>> with EmbeddingBagCollection([items], dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     list(tables({"seen": torch.tensor([[1, 2, 3]]), "bought": torch.tensor([[2]])}))
+    ['seen', 'bought']
     """
 
     name: str
@@ -54,7 +66,21 @@ class EmbeddingBagConfig:
 
 
 class Pooled(Mapping[str, Tensor]):
-    """Pooled rows by feature, like TorchRec's KeyedTensor."""
+    """Pooled rows by feature, like TorchRec's KeyedTensor: ``pooled[name]`` is float32 [samples, dim].
+
+    A collection of tables returns it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
+    >>> configs = [EmbeddingBagConfig(name=name, num_embeddings=100, embedding_dim=4) for name in ("user", "item")]
+    >>> with EmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     pooled = tables(torch.tensor([[1, 7], [1, 9]]))
+    >>> list(pooled), pooled["item"].shape, bool((pooled.values()[:, 4:] == pooled["item"]).all())
+    (['user', 'item'], torch.Size([2, 4]), True)
+    """
 
     def __init__(self, names: Sequence[str], widths: Sequence[int], values: Tensor) -> None:
         ends = np.cumsum([0, *widths]).tolist()
@@ -99,6 +125,8 @@ class EmbeddingBagCollection(TableModule):
     Examples
     --------
     >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig
     >>> configs = [EmbeddingBagConfig(name=name, num_embeddings=100, embedding_dim=4) for name in ("user", "item")]
     >>> with EmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
     ...     pooled = tables(torch.tensor([[1, 7], [1, 9], [2, 7]]))
@@ -177,17 +205,17 @@ class FeatureParser:
     def __init__(self, tables: Sequence[Any]) -> None:
         if not tables:
             raise ValueError("tables: expected at least one")
-        self.configs = [_as_config(table) for table in tables]
-        self.features = [name for config in self.configs for name in config.feature_names]
+        self.configs: list[EmbeddingBagConfig] = [_as_config(table) for table in tables]
+        self.features: list[str] = [name for config in self.configs for name in config.feature_names]
         for kind, given in (("table", [config.name for config in self.configs]), ("feature", self.features)):
             twice = sorted({name for name in given if given.count(name) > 1})
             if twice:
                 raise ValueError(f"tables: more than one {kind} is named {twice[0]!r}")
-        self.specs = [
+        self.specs: list[TableSpec] = [
             TableSpec(config.name, config.num_embeddings, config.embedding_dim, config.initial)
             for config in self.configs
         ]
-        self.widths = [config.embedding_dim for config in self.configs for _ in config.feature_names]
+        self.widths: list[int] = [config.embedding_dim for config in self.configs for _ in config.feature_names]
         total = sum(spec.rows for spec in self.specs)
         if total > _ROWS_MAX:
             raise ValueError(f"tables: {total} rows in all, expected at most {_ROWS_MAX}")

@@ -48,7 +48,27 @@ _HEADER_CHECK = record(
 
 
 def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> nn.EmbeddingBag:
-    """Return a table as torch's module, in memory: for small tables."""
+    """Return a table as torch's module, in memory: for small tables.
+
+    Parameters
+    ----------
+    module
+        The tables.
+    table
+        Number of the table in its collection.
+    mode
+        ``"sum"``, ``"mean"`` or ``"max"``, as in torch.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, to_embedding_bag
+    >>> with EmbeddingBag(10, 4, mode="sum", dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     copy = to_embedding_bag(bag)
+    ...     bool((copy(torch.tensor([[7, 9]])) == bag(torch.tensor([[7, 9]]))).all())
+    True
+    """
     spec = module.specs[table]
     weight = torch.empty(spec.rows, spec.dim)
     for start, rows in _blocks(module, table):
@@ -57,7 +77,28 @@ def to_embedding_bag(module: TableModule, table: int = 0, mode: str = "sum") -> 
 
 
 def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
-    """Write a table's weights as a .npy file, float32 [rows, dim]."""
+    """Write a table's weights as a .npy file, float32 [rows, dim].
+
+    Parameters
+    ----------
+    module
+        The tables.
+    path
+        The file to write; one that is there is replaced.
+    table
+        Number of the table in its collection.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import EmbeddingBag, export_npy
+    >>> folder = tempfile.mkdtemp()
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=folder + "/bag") as bag:
+    ...     export_npy(bag, folder + "/weights.npy")
+    >>> np.load(folder + "/weights.npy", mmap_mode="r").shape
+    (10, 4)
+    """
     spec = module.specs[table]
     header = {"descr": "<f4", "fortran_order": False, "shape": (spec.rows, spec.dim)}
     with _whole_file(path) as file:
@@ -67,7 +108,24 @@ def export_npy(module: TableModule, path: Path, table: int = 0) -> None:
 
 
 def export_safetensors(module: TableModule, path: Path) -> None:
-    """Write the weights of all tables as one .safetensors file, each under its table's name."""
+    """Write the weights of all tables as one .safetensors file, each under its table's name.
+
+    Parameters
+    ----------
+    module, path
+        As in :func:`export_npy`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from safetensors.torch import load_file
+    >>> from memhier.recsys import EmbeddingBagCollection, EmbeddingBagConfig, export_safetensors
+    >>> folder, config = tempfile.mkdtemp(), EmbeddingBagConfig(name="item", num_embeddings=10, embedding_dim=4)
+    >>> with EmbeddingBagCollection([config], dram="32MiB", path=folder + "/tables") as tables:
+    ...     export_safetensors(tables, folder + "/weights.safetensors")
+    >>> load_file(folder + "/weights.safetensors")["item"].shape
+    torch.Size([10, 4])
+    """
     shapes = {spec.name: ("F32", (spec.rows, spec.dim), 4 * spec.rows * spec.dim) for spec in module.specs}
     with _whole_file(path) as file:
         _write_header(file, shapes, {})
@@ -79,10 +137,26 @@ def export_safetensors(module: TableModule, path: Path) -> None:
 def export_parquet(module: TableModule, path: Path, table: int = 0) -> None:
     """Write a table's weights as a Parquet file: columns ``id`` and ``embedding``, a list of fixed length.
 
+    Parameters
+    ----------
+    module, path, table
+        As in :func:`export_npy`.
+
     Raises
     ------
     ImportError
         If pyarrow is not installed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow.parquet
+    >>> from memhier.recsys import EmbeddingBag, export_parquet
+    >>> folder = tempfile.mkdtemp()
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=folder + "/bag") as bag:
+    ...     export_parquet(bag, folder + "/weights.parquet")
+    >>> pyarrow.parquet.read_table(folder + "/weights.parquet").slice(9)["id"].to_pylist()
+    [9]
     """
     try:
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")
@@ -102,9 +176,22 @@ def export_quantised(module: TableModule, path: Path, table: int = 0, dtype: Qua
 
     Parameters
     ----------
+    module, path, table
+        As in :func:`export_npy`.
     dtype
         ``"int8"``: a row's range is divided into 255 steps; with each row its scale and its least value, so no weight
         is off by more than half a step. ``"fp16"``: rounded to half precision.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag, QuantisedTable, export_quantised
+    >>> folder = tempfile.mkdtemp()
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=folder + "/bag") as bag:
+    ...     export_quantised(bag, folder + "/serving.safetensors")
+    ...     weights = bag.weights([7, 9])
+    >>> bool((QuantisedTable(folder + "/serving.safetensors").rows([7, 9]) - weights).abs().max() < 0.01)
+    True
     """
     if dtype not in get_args(Quantised):
         raise ValueError(f"dtype={dtype!r}: expected 'int8' or 'fp16'")
@@ -146,6 +233,17 @@ class QuantisedTable:
     ------
     FormatError
         For any other file.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag, QuantisedTable, export_quantised
+    >>> folder = tempfile.mkdtemp()
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=folder + "/bag") as bag:
+    ...     export_quantised(bag, folder + "/serving.safetensors", dtype="fp16")
+    >>> table = QuantisedTable(folder + "/serving.safetensors")
+    >>> table.shape, table.rows([7, 9]).dtype
+    ((10, 4), torch.float32)
     """
 
     def __init__(self, path: Path) -> None:
@@ -188,6 +286,11 @@ class QuantisedTable:
 
     def rows(self, ids: Any) -> Tensor:
         """Return rows, float32 [n, dim].
+
+        Parameters
+        ----------
+        ids
+            Integers [n].
 
         Raises
         ------

@@ -33,6 +33,14 @@ class Uniform:
     ----------
     low, high
         None stands for 1 / sqrt(num_embeddings) on each side of zero, as in TorchRec and DLRM.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag, Uniform
+    >>> with EmbeddingBag(1000, 4, initial=Uniform(-0.1, 0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bool((bag.weights([0, 999]).abs() <= 0.1).all())
+    True
     """
 
     low: float | None = None
@@ -50,7 +58,7 @@ class Uniform:
                 raise ValueError(f"low={self.low}, high={self.high}: expected a difference that float32 can hold")
 
     def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
-        """Return the first values of rows, float32 [n, dim]; `count` is the table's number of rows."""
+        """Return the first values of rows, float32 [n, dim]; arguments as of :func:`initial_weights`."""
         bound = 1 / count**0.5
         low, high = (-bound, bound) if self.low is None or self.high is None else (self.low, self.high)
         words = _words(seed, table, rows, -(-dim // 2))
@@ -64,7 +72,21 @@ class Uniform:
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations."""
+    """Normally distributed values, as in `torch.nn.EmbeddingBag`; none is farther out than 4.9 deviations.
+
+    Attributes
+    ----------
+    mean, std
+        Mean and standard deviation; `std` is 0 or more.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import EmbeddingBag, Normal
+    >>> with EmbeddingBag(1000, 4, initial=Normal(std=0.01), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bool((bag.weights([0, 999]).abs() < 0.05).all())
+    True
+    """
 
     mean: float = 0.0
     std: float = 1.0
@@ -74,7 +96,7 @@ class Normal:
             raise ValueError(f"std={self.std}: expected 0 or more")
 
     def weights(self, seed: int, table: int, rows: NDArray[np.int64], dim: int, count: int) -> NDArray[np.float32]:
-        """Return the first values of rows, float32 [n, dim]."""
+        """Return the first values of rows, float32 [n, dim]; arguments as of :func:`initial_weights`."""
         words = _words(seed, table, rows, dim * _HALVES // 4)
         sums = words.view("<u2").reshape(len(rows), dim, _HALVES).sum(axis=2, dtype=np.int64)
         values: NDArray[np.float32] = ((sums - _HALF_MEAN) * (self.std / _HALF_STD) + self.mean).astype(np.float32)
@@ -171,6 +193,8 @@ def initial_weights(
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.recsys import Uniform, initial_weights
     >>> some = initial_weights(Uniform(-1, 1), 0, 0, np.array([5, 10**12]), 3, 10**13)
     >>> bool((initial_weights(Uniform(-1, 1), 0, 0, np.array([10**12]), 3, 10**13) == some[1]).all())
     True

@@ -19,7 +19,7 @@ from torch import Tensor
 from memhier.recsys.embedding.anchor import Anchor, refuse_scaled_losses
 from memhier.recsys.embedding.optimizers import adds_in_turn, check_group
 from memhier.recsys.embedding.pooling import Sparse, StepGradient, apply_gradient, apply_sparse
-from memhier.recsys.embedding.tables import Ints, Rows, Tables
+from memhier.recsys.embedding.tables import Ints, StepRows, Tables
 from memhier.recsys.embedding.torch_internals import current_pass, indices_of, sparse_rows, values_of, when_pass_ends
 from memhier.shield import shielded
 from memhier.table.loans import Ticket
@@ -49,7 +49,7 @@ class Pending:
 
     __slots__ = ("gradient", "graph_pass", "rows")
 
-    def __init__(self, rows: Rows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
+    def __init__(self, rows: StepRows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
         self.rows, self.gradient, self.graph_pass = rows, gradient, graph_pass
 
     def sparse(self) -> Sparse:
@@ -84,13 +84,13 @@ class LookUps:
     def __init__(self, tables: Tables, ids_of: Callable[..., list[Ints]]) -> None:
         self.tables = tables
         self.update = update = tables.options.update
-        self.anchor = Anchor()
+        self.anchor: Anchor = Anchor()
         self.anchor.stepping = self.before_other_step
         self.anchor.is_applied_at_once = update == "backward"
         if update == "backward":
             refuse_scaled_losses()
-        self.optimizer = FusedOptimizer(self)
-        self.planned: tuple[Any, Rows] | None = None
+        self.optimizer: FusedOptimizer = FusedOptimizer(self)
+        self.planned: tuple[Any, StepRows] | None = None
         self._ids_of = ids_of
         self._pending: list[Pending] = []
         self._applied = 0  # updates since an optimizer's last step
@@ -104,7 +104,7 @@ class LookUps:
         """Return the ids of a batch to come, from the arguments that the module will get."""
         return self._ids_of(*arguments)
 
-    def distinct(self, ids: Any) -> Rows:
+    def distinct(self, ids: Any) -> StepRows:
         """Return the distinct rows of a batch."""
         return self.tables.distinct(ids)
 
@@ -120,7 +120,7 @@ class LookUps:
         """Return the largest of the sizes that all ranks say; None if no other rank reads in step."""
         return None
 
-    def plan(self, ids: Any, rows: Rows, ticket: Ticket | None) -> None:
+    def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
         """Load the rows of a batch that lookahead hands out, and use them for the look-ups of its ids."""
         self.tables.lend(rows, ticket)
         self.planned = ids, rows
@@ -132,7 +132,7 @@ class LookUps:
             planned[1].release()
 
     @shielded
-    def rows_of(self, ids: Any, trains: bool) -> Rows:
+    def rows_of(self, ids: Any, trains: bool) -> StepRows:
         """Return the rows of a step, in DRAM; rows that are only read while batches are announced get no loan."""
         if self.planned is not None and self.are_equal(self.planned[0], ids):
             return self.planned[1].share()
@@ -169,7 +169,7 @@ class LookUps:
         self._waiting.add(look_up)
         return look_up
 
-    def take(self, look_up: LookUp | None, rows: Rows, gradient: StepGradient | Sparse) -> None:
+    def take(self, look_up: LookUp | None, rows: StepRows, gradient: StepGradient | Sparse) -> None:
         """Take the gradient of a look-up, amid its backward pass."""
         if not self.anchor.requires_grad:
             rows.release()  # frozen since the forward pass
@@ -186,7 +186,7 @@ class LookUps:
         self.anchor.mark(_APPLIED if self.update == "backward" else _WAITING)
         self.add(rows, gradient, current_pass())
 
-    def add(self, rows: Rows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
+    def add(self, rows: StepRows, gradient: StepGradient | Sparse, graph_pass: int) -> None:
         """Let a gradient wait with those of its step."""
         self._pending.append(Pending(rows, gradient, graph_pass))
 
@@ -371,7 +371,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().load_state_dict(state_dict)
 
 
-def _merged(tables: Tables, pending: Sequence[Pending]) -> tuple[Rows, Sparse]:
+def _merged(tables: Tables, pending: Sequence[Pending]) -> tuple[StepRows, Sparse]:
     """Return the rows of several look-ups, which are not lent, and their sums; one look-up stays as it is."""
     if len(pending) == 1:
         return pending[0].rows, pending[0].sparse()
@@ -398,7 +398,7 @@ def _merged(tables: Tables, pending: Sequence[Pending]) -> tuple[Rows, Sparse]:
     return together, [*total.items()]
 
 
-def _in_parts(tables: Tables, rows: Rows, gradients: Sparse) -> list[tuple[Rows, Sparse]]:
+def _in_parts(tables: Tables, rows: StepRows, gradients: Sparse) -> list[tuple[StepRows, Sparse]]:
     """Return rows, lent, and gradients in parts that a call has room for."""
     most = tables.call_rows
     if len(rows.keys) <= most:
@@ -414,7 +414,7 @@ def _in_parts(tables: Tables, rows: Rows, gradients: Sparse) -> list[tuple[Rows,
     return found
 
 
-def _part(rows: Rows, gradients: Sparse, begin: int, most: int) -> tuple[Rows, Sparse]:
+def _part(rows: StepRows, gradients: Sparse, begin: int, most: int) -> tuple[StepRows, Sparse]:
     keys = rows.keys[begin : begin + most].copy()
     starts = np.clip(rows.starts - begin, 0, len(keys))
     mine = []
@@ -425,4 +425,4 @@ def _part(rows: Rows, gradients: Sparse, begin: int, most: int) -> tuple[Rows, S
         inside = (places >= first) & (places < first + count)
         shape = (count, gradient.shape[1])
         mine.append((table, sparse_rows(places[inside] - first, values_of(gradient)[inside], shape)))
-    return Rows(keys, starts), mine
+    return StepRows(keys, starts), mine

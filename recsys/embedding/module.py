@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
+from os import PathLike
 from typing import Any, Self
 
 import numpy as np
@@ -14,13 +15,15 @@ from memhier.arguments import as_ints
 from memhier.closing import Closing
 from memhier.errors import CorruptionError
 from memhier.recsys.embedding.initial import TableSpec, initial_weights
-from memhier.recsys.embedding.look_ups import LookUps
+from memhier.recsys.embedding.look_ups import FusedOptimizer, LookUps
 from memhier.recsys.embedding.optimizers import check_group
 from memhier.recsys.embedding.pooling import Bags, pool
 from memhier.recsys.embedding.records import EXTRA, as_json, restored_hyperparameters
-from memhier.recsys.embedding.tables import Rows
+from memhier.recsys.embedding.tables import StepRows, Tables
 from memhier.shield import shielded
 from memhier.store.segments import PAGE_BYTES
+from memhier.store.store import Store, Transfer
+from memhier.table.tiered import KIND
 
 __all__ = ["TableModule"]
 
@@ -42,8 +45,8 @@ class TableModule(Closing, nn.Module):
     def __init__(self, look_ups: LookUps) -> None:
         super().__init__()
         self.look_ups = look_ups
-        self.tables = look_ups.tables
-        self.optimizer = look_ups.optimizer
+        self.tables: Tables = look_ups.tables
+        self.optimizer: FusedOptimizer = look_ups.optimizer
         self._anchor = look_ups.anchor
         self._end_epoch: Callable[[], None] | None = None
         try:
@@ -86,27 +89,35 @@ class TableModule(Closing, nn.Module):
         return found | {"rows_per_page": found["refetches"] / pages if pages else 0.0}
 
     def initial_weights(self, rows: Any, table: int = 0) -> Tensor:
-        """Return the first values of rows, float32 [n, dim]: to make the same table in memory."""
+        """Return the first values of rows, float32 [n, dim], to make the same table in memory; see :meth:`weights`."""
         spec = self.tables.specs[table]
         ids = as_ints("rows", rows)
         self.tables.check_ids(table, ids)
         return torch.from_numpy(initial_weights(spec.initial, self.tables.seed, table, ids, spec.dim, spec.rows))
 
     def weights(self, rows: Any, table: int = 0) -> Tensor:
-        """Return rows as they are now, float32 [n, dim], a copy."""
+        """Return rows as they are now, float32 [n, dim], a copy.
+
+        Parameters
+        ----------
+        rows
+            Integers [n]: rows of the table; IndexError for one that it does not have.
+        table
+            Number of the table in its collection.
+        """
         self.look_ups.settle()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., : self.tables.specs[table].dim]))
 
     def optimizer_state(self, rows: Any, table: int = 0) -> Tensor:
-        """Return the optimizer's state of rows, float32 [n, width], a copy."""
+        """Return the optimizer's state of rows, float32 [n, width], a copy; arguments as in :meth:`weights`."""
         self.look_ups.settle()
         found = self.tables.read(table, as_ints("rows", rows))
         return torch.from_numpy(np.ascontiguousarray(found[..., self.tables.specs[table].dim :]))
 
     @shielded
     def scale_gradients(self, factor: float) -> None:
-        """Multiply the gradients that wait for a step; RuntimeError without ``update="step"``."""
+        """Multiply the gradients that wait for a step by `factor`; RuntimeError without ``update="step"``."""
         self.look_ups.scale(factor)
 
     def gradient_norm(self) -> Tensor:
@@ -160,6 +171,16 @@ class TableModule(Closing, nn.Module):
         future = self.tables.start_checkpoint(values)
         future.add_done_callback(note)
         return future
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last checkpoint to a URL; see :meth:`memhier.Store.push`."""
+        return self.tables.push(url, keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
 
     def _checkpoint_values(self, extra: Mapping[str, Any] | None) -> dict[str, bytes]:
         self.look_ups.settle()
@@ -254,7 +275,7 @@ class TableModule(Closing, nn.Module):
         """Whether rows that are looked up now will have a gradient."""
         return torch.is_grad_enabled() and self.training and self._anchor.requires_grad
 
-    def _place(self, rows: Rows, bag: Bags) -> int:
+    def _place(self, rows: StepRows, bag: Bags) -> int:
         """Return the place of the padding among the table's rows of a step, or one that torch accepts in its stead."""
         mine, key = rows.keys[rows.of_table(bag.table)], bag.padding + self.tables.bases[bag.table]
         place = int(np.searchsorted(mine, key))

@@ -70,7 +70,28 @@ def _check(name: str, value: float, low: float = 0.0, high: float = math.inf) ->
 
 @dataclass(frozen=True, kw_only=True)
 class SGD:
-    """Stochastic gradient descent; without momentum and weight decay equal to `torch.optim.SGD` on sparse gradients."""
+    """Stochastic gradient descent; without momentum and weight decay equal to `torch.optim.SGD` on sparse gradients.
+
+    Parameters
+    ----------
+    lr
+        Learning rate, 0 or more.
+    momentum
+        Share of the last step that the next one repeats, from 0 to below 1. It costs a float for each weight.
+    weight_decay
+        Multiple of the weights that is added to their gradient, 0 or more.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import SGD, EmbeddingBag
+    >>> with EmbeddingBag(10, 4, optimizer=SGD(lr=0.5), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     before = bag.weights([7])
+    ...     bag(torch.tensor([[7]])).sum().backward()
+    ...     (bag.weights([7]) - before).round(decimals=3).tolist()
+    [[-0.5, -0.5, -0.5, -0.5]]
+    """
 
     lr: float = 0.01
     momentum: float = 0.0
@@ -111,7 +132,23 @@ class SGD:
 
 @dataclass(frozen=True, kw_only=True)
 class Adagrad:
-    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), equal to `torch.optim.Adagrad` on sparse gradients."""
+    """Adagrad (Duchi, Hazan and Singer, JMLR 2011), equal to `torch.optim.Adagrad` on sparse gradients.
+
+    Parameters
+    ----------
+    lr, lr_decay, eps, initial_accumulator_value
+        As in torch, 0 or more.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import Adagrad, EmbeddingBag
+    >>> with EmbeddingBag(10, 4, optimizer=Adagrad(lr=0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bag(torch.tensor([[7]])).sum().backward()
+    ...     bag.optimizer_state([7]).tolist()
+    [[1.0, 1.0, 1.0, 1.0]]
+    """
 
     lr: float = 0.01
     lr_decay: float = 0.0
@@ -146,7 +183,25 @@ class Adagrad:
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad:
-    """Adagrad with one sum for each row, of the mean square of its gradient, as in FBGEMM and TorchRec."""
+    """Adagrad with one sum for each row, of the mean square of its gradient, as in FBGEMM and TorchRec.
+
+    Parameters
+    ----------
+    lr
+        Learning rate, 0 or more.
+    eps
+        Added to the root of the sum, 0 or more.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, RowWiseAdagrad
+    >>> with EmbeddingBag(10, 4, optimizer=RowWiseAdagrad(lr=0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bag(torch.tensor([[7]])).sum().backward()
+    ...     bag.optimizer_state([7]).tolist()
+    [[1.0]]
+    """
 
     lr: float = 0.01
     eps: float = 1e-8
@@ -177,7 +232,24 @@ class RowWiseAdagrad:
 
 @dataclass(frozen=True, kw_only=True)
 class Adam:
-    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, equal to `torch.optim.SparseAdam`."""
+    """Adam (Kingma and Ba, ICLR 2015) on the rows that a step touches, equal to `torch.optim.SparseAdam`.
+
+    Parameters
+    ----------
+    lr, betas, eps
+        As in torch.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import Adam, EmbeddingBag
+    >>> with EmbeddingBag(10, 4, optimizer=Adam(lr=0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bag.optimizer.param_groups[0]["lr"] = 0.05  # from this step on
+    ...     bag(torch.tensor([[7]])).sum().backward()
+    ...     bag.optimizer_state([7]).shape
+    torch.Size([1, 8])
+    """
 
     lr: float = 0.001
     betas: tuple[float, float] = (0.9, 0.999)
@@ -221,7 +293,23 @@ class Adam:
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdam(Adam):
-    """Adam with one second moment for each row, of its gradient's mean square: FBGEMM's partial row-wise Adam."""
+    """Adam with one second moment for each row, of its gradient's mean square: FBGEMM's partial row-wise Adam.
+
+    Parameters
+    ----------
+    lr, betas, eps
+        As in :class:`Adam`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, RowWiseAdam
+    >>> with EmbeddingBag(10, 4, optimizer=RowWiseAdam(lr=0.1), dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     bag(torch.tensor([[7]])).sum().backward()
+    ...     bag.optimizer_state([7]).shape
+    torch.Size([1, 5])
+    """
 
     def state_width(self, dim: int) -> int:
         """Return the floats of state of a row: a moment of each weight, and one of the row."""

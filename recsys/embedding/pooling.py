@@ -15,7 +15,7 @@ from torch import Tensor
 
 from memhier import backend
 from memhier.recsys.embedding.optimizers import Group, compiled_rules
-from memhier.recsys.embedding.tables import Floats, Ints, Rows, Tables
+from memhier.recsys.embedding.tables import Floats, Ints, StepRows, Tables
 from memhier.recsys.embedding.torch_internals import (
     embedding_bag,
     embedding_bag_backward,
@@ -76,7 +76,7 @@ class Bags:
         return torch.diff(ends)
 
 
-class Layout:
+class PoolingLayout:
     """The places of bags and of their sums, for the compiled steps.
 
     All features have the same number of bags.
@@ -96,12 +96,14 @@ class Layout:
     def __init__(self, bags: list[Bags], widths: list[int]) -> None:
         samples = (len(bags[0].offsets) - bags[0].last) // bags[0].features
         self._bags = tuple((width, bag.features, bag.mode) for width, bag in zip(widths, bags, strict=True))
-        self.shape = samples, sum(width * features for width, features, _ in self._bags)
+        self.shape: tuple[int, int] = samples, sum(width * features for width, features, _ in self._bags)
+        self.tables: Ints
+        self.targets: Ints
         self.targets, self.tables = _targets(samples, self._bags, self.shape[1])
         self.scales: Floats | None = None
         self._lengths: Ints | None = None
         if all(bag.single for bag in bags):
-            self.begins = _counted(len(self.targets) + 1)
+            self.begins: Ints = _counted(len(self.targets) + 1)
             return  # the mean of one is its sum
         self._lengths = lengths = np.concatenate([bag.lengths.numpy() for bag in bags])
         self.begins = np.concatenate(([0], np.cumsum(lengths)))
@@ -144,7 +146,7 @@ class StepGradient:
     """
 
     def __init__(
-        self, rows: Rows, bags: list[Bags], widths: list[int], layout: Layout | None, kept: list[Any] | None
+        self, rows: StepRows, bags: list[Bags], widths: list[int], layout: PoolingLayout | None, kept: list[Any] | None
     ) -> None:
         self.rows = rows
         self.layout = layout
@@ -202,7 +204,7 @@ EVALUATED = (
 """The message of a backward pass through such a look-up."""
 
 
-def pool(tables: Tables, rows: Rows, bags: list[Bags], anchor: Tensor, done: Done | None) -> Tensor:
+def pool(tables: Tables, rows: StepRows, bags: list[Bags], anchor: Tensor, done: Done | None) -> Tensor:
     """Look bags up and pool them; on the way back the gradient goes to `done`.
 
     Parameters
@@ -228,7 +230,7 @@ class _Pool(torch.autograd.Function):
         ctx: Any,
         anchor: Tensor,
         tables: Tables,
-        rows: Rows,
+        rows: StepRows,
         bags: list[Bags],
         done: Done | None,
         *samples: Tensor | None,
@@ -237,7 +239,7 @@ class _Pool(torch.autograd.Function):
         ctx.done, ctx.looked_up, ctx.evaluated = done, None, done is None
         if plain and backend.core is not None and rows.loan is not None:
             widths = [tables.specs[bag.table].dim for bag in bags]
-            layout = Layout(bags, widths)
+            layout = PoolingLayout(bags, widths)
             output = torch.empty(layout.shape)
             backend.core.embedding_pool(
                 slab=rows.loan.rows, slots=rows.loan.slots, inverse=rows.inverse, begins=layout.begins,
@@ -269,7 +271,7 @@ class _Pool(torch.autograd.Function):
         return None, None, None, None, None, *of_samples
 
 
-def pool_weights(weights: list[Tensor], rows: Rows, bags: list[Bags]) -> tuple[Tensor, StepGradient]:
+def pool_weights(weights: list[Tensor], rows: StepRows, bags: list[Bags]) -> tuple[Tensor, StepGradient]:
     """Pool copies of a step's rows by torch's operators.
 
     Parameters
@@ -346,7 +348,9 @@ def _in_place(gradient: Tensor) -> tuple[Floats, int]:
     return floats.numpy(), stride
 
 
-def apply_sparse(tables: Tables, rows: Rows, gradients: Sparse, group: Group, late: list[int] | None = None) -> None:
+def apply_sparse(
+    tables: Tables, rows: StepRows, gradients: Sparse, group: Group, late: list[int] | None = None
+) -> None:
     """Update the rows of a step in place, by torch's operators.
 
     Gradients that belong to a step counted before come with its numbers of updates by table, `late`.

@@ -45,7 +45,7 @@ class TableRecord:
     def __init__(self, made: dict[str, Any], steps: list[int], checkpoint: int = 0) -> None:
         self._made = made
         self.steps = steps
-        self.checkpoint = checkpoint
+        self.checkpoint: int = checkpoint
 
     @classmethod
     def read(

@@ -26,13 +26,13 @@ from memhier.recsys.embedding.initial import FirstRows, TableSpec
 from memhier.recsys.embedding.optimizers import SGD, SparseOptimizer
 from memhier.recsys.embedding.records import EXTRA, TableRecord, decoded_extra, nothing_there
 from memhier.shield import shielded_init
-from memhier.store.store import Store
+from memhier.store.store import Store, Transfer
 from memhier.table.loans import Loan, Ticket
 from memhier.table.shortage import Shortage
 from memhier.table.table import store_bytes
 from memhier.table.tiered import KIND, Tiered
 
-__all__ = ["Rows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
+__all__ = ["StepRows", "TableOptions", "Tables", "Update", "check_ids", "distinct_rows"]
 
 Ints = NDArray[np.int64]
 Places = NDArray[np.int32]
@@ -95,7 +95,7 @@ def check_ids(spec: TableSpec, ids: Ints, name: str = "input") -> None:
         raise IndexError(f"{name}[{at}]={flat[at]}: expected a row of table {spec.name!r}, 0 to {spec.rows - 1}")
 
 
-class Rows:
+class StepRows:
     """The distinct rows of one step, table by table.
 
     Attributes
@@ -126,8 +126,12 @@ class Rows:
         loan: Loan | None = None,
     ) -> None:
         keys.flags.writeable = False
+        self.starts: Ints
+        self.order: Places
+        self.keys: Ints
+        self.inverse: Places
         self.keys, self.starts, self.inverse, self.order, self.loan = keys, starts, inverse, order, loan
-        self.ends = np.zeros(len(starts) - 1, np.int64) if ends is None else ends
+        self.ends: NDArray[np.int64] = np.zeros(len(starts) - 1, np.int64) if ends is None else ends
 
     @property
     def nbytes(self) -> int:
@@ -146,10 +150,10 @@ class Rows:
         places -= self.starts[table]
         return places
 
-    def share(self) -> "Rows":
+    def share(self) -> "StepRows":
         """Return the same rows with a loan of their own."""
         loan = None if self.loan is None else self.loan.share()
-        return Rows(self.keys, self.starts, self.ends, self.inverse, self.order, loan)
+        return StepRows(self.keys, self.starts, self.ends, self.inverse, self.order, loan)
 
     def release(self) -> None:
         """Give the rows back. The loan of an output that is forgotten before its backward pass ends by itself."""
@@ -158,7 +162,7 @@ class Rows:
             loan.release()
 
 
-def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) -> Rows:
+def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) -> StepRows:
     """Return the distinct rows of a step.
 
     Parameters
@@ -189,7 +193,7 @@ def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) ->
             inverse=inverse,
             order=order,
         )
-        return Rows(keys[:count].copy(), starts, ends, inverse, order)
+        return StepRows(keys[:count].copy(), starts, ends, inverse, order)
     found, begin = [], 0
     for table, end in enumerate(ends.tolist()):
         mine = flat[begin:end]
@@ -200,7 +204,7 @@ def distinct_rows(ids: Sequence[Ints], bases: Ints, *, in_order: bool = True) ->
             order[begin:end] = torch.sort(torch.from_numpy(mine))[1].numpy() + begin
         starts[table + 1] = starts[table] + len(distinct)
         begin = end
-    return Rows(np.concatenate(found), starts, ends, inverse, order)
+    return StepRows(np.concatenate(found), starts, ends, inverse, order)
 
 
 @functools.cache
@@ -243,23 +247,24 @@ class Tables:
         first_rows: FirstRows | None = None,
         asked: str = "input",
     ) -> None:
-        self.specs = tuple(specs)
+        self.specs: tuple[TableSpec, ...] = tuple(specs)
         self.options = options
+        self.optimizer: SparseOptimizer
         self.optimizer = optimizer = options.rule
-        self.seed = int(options.seed)
-        self.widths = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
+        self.seed: int = int(options.seed)
+        self.widths: list[int] = [spec.dim + optimizer.state_width(spec.dim) for spec in self.specs]
         # Plain descent applies gradients one by one, in the order of ids.
         self._adds_up = not isinstance(optimizer, SGD)
-        self.bases = np.cumsum([0, *(spec.rows for spec in self.specs)])
+        self.bases: NDArray[Any] = np.cumsum([0, *(spec.rows for spec in self.specs)])
         total = int(self.bases[-1])
-        self.path = os.fspath(options.path)
-        self.touched = min(total, 2**31 - 1) if options.touched is None else int(options.touched)
+        self.path: str = os.fspath(options.path)
+        self.touched: int = min(total, 2**31 - 1) if options.touched is None else int(options.touched)
         self._asked = asked
         self._first_rows = first_rows or FirstRows(self.specs, optimizer, self.seed)
         self._pid = os.getpid()
         store = _open(self.path, options.resume)
         try:
-            self.record = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
+            self.record: TableRecord = TableRecord.read(store, self.specs, optimizer, self.seed, options.resume)
             self._check_touched(_rows_in(store))
             self._tier = Tiered(
                 store,
@@ -278,11 +283,11 @@ class Tables:
         except BaseException:
             store.close()
             raise
-        self.window_bytes = int(_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
+        self.window_bytes: int = int(_ASIDE / 2 * parse_bytes(options.dram))  # for batches known ahead
         policy = self._tier.policy
         self.planner = policy if isinstance(policy, Belady) else None  # None once closed
-        self.capacity = self._tier.capacity  # rows in DRAM at most
-        self.call_rows = self._tier.batch  # rows of one call at most
+        self.capacity: int = self._tier.capacity  # rows in DRAM at most
+        self.call_rows: int = self._tier.batch  # rows of one call at most
         self._store = store
         self._open = True
         self._scratch = np.empty(0, np.float32)
@@ -346,7 +351,7 @@ class Tables:
             f"dram={error.enough} would be enough, or smaller batches"
         )
 
-    def distinct(self, ids: Sequence[Ints]) -> Rows:
+    def distinct(self, ids: Sequence[Ints]) -> StepRows:
         """Return the distinct rows of a step, of the int64 [n] ids of each table.
 
         Raises
@@ -359,7 +364,7 @@ class Tables:
             check_ids(spec, wanted, self._asked.format(spec.name))
         return distinct_rows(ids, self.bases, in_order=self._adds_up)
 
-    def lend(self, rows: Rows, ticket: Ticket | None = None) -> None:
+    def lend(self, rows: StepRows, ticket: Ticket | None = None) -> None:
         """Load the rows of a step and keep them in DRAM until they are released; `ticket` fetched them ahead."""
         needed = len(rows.keys)
         if needed > self.call_rows:
@@ -371,13 +376,13 @@ class Tables:
         with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, ticket=ticket)
 
-    def lend_again(self, rows: Rows) -> None:
+    def lend_again(self, rows: StepRows) -> None:
         """Keep rows in DRAM that other steps hold already."""
         with self._in_own_words():
             rows.loan = self._tier.lend(rows.keys, again=True)
 
     @contextmanager
-    def changing(self, rows: Rows, floats: int = 0) -> Iterator[tuple[Floats, Floats]]:
+    def changing(self, rows: StepRows, floats: int = 0) -> Iterator[tuple[Floats, Floats]]:
         """Give all rows in DRAM, writable, and so many floats of working memory.
 
         The block may change the rows of the step; other calls wait until it ends.
@@ -388,28 +393,28 @@ class Tables:
                 self._scratch = np.empty(floats + floats // 8, np.float32)
             yield slab, self._scratch[:floats]
 
-    def check_fits(self, rows: Rows) -> None:
+    def check_fits(self, rows: StepRows) -> None:
         """Raise BudgetError for a step that will never fit."""
         if len(rows.keys) > min(self.capacity, self.call_rows):
             self.lend(rows)  # fails, and says how much would be enough
 
-    def announce(self, rows: Rows) -> None:
+    def announce(self, rows: StepRows) -> None:
         """Tell the planner of the step after those already announced."""
         self.check_open()
         assert self.planner is not None
         self.planner.announce(rows.keys)
 
-    def prefetch(self, rows: Rows) -> Ticket:
+    def prefetch(self, rows: StepRows) -> Ticket:
         """Begin to fetch the rows of the oldest announced step that was not fetched yet."""
         with self._in_own_words():
             return self._tier.prefetch(rows.keys)
 
-    def weights(self, rows: Rows) -> list[Floats]:
+    def weights(self, rows: StepRows) -> list[Floats]:
         """Return the weights of a step's rows, of each table float32 [u, dim]; rows without a loan are only read."""
         found = self.whole(rows)
         return [np.ascontiguousarray(found[rows.of_table(table), : spec.dim]) for table, spec in enumerate(self.specs)]
 
-    def whole(self, rows: Rows) -> Floats:
+    def whole(self, rows: StepRows) -> Floats:
         """Return a step's rows with their state, float32 [u, width of the widest]."""
         if rows.loan is None:
             return self._gathered(rows.keys)
@@ -467,6 +472,11 @@ class Tables:
     def extra(self) -> dict[str, Any]:
         """Return hyperparameters and the caller's values of the last checkpoint."""
         return decoded_extra(self._store, self._store.get(EXTRA))
+
+    def push(self, url: str, keep: int | None) -> Transfer:
+        """Back up the last checkpoint."""
+        self.check_open()
+        return self._store.push(url, keep=keep)
 
     def stats(self) -> dict[str, Any]:
         """Return the tier's counts."""

@@ -19,7 +19,7 @@ from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.storage import Storage
 
-__all__ = ["Ahead"]
+__all__ = ["BatchQueue"]
 
 Ints = NDArray[np.int64]
 
@@ -32,7 +32,7 @@ class _Drawn:
     positions: Ints
 
 
-class Ahead:
+class BatchQueue:
     """Batches that wait for their steps, the next one first.
 
     Attributes
@@ -47,8 +47,8 @@ class Ahead:
         self._schema = schema
         self._placement = placement
         self._drawn: deque[_Drawn] = deque()
-        self.asked = 0
-        self.turn = 0
+        self.asked: int = 0
+        self.turn: int = 0
 
     def __len__(self) -> int:
         return len(self._drawn)

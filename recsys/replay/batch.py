@@ -31,6 +31,17 @@ class Batch:
         int64 ``[n]``: those given to `add`, else the number of earlier samples.
     slots
         int64 ``[n]``: their slots of memory, which `feedback` reads.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import CarouselBuffer
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/buffer", memory=4, schema={"x": ("float32", 2)}) as buffer:
+    ...     _ = buffer.add({"x": np.ones((10, 2), np.float32)}, labels=[3] * 10)
+    ...     batch = buffer.sample(2)
+    >>> len(batch), batch["x"].shape, batch.labels.tolist(), sorted(batch.tensors())
+    (2, (2, 2), [3, 3], ['ids', 'labels', 'x'])
     """
 
     data: Columns

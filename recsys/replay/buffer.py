@@ -17,7 +17,7 @@ from memhier.closing import Closing
 from memhier.errors import ClosedError
 from memhier.fields import described
 from memhier.files import Files
-from memhier.recsys.replay.ahead import Ahead
+from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch, room
 from memhier.recsys.replay.placement.admit import Admission, admission
 from memhier.recsys.replay.placement.memory import Memory
@@ -25,13 +25,13 @@ from memhier.recsys.replay.placement.placement import Placement
 from memhier.recsys.replay.policies import SwapPolicy, encoded_policy, stored_policy, swap_policy
 from memhier.recsys.replay.reader import MemoryReader
 from memhier.recsys.replay.schema import Schema, as_array, check_update
-from memhier.recsys.replay.settings import Settings, as_schema, stored_schema
+from memhier.recsys.replay.settings import BufferSettings, as_schema, stored_schema
 from memhier.recsys.replay.storage.described import VERSION
-from memhier.recsys.replay.storage.storage import META, Storage
+from memhier.recsys.replay.storage.storage import KIND, META, Storage
 from memhier.recsys.replay.streams import Purpose, Uniforms, stream
 from memhier.recsys.replay.swapper import Swapper
 from memhier.shield import caller, close_made, shielded, shielded_giving, shielded_init
-from memhier.store.store import Finding
+from memhier.store.store import Finding, Store, Transfer
 
 __all__ = ["CarouselBuffer"]
 
@@ -72,7 +72,7 @@ class CarouselBuffer(Closing):
         A directory to make; `open` opens an existing one.
     memory
         Size of the memory tier: samples as an int, or bytes as text: ``"64MiB"``, which holds the samples and the state
-        of each slot. The index of storage (about 70 bytes for each stored sample) and buffers come on top;
+        of each slot. The index of storage (40 to 100 bytes for each stored sample) and buffers come on top;
         `memory_bytes` counts everything.
     storage
         Size of the storage tier: samples as an int, bytes as text, or None for no limit. The tier never exceeds a limit
@@ -89,7 +89,8 @@ class CarouselBuffer(Closing):
         ``"random"``, ``"deck"``, ``"gate"``, ``"loss"`` or ``"age"`` with a ratio of one half, a policy such as
         ``RandomSwap(0.2)``, or None: only admission changes memory then.
     codec
-        The name of the codec of each field in storage; see `memhier.recsys.replay.storage.records.field_codec`.
+        The codec of each field in storage, by name: ``"none"`` by default, ``"fp16"``, ``"bf16"`` or ``"int8"`` for
+        float32, ``"zstd"``, and ``"jpeg"`` or ``"webp"`` for images, also with a quality: ``"jpeg:75"``.
     seed
         0 to 2**63 - 1.
     delay
@@ -99,6 +100,8 @@ class CarouselBuffer(Closing):
         classes in memory. By default with ``admit="class_balanced"`` only, and while there are no more classes than
         slots: otherwise swaps bring any sample, and every class in turn. CarM's methods ask for True, and so do
         frameworks that note the labels of slots, such as Avalanche.
+    files
+        File layer; the operating system's by default.
 
     Raises
     ------
@@ -113,7 +116,10 @@ class CarouselBuffer(Closing):
 
     Examples
     --------
-    >>> import tempfile, pathlib
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import CarouselBuffer
     >>> place = pathlib.Path(tempfile.mkdtemp()) / "replay"
     >>> with CarouselBuffer(place, memory=4, schema={"x": ("float32", 2)}, seed=1) as buffer:
     ...     _ = buffer.add({"x": np.arange(20, dtype=np.float32).reshape(10, 2)}, labels=np.arange(10) % 2)
@@ -146,7 +152,7 @@ class CarouselBuffer(Closing):
         seed, delay = check_int("seed", seed, 0, 2**63 - 1), check_int("delay", delay, 0, 1000, "steps")
         if codec is not None and not isinstance(codec, Mapping):
             raise TypeError(f"codec={codec!r}: expected a dict from fields to codecs, such as {{'image': 'jpeg:90'}}")
-        settings = Settings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class)
+        settings = BufferSettings(schema, dict(codec or {}), kept, swap_policy(swap), seed, delay, same_class)
         slots = settings.memory_slots(memory)
         limit = settings.storage_limit(storage, slots)
         tier = Storage.create(path, schema, settings.codecs, limit is not None, files)
@@ -154,12 +160,12 @@ class CarouselBuffer(Closing):
             self._set_up(settings, tier, slots, limit)
             self._commit({})
 
-    def _set_up(self, settings: Settings, storage: Storage, slots: int, limit: int | None) -> None:
+    def _set_up(self, settings: BufferSettings, storage: Storage, slots: int, limit: int | None) -> None:
         self._settings = settings
         self._storage = storage
         self._placement = Placement(settings.seed, slots, limit, settings.by_class)
         self._memory = Memory.make(settings.schema, slots)
-        self._ahead = Ahead(settings.schema, self._placement)
+        self._ahead = BatchQueue(settings.schema, self._placement)
         self._swapper = Swapper(settings, storage, self._placement, self._memory, self._ahead)
         self._draws = Uniforms(settings.seed, Purpose.SAMPLE)
         self._failure: BaseException | None = None
@@ -210,7 +216,9 @@ class CarouselBuffer(Closing):
             policy = stored_policy(meta["swap"], swap, place)
             with described(f"{path}: the admission"):
                 kept = admit or admission(meta["admit"])
-            settings = Settings(there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"])
+            settings = BufferSettings(
+                there, meta["codecs"], kept, policy, meta["seed"], meta["delay"], meta["same_class"]
+            )
             with described(f"{path}: the samples"):
                 storage = Storage(store, there, settings.codecs, limit is not None)
         self = cls.__new__(cls)
@@ -284,7 +292,7 @@ class CarouselBuffer(Closing):
         return self._settings.policy
 
     @property
-    def ahead(self) -> Ahead:
+    def ahead(self) -> BatchQueue:
         """The batches drawn before their steps, for `memhier.recsys.replay.loader`."""
         return self._ahead
 
@@ -494,6 +502,17 @@ class CarouselBuffer(Closing):
         self._storage.check_values(changes)
         with self._writing(BaseException):
             return self._commit(changes)
+
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up the last checkpoint to a URL; see :meth:`memhier.Store.push`."""
+        self._check_open()
+        return self._storage.store.push(url, keep=keep)
+
+    @staticmethod
+    @shielded
+    def pull(url: str, path: str | os.PathLike[str], *, generation: int | None = None) -> Transfer:
+        """Restore a backup into the directory `path`; see :meth:`memhier.Store.pull`."""
+        return Store.pull(url, path, kind=KIND, generation=generation)
 
     def _commit(self, values: Mapping[str, bytes]) -> int:
         """Make everything durable as it is, and values with it."""

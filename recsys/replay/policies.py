@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from memhier.arguments import check_number
+from memhier.arguments import by_name, check_number
 from memhier.errors import FormatError
 from memhier.fields import described
 from memhier.recsys.replay.placement.placement import Placement
@@ -31,7 +31,30 @@ _HAND = 256  # positions that a deck deals at a time, at least
 
 
 class Ratio(Protocol):
-    """A share of the samples used."""
+    """The share of the used samples that a step swaps; a class of your own may decide it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> class Halving:
+    ...     now = 2.0
+    ...     def share(self):
+    ...         self.now /= 2
+    ...         return self.now
+    ...     def stalled(self, seconds, step_seconds):
+    ...         pass
+    >>> with CarouselBuffer(
+    ...     tempfile.mkdtemp() + "/buffer", memory=4, schema={"x": "int64"}, swap=RandomSwap(Halving()), delay=0
+    ... ) as buffer:
+    ...     _ = buffer.add({"x": np.arange(20)})
+    ...     for _ in range(2):
+    ...         buffer.feedback(buffer.sample(4))
+    ...         print(buffer.stats()["swapped"])
+    4
+    6
+    """
 
     def share(self) -> float:
         """Return the share for this step, 0 to 1."""
@@ -41,21 +64,29 @@ class Ratio(Protocol):
 
 
 class FixedRatio:
-    """The same share in every step.
+    """The same share of the used samples in every step.
 
     Parameters
     ----------
     share
-        0 to 1.
+        0 to 1; the number of samples is rounded up.
+
+    Examples
+    --------
+    >>> from memhier.recsys.replay import FixedRatio, RandomSwap
+    >>> FixedRatio(0.25).share(), RandomSwap(0.25)  # a number becomes a FixedRatio
+    (0.25, RandomSwap(0.25))
     """
 
     def __init__(self, share: float) -> None:
         self._share = check_number("ratio", share, 0, 1)
 
     def share(self) -> float:
+        """See :class:`Ratio`."""
         return self._share
 
     def stalled(self, seconds: float, step_seconds: float) -> None:
+        """Take no notice."""
         return
 
     def __repr__(self) -> str:
@@ -70,20 +101,31 @@ class SteeredRatio:
     Parameters
     ----------
     largest
-        Share to start with and not to exceed.
+        Share to start with and not to exceed, 0 to 1.
     tolerance
-        The share of a step's time that it may wait.
+        The share of a step's time that it may wait, 0 to 1.
+
+    Examples
+    --------
+    >>> from memhier.recsys.replay import RandomSwap, SteeredRatio
+    >>> ratio = SteeredRatio(largest=0.5, tolerance=0.01)
+    >>> policy = RandomSwap(ratio)
+    >>> ratio.stalled(seconds=0.1, step_seconds=1.0)  # the buffer calls it at the end of each step
+    >>> round(ratio.share(), 2)
+    0.35
     """
 
     def __init__(self, largest: float = 1.0, tolerance: float = 0.01) -> None:
-        self.largest = check_number("largest", largest, 0, 1)
-        self.tolerance = check_number("tolerance", tolerance, 0, 1)
+        self.largest: float = check_number("largest", largest, 0, 1)
+        self.tolerance: float = check_number("tolerance", tolerance, 0, 1)
         self._share = self.largest
 
     def share(self) -> float:
+        """See :class:`Ratio`."""
         return self._share
 
     def stalled(self, seconds: float, step_seconds: float) -> None:
+        """Shrink the share after a step that waited longer than `tolerance` allows, or let it grow by 0.005."""
         if seconds > self.tolerance * step_seconds:
             self._share *= 0.7
         else:
@@ -113,11 +155,20 @@ class Used:
     groups
         int64 [n]: class of each, or 0 if swaps do not keep classes.
     labels
-        int64 [n].
+        int64 [n]; -1 for samples without one.
     swapped
         int64 [n]: the step in which the slot of each was last swapped, -1 for never.
     scores
         Those given to `feedback`, for each of them; None for none.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import LossSwap, Used
+    >>> zeros = np.zeros(3, np.int64)
+    >>> used = Used(groups=zeros, labels=zeros, swapped=zeros - 1, scores=np.array([0.5, 0.1, 2.0]))
+    >>> LossSwap().victims(used, 2, np.random.default_rng(0)).tolist()
+    [1, 0]
     """
 
     groups: Ints
@@ -135,7 +186,27 @@ class Pool:
     Attributes
     ----------
     group
-        Its number.
+        Its number: the class, or 0 if swaps do not keep classes.
+    positions
+        int64: the positions of all its samples in storage, those in memory too.
+
+    Examples
+    --------
+    A policy that brings in the newest samples:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> class NewestSwap(RandomSwap):
+    ...     name = "newest"
+    ...     def incoming(self, pool, count, random):
+    ...         return np.sort(pool.positions[pool.outside(pool.positions)])[-count:]
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, schema={"x": "int64"}, swap=NewestSwap(1.0), delay=0, seed=1) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     buffer.feedback(buffer.sample(2))
+    ...     sorted(buffer.sample(2)["x"].tolist())
+    [98, 99]
     """
 
     def __init__(self, placement: Placement, group: int) -> None:
@@ -184,9 +255,29 @@ class SwapPolicy(Protocol):
     Attributes
     ----------
     name
-        As `swap_policy` takes it.
+        A name of its own. A checkpoint holds only the policies of this library: give `CarouselBuffer.open` any other.
     ratio
         How many of the samples just used are swapped.
+
+    Examples
+    --------
+    A policy of your own, made from one of the library's; samples of the smallest label leave first:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> class LabelSwap(RandomSwap):
+    ...     name = "label"
+    ...     def victims(self, used, count, random):
+    ...         return np.argsort(used.labels, kind="stable")[:count]
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=LabelSwap(0.5), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)}, labels=np.arange(100))
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch)
+    ...     stayed = np.isin(batch.ids, buffer.reader().ids())
+    >>> sorted(batch.labels[stayed].tolist()) == sorted(batch.labels.tolist())[2:]
+    True
     """
 
     name: str
@@ -217,31 +308,49 @@ class RandomSwap:
     Parameters
     ----------
     ratio
-        The share, 0 to 1, or a `Ratio`.
+        The share, 0 to 1, or a `Ratio`; the number of samples is rounded up.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, RandomSwap
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=RandomSwap(0.25), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch)
+    ...     int(np.isin(batch.ids, buffer.reader().ids()).sum())
+    3
     """
 
     name = "random"
 
     def __init__(self, ratio: float | Ratio = 0.5) -> None:
-        self.ratio = as_ratio(ratio)
+        self.ratio: Ratio = as_ratio(ratio)
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
         """Take no notice of scores: this policy needs none."""
         return None
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
+        """Return numbers of used samples; see :class:`SwapPolicy`."""
         return random.permutation(len(used))[:count]
 
     def incoming(self, pool: Pool, count: int, random: np.random.Generator) -> Ints:
+        """Return positions out of `pool`; see :class:`SwapPolicy`."""
         return pool.draw(count, random)
 
     def renamed(self, position: int, old: int) -> None:
+        """Note a new position; see :class:`SwapPolicy`."""
         return
 
     def state(self) -> Any:
+        """Return the state for a checkpoint."""
         return None
 
     def restore(self, state: Any) -> None:
+        """Take over a state."""
         return
 
     def __repr__(self) -> str:
@@ -249,7 +358,22 @@ class RandomSwap:
 
 
 class AgeSwap(RandomSwap):
-    """Swaps the slots with the oldest swap first."""
+    """Swaps the slots with the oldest swap first.
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import AgeSwap, Used
+    >>> zeros = np.zeros(3, np.int64)
+    >>> used = Used(groups=zeros, labels=zeros, swapped=np.array([4, -1, 2]), scores=None)
+    >>> AgeSwap(0.5).victims(used, 2, np.random.default_rng(0)).tolist()
+    [1, 2]
+    """
 
     name = "age"
 
@@ -258,11 +382,31 @@ class AgeSwap(RandomSwap):
 
 
 class LossSwap(RandomSwap):
-    """Swaps the samples of the smallest loss first; `feedback` takes the losses, ``[n]``."""
+    """Swaps the samples of the smallest loss first; `feedback` takes the losses, ``[n]``.
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, LossSwap
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=LossSwap(0.5), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch, scores=[0.1, 2.0, 0.2, 3.0])
+    ...     np.isin(batch.ids, buffer.reader().ids()).tolist()
+    [False, True, False, True]
+    """
 
     name = "loss"
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        """Return losses as float64 [count]; raise for others."""
         return _as_scores(scores, (count,), "the loss of each sample, shape [n]")
 
     def victims(self, used: Used, count: int, random: np.random.Generator) -> Ints:
@@ -277,11 +421,30 @@ class GateSwap(RandomSwap):
     softmax over its maximum if the prediction is right, and one minus that if it is wrong; the smallest leave.
     Each class swaps its share of the used samples, rounded down, and classes drawn at random give the missing ones
     (``hybrid_balanced_p`` of the authors' code; arXiv 2110.07276).
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, GateSwap
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, schema={"x": "int64"}, swap=GateSwap(0.5), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)}, labels=[0] * 100)
+    ...     batch = buffer.sample(4)
+    ...     buffer.feedback(batch, scores=[[9, 0], [0, 9], [9, 0], [1, 0]])  # known, wrong, known, unsure
+    ...     np.isin(batch.ids, buffer.reader().ids()).tolist()
+    [False, True, False, True]
     """
 
     name = "gate"
 
     def check_scores(self, scores: Any, count: int) -> NDArray[Any] | None:
+        """Return logits as float64 [count, classes]; raise for others."""
         array = np.empty(0) if scores is None else _as_floats(scores)
         shape = (count, *(max(1, length) for length in array.shape[-1:]))
         return _as_scores(scores, shape, "the logits of each sample, shape [n, classes]")
@@ -319,6 +482,26 @@ class DeckSwap(RandomSwap):
 
     Every position has a random number that depends on the pass, and they come in by rising number. So the order needs
     no memory: the deck holds only a hand of the next few. New samples may wait for the next pass.
+
+    Parameters
+    ----------
+    ratio
+        As in :class:`RandomSwap`.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, DeckSwap
+    >>> path, seen = tempfile.mkdtemp() + "/buffer", set()
+    >>> with CarouselBuffer(path, memory=2, schema={"x": "int64"}, swap=DeckSwap(1.0), delay=0) as buffer:
+    ...     _ = buffer.add({"x": np.arange(6)})
+    ...     for _ in range(4):
+    ...         batch = buffer.sample(2)
+    ...         seen.update(batch["x"].tolist())
+    ...         buffer.feedback(batch)
+    >>> sorted(seen)
+    [0, 1, 2, 3, 4, 5]
     """
 
     name = "deck"
@@ -474,10 +657,5 @@ def swap_policy(swap: str | SwapPolicy | None) -> SwapPolicy | None:
     TypeError
         For a class.
     """
-    if isinstance(swap, type):
-        raise TypeError(f"swap={swap.__name__}: expected a policy, such as {swap.__name__}(0.5), not its class")
-    if not isinstance(swap, str):
-        return swap
-    if swap not in _POLICIES:
-        raise ValueError(f"swap={swap!r}: expected one of {', '.join(map(repr, _POLICIES))}, a policy, or None")
-    return _POLICIES[swap]()
+    found: SwapPolicy | None = by_name("swap", swap, _POLICIES, "a policy, such as {}(0.5)", ", a policy, or None")
+    return found

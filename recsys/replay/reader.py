@@ -26,7 +26,21 @@ class MemoryReader:
     schema
         The fields of a sample.
     slab
-        The buffer's.
+        The buffer's memory.
+
+    Examples
+    --------
+    >>> import pickle
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import CarouselBuffer
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/buffer", memory=4, schema={"x": "int64"}) as buffer:
+    ...     _ = buffer.add({"x": np.arange(10)})
+    ...     sent = pickle.dumps((buffer.reader(), buffer.sample(2).slots))
+    ...     reader, slots = pickle.loads(sent)  # in another process
+    ...     batch = reader.read(slots)
+    >>> bool((batch["x"] == batch.ids).all())
+    True
     """
 
     def __init__(self, schema: Schema, slab: Slab) -> None:

@@ -50,6 +50,7 @@ class Field:
 
     Examples
     --------
+    >>> from memhier.recsys.replay import Field
     >>> Field("float32", (10,), mutable=True).columns("logits")
     {'logits': Column(dtype=dtype('float32'), shape=(10,))}
     >>> list(Field("uint8", (None,), longest=200).columns("text"))
@@ -103,6 +104,7 @@ class Schema:
 
     Examples
     --------
+    >>> from memhier.recsys.replay import Schema
     >>> schema = Schema({"image": ("uint8", (32, 32, 3)), "task": "int16"})
     >>> schema.sample_bytes, schema
     (3074, Schema(image: uint8[32, 32, 3], task: int16))
@@ -111,7 +113,7 @@ class Schema:
     def __init__(self, fields: Mapping[str, Any]) -> None:
         if not isinstance(fields, Mapping) or not fields:
             raise ValueError(f"schema={fields!r}: expected a dict from names to fields, with at least one")
-        self.fields = {_checked_name(name): _as_field(name, value) for name, value in fields.items()}
+        self.fields: dict[str, Field] = {_checked_name(name): _as_field(name, value) for name, value in fields.items()}
         self.columns: dict[str, Column] = {}
         for name, field in self.fields.items():
             self.columns |= field.columns(name)

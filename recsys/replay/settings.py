@@ -15,13 +15,13 @@ from memhier.recsys.replay.policies import SwapPolicy
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.storage.room import samples_within, storage_bytes
 
-__all__ = ["Settings", "as_schema", "stored_schema"]
+__all__ = ["BufferSettings", "as_schema", "stored_schema"]
 
 _SLOT_BYTES = 8 * 5 + 2  # of a placement, for each slot
 
 
 @dataclass(frozen=True)
-class Settings:
+class BufferSettings:
     """The settings of a buffer; those of `CarouselBuffer` but for the sizes of its tiers.
 
     Attributes

@@ -32,6 +32,8 @@ class StoredSamples(Closing):
     ----------
     path
         The buffer's directory.
+    files
+        File layer; the operating system's by default.
 
     Raises
     ------
@@ -40,8 +42,10 @@ class StoredSamples(Closing):
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> from memhier.recsys.replay import CarouselBuffer
+    >>> import pathlib
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, StoredSamples
     >>> place = pathlib.Path(tempfile.mkdtemp()) / "replay"
     >>> with CarouselBuffer(place, memory=2, schema={"x": "int64"}) as buffer:
     ...     _ = buffer.add({"x": np.arange(5)}, ids=[9, 8, 7, 6, 5])
@@ -52,6 +56,7 @@ class StoredSamples(Closing):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, files: Files | None = None) -> None:
+        self.meta: Any
         store, self.meta = Storage.open_store(path, writable=False, files=files)
         try:
             schema = stored_schema(self.meta, Path(path), None)
@@ -99,6 +104,11 @@ class StoredSamples(Closing):
     def read(self, positions: Any) -> Batch:
         """Read samples; `slots` of the batch are their positions.
 
+        Parameters
+        ----------
+        positions
+            Integers [n], 0 to len - 1; may repeat.
+
         Raises
         ------
         CorruptionError
@@ -112,7 +122,7 @@ class StoredSamples(Closing):
         return batch
 
     def blocks(self, size: int = 1024) -> Iterator[Batch]:
-        """Yield all samples in order."""
+        """Yield all samples in order, in batches of `size`; the last one may have fewer."""
         for start in range(0, len(self), size):
             yield self.read(np.arange(start, min(start + size, len(self))))
 

@@ -42,7 +42,7 @@ class Uniforms:
     """
 
     def __init__(self, seed: int, purpose: Purpose, position: int = 0) -> None:
-        self.position = position
+        self.position: int = position
         self._seed = seed
         self._purpose = purpose
         self._number = -1

@@ -12,13 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.errors import CorruptionError
-from memhier.recsys.replay.ahead import Ahead
+from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.batch import Batch
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Decisions, Placement
 from memhier.recsys.replay.policies import GateSwap, Pool, Used, swaps
 from memhier.recsys.replay.schema import Columns
-from memhier.recsys.replay.settings import Settings
+from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.storage.index import SLOTS
 from memhier.recsys.replay.storage.storage import Storage
 from memhier.recsys.replay.streams import Purpose, stream
@@ -85,7 +85,7 @@ class Swapper:
     """
 
     def __init__(
-        self, settings: Settings, storage: Storage, placement: Placement, memory: Memory, ahead: Ahead
+        self, settings: BufferSettings, storage: Storage, placement: Placement, memory: Memory, ahead: BatchQueue
     ) -> None:
         self._settings = settings
         self._schema = settings.schema
@@ -97,14 +97,14 @@ class Swapper:
         self._spare: list[Columns] = []
         self._pid = os.getpid()
         self._last_boundary = time.perf_counter()
-        self.step = 0
+        self.step: int = 0
         self.under_way: deque[Swap] = deque()
-        self.swapped = 0
-        self.errors = 0
-        self.stalls = 0
-        self.stall_s = 0.0
-        self.read_s = 0.0
-        self.at_odds = False
+        self.swapped: int = 0
+        self.errors: int = 0
+        self.stalls: int = 0
+        self.stall_s: float = 0.0
+        self.read_s: float = 0.0
+        self.at_odds: bool = False
 
     @property
     def memory_bytes(self) -> int:

@@ -8,6 +8,11 @@ from memhier.ann.zoom.renewal import merge
 from memhier.ann.zoom.storage import layout
 
 
+def pytest_configure(config):
+    for name in ("benchmark", "vcr"):  # of plug-ins that langchain-tests asks for and test_langchain.py does not need
+        config.addinivalue_line("markers", f"{name}: of langchain-tests")
+
+
 @pytest.fixture
 def small_sizes(monkeypatch):
     """Make spills, joins and chunks so small that they happen all the time."""

@@ -210,7 +210,7 @@ def test_only_allowed_rows_are_found_and_scanned(share: float) -> None:
     chosen = np.random.default_rng(3).random(len(lists.part.codes)) < share
     part = CodedPart(lists.part.starts, lists.part.codes, lists.part.numbers, pack(chosen))
     found = lists.scan(k=5, parts=[part], eps=100.0)
-    assert (found.tally[:, 1] == chosen.sum()).all()
+    assert (found.tally["scanned"] == chosen.sum()).all()
     for query in range(5):
         assert chosen[found.positions[query, : found.counts[query]]].all()
         assert found.counts[query] >= min(5, chosen.sum())
@@ -222,7 +222,7 @@ def test_too_many_candidates_are_cut_to_the_lowest_bounds_and_said_so() -> None:
     for query in range(5):
         assert everything.counts[query] > 4
         assert cut.counts[query] == 4
-        assert cut.tally[query, 2] == 1
+        assert cut.tally["cut_short"][query] == 1
         assert cut.lower[query].tolist() == everything.lower[query, :4].tolist()
 
 
@@ -239,7 +239,7 @@ def test_what_the_bounds_would_have_excluded_is_no_lack_of_room(native: bool, mo
         everything, cut = lists.scan(k=3, eps=3.0), lists.scan(k=3, eps=3.0, limit=12)
         for query in range(20):
             short = bool(everything.counts[query] > 12)
-            assert bool(cut.tally[query, 2]) == short
+            assert bool(cut.tally["cut_short"][query]) == short
             assert cut.counts[query] == min(12, everything.counts[query])
             seen.add(short)
     assert seen == {False, True}
@@ -260,7 +260,7 @@ def test_nothing_beyond_the_largest_distance_wanted_is_handed_on(native: bool, m
         assert found.counts[query] == within.sum()
         assert set(found.positions[query, : within.sum()]) == set(everything.positions[query, :400][within])
     assert 0 < found.counts[3] < 400 == found.counts[4]
-    assert (found.tally[:, 2] == 0).all()
+    assert (found.tally["cut_short"] == 0).all()
     assert (found.thresholds <= most).all()
     near = lists.scan(k=3, most=most)
     assert near.thresholds[4] == lists.scan(k=3).thresholds[4]
@@ -285,11 +285,11 @@ def test_a_vector_of_which_nothing_is_known_is_always_handed_on(native: bool, mo
 def test_a_scan_ends_at_the_first_list_that_lies_too_far_beyond() -> None:
     lists = Lists(128, 64, 2000)
     every, fewer, one = (lists.scan(gap=gap).tally for gap in (np.inf, 0.05, -10.0))
-    assert every[:, 0].sum() == 35
-    assert every[:, 3].all()
-    assert one[:, 0].sum() == 5  # the first is always scanned: nothing is known before
-    assert not one[:, 3].any()
-    assert 5 < fewer[:, 0].sum() < 35
+    assert every["probed"].sum() == 35
+    assert every["open"].all()
+    assert one["probed"].sum() == 5  # the first is always scanned: nothing is known before
+    assert not one["open"].any()
+    assert 5 < fewer["probed"].sum() < 35
 
 
 @pytest.mark.parametrize("kind", ["zeros", "constant", "huge", "tiny", "one_far"])

@@ -94,11 +94,11 @@ def test_the_only_column_of_vectors_is_found_and_others_can_be_named(tmp_path):
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        ([[1.0, 2.0], [3.0, 4.0], [5.0], [6.0, 7.0]], "row 2 has dimension 1, expected 2"),
-        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0, 9.0]], "row 3 has dimension 3, expected 2"),
+        ([[1.0, 2.0], [3.0, 4.0], [5.0], [6.0, 7.0]], "row 2 has dimension 1: expected 2"),
+        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0, 9.0]], "row 3 has dimension 3: expected 2"),
         # Right in sum, so that the values alone would fit.
-        ([[1.0, 2.0], [3.0, 4.0], [5.0], [7.0, 8.0, 9.0]], "row 2 has dimension 1, expected 2"),
-        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], None], "row 3 is null, expected a vector of dimension 2"),
+        ([[1.0, 2.0], [3.0, 4.0], [5.0], [7.0, 8.0, 9.0]], "row 2 has dimension 1: expected 2"),
+        ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], None], "row 3 is null: expected a vector of dimension 2"),
         ([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, None]], "row 3 holds a null"),
     ],
 )
@@ -107,7 +107,7 @@ def test_uneven_vectors_and_nulls_are_named(tmp_path, rows, words):
     with open_vectors(path) as vectors:
         np.testing.assert_array_equal(vectors.take([0, 1]), rows[:2])
         for call in (lambda: list(vectors.blocks()), lambda: vectors.take([2, 3])):
-            with pytest.raises(FormatError, match=rf"x.parquet\['v'\]: .*{words}"):
+            with pytest.raises(FormatError, match=rf"x.parquet\['v'\] {words}"):
                 call()
 
 

@@ -11,6 +11,7 @@ from memhier.ann.zoom.ids.stored_texts import StoredTexts, text_pages, write_tex
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts
 from memhier.errors import CorruptionError
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import READ_TALLY
 from memhier.io.reader import Reader
 from memhier.store.store import Store
 
@@ -74,11 +75,11 @@ def test_a_page_is_read_once_and_many_in_a_submission(tmp_path):
     write(tmp_path / "store", as_texts(texts))
     rows = np.random.default_rng(0).permutation(np.repeat(np.arange(9700), 2))
     with Store.open(tmp_path / "store", kind="test") as store, Reader() as reader:
-        stored, tally = StoredTexts(store, "t", 9700, reader), np.zeros(3, np.int64)
+        stored, tally = StoredTexts(store, "t", 9700, reader), np.zeros(1, READ_TALLY)
         assert as_list(stored.read(rows, tally)) == [texts[row] for row in rows]
         pages = store.segments()["t"].length // PAGE_BYTES
-        assert tally[1] == pages == -(-9700 // 89)
-        assert tally[0] < pages / 4
+        assert tally["pages"][0] == pages == -(-9700 // 89)
+        assert tally["reads"][0] < pages / 4
 
 
 @pytest.mark.parametrize("segment", ["t", "t-rows"])

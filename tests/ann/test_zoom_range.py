@@ -198,3 +198,11 @@ def test_neighbours_that_come_by_candidates_go_on_to_the_end(built):
     assert found[0].stats["ranked"] == 120
     with pytest.raises(ValueError, match="candidates=49"):
         next(index.search_iter(vectors[9], 50, candidates=49))
+
+
+@pytest.mark.parametrize("metric", ["l2", "ip", "cosine"])
+def test_the_largest_radius_holds_everything(tmp_path, metric):
+    vectors = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    with ZoomIndex.build(tmp_path / "x", vectors, metric=metric, dram="3MiB") as index:
+        found = index.range_search(vectors[:2], float(np.finfo(np.float32).max))
+        assert np.diff(found.offsets).tolist() == [50, 50]

@@ -125,7 +125,7 @@ def test_a_list_of_blocks_is_a_stream_and_a_list_of_rows_a_matrix(tmp_path):
         (Slices(np.ones((3, 0)), 3), ValueError, "d of at least 1"),
         (Slices(np.full((3, 3), 2**24 + 1, np.int32), 3), ValueError, "row 0 holds integers"),
         (Slices(np.array([[1, 2], [np.nan, 1]]), 3), ValueError, "row 1 holds NaN"),
-        (b"x.fvecs", ValueError, "two dimensions"),
+        (b"x.fvecs", TypeError, "vectors yields int as item 0"),
         (3, TypeError, "vectors=int: expected an array"),
         (None, TypeError, "vectors=NoneType"),
     ],

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from memhier.ann import ZoomIndex
-from memhier.ann.zoom.search.turns import Turns
+from memhier.ann.zoom.search.searcher import Turns
 
 INTERRUPTS = 1500
 

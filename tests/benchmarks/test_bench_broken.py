@@ -19,6 +19,7 @@ from memhier.benchmarks.bench.report import write_report
 from memhier.benchmarks.bench.results import Results, Row, hold_alone, read_rows
 from memhier.benchmarks.bench.tables import builds_of, problem_rows
 from memhier.benchmarks.bench.workload import PeerEntry, Workload
+from memhier.benchmarks.cli.main import main
 from memhier.benchmarks.generators import mixed
 from memhier.errors import LockedError
 
@@ -329,7 +330,7 @@ def test_rows_of_another_version_are_told_and_run_again(tmp_path: Path) -> None:
     assert not any(Results(path).is_done(row["task"]) for row in old)
     for words in (["report", str(path), "--out", str(tmp_path / "r.html")], ["papers", str(path)],
                   ["compare", str(path), str(path)], ["report", str(path), "--markdown"]):  # fmt: skip
-        assert CliRunner().invoke(command.bench, words, catch_exceptions=False).exit_code == 0
+        assert CliRunner().invoke(main, ["bench", *words], catch_exceptions=False).exit_code == 0
 
 
 def test_two_runs_do_not_share_a_file_or_a_folder(tmp_path: Path) -> None:
@@ -340,7 +341,7 @@ def test_two_runs_do_not_share_a_file_or_a_folder(tmp_path: Path) -> None:
         with hold_alone(held, "it"):
             with pytest.raises(LockedError, match="in use by another run"), hold_alone(held, "it"):
                 pass
-            told = CliRunner().invoke(command.bench, ["run", "search-mixed", *place], catch_exceptions=False)
+            told = CliRunner().invoke(main, ["bench", "run", "search-mixed", *place], catch_exceptions=False)
             assert told.exit_code == 1
             assert f"{held} is in use by another run" in told.output.replace("\n", "")
     assert read_rows(path) == []
@@ -372,7 +373,7 @@ def test_what_cannot_be_is_refused_before_anything_is_measured(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "random.jsonl").write_bytes(bytes(range(256)))
-    result = CliRunner().invoke(command.bench, words)
+    result = CliRunner().invoke(main, ["bench", *words])
     assert isinstance(result.exception, SystemExit)
     assert result.exit_code > 0
     assert told in " ".join(result.output.split())
@@ -382,7 +383,7 @@ def test_an_empty_file_of_results_makes_a_report(tmp_path: Path) -> None:
     (tmp_path / "r.jsonl").touch()
     out = tmp_path / "ü.html"
     words = ["report", str(tmp_path / "r.jsonl"), "--out", str(out)]
-    assert CliRunner().invoke(command.bench, words, catch_exceptions=False).exit_code == 0
+    assert CliRunner().invoke(main, ["bench", *words], catch_exceptions=False).exit_code == 0
     assert "Nothing was measured" in out.read_text(encoding="utf-8")
 
 
@@ -407,8 +408,8 @@ def test_an_interrupted_run_writes_its_report(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(command, "run_plan", interrupt)
     out = tmp_path / "r.html"
     place = ["--results", str(tmp_path / "r.jsonl"), "--work", str(tmp_path / "work"), "--report", str(out)]
-    told = CliRunner().invoke(command.bench, ["run", "search-mixed", *place])
-    assert told.exit_code == 1
+    told = CliRunner().invoke(main, ["bench", "run", "search-mixed", *place])
+    assert told.exit_code == 130
     assert "interrupted: the same command goes on" in told.output
     assert "lost [/b] :x:" in told.output  # as it was said, not as markup
     assert "interrupted (quick)" in out.read_text(encoding="utf-8")

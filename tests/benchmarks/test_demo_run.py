@@ -16,8 +16,8 @@ from click.testing import CliRunner, Result
 
 from memhier.ann import ZoomIndex
 from memhier.benchmarks.cli.demo import run as run_module
-from memhier.benchmarks.cli.demo.command import demo
 from memhier.benchmarks.cli.demo.measure import RECALLS, Truth, measure_costs, share_found
+from memhier.benchmarks.cli.main import main
 
 THINGS = [
     "date", "zip", "median", "socket", "thread", "colour", "matrix", "letter", "kernel", "river", "planet", "engine",
@@ -47,7 +47,7 @@ def installation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(demo, [str(argument) for argument in arguments])
+    return CliRunner().invoke(main, ["demo", *map(str, arguments)])
 
 
 def test_the_demo_measures_what_it_says(installation: Path, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_without_matplotlib_the_demo_goes_on(installation: Path, monkeypatch: py
         (["--dram", "1KiB"], "is needed"),
         (["--query", "?!"], "holds no word"),
         (["--limit", "3"], "Invalid value for '--limit'"),
-        (["--json", "/nowhere/at/all.json"], "cannot be written"),
+        (["--json", "/nowhere/at/all.json"], "does not exist or cannot be written"),
         (["--dir", __file__], "this is a file"),
         (["--dir", str(Path(__file__).parent)], "holds files that are no demo's"),
     ],

@@ -123,7 +123,9 @@ def test_places_left_empty_are_no_hits(place: Path, tmp_path: Path, monkeypatch:
     nothing = np.full((1100, 10), -1)
 
     def search(_: ZoomIndex, queries: np.ndarray, k: int) -> SearchResult:
-        return SearchResult(nothing[: len(queries)], nothing[: len(queries)] * 0.5, {"reads": 0, "pages": 0})
+        return SearchResult(
+            nothing[: len(queries)], nothing[: len(queries)] * 0.5, {"reads": 0, "pages": 0, "stopped_early": 0}
+        )
 
     monkeypatch.setattr(ZoomIndex, "search", search)
     result = run("search", place / "index", place / "q.fbin", "--truth", tmp_path / "t.ivecs", "--json", "-")
@@ -155,7 +157,7 @@ def test_check_finds_damage(place: Path, tmp_path: Path) -> None:
     result = run("check", tmp_path / "index")
     assert result.exit_code == 1
     assert "p0-rows" in result.stdout
-    assert result.stderr == f"Error: {tmp_path / 'index'}: 1 problems found\n"
+    assert result.stderr == f"Error: {tmp_path / 'index'}: 1 problem found\n"
 
 
 BAD = [

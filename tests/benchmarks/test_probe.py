@@ -1,15 +1,15 @@
 """``memhier probe``: its table, its JSON and its words when something is wrong."""
 
-import io
 import signal
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from rich.console import Console
 
-from memhier.benchmarks.cli.probe import probe, show
+from memhier.benchmarks.cli.main import main
+from memhier.benchmarks.cli.probe import show
+from memhier.benchmarks.cli.shell import Terminal
 from memhier.io.device import DepthProfile, DeviceProfile
 
 QUICK = ["--size", "8MiB", "--seconds", "0.05"]
@@ -22,7 +22,7 @@ PROFILE = DeviceProfile(
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(probe, list(arguments))
+    return CliRunner().invoke(main, ["probe", *arguments])
 
 
 def test_a_table_of_every_depth_and_json_in_a_file(tmp_path: Path) -> None:
@@ -44,12 +44,10 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
     assert DeviceProfile.from_json(result.stdout).seed == 5
 
 
-def test_the_table_shows_figures_machine_and_notes() -> None:
-    console = Console(width=100, file=io.StringIO())
-    show(PROFILE, console)
-    show(replace(PROFILE, direct=False), console)
-    assert isinstance(console.file, io.StringIO)
-    text = console.file.getvalue()
+def test_the_table_shows_figures_machine_and_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    show(PROFILE, Terminal())
+    show(replace(PROFILE, direct=False), Terminal())
+    text = capsys.readouterr().out
     for part in ("/mnt/[ssd]", "12,346", "50.6", "131", "98,765", "2,346 MB/s", "ext4 on /dev/sda", "[sky]"):
         assert part in text, text
     assert "direct I/O" in text
@@ -57,19 +55,19 @@ def test_the_table_shows_figures_machine_and_notes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "code", "words"),
     [
-        (["--size", "900TiB"], "pass a smaller size"),
-        (["--size", "lots"], "size='lots'"),
-        (["--size", "64KiB"], "expected at least"),
-        (["--seconds", "-1"], "seconds=-1.0"),
-        (["--seed", "-1"], "seed=-1"),
-        (["--json", "/nowhere/at/all.json"], "/nowhere/at"),
+        (["--size", "900TiB"], 1, "pass a smaller size"),
+        (["--size", "lots"], 2, "size='lots'"),
+        (["--size", "64KiB"], 2, "expected at least"),
+        (["--seconds", "-1"], 2, "seconds=-1.0"),
+        (["--seed", "-1"], 2, "seed=-1"),
+        (["--json", "/nowhere/at/all.json"], 2, "/nowhere/at"),
     ],
 )
-def test_errors_in_plain_words(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_errors_in_plain_words(tmp_path: Path, arguments: list[str], code: int, words: str) -> None:
     result = run(str(tmp_path), *arguments)
-    assert result.exit_code == 1
+    assert result.exit_code == code
     assert result.stderr.startswith("Error: ")
     assert words in result.stderr
     assert "Traceback" not in result.output

@@ -184,13 +184,13 @@ def test_a_measured_profile_is_a_device(trace: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--dram", "64KiB", "--policy", "mru"], "policy='mru': expected one of belady"),
-        (["--dram", "lots"], "dram='lots'"),
+        (["--dram", "64KiB", "--policy", "mru"], "'mru' is not one of 'belady'"),
+        (["--dram", "lots"], "--dram='lots'"),
         (["--dram", "64KiB", "--device", "tape"], "device: expected one of sata-ssd"),
         (["--dram", "1KiB", "--batch", "500"], "would be enough"),
         (["--dram", "64KiB", "--sample", "2"], "rate=2.0"),
         (["--dram", "64KiB", "--format", "text"], "not a trace in the format 'text'"),
-        (["--dram", "64KiB", "--lookahead", "-1"], "lookahead=-1"),
+        (["--dram", "64KiB", "--lookahead", "-1"], "--lookahead"),
         ([], "Missing option '--dram'"),
     ],
 )

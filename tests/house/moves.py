@@ -34,14 +34,15 @@ class Recorder:
         self.calls: list[tuple[str, str]] | None = None
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
-        # Python writes the `__init__` of a dataclass itself: it lies in no file.
-        if event != "call" or self.calls is None or shield.caller() != MAIN or frame.f_code.co_filename == "<string>":
+        # Python writes the `__init__` of a dataclass itself, and has some modules built in: they lie in no file.
+        if event != "call" or self.calls is None or shield.caller() != MAIN or frame.f_code.co_filename[0] == "<":
             return
         file = Path(os.path.realpath(frame.f_code.co_filename))
         if not file.is_relative_to(ROOT):
             return
         parts = file.relative_to(ROOT).parts
-        if parts[0] not in ("tests", ".venv"):
+        # The main thread begins to wait for its server at any moment of the server's work: that is no move.
+        if parts[0] not in ("tests", ".venv") and frame.f_code.co_qualname != "_Task.wait":
             self.calls.append(("/".join(parts), frame.f_code.co_qualname))
 
     def measure(self, name: str, operation: Callable[[], Any]) -> Any:

@@ -5,10 +5,6 @@ import itertools
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
@@ -265,25 +261,6 @@ def test_paths_that_cannot_be_probed(tmp_path: Path, make: Callable[[Path], None
     make(tmp_path / "there")
     with pytest.raises(error, match="there"):
         probe(tmp_path / "there")
-
-
-@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
-def test_a_signal_in_the_command_leaves_no_file(tmp_path: Path, signal_name: str) -> None:
-    # A process in the background may have been started with SIGINT ignored, and Python keeps it so.
-    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-    code += "from memhier.benchmarks.cli.probe import probe; probe()"
-    command = [sys.executable, "-c", code, str(tmp_path), "--size", "8MiB", "--seconds", "600"]
-    child = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        while not list(tmp_path.iterdir()):
-            assert child.poll() is None, "the probe ended by itself"
-            time.sleep(0.001)
-        child.send_signal(getattr(signal, signal_name))
-        assert child.wait() != 0
-    finally:
-        child.kill()
-        child.wait()
-    assert list(tmp_path.iterdir()) == []
 
 
 counts = st.integers(0, 2**40)

@@ -1,11 +1,13 @@
 """The file layers: the real one and that in memory do the same; faults come as ordered; crashes lose unsynced bytes."""
 
 import errno
+import mmap
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -160,6 +162,23 @@ def test_short_calls_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         file.append(data)
     assert (tmp_path / "file").read_bytes() == data
     assert read_file(RealFiles(), str(tmp_path / "file")) == data
+
+
+def test_direct_files_take_any_write(tmp_path: Path) -> None:
+    """A write that the device cannot take directly goes through the page cache, as do all later ones."""
+    path = str(tmp_path / "file")
+    page = np.frombuffer(mmap.mmap(-1, 8192), np.uint8)
+    page[:] = 7
+    with RealFiles().open(path, "d") as file:
+        assert file.append(page.data) == 0
+        assert file.append(b"odd") == 8192
+        file.fdatasync()
+    assert read_file(RealFiles(), path) == b"\7" * 8192 + b"odd"
+    for files, name in ((RealFiles(), path), (MemoryFiles(), "/file")):
+        if isinstance(files, MemoryFiles):
+            files.open(name, "d").append(b"1")
+        with pytest.raises(FileExistsError):
+            files.open(name, "d")
 
 
 def test_faults_of_a_descriptor_name_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,7 @@ from memhier.errors import BudgetError, ClosedError, LockedError
 from memhier.files import Fault, FaultyFiles, Files, RealFiles, SimulatedCrash
 from memhier.io.reader import Reader
 from memhier.log import compaction
-from memhier.log.index import LogIndex
-from memhier.log.parts import place
+from memhier.log.index import LogIndex, place
 from memhier.log.row_log import RowFormat, RowLog
 from memhier.log.samples import Samples
 from memhier.store.store import Store

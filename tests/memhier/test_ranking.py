@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from memhier import backend
 from memhier.errors import ClosedError, CorruptionError
 from memhier.io.kernels import METRICS, ROW_DTYPES, crc32c_pages, distances
+from memhier.io.read_arguments import READ_TALLY
 from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.rows.rank_request import page_keys
 from memhier.rows.ranking import STOPS, HotPages, Ranking, RankRequest, rank_rows
 from memhier.rows.rows import rows_per_page
 
@@ -157,9 +159,10 @@ def test_valid_bounds_give_the_nearest_and_their_ties_by_id(
     np.testing.assert_array_equal(found.distances, near)
     np.testing.assert_array_equal(found.ids, ids)
     candidates = np.diff(request.first)
-    assert (found.tally[:, 0] <= candidates).all()
-    assert np.isin(found.tally[:, 4], [STOPS.index("bound"), STOPS.index("all_read")]).all()
-    assert (found.tally[found.tally[:, 4] == STOPS.index("all_read"), 0] == candidates[found.tally[:, 4] == 1]).all()
+    assert (found.tally["ranked"] <= candidates).all()
+    assert np.isin(found.tally["stopped"], [STOPS.index("bound"), STOPS.index("all_read")]).all()
+    read = found.tally["stopped"] == STOPS.index("all_read")
+    assert (found.tally["ranked"][read] == candidates[read]).all()
     for handle in rows.handles:
         reader.remove(handle)
 
@@ -177,17 +180,17 @@ def test_both_implementations_do_the_same(folder: Path, seed: int) -> None:
         with Reader(engine) as reader:
             rows = Rows.write(folder, reader, 400, [5, 97, 1500][seed % 3], dtype, seed)
             request = rows.request(6, metric, 5, seed, **options)
-            pages = [(rows.handles[0] << 40 | page) for page in range(0, 2 * (seed % 4), 2)]
             raw = np.frombuffer(rows.paths[0].read_bytes(), np.uint8).reshape(-1, PAGE_BYTES)
-            pages = [key for key in pages if key & (2**40 - 1) < len(raw)]
-            hot = HotPages(np.array(pages, np.int64), raw[[key & (2**40 - 1) for key in pages]].copy())
-            sums = np.zeros(3, np.int64)
+            held = np.arange(0, min(2 * (seed % 4), len(raw)), 2)
+            hot = HotPages(page_keys(rows.handles[:1], held), raw[held])
+            sums = np.zeros(1, READ_TALLY)
             results.append((run(reader, request, 9, hot=hot, tally=sums), sums))
     (native, native_sums), (plain, plain_sums) = results
     np.testing.assert_array_equal(native.ids, plain.ids)
     np.testing.assert_array_equal(native.distances, plain.distances)
     np.testing.assert_array_equal(native.tally, plain.tally)
-    assert native_sums[1:].tolist() == plain_sums[1:].tolist()  # how many pages go in one I/O is the engine's affair
+    for name in ("pages", "bytes"):  # how many pages go in one I/O is the engine's affair
+        assert native_sums[name] == plain_sums[name]
 
 
 @pytest.mark.parametrize("dimension", [97, 1500])
@@ -197,9 +200,9 @@ def test_no_more_pages_are_read_than_allowed(reader: Reader, folder: Path, dimen
     free = rows.request(8, "l2", 5, 2, share=1.0)
     request = replace(free, max_reads=most)
     found, everything = run(reader, request), run(reader, free)
-    assert (everything.tally[:, 1] > most).any()
-    assert (found.tally[:, 1] <= most).all()
-    stopped = found.tally[:, 4] == STOPS.index("max_reads")
+    assert (everything.tally["page_requests"] > most).any()
+    assert (found.tally["page_requests"] <= most).all()
+    stopped = found.tally["stopped"] == STOPS.index("max_reads")
     assert stopped.any()
     np.testing.assert_array_equal(found.ids[~stopped], everything.ids[~stopped])
     assert (found.distances >= everything.distances).all()
@@ -211,10 +214,10 @@ def test_pages_are_counted_as_they_are_read(reader: Reader, folder: Path, dimens
     """Rows that straddle pages share the first or the last of theirs with others."""
     rows = Rows.write(folder, reader, 400, dimension, "float32", 19)
     request = replace(rows.request(1, "l2", 5, 20, share=1.0), first_round=400, max_reads=most)
-    sums = np.zeros(3, np.int64)
+    sums = np.zeros(1, READ_TALLY)
     found = run(reader, request, 400, tally=sums)
-    assert found.tally[0, 3] <= 1  # or a page may be read twice
-    assert found.tally[0, 1] == sums[1] <= most
+    assert found.tally["rounds"][0] <= 1  # or a page may be read twice
+    assert found.tally["page_requests"][0] == sums["pages"][0] <= most
 
 
 def test_bounds_that_exclude_are_not_read(reader: Reader, folder: Path) -> None:
@@ -228,8 +231,8 @@ def test_bounds_that_exclude_are_not_read(reader: Reader, folder: Path) -> None:
     )  # fmt: skip
     found = run(reader, request)
     within = int((exact <= exact[order[4]]).sum())
-    assert found.tally[0, :2].tolist() == [within, within]
-    assert STOPS[found.tally[0, 4]] == "bound"
+    assert found.tally["ranked"][0] == found.tally["page_requests"][0] == within
+    assert STOPS[found.tally["stopped"][0]] == "bound"
 
 
 def test_rows_beside_those_asked_for_are_ranked_at_no_cost(reader: Reader, folder: Path) -> None:
@@ -241,7 +244,7 @@ def test_rows_beside_those_asked_for_are_ranked_at_no_cost(reader: Reader, folde
         lower=np.full(80, -np.inf, np.float32), thresholds=np.array([np.inf], np.float32), first_round=2,
     )  # fmt: skip
     found = run(reader, request, 3)
-    assert found.tally[0, :4].tolist() == [80, 5, 0, 2]  # two pages with all on them, then the other three
+    assert found.tally[0].item()[:4] == (80, 5, 0, 2)  # two pages with all on them, then the other three
 
 
 def test_queries_share_pages(reader: Reader, folder: Path) -> None:
@@ -253,9 +256,9 @@ def test_queries_share_pages(reader: Reader, folder: Path) -> None:
         files=np.tile(one.files, 2), offsets=np.tile(one.offsets, 2), lower=np.tile(one.lower, 2),
         ids=np.tile(one.ids, 2), thresholds=np.tile(one.thresholds, 2),
     )  # fmt: skip
-    single, double = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    single, double = np.zeros(1, READ_TALLY), np.zeros(1, READ_TALLY)
     alone, found = run(reader, one, 200, tally=single), run(reader, both, 200, tally=double)
-    assert single[1] == double[1] == alone.tally[0, 1] > 0
+    assert single["pages"][0] == double["pages"][0] == alone.tally["page_requests"][0] > 0
     np.testing.assert_array_equal(found.tally, np.repeat(alone.tally, 2, axis=0))
     np.testing.assert_array_equal(found.ids, np.repeat(alone.ids, 2, axis=0))
 
@@ -267,18 +270,18 @@ def test_pages_in_dram_are_not_read(folder: Path, reader: Reader) -> None:
     keys, pages = [], []
     for handle, path in zip(rows.handles, rows.paths, strict=True):
         raw = np.frombuffer(path.read_bytes(), np.uint8).reshape(-1, PAGE_BYTES)
-        keys += [handle << 40 | page for page in range(len(raw))]
+        keys += page_keys([handle], range(len(raw))).tolist()
         pages.append(raw)
         path.write_bytes(bytes(raw.nbytes))  # what was on the SSD is gone
     hot = HotPages(np.array(keys, np.int64), np.concatenate(pages))
     assert hot.memory_bytes == len(keys) * (PAGE_BYTES + 8)
-    sums = np.zeros(3, np.int64)
+    sums = np.zeros(1, READ_TALLY)
     found = run(reader, request, hot=hot, tally=sums)
     np.testing.assert_array_equal(found.ids, expected.ids)
     np.testing.assert_array_equal(found.distances, expected.distances)
-    np.testing.assert_array_equal(found.tally[:, 2], expected.tally[:, 1])
-    assert sums.tolist() == [0, 0, 0]
-    assert (found.tally[:, 1] == 0).all()
+    np.testing.assert_array_equal(found.tally["hot_pages"], expected.tally["page_requests"])
+    assert sums[0].item() == (0, 0, 0)
+    assert (found.tally["page_requests"] == 0).all()
     with pytest.raises(CorruptionError):
         run(reader, request)
 
@@ -289,8 +292,8 @@ def test_a_deadline_ends_it_after_a_round(reader: Reader, folder: Path) -> None:
     request = replace(request, lower=np.full_like(request.lower, -np.inf), deadline=0.0)
     found = run(reader, request)
     busy = np.diff(request.first) > 0
-    assert (found.tally[busy, 3] == 1).all()
-    assert (found.tally[busy, 4] == STOPS.index("deadline")).all()
+    assert (found.tally["rounds"][busy] == 1).all()
+    assert (found.tally["stopped"][busy] == STOPS.index("deadline")).all()
     assert np.isfinite(found.distances[np.diff(request.first) >= 2]).all()
 
 
@@ -300,7 +303,7 @@ def test_queries_without_candidates_find_nothing(reader: Reader, folder: Path) -
     found = run(reader, request)
     assert (found.ids == -1).all()
     assert np.isinf(found.distances).all()
-    assert found.tally.tolist() == [[0, 0, 0, 0, STOPS.index("all_read")]] * 3
+    assert found.tally.tolist() == [(0, 0, 0, 0, STOPS.index("all_read"))] * 3
     empty = run(reader, rows.request(0, "cosine", 2, 14))
     assert empty.ids.shape == (0, 2)
 
@@ -350,7 +353,7 @@ def test_rows_of_a_size_that_lies_whole_in_pages_do(reader: Reader, folder: Path
     offsets = request.offsets.copy()
     offsets[3] = PAGE_BYTES - 100
     pages = np.zeros((int(held), PAGE_BYTES), np.uint8)
-    hot = HotPages(np.array([int(request.files[3]) << 40] * int(held), np.int64), pages)
+    hot = HotPages(page_keys(request.files[3:4], [0] * int(held)), pages)
     with pytest.raises(ValueError, match=r"offsets\[3\]=3996"):
         rank_rows(reader, replace(request, offsets=offsets), hot=hot)
 

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from memhier import backend
 from memhier.io.kernels import METRICS, distances
+from memhier.io.read_arguments import READ_TALLY
 from memhier.io.reader import PAGE_BYTES, Reader
+from memhier.rows.rank_request import page_keys
 from memhier.rows.ranking import HotPages, PageRows, RankRequest, page_rows_of, rank_rows
 
 Ints = npt.NDArray[np.int64]
@@ -121,15 +123,15 @@ def test_all_that_lies_on_the_pages_of_candidates_is_ranked(
     pages = HotPages.none()
     if hot:
         file = packed.page_rows[0].file
-        pages = HotPages(np.array([file << 40]), reader.read(file, np.array([0]), PAGE_BYTES))
+        pages = HotPages(page_keys([file], [0]), reader.read(file, np.array([0]), PAGE_BYTES))
     found = rank_rows(reader, request, hot=pages)
     for query in range(3):
         nearest = packed.nearest(request, query)
-        assert found.tally[query, 0] == len(nearest)
+        assert found.tally["ranked"][query] == len(nearest)
         part = slice(request.first[query], request.first[query + 1])
-        touched = np.unique(request.files[part].astype(np.int64) << 40 | request.offsets[part] // PAGE_BYTES)
-        assert found.tally[query, 1] + found.tally[query, 2] == len(touched)
-        assert found.tally[query, 2] == np.isin(touched, pages.keys).sum()
+        touched = np.unique(page_keys(request.files[part], request.offsets[part] // PAGE_BYTES))
+        assert found.tally["page_requests"][query] + found.tally["hot_pages"][query] == len(touched)
+        assert found.tally["hot_pages"][query] == np.isin(touched, pages.keys).sum()
         both = zip(found.distances[query], found.ids[query], found.files[query], found.offsets[query], strict=True)
         wanted = nearest[:k] + [(np.inf, -1, -1, -1)] * (k - len(nearest))
         assert [tuple(each) for each in both] == wanted
@@ -154,10 +156,10 @@ def test_both_implementations_read_the_same_pages(
         with Reader(engine) as opened:
             packed = Packed(folder, opened, (300, 200), 128, "float32", seed)
             request = replace(packed.request(4, metric, k, seed), first_round=first_round, max_reads=most)
-            sums = np.zeros(3, np.int64)
+            sums = np.zeros(1, READ_TALLY)
             found = rank_rows(opened, request, tally=sums)
             results.append((found, sums))
-            assert (found.tally[:, 1] <= most).all()
+            assert (found.tally["page_requests"] <= most).all()
     (one, sums), (other, other_sums) = results
     for name in ("ids", "distances", "files", "offsets", "tally"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from memhier import backend
 from memhier.errors import ClosedError, CorruptionError
 from memhier.io.kernels import crc32c_pages
+from memhier.io.read_arguments import READ_TALLY
 from memhier.io.reader import ENGINES, PAGE_BYTES, Reader
 
 RUN_PAGES = 16
@@ -323,10 +324,14 @@ def test_a_tally_counts_its_own_call_alone(tmp_path: Path, engine: str) -> None:
         reader.read(handle, [4095], 2)
         reader.read(handle, [4095], 2, tally=tally)
         assert tally.tolist() == [3, 4, 4 * 4096]
+        record = tally.view(READ_TALLY)
+        reader.read(handle, [0], 8, tally=record)
+        assert record[0].item() == (4, 5, 5 * 4096)
         counts = reader.stats()
-        assert [counts[name] for name in ("reads", "pages", "bytes")] == [4, 6, 6 * 4096]
-        with pytest.raises(ValueError, match="tally"):
-            reader.read(handle, [0], 1, tally=np.zeros(2, np.int64))
+        assert [counts[name] for name in ("reads", "pages", "bytes")] == [5, 7, 7 * 4096]
+        for wrong in (np.zeros(2, np.int64), np.zeros(2, READ_TALLY)):
+            with pytest.raises(ValueError, match="tally"):
+                reader.read(handle, [0], 1, tally=wrong)
 
 
 @pytest.mark.skipif(backend.core is None, reason="needs the compiled core")

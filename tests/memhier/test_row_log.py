@@ -44,13 +44,13 @@ class RowLogMachine(RuleBasedStateMachine):
     def create(self, row_bytes: int) -> None:
         self.row_bytes = row_bytes
         self.store = Store.create(self.root, KIND)
-        self.log = self.open_log(direct=True)
+        self.log = self.open_log()
         self.now: dict[int, bytes] = {}
         self.committed: dict[int, bytes] = {}
         self.generation = self.log.commit()
 
-    def open_log(self, direct: bool) -> RowLog:
-        return RowLog(self.store, "t", self.row_bytes, self.reader, 60, direct=direct, compact_below=self.compact_below)
+    def open_log(self) -> RowLog:
+        return RowLog(self.store, "t", self.row_bytes, self.reader, 60, compact_below=self.compact_below)
 
     def rows(self, count: int) -> NDArray[np.uint8]:
         self.count += 1
@@ -92,7 +92,7 @@ class RowLogMachine(RuleBasedStateMachine):
         self.log.close()
         self.store.close()
         self.store = Store.open(self.root, KIND, writable=True, files=files)
-        self.log = self.open_log(direct=self.count % 2 == 0)
+        self.log = self.open_log()
 
     @rule(exact=st.booleans())
     def restart(self, exact: bool) -> None:

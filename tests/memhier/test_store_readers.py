@@ -206,12 +206,11 @@ def test_a_forked_child_reads_and_does_not_write(root: Path) -> None:
         assert sorted(store.segments()) == ["s", "t"]
 
 
-@pytest.mark.parametrize("direct", [False, True])
-def test_a_forked_child_writes_nothing_into_its_parents_segments(root: Path, direct: bool) -> None:
+def test_a_forked_child_writes_nothing_into_its_parents_segments(root: Path) -> None:
     """The files are open in the child too, and so are the buffers that wait to be written."""
     data = os.urandom(3 * 2**20)
     with Store.create(root, KIND) as writer, writer.begin() as tx:
-        segment = tx.segment("s", direct=direct)
+        segment = tx.segment("s")
         segment.append(data[: 2**20 + 5])
 
         def child() -> None:

@@ -195,18 +195,18 @@ def test_other_faults_of_a_prefetch_keep_their_kind(tier: Tiered, monkeypatch: p
 
 
 @pytest.mark.parametrize("fault", [Fault.EIO, Fault.ENOSPC, Fault.SHORT_WRITE])
-def test_a_failed_write_closes_the_tier_and_keeps_the_checkpoint(tmp_path: Path, fault: Fault) -> None:
+def test_a_failed_write_closes_the_tier_and_keeps_the_checkpoint(fast_path: Path, fault: Fault) -> None:
     """Each call of the file layer after the opening of the store fails in turn. If only room was missing, the calls
     are made again and nothing is lost.
     """
-    with Tiered(tmp_path / "s", "t", np.float32, 1024, rows=700, policy=LRU(4)) as tier:
+    with Tiered(fast_path / "s", "t", np.float32, 1024, rows=700, policy=LRU(4)) as tier:
         tier.scatter([1, 2, 3], numbered([1, 2, 3]))
         tier.checkpoint()
-    with Store.open(tmp_path / "s", KIND, writable=True, files=(files := FaultyFiles(RealFiles()))):
+    with Store.open(fast_path / "s", KIND, writable=True, files=(files := FaultyFiles(RealFiles()))):
         opening = len(files.calls)
     for call in range(opening + 1, opening + 200):
-        files, place = FaultyFiles(RealFiles(), call, fault), tmp_path / str(call)
-        shutil.copytree(tmp_path / "s", place)
+        files, place = FaultyFiles(RealFiles(), call, fault), fast_path / str(call)
+        shutil.copytree(fast_path / "s", place)
         with Store.open(place, KIND, writable=True, files=files) as store:
             write_until_it_fails(store, fault)
         with Tiered(place, "t", np.float32, 1024, rows=700, policy=LRU(4)) as tier:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from memhier.cache.slots import SlotMap
 from memhier.errors import BudgetError
 from memhier.policies import LRU
-from memhier.table.cache import Ahead, Cache
+from memhier.table.cache import Cache, PrefetchedSlots
 
 SLOTS = 5
 
@@ -62,7 +62,7 @@ def test_held_slots_stay() -> None:
     slots = admit(cache, [0, 1, 2, 3, 4])
     cache.pins.pin(slots[:2])
     keys = np.array([2, 3])
-    ahead = Ahead(keys, keys, slots[2:4])
+    ahead = PrefetchedSlots(keys, keys, slots[2:4])
     cache.pins.hold(ahead)
     admit(cache, [9])
     with pytest.raises(BudgetError, match=r"2 distinct rows beside 4 that are pinned or held .* dram=6000 would be"):

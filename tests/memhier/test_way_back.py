@@ -1,5 +1,7 @@
 """A store goes back from its last commit to the one before, or to an earlier one that commits kept."""
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from memhier.store.store import Store
 from memhier.store.way_back import before_last, go_back
 
 KEYS = 12
+FAST = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # its copies and syncs are many
 
 change = st.one_of(
     st.tuples(st.just("append"), st.lists(st.integers(0, KEYS - 1), min_size=1, max_size=8)),
@@ -36,8 +39,12 @@ def contents(path: Path) -> tuple[dict[int, int], bytes | None, bytes | None]:
 
 @settings(max_examples=40, deadline=None)
 @given(changes=st.lists(change, max_size=40))
-def test_an_earlier_commit_is_there(changes: list[Any], tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("back") / "store"
+def test_an_earlier_commit_is_there(changes: list[Any]) -> None:
+    with tempfile.TemporaryDirectory(dir=FAST) as folder:
+        check_the_way_back(Path(folder) / "store", changes)
+
+
+def check_the_way_back(path: Path, changes: list[Any]) -> None:
     with Store.create(path, kind="x") as store, store.begin() as tx:
         tx.commit()
     moments = [contents(path)]

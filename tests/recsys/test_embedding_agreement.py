@@ -1,8 +1,6 @@
 """Shards go on from a checkpoint that all of them have, wherever one was killed."""
 
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +12,31 @@ from memhier.recsys.embedding.sharding.agreement import agree, last_checkpoints
 SCRIPT = Path(__file__).with_name("train_until_a_rank_dies.py")
 
 
-def train(folder: Path, ranks: int, how: str, run: str, victim: int = -1, when: str = "-") -> list[tuple[int, str]]:
+def train(
+    training: Any, folder: Path, ranks: int, how: str, run: str, victim: int = -1, when: str = "-"
+) -> list[tuple[int, str]]:
     """Return the exit status and the output of every rank; those left over when one has died are killed."""
     folder.mkdir(exist_ok=True)
-    arguments = [
-        [sys.executable, str(SCRIPT), *map(str, (folder, ranks, rank, how, run, victim, when))] for rank in range(ranks)
-    ]
-    processes = [
-        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for each in arguments
-    ]
+    started = [training(SCRIPT, folder, ranks, rank, how, run, victim, when) for rank in range(ranks)]
     try:
         if victim >= 0:
-            processes[victim].wait(800)
-        ended = []
-        for process in processes:
-            try:
-                # gloo tells ranks that wait for the dead one, sooner or later; their reaction is not tested.
-                output = process.communicate(timeout=3 if victim >= 0 else 800)[0]
-            except subprocess.TimeoutExpired:
-                process.kill()
-                output = process.communicate()[0]
-            ended.append((process.returncode, output))
+            started[victim].wait()
+            # gloo tells ranks that wait for the dead one, sooner or later; their reaction is not tested.
+            for one in started:
+                one.wait(3)
+                one.process.kill()
+        return [one.end() for one in started]
     finally:
-        for process in processes:
-            process.kill()
-    return ended
+        for one in started:
+            one.process.kill()
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+def alone(tmp_path_factory: pytest.TempPathFactory, training: Any) -> dict[int, str]:
     """Return the hash of tables that were trained without interruption, by number of ranks."""
     found: dict[int, str] = {}
     for ranks in (2,):
-        ended = train(tmp_path_factory.mktemp("alone") / "folder", ranks, "waits", "once")
+        ended = train(training, tmp_path_factory.mktemp("alone") / "folder", ranks, "waits", "once")
         assert [status for status, _ in ended] == [0] * ranks
         found[ranks] = ended[0][1].split()[-1]
     return found
@@ -64,14 +54,14 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
     ],
 )
 def test_a_rank_is_killed_amid_a_checkpoint(
-    tmp_path: Path, alone: dict[int, str], how: str, victim: int, when: str
+    tmp_path: Path, training: Any, alone: dict[int, str], how: str, victim: int, when: str
 ) -> None:
-    ended = train(tmp_path / "folder", 2, how, "first", victim, when)
+    ended = train(training, tmp_path / "folder", 2, how, "first", victim, when)
     assert ended[victim][0] == -signal.SIGKILL
     shards = [last_checkpoints(tmp_path / "folder" / "tables" / f"shard-{rank}") for rank in range(2)]
     assert shards[victim] == ((2, 1) if when == "before" else (3, 2))
     assert shards[1 - victim] in ((2, 1), (3, 2))
-    again = train(tmp_path / "folder", 2, how, "second")
+    again = train(training, tmp_path / "folder", 2, how, "second")
     common = 4 * min(last for last, _ in shards)
     assert [(status, output.split()[1:3]) for status, output in again] == [(0, [str(common), str(common)])] * 2
     assert again[0][1].split()[-1] == alone[2]
@@ -80,10 +70,10 @@ def test_a_rank_is_killed_amid_a_checkpoint(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_one_of_three_ranks_is_killed(tmp_path: Path, when: str) -> None:
-    expected = train(tmp_path / "alone", 3, "waits", "once")[0][1].split()[-1]
-    assert train(tmp_path / "folder", 3, "waits", "first", 1, when)[1][0] == -signal.SIGKILL
-    again = train(tmp_path / "folder", 3, "waits", "second")
+def test_one_of_three_ranks_is_killed(tmp_path: Path, training: Any, when: str) -> None:
+    expected = train(training, tmp_path / "alone", 3, "waits", "once")[0][1].split()[-1]
+    assert train(training, tmp_path / "folder", 3, "waits", "first", 1, when)[1][0] == -signal.SIGKILL
+    again = train(training, tmp_path / "folder", 3, "waits", "second")
     assert len({output.split()[1] for _, output in again}) == 1
     assert again[0][1].split()[-1] == expected
 

@@ -43,30 +43,28 @@ SCRIPT = Path(__file__).with_name("train_until_killed.py")
 ROWS, DIM = 300, 5
 
 
-def run(folder: Path, rule: str, slots: int, kill_after: int | None) -> str | None:
+def run(training: Any, folder: Path, rule: str, slots: int, kill_after: int | None) -> str | None:
     """Train to the end, and return the hash; or kill the training once it has saved so often."""
-    command = [sys.executable, str(SCRIPT), str(folder), "40", str(slots), rule]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process.stdout:
-        for number, line in enumerate(process.stdout, 1):
+    started = training(SCRIPT, folder, 40, slots, rule)
+    with started.stdout:
+        for number, line in enumerate(started.stdout, 1):
             if line.startswith("end"):
-                assert process.wait() == 0
-                return line.split()[1]
+                assert started.wait() == 0
+                return str(line.split()[1])
             if number == kill_after:
-                process.send_signal(signal.SIGKILL)
+                started.process.kill()
                 break
-    assert process.wait() == -signal.SIGKILL
+    assert started.wait() == -signal.SIGKILL
     return None
 
 
 @pytest.mark.parametrize("rule", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
-def test_killed_and_resumed_training_ends_as_an_undisturbed_one(tmp_path: Path, rule: str) -> None:
-    undisturbed = run(tmp_path / "a", rule, 2000, None)
+def test_killed_and_resumed_training_ends_as_an_undisturbed_one(tmp_path: Path, training: Any, rule: str) -> None:
+    undisturbed = run(training, tmp_path / "a", rule, 2000, None)
     assert undisturbed is not None
     # Resumed with another budget each time.
-    assert run(tmp_path / "b", rule, 120, 1) is None
-    assert run(tmp_path / "b", rule, 100, None) == undisturbed
+    assert run(training, tmp_path / "b", rule, 120, 1) is None
+    assert run(training, tmp_path / "b", rule, 100, None) == undisturbed
 
 
 def make(path: Path, **options: Any) -> EmbeddingBag:

@@ -4,7 +4,6 @@ import contextlib
 import io
 import re
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,16 +30,16 @@ from memhier.recsys.embedding.sharding.exchange import ask
 SCRIPT = Path(__file__).with_name("train_in_ranks.py")
 
 
-def run(folder: Path, ranks: int, rule: str, window: int, first: int = 0, last: int = 20) -> str:
-    return start(SCRIPT, folder, ranks, rule, window, first, last)[0]
+def run(training: Any, folder: Path, ranks: int, rule: str, window: int, first: int = 0, last: int = 20) -> str:
+    return start(training, SCRIPT, folder, ranks, rule, window, first, last)[0]
 
 
-def start(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
+def start(training: Any, script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
     """Run a script once for each rank; return the words that the first one prints."""
-    return run_all(script, folder, ranks, *arguments)[0].split()
+    return run_all(training, script, folder, ranks, *arguments)[0].split()
 
 
-def run_all(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
+def run_all(training: Any, script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str]:
     """Run a script once for each rank; return their outputs. One rank alone needs no process of its own."""
     folder.mkdir(exist_ok=True)
     if ranks == 1:
@@ -49,27 +48,26 @@ def run_all(script: Path, folder: Path, ranks: int, *arguments: Any) -> list[str
         with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(told):
             runpy.run_path(str(script), run_name="__main__")
         return [told.getvalue()]
-    commands = [[sys.executable, str(script), *map(str, (folder, ranks, rank, *arguments))] for rank in range(ranks)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
-    outputs = [process.communicate(timeout=800)[0] for process in processes]
-    assert all(process.returncode == 0 for process in processes)
-    return outputs
+    started = [training(script, folder, ranks, rank, *arguments) for rank in range(ranks)]
+    ended = [one.end() for one in started]
+    assert all(status == 0 for status, _ in ended)
+    return [output for _, output in ended]
 
 
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
-def test_ranks_give_the_bits_of_one(tmp_path: Path, rule: str) -> None:
-    alone, *sent = start(SCRIPT, tmp_path / "one", 1, rule, 0, 0, 20)
+def test_ranks_give_the_bits_of_one(tmp_path: Path, training: Any, rule: str) -> None:
+    alone, *sent = start(training, SCRIPT, tmp_path / "one", 1, rule, 0, 0, 20)
     assert sent == ["0", "0"]
-    together, critical, deferred = start(SCRIPT, tmp_path / "two", 2, rule, 3, 0, 20)
+    together, critical, deferred = start(training, SCRIPT, tmp_path / "two", 2, rule, 3, 0, 20)
     assert together == alone
     # Some gradients have not kept the training waiting.
     assert int(critical) > int(deferred) > 0
 
 
 @pytest.mark.parametrize("rule", ["sgd", pytest.param("adagrad", marks=pytest.mark.slow)])
-def test_features_of_one_table_add_up_as_on_one_rank(tmp_path: Path, rule: str) -> None:
+def test_features_of_one_table_add_up_as_on_one_rank(tmp_path: Path, training: Any, rule: str) -> None:
     alone, together = (
-        start(SCRIPT, tmp_path / str(ranks), ranks, rule, window, 0, 20, "shared")[0]
+        start(training, SCRIPT, tmp_path / str(ranks), ranks, rule, window, 0, 20, "shared")[0]
         for ranks, window in ((1, 0), (2, 3))
     )
     assert together == alone
@@ -77,28 +75,30 @@ def test_features_of_one_table_add_up_as_on_one_rank(tmp_path: Path, rule: str) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["adagrad", "adam"])
-def test_look_ups_of_a_step_are_one_update_on_any_ranks(tmp_path: Path, rule: str) -> None:
-    together, plain = (start(SCRIPT, tmp_path / str(window), 2, rule, window, 0, 20, "twice")[0] for window in (3, 0))
+def test_look_ups_of_a_step_are_one_update_on_any_ranks(tmp_path: Path, training: Any, rule: str) -> None:
+    together, plain = (
+        start(training, SCRIPT, tmp_path / str(window), 2, rule, window, 0, 20, "twice")[0] for window in (3, 0)
+    )
     assert together == plain
 
 
-def test_ranks_read_in_step_however_unlike_their_batches(tmp_path: Path) -> None:
-    alone = run(tmp_path / "one", 1, "sgd", 0)
-    assert run(tmp_path / "two", 2, "sgd", -1) == alone
+def test_ranks_read_in_step_however_unlike_their_batches(tmp_path: Path, training: Any) -> None:
+    alone = run(training, tmp_path / "one", 1, "sgd", 0)
+    assert run(training, tmp_path / "two", 2, "sgd", -1) == alone
 
 
 @pytest.mark.slow
-def test_three_ranks_without_looking_ahead(tmp_path: Path) -> None:
-    assert run(tmp_path / "three", 3, "adam", 0) == run(tmp_path / "one", 1, "adam", 2)
+def test_three_ranks_without_looking_ahead(tmp_path: Path, training: Any) -> None:
+    assert run(training, tmp_path / "three", 3, "adam", 0) == run(training, tmp_path / "one", 1, "adam", 2)
 
 
-def test_little_room_and_checkpoints_that_fail(tmp_path: Path) -> None:
+def test_little_room_and_checkpoints_that_fail(tmp_path: Path, training: Any) -> None:
     # Rows of one step were held back for others' gradients while those of the next found no room.
-    assert int(start(SCRIPT.with_name("train_in_little_room.py"), tmp_path, 2)[0]) > 0
+    assert int(start(training, SCRIPT.with_name("train_in_little_room.py"), tmp_path, 2)[0]) > 0
 
 
-def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None:
-    outputs = run_all(SCRIPT.with_name("train_with_unfit_batches.py"), tmp_path, 2)
+def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path, training: Any) -> None:
+    outputs = run_all(training, SCRIPT.with_name("train_with_unfit_batches.py"), tmp_path, 2)
     (*told, first), (*own, second) = (output.splitlines() for output in outputs)
     faults = ["range", "shape", "large", "range", "shape", "large", "raises", "ends"]
     assert [line.split(": ")[0] for line in told] == [f"{fault} after 4" for fault in faults]
@@ -120,9 +120,9 @@ def test_a_batch_that_one_rank_refuses_is_refused_by_all(tmp_path: Path) -> None
     assert first.startswith("40 ")
 
 
-def test_the_dense_part_under_ddp(tmp_path: Path) -> None:
+def test_the_dense_part_under_ddp(tmp_path: Path, training: Any) -> None:
     script = SCRIPT.with_name("train_with_ddp.py")
-    assert start(script, tmp_path, 2) == start(script, tmp_path, 1)
+    assert start(training, script, tmp_path, 2) == start(training, script, tmp_path, 1)
 
 
 CONFIGS = [
@@ -132,14 +132,14 @@ CONFIGS = [
 
 
 @pytest.mark.slow
-def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
-    alone = run(tmp_path / "alone", 1, "adam", 0)
+def test_a_training_goes_on_with_another_number_of_ranks(tmp_path: Path, training: Any) -> None:
+    alone = run(training, tmp_path / "alone", 1, "adam", 0)
     moved = tmp_path / "moved"
-    run(moved, 1, "adam", 0, 0, 8)
+    run(training, moved, 1, "adam", 0, 0, 8)
     assert reshard(moved / "tables-1", moved / "tables-2", CONFIGS, 2, optimizer=Adam(lr=0.01), dram="64MiB") > 100
-    run(moved, 2, "adam", 2, 8, 13)
+    run(training, moved, 2, "adam", 2, 8, 13)
     reshard(moved / "tables-2", moved / "tables-3", CONFIGS, 3, optimizer=Adam(lr=0.01), dram="64MiB")
-    assert run(moved, 3, "adam", 0, 13, 20) == alone
+    assert run(training, moved, 3, "adam", 0, 13, 20) == alone
 
 
 def test_shards_are_divided_anew_with_all_that_they_hold(tmp_path: Path) -> None:

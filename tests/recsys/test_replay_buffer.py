@@ -24,7 +24,7 @@ from memhier.recsys.replay import (
 )
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Placement
-from memhier.recsys.replay.storage.records import RecordFormat
+from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.recsys.replay.storage.storage import Storage
 
 IMAGE = {"image": ("uint8", (8, 8, 3))}
@@ -337,7 +337,7 @@ def test_a_record_that_is_not_one_is_told(tmp_path: Path, kind: str) -> None:
     with closing(storage), pytest.raises(CorruptionError, match="no sample"):
         storage.read(np.array([60]), schema.empty(1))
     if kind == "packed":
-        packed = RecordFormat(schema, ["image"], codec)
+        packed = SampleCodec(schema, ["image"], codec)
         with pytest.raises(CorruptionError, match="bytes"):
             packed.unpack_records([memoryview(b"\1\2\3")], schema.empty(1))
         with pytest.raises(CorruptionError):

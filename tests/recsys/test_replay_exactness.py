@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from memhier.recsys.replay import AgeSwap, DeckSwap, RandomSwap, Schema, SwapPolicy
-from memhier.recsys.replay.ahead import Ahead
+from memhier.recsys.replay.ahead import BatchQueue
 from memhier.recsys.replay.placement.admit import admission
 from memhier.recsys.replay.placement.memory import Memory
 from memhier.recsys.replay.placement.placement import Placement
-from memhier.recsys.replay.settings import Settings
+from memhier.recsys.replay.settings import BufferSettings
 from memhier.recsys.replay.streams import Purpose, Uniforms
 from memhier.recsys.replay.swapper import Swapper
 
@@ -51,12 +51,12 @@ class Rehearsal:
         self, seed: int, slots: int, limit: int | None, admit: str, policy: SwapPolicy | None, delay: int,
         labelled: bool = False,
     ) -> None:  # fmt: skip
-        settings = Settings(SCHEMA, {}, admission(admit), policy, seed, delay, labelled)
+        settings = BufferSettings(SCHEMA, {}, admission(admit), policy, seed, delay, labelled)
         storage: Any = DictStorage()
         self.admission = settings.admission
         self.placement = Placement(seed, slots, limit, settings.by_class)
         self.memory = Memory.make(SCHEMA, slots)
-        self.swapper = Swapper(settings, storage, self.placement, self.memory, Ahead(SCHEMA, self.placement))
+        self.swapper = Swapper(settings, storage, self.placement, self.memory, BatchQueue(SCHEMA, self.placement))
         self.draws = Uniforms(seed, Purpose.SAMPLE)
 
     def add(self, ids: np.ndarray, labels: np.ndarray | None = None) -> None:

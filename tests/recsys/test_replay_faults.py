@@ -78,12 +78,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[list[Any]], in
 @pytest.mark.parametrize(
     ("fault", "first"), [(Fault.ENOSPC, 1), (Fault.EIO, 2), (Fault.SHORT_WRITE, 3), (Fault.CRASH, 4)]
 )
-def test_nothing_saved_is_lost(tmp_path: Path, whole: tuple[list[list[Any]], int], fault: Fault, first: int) -> None:
+def test_nothing_saved_is_lost(fast_path: Path, whole: tuple[list[list[Any]], int], fault: Fault, first: int) -> None:
     expected, calls = whole
     told = 0
     # Together the four kinds of fault meet every call.
     for number in range(first, calls + 1, 4):
-        place, saved = tmp_path / f"{number}", list[list[Any]]()
+        place, saved = fast_path / f"{number}", list[list[Any]]()
         failure = None
         try:
             live(place, FaultyFiles(HastyFiles(), number, fault), saved)

@@ -137,8 +137,8 @@ def test_more_in_one_call_than_storage_holds(tmp_path: Path, admit: str) -> None
 
 
 @pytest.mark.parametrize("schema", [IMAGE, TEXT, MUTABLE], ids=["image", "text", "mutable"])
-def test_a_crash_at_any_time_finds_the_last_checkpoint(tmp_path: Path, schema: Any) -> None:
-    place, following = tmp_path / "b", 0
+def test_a_crash_at_any_time_finds_the_last_checkpoint(fast_path: Path, schema: Any) -> None:
+    place, following = fast_path / "b", 0
     random = np.random.default_rng(5)
     with CarouselBuffer(place, memory=20, storage="1MiB", schema=schema, admit="ring", seed=2) as buffer:
         durable: list[int] = []
@@ -151,7 +151,7 @@ def test_a_crash_at_any_time_finds_the_last_checkpoint(tmp_path: Path, schema: A
                 buffer.checkpoint()
                 durable = stored_ids(buffer)
             # A process that is killed now leaves the same files as a copy.
-            copy = tmp_path / f"copy-{number}"
+            copy = fast_path / f"copy-{number}"
             shutil.copytree(place, copy)
             if number >= 3:
                 with StoredSamples(copy) as stored:

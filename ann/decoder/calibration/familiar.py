@@ -57,6 +57,8 @@ class Familiarity:
         self._ranges = np.array(ranges, np.float64).reshape(-1, 2)
         self._calls = self._recent = self._recent_unlike = 0
         self._warned = False
+        self.checked: int
+        self.unlike: int
         self.checked = self.unlike = 0
 
     def look(self, hidden: Floats) -> None:

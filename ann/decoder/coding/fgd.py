@@ -32,6 +32,15 @@ class FGDAnswer:
     bound
         float64 ``[n]``: the largest error of a probability, as a share of it, provided that the words found are the k
         largest: all other words then weigh at most ``(V - k) exp(smallest logit found)``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from memhier.ann.decoder import FGD
+    >>> weight = np.eye(8, dtype="float32")
+    >>> answer = FGD(weight).topk(5 * weight[3], k=2)
+    >>> answer.values.tolist(), answer.probabilities.round(3).tolist(), answer.bound.round(3).tolist()
+    ([[5.0, 0.0]], [[0.993, 0.007]], [0.039])
     """
 
     values: Floats
@@ -53,6 +62,7 @@ class FGD:
     Examples
     --------
     >>> import numpy as np
+    >>> from memhier.ann.decoder import FGD
     >>> weight = np.eye(8, dtype="float32")
     >>> found = FGD(weight).topk(weight[3], k=2, ef_search=8)
     >>> int(found.indices[0, 0])
@@ -84,6 +94,8 @@ class FGD:
         ----------
         hidden
             ``[n, D]``, or ``[D]`` for one.
+        k
+            How many words to return, 1 to V.
         ef_search
             List length of the walk.
         """

@@ -32,6 +32,8 @@ class DramEngine:
     """Answers from a layer in DRAM; see :class:`memhier.ann.decoder.engine.Engine` for its methods."""
 
     def __init__(self, codes: Codes, layer: OutputLayer) -> None:
+        self.layer: OutputLayer
+        self.codes: Codes
         self.codes, self.layer = codes, layer
         halves = layer.dtype == "float16" and backend.core is not None
         weight = layer.weight.view(np.uint16) if halves else layer.weight

@@ -25,6 +25,8 @@ class StoredEngine:
     """
 
     def __init__(self, codes: Codes, rows: StoredRows) -> None:
+        self.rows: StoredRows
+        self.codes: Codes
         self.codes, self.rows = codes, rows
         self._core = codes.core(None)
         self._per_logit = ROUNDING[rows.dtype] + BIAS_ROUNDING

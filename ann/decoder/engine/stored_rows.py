@@ -38,6 +38,8 @@ class StoredRows:
     """
 
     def __init__(self, store: Store, dtype: str, bias: Floats) -> None:
+        self.bias: Floats
+        self.dtype: str
         self.dtype, self.bias, self._store = dtype, bias, store
         self._reader = Reader()
         self._rows = Rows(store, "weight", self._reader)

@@ -26,8 +26,22 @@ class SparseLogits(NamedTuple):
 
     Attributes
     ----------
-    values, indices
-        ``[..., k]``, largest first.
+    values
+        ``[..., k]``, in the dtype of the hidden states, largest first.
+    indices
+        int64 ``[..., k]``: the words.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from memhier.ann import TopKSoftmax
+    >>> _ = torch.manual_seed(0)
+    >>> lm_head, hidden = torch.nn.Linear(16, 500), torch.randn(3, 16)
+    >>> decoder = TopKSoftmax.from_linear(lm_head, k=5, output="sparse")
+    >>> with torch.no_grad():
+    ...     logits = decoder(hidden)
+    >>> logits.values.shape, bool((logits.indices[:, 0] == lm_head(hidden).argmax(1)).all())
+    (torch.Size([3, 5]), True)
     """
 
     values: Tensor
@@ -42,6 +56,7 @@ class TopKSoftmax(nn.Module):
     Examples
     --------
     >>> import torch
+    >>> from memhier.ann import TopKSoftmax
     >>> _ = torch.manual_seed(0)
     >>> lm_head = torch.nn.Linear(32, 1000)
     >>> hidden = torch.randn(500, 32)
@@ -58,9 +73,11 @@ class TopKSoftmax(nn.Module):
     def __init__(self, index: LogitIndex, weight: Tensor | None, bias: Tensor | None, output: str = "dense") -> None:
         super().__init__()
         _check_output(output)
+        self.output: str
+        self.index: LogitIndex
         self.index, self.output = index, output
         self._share(weight, bias)
-        self.rows_with_gradients = 0
+        self.rows_with_gradients: int = 0
 
     @classmethod
     def from_linear(
@@ -86,8 +103,8 @@ class TopKSoftmax(nn.Module):
             A layer on the CPU, float32, float16 or bfloat16, with or without bias. The module shares its weights, tied
             embeddings too; call :meth:`refresh` after they change.
         dram, path
-            With both, the rows of the layer lie in the new directory `path` and in DRAM if they fit, and this module
-            keeps no reference to the layer.
+            Both, or neither. With both, the rows of the layer lie in the new directory `path` and in DRAM if they fit,
+            and this module keeps no reference to the layer.
         contexts
             Real hidden states ``[n, D]`` to learn from and to measure with. See :meth:`LogitIndex.build` for these and
             the other parameters.
@@ -162,7 +179,7 @@ class TopKSoftmax(nn.Module):
     def certified_topk(self, hidden: Tensor, k: int | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return the result of :meth:`topk`, and bool ``[...]``: True for proven answers.
 
-        Answers without a proof come from the full product.
+        Answers without a proof come from the full product. Arguments as in :meth:`topk`.
         """
         found = self.index.topk(_states(hidden), k, certify=True, complete=self._weight is None)
         assert found.proven is not None
@@ -179,13 +196,15 @@ class TopKSoftmax(nn.Module):
 
         Parameters
         ----------
+        hidden
+            As in :meth:`topk`.
         targets
             int64 ``[...]``, in the leading shape of `hidden`.
         """
         return self.bounded_log_prob(hidden, targets)[0]
 
     def bounded_log_prob(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of :meth:`log_prob` with proven bounds: estimate, low, high."""
+        """Return the result of :meth:`log_prob`, of the same arguments, with proven bounds: estimate, low, high."""
         states = _states(hidden)
         if targets.shape != hidden.shape[:-1]:
             raise ValueError(f"targets: expected shape {list(hidden.shape[:-1])}, got {list(targets.shape)}")
@@ -196,6 +215,8 @@ class TopKSoftmax(nn.Module):
 
         Parameters
         ----------
+        hidden
+            As in :meth:`topk`.
         temperature
             Divides logits.
         """
@@ -218,6 +239,8 @@ class TopKSoftmax(nn.Module):
 
         Parameters
         ----------
+        hidden
+            As in :meth:`topk`.
         top_k
             Draw among so many of the likeliest words.
         top_p
@@ -305,26 +328,28 @@ class TopKSoftmax(nn.Module):
         return logits.to(hidden.dtype).reshape(*hidden.shape[:-1], words)
 
     def is_stale(self, lm_head: nn.Linear) -> bool:
-        """Say if the hash of the layer's weights differs from the indexed weights'."""
+        """Say if the hash of a layer differs from the indexed layer's; `lm_head` as in :meth:`from_linear`."""
         return self.index.is_stale(*_arrays(*_check_linear(lm_head)), dtype=_name(lm_head.weight))
 
     @shielded
     def refresh(self, lm_head: nn.Linear) -> int:
-        """Take over a layer after training; return how many of its rows have changed."""
+        """Take over a layer after training; return how many rows have changed; see :meth:`LogitIndex.refresh`."""
         weight, bias = _check_linear(lm_head)
         changed = self.index.refresh(*_arrays(weight, bias), dtype=_name(weight))
         self._share(lm_head.weight, getattr(lm_head, "bias", None))
         return changed
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the decoder, the layer's weights included, into the new directory `path`."""
+        """Write the decoder, the layer's weights included, into the new directory `path` or to a URL."""
         self.index.save(path)
 
     @classmethod
-    def open(cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense") -> Self:
-        """Open a decoder that :meth:`save` wrote; see :meth:`LogitIndex.open`."""
+    def open(
+        cls, path: str | PathLike[str], *, dram: int | str | None = None, output: str = "dense", **options: Any
+    ) -> Self:
+        """Open a decoder that :meth:`save` wrote; `options` are those of :meth:`LogitIndex.open`."""
         _check_output(output)
-        return cls._around(LogitIndex.open(path, dram=dram), output)
+        return cls._around(LogitIndex.open(path, dram=dram, **options), output)
 
     @classmethod
     def _around(cls, index: LogitIndex, output: str) -> Self:

@@ -49,6 +49,19 @@ class AcceleratedHead(nn.Module):
     generates
         True: ``generate`` states its needs, and other calls get the full layer. False: all calls get the largest logits
         and, for all other words, equal shares of the rest of Z.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from memhier.ann.huggingface import accelerate
+    >>> _ = torch.manual_seed(0)
+    >>> config = GPT2Config(vocab_size=500, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    >>> model = GPT2LMHeadModel(config).eval()
+    >>> head = accelerate(model, k=8, input_ids=torch.randint(500, (8, 32))).get_output_embeddings()
+    >>> words = model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, do_sample=False)
+    >>> type(head).__name__, head.stats()["calls"] > 0
+    ('AcceleratedHead', True)
     """
 
     head: nn.Linear
@@ -69,10 +82,18 @@ class AcceleratedHead(nn.Module):
         # Both modules share one dictionary of parameters, which torch has no public way to do: a state dict keeps its
         # names, and a parameter that a state dict or a conversion replaces is replaced in the layer, too.
         self._parameters = head._parameters
+        self.proofs: Choices
+        self.choices: Choices
+        self.certify: bool
+        self.decoder: TopKSoftmax
         self.decoder, self.certify, self.choices, self.proofs = decoder, certify, choices, proofs
+        self.generates: bool
         self.outcome, self.generates = outcome, generates
         self._seen = _state_of(head)
         self._full: Counter[str] = Counter()
+        self.calls: int
+        self.completed: int
+        self.rows: int
         self.calls = self.rows = self.completed = 0
 
     def stats(self) -> dict[str, Any]:
@@ -204,6 +225,8 @@ def accelerate(
         :func:`rescore` scores the texts to the last digits.
     seed
         Decides on the prompts and on the words that the model writes.
+    progress
+        Show a progress bar.
 
     Returns
     -------
@@ -224,6 +247,20 @@ def accelerate(
         If the model changes the layer's logits in another way than to scale or cap them, so that nothing is gained. A
         model that scales or caps them (Cohere, Gemma 2) gets accelerated greedy decoding, and after a scale in float32
         accelerated sampling; all other calls take the full layer.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from memhier.ann.huggingface import accelerate
+    >>> _ = torch.manual_seed(0)
+    >>> config = GPT2Config(vocab_size=500, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    >>> model = GPT2LMHeadModel(config).eval()
+    >>> prompt = torch.tensor([[1, 2]])
+    >>> before = model.generate(prompt, max_new_tokens=5, do_sample=False)
+    >>> model = accelerate(model, k=8, input_ids=torch.randint(500, (8, 32)), certify=True)
+    >>> bool((model.generate(prompt, max_new_tokens=5, do_sample=False) == before).all())
+    True
     """
     head = _output_layer(model)
     if isinstance(head, AcceleratedHead):
@@ -284,6 +321,18 @@ def undo(model: Model) -> Model:
     ------
     ValueError
         If the model is not accelerated.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from memhier.ann.huggingface import accelerate, undo
+    >>> _ = torch.manual_seed(0)
+    >>> config = GPT2Config(vocab_size=500, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    >>> model = GPT2LMHeadModel(config).eval()
+    >>> model = undo(accelerate(model, k=8, input_ids=torch.randint(500, (8, 32))))
+    >>> type(model.get_output_embeddings()).__name__
+    'Linear'
     """
     head = _output_layer(model)
     if not isinstance(head, AcceleratedHead):
@@ -316,6 +365,24 @@ def rescore(model: nn.Module, sequences: Tensor, start: int, *, eos_token_id: in
     -------
     torch.Tensor
         float64 ``[n]``.
+
+    Raises
+    ------
+    ValueError
+        If `start` leaves no word to score.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from transformers import GPT2Config, GPT2LMHeadModel
+    >>> from memhier.ann.huggingface import rescore
+    >>> _ = torch.manual_seed(0)
+    >>> config = GPT2Config(vocab_size=500, n_embd=16, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
+    >>> model = GPT2LMHeadModel(config).eval()
+    >>> texts = model.generate(torch.tensor([[1, 2]]), max_new_tokens=5, num_beams=3, num_return_sequences=3)
+    >>> scores = rescore(model, texts, start=2, eos_token_id=0)
+    >>> scores.shape, bool((scores < 0).all())
+    (torch.Size([3]), True)
     """
     if sequences.ndim != 2 or not 1 <= start < sequences.shape[1]:
         raise ValueError(

@@ -34,8 +34,10 @@ class NeighbourTruth:
     """
 
     def __init__(self, queries: Floats, own: Ints, count: int, lengths: Floats | None = None) -> None:
+        self.queries: Floats
+        self.own: Ints
         self.queries, self.own, self._lengths = queries, own, lengths
-        self.neighbours = max(0, min(_NEIGHBOURS, count - int((own >= 0).any())))
+        self.neighbours: int = max(0, min(_NEIGHBOURS, count - int((own >= 0).any())))
         self.distances: Floats = np.full((len(queries), self.neighbours), np.inf, np.float32)
         self.found: Ints = np.full((len(queries), self.neighbours), -1, np.int64)
         self.copies: Ints = np.zeros(len(queries), np.int64)  # of each query, itself not counted

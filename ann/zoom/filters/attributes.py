@@ -4,7 +4,8 @@ Rows come in parts, each written once and in one transaction. An attribute that 
 Columns stay on SSD. A filter reads the columns that it names, block by block, and makes a bitmap.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,19 +15,24 @@ from memhier.ann.zoom.filters.bitmaps import BitmapCache, Words, pack, word_coun
 from memhier.ann.zoom.filters.columns import BLOCK_ROWS, ChainedColumn, Column, as_columns
 from memhier.ann.zoom.filters.conditions import (
     AttributeType,
-    Cells,
     Expression,
     check_name,
     check_types,
-    on_codes,
-    on_moments,
+    on_columns,
     row_bytes,
     select,
-    texts_of,
 )
-from memhier.ann.zoom.filters.stored_column import NullColumn, StoredColumn, converted, must_convert, write_column
+from memhier.ann.zoom.filters.stored_column import (
+    Blocks,
+    NullColumn,
+    StoredColumn,
+    converted,
+    must_convert,
+    write_column,
+)
 from memhier.ann.zoom.filters.where import parse
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -61,6 +67,7 @@ def merge_schema(schema: Mapping[str, AttributeType], attributes: Any, count: in
 
     Examples
     --------
+    >>> from memhier.ann.zoom.filters.attributes import merge_schema
     >>> merge_schema({}, {"price": [3, None], "lang": ["en", "de"]}, 2)
     {'price': 'int64', 'lang': 'str'}
     """
@@ -160,8 +167,10 @@ class Attributes:
 
     Examples
     --------
-    >>> import tempfile, pathlib
-    >>> place = pathlib.Path(tempfile.mkdtemp()) / "store"
+    >>> import tempfile
+    >>> from memhier import Reader, Store
+    >>> from memhier.ann.zoom.filters.attributes import Attributes, merge_schema, write_attributes
+    >>> place = tempfile.mkdtemp() + "/store"
     >>> items = {"price": [5, 20, None], "lang": ["en", "en", "de"]}
     >>> schema = merge_schema({}, items, 3)
     >>> with Store.create(place, kind="example") as store, store.begin() as tx:
@@ -214,7 +223,7 @@ class Attributes:
         Parameters
         ----------
         where
-            Text, or the expression that :func:`~memhier.ann.zoom.filters.where.parse` made of it.
+            Text, or the expression that :func:`~memhier.ann.zoom.filters.where.parse` made of it, its types checked.
 
         Raises
         ------
@@ -224,7 +233,8 @@ class Attributes:
             When a page of a column does not match its checksum.
         """
         expression = where if isinstance(where, Expression) else parse(where)
-        check_types(expression, self._schema)
+        if expression is not where:
+            check_types(expression, self._schema)
         key = (self._owner, str(expression))
         found = None if self._cache is None else self._cache.get(key)
         if found is None:
@@ -234,7 +244,7 @@ class Attributes:
         return found
 
     def take(
-        self, rows: npt.ArrayLike, names: Sequence[str] | None = None, tally: Ints | None = None
+        self, rows: npt.ArrayLike, names: Sequence[str] | None = None, tally: Tallies | None = None
     ) -> dict[str, npt.NDArray[Any]]:
         """Return attributes of rows.
 
@@ -245,7 +255,7 @@ class Attributes:
         names
             Which attributes; None takes all.
         tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+            `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
 
         Returns
         -------
@@ -284,22 +294,21 @@ class Attributes:
         self._columns.clear()
 
     def _select(self, expression: Expression) -> Words:
-        texts = texts_of(expression, [name for name in self._columns if self._schema[name] == "str"])
-        names = expression.names
+        find = {name: column.find for name, column in self._columns.items() if column.type == "str"}
+        expression = on_columns(expression, self._schema, find)
+        each, names = row_bytes(expression), expression.names
         used = {name: self._columns[name] for name in names if name in self._columns}
-        ranks = {name: used[name].find(found) for name, found in texts.items()}
-        expression = on_codes(on_moments(expression, self._schema), ranks)
-        each = row_bytes(expression) + sum(column.width + 2 for column in used.values())
+        each += sum(column.width + 2 for column in used.values())
         step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
-        buffers = {name: _aligned(min(step, self._count) * column.width) for name, column in used.items()}
+        blocks = Blocks(used, min(step, self._count))
         words = np.zeros(word_count(self._count), np.uint64)
         for start in range(0, self._count, step):
             count = min(step, self._count - start)
-            rows = select(expression, _block_cells(used, buffers, start, count), count)
+            rows = select(expression, partial(blocks.cells, start, count), count)
             words[start // 64 : word_count(start + count)] = pack(rows)
         return words
 
-    def _take(self, name: str, rows: Ints, tally: Ints | None) -> npt.NDArray[Any]:
+    def _take(self, name: str, rows: Ints, tally: Tallies | None) -> npt.NDArray[Any]:
         kind = self._schema[name]
         column = self._columns.get(name)
         cells = NullColumn(self._count).read(rows) if column is None else column.read(rows, tally)
@@ -326,28 +335,7 @@ def _count(attributes: Any) -> int:
     return len(attributes)
 
 
-def _block_cells(
-    used: Mapping[str, StoredColumn], buffers: Mapping[str, npt.NDArray[np.uint8]], start: int, count: int
-) -> Callable[[str], Cells | None]:
-    """Return a function that reads a column's block when it is first asked for."""
-    read: dict[str, Cells] = {}
-
-    def cells(name: str) -> Cells | None:
-        if name in used and name not in read:
-            read[name] = used[name].block(start, count, buffers[name])
-        return read.get(name)
-
-    return cells
-
-
 def _block_rows(most: int) -> int:
     """Return the rows of a block, at most `most` and at least 64; whole pages of every column if it has a page."""
     rows = max(64, min(BLOCK_ROWS, most))
     return rows - rows % (PAGE_BYTES if rows >= PAGE_BYTES else 64)
-
-
-def _aligned(size: int) -> npt.NDArray[np.uint8]:
-    """Return memory that begins on a page, which the device can write to."""
-    memory = np.empty(size + PAGE_BYTES, np.uint8)
-    start = -memory.ctypes.data % PAGE_BYTES
-    return memory[start : start + size]

@@ -35,6 +35,8 @@ def pack(rows: npt.NDArray[np.bool_]) -> Words:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.ann.zoom.filters.bitmaps import pack
     >>> pack(np.array([True, False, True])).tolist()
     [5]
     """
@@ -67,6 +69,8 @@ class BitmapCache:
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.ann.zoom.filters.bitmaps import BitmapCache, pack
     >>> cache = BitmapCache("64KiB")
     >>> cache.put("price < 10", pack(np.array([True])))
     >>> cache.get("price < 10").tolist(), cache.get("price < 20")

@@ -3,7 +3,7 @@
 import difflib
 import math
 import operator
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -28,11 +28,9 @@ __all__ = [
     "check_name",
     "check_types",
     "leaves",
-    "on_codes",
-    "on_moments",
+    "on_columns",
     "row_bytes",
     "select",
-    "texts_of",
     "values_of",
 ]
 
@@ -40,6 +38,7 @@ AttributeType: TypeAlias = Literal["int64", "float64", "bool", "str", "datetime"
 Operator: TypeAlias = Literal["<", "<=", ">", ">=", "==", "!="]
 Value: TypeAlias = bool | int | float | str
 Flags: TypeAlias = npt.NDArray[np.bool_]
+Ranks: TypeAlias = Mapping[str, tuple[int, bool]]  # by literal: the words before it, and whether it is one
 
 _COMPARE: dict[str, Callable[..., Flags]] = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
@@ -165,15 +164,6 @@ def values_of(leaf: Leaf) -> tuple[Value, ...]:
     return leaf.values if isinstance(leaf, Membership) else ()
 
 
-def texts_of(expression: Expression, names: Container[str]) -> dict[str, list[str]]:
-    """Return the different texts that the attributes `names` are compared with, by name."""
-    found: dict[str, dict[str, None]] = {}
-    for leaf in leaves(expression):
-        if leaf.name in names:
-            found.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
-    return {name: list(texts) for name, texts in found.items()}
-
-
 def check_name(name: str, known: Mapping[str, Any]) -> None:
     """Refuse an unknown attribute; the message names the known ones."""
     if name in known:
@@ -211,19 +201,44 @@ def check_types(expression: Expression, types: Mapping[str, AttributeType | None
             raise TypeError(f"{leaf}: attribute {leaf.name!r} is bool, which has no order; expected == or !=")
 
 
-def on_moments(expression: Expression, types: Mapping[str, AttributeType | None]) -> Expression:
-    """Return the same condition on moments, which are compared as microseconds."""
+def on_columns(
+    expression: Expression, types: Mapping[str, AttributeType | None], find: Mapping[str, Callable[[list[str]], Ranks]]
+) -> Expression:
+    """Return the same condition on values as columns hold them: microseconds of moments, and codes of strings.
+
+    Parameters
+    ----------
+    types
+        By attribute.
+    find
+        By attribute of strings, where there is a column: takes literals to their ranks in its vocabulary.
+    """
+    texts: dict[str, dict[str, None]] = {}
+    for leaf in leaves(expression):
+        if leaf.name in find:
+            texts.setdefault(leaf.name, {}).update({str(value): None for value in values_of(leaf)})
+    ranks = {name: find[name](list(different)) for name, different in texts.items()}
+
+    def on_column(leaf: Leaf) -> Leaf:
+        if isinstance(leaf, IsNull):
+            return leaf
+        if types.get(leaf.name) == "datetime":
+            moments = tuple([_moment(leaf, str(value)) for value in values_of(leaf)])
+            if isinstance(leaf, Membership):
+                return Membership(leaf.name, moments)
+            return Comparison(leaf.name, leaf.operator, moments[0])
+        return _on_codes(leaf, ranks[leaf.name]) if leaf.name in ranks else leaf
+
+    return _changed(expression, on_column)
+
+
+def _changed(expression: Expression, change: Callable[[Leaf], Leaf]) -> Expression:
     if isinstance(expression, Not):
-        return Not(on_moments(expression.operand, types))
+        return Not(_changed(expression.operand, change))
     if isinstance(expression, And | Or):
-        return type(expression)(tuple(on_moments(operand, types) for operand in expression.operands))
+        return type(expression)(tuple([_changed(operand, change) for operand in expression.operands]))
     assert isinstance(expression, Leaf)
-    if types.get(expression.name) != "datetime" or isinstance(expression, IsNull):
-        return expression
-    values = tuple(_moment(expression, str(value)) for value in values_of(expression))
-    if isinstance(expression, Membership):
-        return Membership(expression.name, values)
-    return Comparison(expression.name, expression.operator, values[0])
+    return change(expression)
 
 
 def _moment(leaf: Leaf, text: str) -> int:
@@ -236,30 +251,17 @@ def _moment(leaf: Leaf, text: str) -> int:
         ) from None
 
 
-def on_codes(expression: Expression, ranks: Mapping[str, Mapping[str, tuple[int, bool]]]) -> Expression:
-    """Return the same condition on the codes of strings, which are their ranks in a sorted vocabulary.
-
-    Parameters
-    ----------
-    ranks
-        By attribute and literal: the number of words before the literal, and whether it is a word itself.
-    """
-    if isinstance(expression, Not):
-        return Not(on_codes(expression.operand, ranks))
-    if isinstance(expression, And | Or):
-        return type(expression)(tuple(on_codes(operand, ranks) for operand in expression.operands))
-    assert isinstance(expression, Leaf)
-    if expression.name not in ranks or isinstance(expression, IsNull):
-        return expression
-    found = [ranks[expression.name][str(value)] for value in values_of(expression)]
-    if isinstance(expression, Membership):
-        return Membership(expression.name, tuple(rank for rank, present in found if present))
+def _on_codes(leaf: Comparison | Membership, ranks: Ranks) -> Leaf:
+    """Return the same condition on the codes of strings, which are their ranks in a sorted vocabulary."""
+    found = [ranks[str(value)] for value in values_of(leaf)]
+    if isinstance(leaf, Membership):
+        return Membership(leaf.name, tuple([rank for rank, present in found if present]))
     rank, present = found[0]
-    if expression.operator in ("==", "!="):
-        return Comparison(expression.name, expression.operator, rank if present else _NO_CODE)
-    if expression.operator in ("<", ">="):
-        return Comparison(expression.name, expression.operator, rank)
-    return Comparison(expression.name, "<" if expression.operator == "<=" else ">=", rank + present)
+    if leaf.operator in ("==", "!="):
+        return Comparison(leaf.name, leaf.operator, rank if present else _NO_CODE)
+    if leaf.operator in ("<", ">="):
+        return Comparison(leaf.name, leaf.operator, rank)
+    return Comparison(leaf.name, "<" if leaf.operator == "<=" else ">=", rank + present)
 
 
 def select(expression: Expression, cells: Callable[[str], Cells | None], count: int, wanted: bool = True) -> Flags:

@@ -5,7 +5,8 @@ microseconds since 1970 in UTC. float64: f64 [n], NaN where null. bool: i8 [n], 
 rank in a vocabulary of the column's own, -1 where null.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,13 +19,17 @@ from memhier.ann.zoom.filters.vocabulary import Vocabulary, write_vocabulary
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
+from memhier.io.read_arguments import Tallies, empty_rows
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
-__all__ = ["NullColumn", "StoredColumn", "converted", "must_convert", "write_column"]
+__all__ = ["Blocks", "NullColumn", "StoredColumn", "converted", "must_convert", "write_column"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 _WITH_BITS = ("int64", "datetime")  # that say which rows are null
+_IS_NULL: dict[str, Callable[[npt.NDArray[Any]], npt.NDArray[np.bool_]]] = {
+    "float64": np.isnan, "bool": partial(np.greater, 0), "str": partial(np.greater, 0),
+}  # fmt: skip
 
 
 class StoredColumn:
@@ -32,11 +37,11 @@ class StoredColumn:
 
     def __init__(self, store: Store, name: str, kind: AttributeType, count: int, reader: Reader) -> None:
         self.type: AttributeType | None = kind
-        self._kind = kind
+        self._is_null = _IS_NULL.get(kind)
         self._count = count
         self._reader = reader
         self._dtype = np.dtype(DTYPES[kind]).newbyteorder("<")
-        self.width = self._dtype.itemsize
+        self.width: int = self._dtype.itemsize
         info = stored_segment(store, name)
         self._path = info.path
         plain = count * self.width
@@ -55,24 +60,26 @@ class StoredColumn:
         assert self._vocabulary is not None
         return self._vocabulary.stream()
 
-    def read(self, rows: Ints, tally: Ints | None = None) -> Cells:
+    def read(self, rows: Ints, tally: Tallies | None = None) -> Cells:
         """Return the cells of `rows`, in any order; `tally` as in a read."""
         raw = self._reader.read(self._handle, rows * self.width, self.width, tally=tally)
-        nulls = None
+        values = raw.view(self._dtype)[:, 0]
+        nulls = None if self._is_null is None else self._is_null(values)
         if self._bits_at is not None:
             bits = self._reader.read(self._handle, self._bits_at + rows // 8, 1, tally=tally)[:, 0]
             nulls = (bits >> (rows % 8).astype(np.uint8) & 1).view(np.bool_)
-        return self._cells(raw.view(self._dtype)[:, 0], nulls)
+        return Cells(values, nulls)
 
     def block(self, start: int, count: int, buffer: npt.NDArray[np.uint8]) -> Cells:
         """Return the values of neighbouring rows in `buffer`; `start` is a multiple of 64."""
         out = buffer[: count * self.width]
         self._reader.read(self._handle, [start * self.width], len(out), out[None])
-        nulls = None
+        values = out.view(self._dtype)
+        nulls = None if self._is_null is None else self._is_null(values)
         if self._bits_at is not None:
             words = self._reader.read(self._handle, [self._bits_at + start // 8], 8 * word_count(count))
             nulls = unpack(words[0].view("<u8"), count)
-        return self._cells(out.view(self._dtype), nulls)
+        return Cells(values, nulls)
 
     def find(self, texts: list[str]) -> dict[str, tuple[int, bool]]:
         """Return the rank of each text, and whether it is in the column."""
@@ -81,7 +88,7 @@ class StoredColumn:
         ranks, present = self._vocabulary.find([text.encode(errors="surrogatepass") for text in texts])
         return dict(zip(texts, zip(ranks.tolist(), present.tolist(), strict=True), strict=True))
 
-    def texts(self, ranks: Ints, tally: Ints | None = None) -> list[str]:
+    def texts(self, ranks: Ints, tally: Tallies | None = None) -> list[str]:
         """Return the words of ranks; `tally` as in a read."""
         assert self._vocabulary is not None
         if len(ranks) and not 0 <= ranks.min() <= ranks.max() < len(self._vocabulary):
@@ -98,10 +105,22 @@ class StoredColumn:
         if self._vocabulary is not None:
             self._vocabulary.close()
 
-    def _cells(self, values: npt.NDArray[Any], nulls: npt.NDArray[np.bool_] | None) -> Cells:
-        if self._kind == "float64":
-            return Cells(values, np.isnan(values))
-        return Cells(values, nulls if self._kind in _WITH_BITS else values < 0)
+
+class Blocks:
+    """Reads columns, by attribute, in blocks of at most `rows`: that of a column when it is first asked for."""
+
+    def __init__(self, columns: Mapping[str, StoredColumn], rows: int) -> None:
+        self._columns = columns
+        self._buffers = {name: empty_rows(1, rows * column.width)[0] for name, column in columns.items()}
+        self._start, self._read = -1, dict[str, Cells]()
+
+    def cells(self, start: int, count: int, name: str) -> Cells | None:
+        """Return the cells of neighbouring rows, which stay until another block is asked for; None for no column."""
+        if start != self._start:
+            self._start, self._read = start, {}
+        if name in self._columns and name not in self._read:
+            self._read[name] = self._columns[name].block(start, count, self._buffers[name])
+        return self._read.get(name)
 
 
 class NullColumn:

@@ -58,6 +58,7 @@ def moment_of_text(text: str) -> int:
 
     Examples
     --------
+    >>> from memhier.ann.zoom.filters.times import moment_of_text
     >>> moment_of_text("1970-01-02"), moment_of_text("1970-01-01T02:00:00.5+02:00")
     (86400000000, 500000)
     """

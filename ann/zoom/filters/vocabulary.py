@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from memhier.errors import CorruptionError
 from memhier.fields import stored_segment
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -92,7 +93,7 @@ class Vocabulary:
                         high[index] = rank
                         present[index] |= word == words[index]
 
-    def words(self, ranks: Ints, tally: Ints | None = None) -> list[bytes]:
+    def words(self, ranks: Ints, tally: Tallies | None = None) -> list[bytes]:
         """Return words by rank; `tally` as in a read."""
         bounds = self._bounds(ranks, tally)
         lengths = bounds[:, 1] - bounds[:, 0]
@@ -119,14 +120,14 @@ class Vocabulary:
         handle, self._handle = self._handle, -1  # which may be another file's from now on
         self._reader.remove(handle)
 
-    def _bounds(self, ranks: Ints, tally: Ints | None = None) -> npt.NDArray[Any]:
+    def _bounds(self, ranks: Ints, tally: Tallies | None = None) -> npt.NDArray[Any]:
         """Return where words begin and end, int64 [n, 2]."""
         bounds = self._reader.read(self._handle, self._starts_at + 8 * ranks, 16, tally=tally).view("<i8")
         if ((bounds[:, 0] < 0) | (bounds[:, 0] > bounds[:, 1]) | (bounds[:, 1] > self._starts_at)).any():
             raise CorruptionError(f"{self._path}: a word lies outside of the vocabulary")
         return bounds
 
-    def _read(self, bounds: npt.NDArray[Any], length: int, tally: Ints | None = None) -> list[bytes]:
+    def _read(self, bounds: npt.NDArray[Any], length: int, tally: Tallies | None = None) -> list[bytes]:
         """Return words, cut after `length` bytes."""
         length = min(length, self._file_bytes)
         if length == 0:

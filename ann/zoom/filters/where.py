@@ -21,7 +21,8 @@ import math
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, NoReturn, cast
+from functools import partial
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -41,11 +42,8 @@ from memhier.ann.zoom.filters.conditions import (
     Value,
     check_name,
     check_types,
-    leaves,
-    on_codes,
-    on_moments,
+    on_columns,
     select,
-    values_of,
 )
 
 __all__ = ["And", "Comparison", "Expression", "IsNull", "Membership", "Not", "Or", "evaluate", "parse"]
@@ -89,6 +87,7 @@ def parse(text: str) -> Expression:
 
     Examples
     --------
+    >>> from memhier.ann.zoom.filters.where import parse
     >>> parse("price < 10 AND lang in ('en', 'de')").names
     ('lang', 'price')
     >>> print(parse("10 >= price or not (stock is not null and sold)"))
@@ -136,6 +135,8 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
 
     Examples
     --------
+    >>> import numpy as np
+    >>> from memhier.ann.zoom.filters.where import evaluate, parse
     >>> columns = {"price": np.array([5.0, 20.0, np.nan]), "lang": np.array(["en", "en", "de"])}
     >>> evaluate(parse("not price < 10"), columns).tolist()
     [False, True, False]
@@ -146,20 +147,19 @@ def evaluate(expression: Expression, columns: Mapping[str, npt.NDArray[Any]]) ->
     used = {name: ArrayColumn(name, columns[name], count) for name in expression.names}
     types = {name: column.type for name, column in used.items()}
     check_types(expression, types)
-    expression = on_moments(expression, types)
-    ranks: dict[str, dict[str, tuple[int, bool]]] = {}
-    for leaf in leaves(expression):
-        if used[leaf.name].type == "str":
-            words = used[leaf.name].sorted_words
-            for value in values_of(leaf):
-                at = bisect_left(words, cast(str, value))
-                ranks.setdefault(leaf.name, {})[str(value)] = at, words[at : at + 1] == [value]
+    find = {name: partial(_ranks, used[name].sorted_words) for name, kind in types.items() if kind == "str"}
     everything = np.arange(count)
 
     def cells(name: str) -> Cells | None:
         return None if used[name].type is None else used[name].read(everything)
 
-    return select(on_codes(expression, ranks), cells, count)
+    return select(on_columns(expression, types, find), cells, count)
+
+
+def _ranks(words: list[str], texts: list[str]) -> dict[str, tuple[int, bool]]:
+    """Return how many words stand before each text, and whether it is one of them."""
+    places = {text: bisect_left(words, text) for text in texts}
+    return {text: (at, words[at : at + 1] == [text]) for text, at in places.items()}
 
 
 class _Token(NamedTuple):

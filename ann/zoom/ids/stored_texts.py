@@ -14,6 +14,7 @@ from memhier.ann.zoom.ids.texts import TEXT_MOST, Texts
 from memhier.errors import CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.store.store import Staging, Store, Transaction
 
@@ -103,7 +104,7 @@ class StoredTexts:
         if self._first[0] != 0 or self._first[-1] != count or not ((each > 0) & (each < _PAGE_TEXTS_LIMIT)).all():
             raise CorruptionError(f"{info.path}: its pages do not hold the ids of {count} rows")
         self._reader = reader
-        self.file = store.attach(name, reader)
+        self.file: int = store.attach(name, reader)
 
     def __len__(self) -> int:
         return int(self._first[-1])
@@ -113,13 +114,13 @@ class StoredTexts:
         """DRAM held besides that of the store, in bytes."""
         return self._first.nbytes
 
-    def read(self, rows: Ints, tally: Ints | None = None) -> Texts:
+    def read(self, rows: Ints, tally: Tallies | None = None) -> Texts:
         """Return the strings of rows in any order; each page is read once, 64 of them in a submission.
 
         Parameters
         ----------
         tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+            As :meth:`memhier.Reader.read` takes it.
 
         Raises
         ------

@@ -52,7 +52,7 @@ class GivenDocuments:
         self.names: dict[str, None] = {}
         self._learn(self._columns)
         every = [self._rows] if self._rows is not None else [*self._columns.values()]
-        self.streamed = any(isinstance(each, Iterator) for each in every)
+        self.streamed: bool = any(isinstance(each, Iterator) for each in every)
         self._taken = 0
 
     def check_length(self, count: int) -> None:

@@ -28,7 +28,7 @@ def check_record(size: int, most: int, row: int) -> None:
     if size > most:
         raise BudgetError(
             f"the documents of row {row} have {format_bytes(size)}: an index holds up to {format_bytes(most)} of one "
-            f"row in DRAM while it changes, a thirty-second of dram= and at most 8MiB; raise dram= at build, or store "
+            f"row in DRAM while it changes, a thirty-second of dram= and at most 8 MiB; raise dram= at build, or store "
             f"the path of a file in place of its contents"
         )
 
@@ -57,7 +57,7 @@ class StagedDocuments:
         self._staging = store.stage()
         self._writer = RecordWriter(self._staging, _NAME)
         self._numbers: dict[str, int] = {}
-        self.record_bytes = 0
+        self.record_bytes: int = 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -92,10 +92,9 @@ class StagedDocuments:
 
     def records(self, order: Ints, reader: Reader) -> Iterator[list[bytes]]:
         """Yield the records in another order, block by block; nothing where no row has documents."""
-        segments = self._writer.complete()
-        if segments:
-            stored = StoredRecords(segments, _NAME, self._writer.count, reader)
-            yield from in_order([stored], [self._writer.count], order, _WORK_BYTES)
+        completed = self._writer.complete()
+        if completed is not None:
+            yield from in_order([StoredRecords(*completed, reader)], [self._writer.count], order, _WORK_BYTES)
 
     def _number(self) -> None:
         assert self._given is not None

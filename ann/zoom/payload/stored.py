@@ -1,50 +1,49 @@
-"""The records of a part on SSD, in list order: the results of a query share pages.
+"""The records of a part on SSD, in list order, packed into pages: the results of a query share few pages.
 
-One segment holds the records end to end, another their lengths, in pages that are complete in themselves: u64, where
-the first record of the page begins; u32 [1022], the length of each. Records of one length have no lengths stored. DRAM
-holds nothing of a record but the checksums of its pages.
+A page holds u32, the bytes of the last record that begins in it; u16, the number *c* of those that begin; u16 [c],
+where they begin, counted from the start of the page; the rest of a record that began on a page before; their bytes,
+end to end. A record that does not end on its page goes on behind the same fields of the next one. DRAM holds the first
+row of each page, so one read finds a record of less than a page.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.pauses import pause
 from memhier.errors import CorruptionError
+from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.store.contents import SegmentInfo
 from memhier.store.segments import SegmentWriter
-from memhier.store.store import Staging, Transaction
+from memhier.store.store import Staging, Store, Transaction
 
-__all__ = [
-    "RECORDS_BYTES",
-    "RecordWriter",
-    "Spans",
-    "StoredRecords",
-    "in_order",
-    "record_checksum_bytes",
-    "write_records",
-]
+__all__ = ["RecordWriter", "StoredRecords", "in_order", "records_bytes", "write_records"]
 
-RECORDS_BYTES = 512  # held for the records of a part, beside the checksums of their pages
-PAGE_ROWS = (PAGE_BYTES - 8) // 4
-_BLOCK_ROWS = 256  # on their way to another order
-_JOINED_BYTES = 64 << 10  # appended together
+_HEAD_BYTES, _SLOT_BYTES = 6, 2
+_ROOM = PAGE_BYTES - _HEAD_BYTES  # of a page where no record begins
+_SPARE = PAGE_BYTES // 8  # at the end of a page: with less room a record begins on the next one
+_BLOCK_ROWS = 1024  # on their way to another order
+_HELD_BYTES = 512  # for the records of a part, beside those for each page:
+_PAGE_DRAM = 8  # its checksum and its first row
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+Bytes: TypeAlias = npt.NDArray[np.uint8]
 
 
-def record_checksum_bytes(count: int, record_bytes: int) -> int:
-    """Return the DRAM that `count` records of so many bytes in all take at most."""
-    pages = -(-record_bytes // PAGE_BYTES) + -(-count // PAGE_ROWS)
-    return RECORDS_BYTES + 4 * pages if record_bytes else 0
+def records_bytes(count: int, record_bytes: int) -> int:
+    """Return the most DRAM that `count` records of so many bytes in all take."""
+    pages = (record_bytes + _SLOT_BYTES * count) // (_ROOM - _SPARE) + 2
+    return _HELD_BYTES + _PAGE_DRAM * pages if record_bytes else 0
 
 
 class RecordWriter:
-    """Writes records into the segments `name` and, where their lengths differ, `name` + ``-lengths``.
+    """Writes records into the segment `name`, and the first row of each page into `name` + ``-rows``.
 
     No segment is begun before the first record that has any bytes.
 
@@ -58,70 +57,78 @@ class RecordWriter:
 
     def __init__(self, tx: Transaction | Staging, name: str) -> None:
         self._tx, self._name = tx, name
-        self._records: SegmentWriter | None = None
-        self._lengths: SegmentWriter | None = None
-        self._width = 0
+        self._segment: SegmentWriter | None = None
+        self._first = array("q", [0])
         self.count = 0
-        self._begins = 0  # the record after those whose lengths were noted
-        self._page: npt.NDArray[np.uint32] = np.zeros(PAGE_ROWS + 2, "<u4")
-        self._filled = 0
+        self._empty = True  # as all records until now
+        self._rest = b""  # of the record that began on a page before
+        self._pieces: list[bytes] = []  # of the records that begin on this page
+        self._left = _ROOM
+        self._last = 0
 
-    def append(self, records: Sequence[bytes]) -> None:
+    def append(self, records: Iterable[bytes]) -> None:
         """Append records."""
-        lengths = np.fromiter(map(len, records), np.int64, len(records))
-        if not self.count and len(lengths):
-            self._width = int(lengths[0])
-        if self._lengths is None and (lengths != self._width).any():
-            self._lengths = self._tx.segment(f"{self._name}-lengths")
-            for start in range(0, self.count, PAGE_ROWS):
-                self._note(np.full(min(PAGE_ROWS, self.count - start), self._width))
-        if self._lengths is not None:
-            self._note(lengths)
-        self.count += len(lengths)
-        if lengths.any():
-            if self._records is None:
-                self._records = self._tx.segment(self._name)
-            for low, high in _runs(lengths, _JOINED_BYTES):
-                self._records.append(b"".join(records[low:high]))  # which does not copy a single one
+        for record in records:
+            if self._empty and record:
+                before, self.count, self._empty = self.count, 0, False
+                for _ in range(before):
+                    self._put(b"")
+            if self._empty:
+                self.count += 1
+            else:
+                self._put(record)
 
     def finish(self) -> None:
-        """Write the lengths that wait."""
-        if self._lengths is not None and self._filled:
-            self._page[2 + self._filled :] = 0
-            self._lengths.append(self._page)
-            self._filled = 0
+        """Write the page that waits, and the first rows."""
+        if not self._empty:
+            self._close()
+            self._tx.segment(f"{self._name}-rows").append(np.array(self._first, _row_dtype(self.count)))
 
-    def complete(self) -> dict[str, SegmentInfo]:
-        """Finish, and return the segments, which can be read before any commit."""
-        self.finish()
-        found = {}
-        for writer in (self._records, self._lengths):
-            if writer is not None:
-                payload = writer.length
-                length, checksums = writer.complete()
-                found[writer.name] = SegmentInfo(writer.name, writer.path, 0, length, payload, checksums)
-        return found
+    def complete(self) -> tuple[SegmentInfo, npt.NDArray[np.integer]] | None:
+        """Finish the segment and return it, with the first rows, to be read before any commit; None without bytes."""
+        if self._empty:
+            return None
+        segment = self._close()
+        payload = segment.length
+        length, checksums = segment.complete()
+        info = SegmentInfo(self._name, segment.path, 0, length, payload, checksums)
+        return info, np.array(self._first, _row_dtype(self.count))
 
-    def _note(self, lengths: Ints) -> None:
-        assert self._lengths is not None
-        while len(lengths):
-            if not self._filled:
-                self._page[:2].view("<u8")[0] = self._begins
-            some = lengths[: PAGE_ROWS - self._filled]
-            self._page[2 + self._filled : 2 + self._filled + len(some)] = some
-            self._begins += int(some.sum())
-            self._filled += len(some)
-            if self._filled == PAGE_ROWS:
-                self._lengths.append(self._page)
-                self._filled = 0
-            lengths = lengths[len(some) :]
+    def _put(self, record: bytes) -> None:
+        room = self._left - _SLOT_BYTES
+        if len(record) > room and room < _SPARE:
+            self._close()
+            room = self._left - _SLOT_BYTES
+        self.count += 1
+        self._last = len(record)
+        self._pieces.append(record[:room])
+        self._left = room - len(self._pieces[-1])
+        for start in range(room, len(record), _ROOM):
+            self._close()
+            self._rest = record[start : start + _ROOM]
+            self._left = _ROOM - len(self._rest)
+
+    def _close(self) -> SegmentWriter:
+        """Write the page that waits."""
+        if self._segment is None:
+            self._segment = self._tx.segment(self._name)
+        page = np.zeros(PAGE_BYTES, np.uint8)
+        starts = np.cumsum([_HEAD_BYTES + _SLOT_BYTES * len(self._pieces) + len(self._rest), *map(len, self._pieces)])
+        page[:4].view("<u4")[0] = self._last
+        page[4 : starts[0] - len(self._rest)].view("<u2")[:] = [len(self._pieces), *starts[:-1]]
+        page[starts[0] - len(self._rest) : starts[-1]] = np.frombuffer(b"".join([self._rest, *self._pieces]), np.uint8)
+        self._segment.append(page)
+        self._first.append(self.count)
+        self._rest, self._pieces, self._left, self._last = b"", [], _ROOM, 0
+        return self._segment
 
 
-class Spans(NamedTuple):
-    """Where records lie: int64 ``[n]`` the first byte of each, and their bytes."""
+class _Head(NamedTuple):
+    """The bytes of a record on the page where it begins, and how many more there are from page `following` on."""
 
-    starts: Ints
-    lengths: Ints
+    bytes: bytes
+    rest: int
+    following: int
 
 
 class StoredRecords:
@@ -129,102 +136,130 @@ class StoredRecords:
 
     Parameters
     ----------
-    segments
-        Those that a :class:`RecordWriter` wrote, by name.
-    name
-        As it was given.
-    count
-        The number of records expected.
+    info
+        Their segment.
+    first
+        Integers ``[pages + 1]``: the first row of each page, and the number of rows.
     reader
-        Does the reads; `files` are its handles, which the caller removes.
-
-    Raises
-    ------
-    CorruptionError
-        When they do not hold `count` records.
+        Does the reads; `file` is its handle, which the caller removes.
     """
 
-    def __init__(self, segments: Mapping[str, SegmentInfo], name: str, count: int, reader: Reader) -> None:
-        records, lengths = segments[name], segments.get(f"{name}-lengths")
-        self.path, self._payload, self._reader = records.path, records.payload, reader
-        self._width = records.payload // max(1, count) if lengths is None else None
-        if self._width is not None and (not self._width or self._width * count != records.payload):
-            raise CorruptionError(f"{records.path}: {records.payload} bytes do not hold {count} records of one length")
-        if lengths is not None and lengths.payload != -(-count // PAGE_ROWS) * PAGE_BYTES:
-            raise CorruptionError(f"{lengths.path}: {lengths.payload} bytes do not hold {count} lengths")
-        self.files = [
-            reader.add(str(info.path), info.length, info.checksums) for info in (records, lengths) if info is not None
-        ]
-        self.checksum_bytes = record_checksum_bytes(count, records.payload)
+    def __init__(self, info: SegmentInfo, first: npt.NDArray[np.integer], reader: Reader) -> None:
+        self._path, self._first, self._reader = info.path, first, reader
+        self.file = reader.add(str(info.path), info.length, info.checksums)
+
+    @classmethod
+    def load(cls, store: Store, name: str, count: int, reader: Reader) -> Self:
+        """Return the records that a :class:`RecordWriter` put into a store.
+
+        Raises
+        ------
+        CorruptionError
+            When they are not `count` records.
+        """
+        info = stored_segment(store, name)
+        first = stored_array(store, f"{name}-rows", _row_dtype(count), (info.payload // PAGE_BYTES + 1,))
+        if first[0] != 0 or first[-1] != count or (first[1:] < first[:-1]).any():
+            raise CorruptionError(f"{info.path}: its pages do not hold the documents of {count} rows")
+        return cls(info, first, reader)
 
     @property
     def memory_bytes(self) -> int:
         """DRAM held besides that of the store, in bytes."""
-        return RECORDS_BYTES
+        return _HELD_BYTES + self._first.nbytes
 
-    def spans(self, rows: Ints, work_bytes: int, tally: Ints | None = None) -> Spans:
-        """Return where the records of rows lie; each page of lengths is read once.
+    @property
+    def planned_bytes(self) -> int:
+        """DRAM held with the checksums in the store, in bytes."""
+        return _HELD_BYTES + _PAGE_DRAM * len(self._first)
+
+    def pages_of(self, rows: Ints) -> Ints:
+        """Return the page where the record of each row begins."""
+        # Of the same type, or NumPy would copy all first rows.
+        return np.searchsorted(self._first, rows.astype(self._first.dtype), side="right").astype(np.int64) - 1
+
+    def heads(self, rows: Ints, work_bytes: int, tally: Tallies | None = None) -> Iterator[list[tuple[int, _Head]]]:
+        """Yield the beginnings of records, those of one submission at a time, with their numbers; see :meth:`read`."""
+        page_of = self.pages_of(rows)
+        order = np.argsort(page_of, kind="stable")
+        pages, starts = np.unique(page_of[order], return_index=True)
+        edges = np.append(starts, len(rows)).tolist()
+        for low, read in self._pages(pages, work_bytes, tally):
+            yield [
+                (place, self._head(page, int(rows[place]), int(pages[number])))
+                for number, page in enumerate(read, low)
+                for place in order[edges[number] : edges[number + 1]].tolist()
+            ]
+
+    def read(self, rows: Ints, work_bytes: int, tally: Tallies | None = None) -> Iterator[tuple[int, bytes]]:
+        """Yield the records of different rows with their number among `rows`, in any order.
+
+        One submission reads the pages where they begin, and another those where they go on.
 
         Parameters
         ----------
         work_bytes
             Bytes read in one submission.
         tally
-            int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+            `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
 
         Raises
         ------
         CorruptionError
             When a page differs from the page written.
         """
-        if self._width is not None:
-            return Spans(rows * self._width, np.full(len(rows), self._width))
-        page_of = rows // PAGE_ROWS
-        order = np.argsort(page_of, kind="stable")
-        pages, first = np.unique(page_of[order], return_index=True)
-        edges = np.append(first, len(rows))
-        starts, lengths = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        for heads in self.heads(rows, work_bytes, tally):
+            for place, head in heads:
+                if not head.rest:
+                    yield place, head.bytes
+            longer = [(place, head) for place, head in heads if head.rest]
+            records = self.whole([head for _, head in longer], work_bytes, tally)
+            yield from zip([place for place, _ in longer], records, strict=True)
+
+    def whole(self, heads: Sequence[_Head], work_bytes: int, tally: Tallies | None = None) -> Iterator[bytes]:
+        """Yield the records that begin with some heads, all of which go on; see :meth:`read`."""
+        ranges = [np.arange(head.following, head.following + -(-head.rest // _ROOM)) for head in heads]
+        every = np.concatenate([np.empty(0, np.int64), *ranges])
+        if len(every) and int(every.max()) >= len(self._first) - 1:
+            raise self._damage()
+        number, pieces, rest = 0, [b""], 0
+        for _, read in self._pages(every, work_bytes, tally):
+            for page in read:
+                if not rest:
+                    pieces, rest = [heads[number].bytes], heads[number].rest
+                at = _HEAD_BYTES + _SLOT_BYTES * int(page[4:6].view("<u2")[0])
+                pieces.append(page[at : at + rest].tobytes())
+                if not pieces[-1]:
+                    raise self._damage()
+                rest -= len(pieces[-1])
+                if not rest:
+                    yield b"".join(pieces)
+                    number += 1
+        if number != len(heads):
+            raise self._damage()
+
+    def _pages(self, pages: Ints, work_bytes: int, tally: Tallies | None) -> Iterator[tuple[int, Bytes]]:
+        """Yield pages, those of one submission at a time, with the number of the first."""
         step = max(1, work_bytes // PAGE_BYTES)
         for low in range(0, len(pages), step):
-            read = self._reader.read(self.files[1], pages[low : low + step] * PAGE_BYTES, PAGE_BYTES, tally=tally)
-            for number, page in enumerate(read, low):
-                here = order[edges[number] : edges[number + 1]]
-                slots, stored = rows[here] % PAGE_ROWS, page[8:].view("<u4")
-                before = min(int(page[:8].view("<u8")[0]), self._payload)
-                lengths[here] = stored[slots]
-                starts[here] = before + np.cumsum(stored, dtype=np.int64)[slots] - lengths[here]
-        if ((starts + lengths) > self._payload).any():  # damage that no checksum was checked for
-            raise CorruptionError(f"{self.path}: a record lies outside of the file")
-        return Spans(starts, lengths)
-
-    def read(self, spans: Spans, work_bytes: int, tally: Ints | None = None) -> Iterator[tuple[int, bytes]]:
-        """Yield the records of different rows with their number among `spans`, in the order of the file.
-
-        Each page is read once. The parameters are those of :meth:`spans`.
-        """
-        starts, lengths = spans
-        for number in np.flatnonzero(lengths == 0).tolist():
-            yield number, b""
-        order = np.argsort(starts, kind="stable")
-        waiting = order[lengths[order] > 0].tolist()[::-1]
-        pages = _pages(starts[lengths > 0], lengths[lengths > 0])
-        pieces: list[bytes] = []
-        step, got = max(1, work_bytes // PAGE_BYTES), 0
-        for low in range(0, len(pages), step):
             some = pages[low : low + step]
-            read = self._reader.read(self.files[0], some * PAGE_BYTES, PAGE_BYTES, tally=tally).reshape(-1)
-            while waiting:
-                start, left = int(starts[waiting[-1]]) + got, int(lengths[waiting[-1]]) - got
-                if start // PAGE_BYTES > some[-1]:
-                    break
-                at = int(np.searchsorted(some, start // PAGE_BYTES)) * PAGE_BYTES + start % PAGE_BYTES
-                piece = read[at : at + left].tobytes()
-                pieces.append(piece)
-                if len(piece) < left:  # the rest lies on the pages to come
-                    got += len(piece)
-                    break
-                yield waiting.pop(), pieces[0] if len(pieces) == 1 else b"".join(pieces)
-                pieces, got = [], 0
+            yield low, self._reader.read(self.file, some * PAGE_BYTES, PAGE_BYTES, tally=tally)
+
+    def _head(self, page: Bytes, row: int, number: int) -> _Head:
+        count, slot = int(page[4:6].view("<u2")[0]), row - int(self._first[number])
+        if count != int(self._first[number + 1]) - int(self._first[number]) or count > _ROOM // _SLOT_BYTES:
+            raise self._damage()
+        at = _HEAD_BYTES + _SLOT_BYTES * slot
+        start = int(page[at : at + 2].view("<u2")[0])
+        last = slot == count - 1
+        end = start + int(page[:4].view("<u4")[0]) if last else int(page[at + 2 : at + 4].view("<u2")[0])
+        if not _HEAD_BYTES + _SLOT_BYTES * count <= start <= min(end, PAGE_BYTES) or (end > PAGE_BYTES and not last):
+            raise self._damage()
+        return _Head(page[start:end].tobytes(), max(0, end - PAGE_BYTES), number + 1)
+
+    def _damage(self) -> CorruptionError:
+        # Found where no checksum was checked.
+        return CorruptionError(f"{self._path}: a page does not hold the documents that it should")
 
 
 def in_order(
@@ -239,27 +274,27 @@ def in_order(
     rows
         Integers ``[n]``, each once: the number of a row when those of all parts are counted.
     work_bytes
-        DRAM for a block and the pages that it is read from; a longer record is a block of its own.
+        DRAM for a block and the pages that it is read from, beside one record.
     """
     offsets, share = np.cumsum([0, *counts]), max(1, work_bytes // 4)
     for first in range(0, len(rows), _BLOCK_ROWS):
         pause()
         some = rows[first : first + _BLOCK_ROWS].astype(np.int64)
         part = np.searchsorted(offsets, some, side="right") - 1
-        starts, lengths = np.zeros(len(some), np.int64), np.zeros(len(some), np.int64)
+        pages = np.full(len(some), -1)
         for number, source in enumerate(sources):
             here = np.flatnonzero(part == number)
             if source is not None and len(here):
-                starts[here], lengths[here] = source.spans(some[here] - offsets[number], share)
-        for low, high in _runs(lengths, share):
-            block = [b""] * (high - low)
+                pages[here] = source.pages_of(some[here] - offsets[number])
+        for low, high in _runs(part, pages, max(1, share // PAGE_BYTES)):
+            begun: list[tuple[StoredRecords, _Head] | None] = [None] * (high - low)
             for number, source in enumerate(sources):
                 here = np.flatnonzero(part[low:high] == number)
                 if source is not None and len(here):
-                    spans = Spans(starts[low + here], lengths[low + here])
-                    for place, record in source.read(spans, share):
-                        block[here[place]] = record
-            yield block
+                    for heads in source.heads(some[low + here] - offsets[number], share):
+                        for place, head in heads:
+                            begun[here[place]] = (source, head)
+            yield from _blocks(begun, share)
 
 
 def write_records(tx: Transaction | Staging, name: str, blocks: Iterable[Sequence[bytes]]) -> None:
@@ -270,19 +305,38 @@ def write_records(tx: Transaction | Staging, name: str, blocks: Iterable[Sequenc
     writer.finish()
 
 
-def _pages(starts: Ints, lengths: Ints) -> Ints:
-    """Return the pages of records that have bytes, ascending and each once."""
-    first = starts // PAGE_BYTES
-    counts = (starts + lengths - 1) // PAGE_BYTES - first + 1
-    before = np.cumsum(counts) - counts
-    return np.unique(np.repeat(first - before, counts) + np.arange(int(counts.sum())))
+def _blocks(begun: Sequence[tuple[StoredRecords, _Head] | None], most: int) -> Iterator[list[bytes]]:
+    """Yield records in blocks of `most` bytes, or of one record; those that go on are read one at a time."""
+    block: list[bytes] = []
+    taken = 0
+    for each in begun:
+        record = b"" if each is None else each[1].bytes
+        if each is not None and each[1].rest:
+            if block:
+                yield block
+                block, taken = [], 0
+            (record,) = each[0].whole([each[1]], most)
+        if block and taken + len(record) > most:
+            yield block
+            block, taken = [], 0
+        block.append(record)
+        taken += len(record)
+    yield block
 
 
-def _runs(lengths: Ints, most: int) -> Iterator[tuple[int, int]]:
-    """Yield where runs begin and end that have `most` bytes at most, or one record."""
-    ends, low = np.cumsum(lengths), 0
-    while low < len(lengths):
-        before = int(ends[low] - lengths[low])
-        high = max(low + 1, int(np.searchsorted(ends, before + most, side="right")))
-        yield low, high
-        low = high
+def _runs(part: Ints, pages: Ints, most: int) -> Iterator[tuple[int, int]]:
+    """Yield where runs of rows begin and end whose records begin on `most` pages; page -1 is none."""
+    seen: set[tuple[int, int]] = set()
+    low = 0
+    for row, place in enumerate(zip(part.tolist(), pages.tolist(), strict=True)):
+        if place[1] >= 0 and place not in seen and len(seen) == most:
+            yield low, row
+            low, seen = row, set()
+        if place[1] >= 0:
+            seen.add(place)
+    if low < len(pages):
+        yield low, len(pages)
+
+
+def _row_dtype(count: int) -> str:
+    return "<u4" if count < 2**32 else "<u8"

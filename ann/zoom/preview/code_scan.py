@@ -11,10 +11,11 @@ from memhier import backend
 from memhier.ann.zoom.filters.bitmaps import unpack
 from memhier.ann.zoom.preview.blocks import codes_of
 from memhier.ann.zoom.preview.codes import WIDTHS, CodeBook, chunks
+from memhier.io.read_arguments import Tallies
 
 __all__ = [
-    "PART_SHIFT",
     "REACH",
+    "SCAN_TALLY",
     "Candidates",
     "CodeLists",
     "CodedPart",
@@ -27,7 +28,10 @@ __all__ = [
 
 _ROUNDING = 4e-6  # the share of an estimate's terms that single precision loses
 _NEAREST = 0.125  # the least distance of a query from a centroid, as a share of a vector's radius; see the native scan
-PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
+_PART_SHIFT = 40  # a position is the number of its part, then 40 bits of row
+SCAN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "cut_short", "open")])
+"""Of a query: lists scanned (of which any row may be found), codes scanned, 1 where candidates were left out for lack
+of room, and 1 where the probes ended before a list lay far enough beyond the first."""
 REACH = 2.0  # spreads of a list's residuals beyond its centroid, that its best vector is taken to lie
 
 Floats: TypeAlias = npt.NDArray[np.float32]
@@ -71,8 +75,7 @@ class Candidates:
     thresholds
         float32 ``[q]``: the k-th smallest upper bound, or the most remoteness wanted where that is less.
     tally
-        int64 ``[q, 4]``: lists probed (of which any row may be found), codes scanned, 1 where candidates were left out
-        for lack of room, and 1 where the probes ended before a list lay far enough beyond the first.
+        `SCAN_TALLY` ``[q]``.
     """
 
     positions: Ints
@@ -80,7 +83,7 @@ class Candidates:
     estimates: Floats
     counts: Ints
     thresholds: Floats
-    tally: Ints
+    tally: Tallies
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,25 +163,25 @@ def code_scan(queries: ScanQueries, lists: CodeLists, parts: Sequence[CodedPart]
         np.zeros(shape, np.float32),
         np.empty(count, np.int64),
         np.empty(count, np.float32),
-        np.empty((count, 4), np.int64),
+        np.empty(count, SCAN_TALLY),
     )
     if backend.core is None:
         for number in range(count):
             _scan_one(found, number, queries, lists, parts, limits)
     else:
-        _scan_compiled(backend.core, found, queries, lists, parts, limits)
+        _scan_compiled(found, queries, lists, parts, limits)
     return found
 
 
 def _scan_compiled(
-    core: "backend.Core",
     found: Candidates,
     queries: ScanQueries,
     lists: CodeLists,
     parts: Sequence[CodedPart],
     limits: ScanLimits,
 ) -> None:
-    book = lists.book
+    book, core = lists.book, backend.core
+    assert core is not None
     core.code_scan(
         queries=core.ScanQueries(
             queries=queries.queries, probes=queries.probes, most=queries.most, inner=queries.inner
@@ -242,7 +245,7 @@ def _scan_one(
             lengths_squared = np.square(book.unit * lengths)
             near = squared + squares * lengths_squared - 2 * book.unit * product
             terms = abs(squared) + squares * lengths_squared + roots * np.sqrt(lengths_squared)
-            positions = np.append(positions, rows | part_number << PART_SHIFT)
+            positions = np.append(positions, positions_of(part_number, rows))
             estimates = np.append(estimates, near.astype(np.float32))
             with np.errstate(invalid="ignore"):  # nothing is known where no errors meet an infinite one
                 apart = np.maximum(distance, nearest * np.sqrt(lengths_squared))
@@ -267,7 +270,7 @@ def _keep(
     found.estimates[number, : len(kept)] = estimates[kept]
     found.counts[number] = len(kept)
     found.thresholds[number] = threshold
-    found.tally[number, 2] = len(order) > len(kept)
+    found.tally["cut_short"][number] = len(order) > len(kept)
 
 
 def _wanted_rows(part: CodedPart, chosen: int) -> Ints:
@@ -300,10 +303,10 @@ def _dot(book: CodeBook, codes: npt.NDArray[np.uint8], residual: Floats) -> tupl
 
 def positions_of(numbers: Any, rows: Ints) -> Ints:
     """Return positions: the number of a part and a row of it in one integer."""
-    positions: Ints = numbers << PART_SHIFT | rows
+    positions: Ints = numbers << _PART_SHIFT | rows
     return positions
 
 
 def split_positions(positions: Ints) -> tuple[Ints, Ints]:
     """Return the numbers of parts and the rows of positions; the number of -1, which is none, is -1."""
-    return positions >> PART_SHIFT, positions & ((1 << PART_SHIFT) - 1)
+    return positions >> _PART_SHIFT, positions & ((1 << _PART_SHIFT) - 1)

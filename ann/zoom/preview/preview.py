@@ -11,7 +11,7 @@ all (Bachrach et al., Speeding Up the Xbox Recommender System, RecSys 2014); in 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ from memhier.ann.zoom.preview.blocks import interleave
 from memhier.ann.zoom.preview.clusters import Assigner, train_centroids
 from memhier.ann.zoom.preview.code_scan import (
     REACH,
+    SCAN_TALLY,
     Candidates,
     CodedPart,
     CodeLists,
@@ -98,22 +99,20 @@ class Preview:
         float32 ``[lists]``: root mean square distance of a list's vectors to its centroid.
     inner
         Whether vectors are sought by their inner product, and not by their distance.
+    lists, coding
+        The number of inverted lists, and the kind of the codes.
     """
 
     router: Router
     book: CodeBook | ProductBook
     radii: Floats
     inner: bool = False
+    lists: int = field(init=False)
+    coding: Coding = field(init=False)
 
-    @property
-    def lists(self) -> int:
-        """Number of inverted lists."""
-        return len(self.router.centroids)
-
-    @property
-    def coding(self) -> Coding:
-        """The kind of the codes."""
-        return "rabitq" if isinstance(self.book, CodeBook) else "pq"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lists", len(self.router.centroids))
+        object.__setattr__(self, "coding", "rabitq" if isinstance(self.book, CodeBook) else "pq")
 
     @property
     def memory_bytes(self) -> int:
@@ -258,9 +257,9 @@ class Preview:
         (part,) = parts  # the paper's form is written once
         lists = ProductLists(self.router.centroids, part.starts, part.codes, self.book.books)
         positions, distances, scanned = pq_scan(turned, probes, lists, candidates, inner=self.inner)
-        tally = np.zeros((len(turned), 4), np.int64)
-        tally[:, 0] = (probes >= 0).sum(axis=1)
-        tally[:, 1] = np.where(np.arange(len(turned)) == 0, scanned, 0)  # the scan counts all queries together
+        tally = np.zeros(len(turned), SCAN_TALLY)
+        tally["probed"] = (probes >= 0).sum(axis=1)
+        tally["scanned"][:1] = scanned  # the scan counts all queries together
         return Candidates(
             positions,
             np.full_like(distances, -np.inf),

@@ -28,6 +28,7 @@ class ProductBook:
 
     def __init__(self, books: Floats) -> None:
         self.books = books
+        self.code_bytes: int
         self.code_bytes, self._width, _ = books.shape
         self._quantizer = faiss.ProductQuantizer(self.code_bytes * self._width, self.code_bytes, 8)
         flat = np.ascontiguousarray(books.transpose(0, 2, 1)).ravel()

@@ -97,9 +97,9 @@ class PreviewSpace:
         It is larger by `slack` times its terms, so that rounding leaves no vector out.
         """
         wanted = distances.astype(np.float64)
-        if self.metric == "cosine":
-            return (2 * wanted + slack * (1 + np.abs(wanted))).astype(np.float32)
         with np.errstate(over="ignore", divide="ignore", invalid="ignore"):  # everything is within
+            if self.metric == "cosine":
+                return (2 * wanted + slack * (1 + np.abs(wanted))).astype(np.float32)
             if self.metric == "l2":
                 return ((wanted + slack * np.abs(wanted)) * self.scale**2).astype(np.float32)
             unscaled = wanted * 2 * self.scale / _norms(queries)

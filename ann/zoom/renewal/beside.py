@@ -53,8 +53,8 @@ class Caller:
     """
 
     def __init__(self) -> None:
-        self.busy = False  # without a lock: one that is held at a fork stays so
-        self.owes = 0.0
+        self.busy: bool = False  # without a lock: one that is held at a fork stays so
+        self.owes: float = 0.0
         self._since = time.monotonic()
 
     @contextmanager
@@ -180,7 +180,7 @@ class Renewals:
     def __init__(self) -> None:
         self.made: Made | None = None
         self.renewed: Renewed | None = None
-        self.caller = Caller()
+        self.caller: Caller = Caller()
         self._joins: Beside[Made] = Beside("zoom-join", self.caller)
         self._renewals: Beside[Renewed] = Beside("zoom-renew", self.caller)
         self._joined: frozenset[str] = frozenset()

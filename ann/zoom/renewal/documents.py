@@ -64,8 +64,8 @@ class ChangedDocuments:
             if self._given.streamed:
                 raise TypeError("documents: an iterator is for build(); expected lists, arrays or a table")
             self._given.check_length(count)
-        self.names = state.documents
-        self.record_bytes = 0
+        self.names: tuple[str, ...] = state.documents
+        self.record_bytes: int = 0
         for row, record in enumerate(self._records()):
             check_record(len(record), most, row)
             self.record_bytes += len(record)

@@ -45,7 +45,6 @@ from memhier.ann.zoom.source import VectorSource
 from memhier.ann.zoom.storage.catalog import Description, write_preview
 from memhier.ann.zoom.storage.fresh import Fresh, fresh_row_bytes
 from memhier.ann.zoom.storage.fullview import RowWriter
-from memhier.ann.zoom.storage.hot_pages import files_of, hot_in, pages_of
 from memhier.ann.zoom.storage.ids import Ids, locate_all, refuse_known
 from memhier.ann.zoom.storage.layout import IndexLayout, fresh_bytes, lists_anew
 from memhier.ann.zoom.storage.part import IndexPart, PartArrays, PartFiles
@@ -53,7 +52,7 @@ from memhier.ann.zoom.storage.snapshot import Footprint, IndexSnapshot
 from memhier.errors import BudgetError, ClosedError
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
-from memhier.rows.ranking import HotPages
+from memhier.rows.rank_request import HotPages, split_keys
 from memhier.store.store import Store, Transaction
 
 __all__ = ["IndexWriter"]
@@ -90,8 +89,8 @@ class IndexWriter:
         self, store: Store, reader: Reader, files: PartFiles, about: Description, footprint: Footprint
     ) -> None:
         self._store, self._reader, self._files, self._footprint = store, reader, files, footprint
-        self.about = about
-        self.lock = threading.RLock()
+        self.about: Description = about
+        self.lock: threading.RLock = threading.RLock()
         self._durable = about  # as of the last commit
         self._dirty = False
         self._needed: frozenset[str] = frozenset()  # parts of the snapshot that a change returns to if it fails
@@ -169,8 +168,8 @@ class IndexWriter:
     def keep_tuning(self, state: IndexSnapshot) -> None:
         """Make calibration and hot pages of a snapshot durable."""
         self._renewals.stop()  # it would undo the tuning
-        names, keys = {part.file: part.name for part in state.parts}, state.hot.keys
-        hot = [(names[file], page) for file, page in zip(files_of(keys).tolist(), pages_of(keys).tolist(), strict=True)]
+        names, (files, pages) = {part.file: part.name for part in state.parts}, split_keys(state.hot.keys)
+        hot = [(names[file], page) for file, page in zip(files.tolist(), pages.tolist(), strict=True)]
         with self._all_or_nothing(state), self._begin() as tx:
             self._publish(tx, replace(self.about, calibration=state.calibration, hot=hot), durable=False)
 
@@ -370,7 +369,7 @@ class IndexWriter:
             opened.append(self._files.open(name, merged.arrays, state.row_bytes, state.schema))
         self._lost = False
         return replace(
-            state, parts=tuple(opened), preview=preview, hot=hot_in(state.hot, [part.file for part in opened])
+            state, parts=tuple(opened), preview=preview, hot=state.hot.within([part.file for part in opened])
         )
 
     def _join_pending(self, state: IndexSnapshot) -> IndexSnapshot:
@@ -390,7 +389,7 @@ class IndexWriter:
         if merged is not None:
             kept = (*kept, self._files.open(name, merged.arrays, state.row_bytes, state.schema))
         preview = replace(state.preview, radii=radii_of(pieces, state.preview))
-        return replace(state, parts=kept, preview=preview, hot=hot_in(state.hot, [part.file for part in kept]))
+        return replace(state, parts=kept, preview=preview, hot=state.hot.within([part.file for part in kept]))
 
     def _renew(self, state: IndexSnapshot) -> IndexSnapshot:
         """Write all parts as one, with lists and codes made for their vectors."""

@@ -22,7 +22,7 @@ from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import RowWriter, vectors_of
 from memhier.ann.zoom.storage.ids import Located, texts_at
 from memhier.ann.zoom.storage.pages import page_order
-from memhier.ann.zoom.storage.part import IndexPart, PartArrays, alive_rows, compact_ids
+from memhier.ann.zoom.storage.part import IndexPart, PartArrays, compact_ids
 from memhier.io.reader import Reader
 from memhier.shield import check_interrupt
 from memhier.store.store import Staging, Transaction
@@ -141,9 +141,9 @@ def merged_bytes(parts: Sequence[IndexPart], preview: Preview, strings: int, wit
     `strings` is the number of attributes that are text: their words are numbered anew.
     """
     each = preview.book.code_bytes + 4 + 8 + 4 * with_rows + _WORD_BYTES * strings
-    # Arrays of checksums that grow are copied.
-    checksums = 2 * sum(part.records.checksum_bytes for part in parts if part.records is not None)
-    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + checksums
+    # Arrays of checksums and of first rows that grow are copied.
+    records = 2 * sum(part.records.planned_bytes for part in parts if part.records is not None)
+    return each * sum(part.alive_count for part in parts) + 8 * (preview.lists + 1) + records
 
 
 def first_to_join(
@@ -173,7 +173,7 @@ def first_to_join(
     first, rows, free = len(parts), 0, None
     for number in range(len(parts) - 1, earliest - 1, -1):
         part = parts[number]
-        if most is not None and alive_rows(parts[number:]) > most:
+        if most is not None and sum([each.alive_count for each in parts[number:]]) > most:
             break
         if (rows and len(part) <= _JOIN * rows) or 2 * part.alive_count < len(part):
             free = room() if free is None else free
@@ -320,9 +320,12 @@ class PartsSource(VectorSource):
         self._offsets = np.concatenate([[0], np.cumsum([len(part) for part in parts])])
         alive = [np.flatnonzero(part.is_alive(np.arange(len(part)))) for part in parts]
         self.rows: Ints = np.concatenate([rows + start for rows, start in zip(alive, self._offsets[:-1], strict=True)])
-        self.ids = compact_ids(
+        self.ids: npt.NDArray[Any] = compact_ids(
             np.concatenate([part.arrays.ids[rows].astype(np.int64) for part, rows in zip(parts, alive, strict=True)])
         )
+        self.count: int
+        self.dimension: int
+        self.dtype: np.dtype[Any]
         self.dtype, self.dimension, self.count = dtype, dimension, len(self.rows)
 
     def blocks(self) -> Iterator[tuple[int, npt.NDArray[Any]]]:

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM, text_pages
-from memhier.ann.zoom.payload.stored import record_checksum_bytes
+from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.fullview import stored_bytes
 from memhier.ann.zoom.storage.ids import Ids
@@ -61,7 +61,7 @@ def check_room(
     needed = held - state.fresh.memory_bytes + 2 * waiting + per_part + count * each
     needed += (2 + filters) * bitmap_bytes(count)
     needed += 4 * ((stored_bytes(count, state.row_bytes) + count * each) // PAGE_BYTES + 1)
-    needed += record_checksum_bytes(count, record_bytes + state.fresh.record_bytes)
+    needed += records_bytes(count, record_bytes + state.fresh.record_bytes)
     if texts is not None and state.fresh.texts is not None:
         both = (texts, state.fresh.texts)
         letters = sum(len(each.letters) for each in both)

@@ -12,12 +12,11 @@ from memhier.ann.zoom.calibration.truth import QUERIES, NeighbourTruth
 from memhier.ann.zoom.preview.code_scan import positions_of
 from memhier.ann.zoom.renewal.merge import alive_blocks
 from memhier.ann.zoom.search.search import Search, Selection, candidate_limit
-from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
 from memhier.ann.zoom.storage.part import IndexPart, gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
-from memhier.rows.ranking import HotPages
+from memhier.rows.rank_request import HotPages, page_keys
 
 __all__ = ["measure", "tune_snapshot"]
 
@@ -44,7 +43,7 @@ def tune_snapshot(state: IndexSnapshot, reader: Reader, queries: Floats, spare: 
     calibration = replace(measure(cold, reader, queries[chosen], 0), tuned=True)
     cold = replace(cold, calibration=calibration)
     pages = _choose_pages(cold, reader, queries, (spare + state.hot.memory_bytes) // _ENTRY_BYTES)
-    return replace(cold, hot=load_hot(reader, pages))
+    return replace(cold, hot=HotPages.load(reader, pages))
 
 
 def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: int) -> Calibration:
@@ -59,7 +58,7 @@ def measure(state: IndexSnapshot, reader: Reader, queries: Floats | None, seed: 
     for positions, vectors in alive_blocks(state.parts, state.dtype, reader):
         truth.add(positions, state.space.vectors(vectors))
     truth.finish()
-    return calibrate_both(state.preview, [part.coded(None) for part in state.parts], truth, state.row_bytes)
+    return calibrate_both(state.preview, state.findable.coded, truth, state.row_bytes)
 
 
 def _choose_pages(state: IndexSnapshot, reader: Reader, queries: Floats, most: int) -> Ints:
@@ -80,11 +79,11 @@ def _pages_of(state: IndexSnapshot, reader: Reader, queries: Floats) -> Ints:
     k = min(_K, state.count)
     effort, _ = state.calibration.effort(k, TARGET)
     search = Search(state, reader, Selection.of(state, None))
-    found = search.nearest(queries, k, effort)
+    found, limit = search.nearest(queries, k, effort), candidate_limit(k, effort, state.scan_bytes)
     keys = []
     for query, distances in zip(queries, found.distances, strict=True):
         turned = state.preview.turn(state.space.queries(query[None]))
-        candidates = state.preview.search(turned, search.coded, k, effort, candidate_limit(k, effort, state.scan_bytes))
+        candidates = state.preview.search(turned, search.selection.rows.coded, k, effort, limit)
         lower = state.space.distances(candidates.lower, query[None])[0, : candidates.counts[0]]
         read = candidates.positions[0, : len(lower)][lower <= distances[-1]]
         files, offsets, _ = gather(state.parts, read)

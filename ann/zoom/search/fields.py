@@ -12,6 +12,7 @@ from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.documents import records_at
 from memhier.ann.zoom.storage.ids import Located, Sightings
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.io.read_arguments import READ_TALLY
 
 __all__ = ["FieldReader", "chosen_fields"]
 
@@ -55,12 +56,12 @@ class FieldReader:
     Attributes
     ----------
     tally
-        int64 ``[3]``: I/Os, pages and bytes read.
+        `memhier.io.read_arguments.READ_TALLY` ``[1]``.
     """
 
     def __init__(self, state: IndexSnapshot, names: Sequence[str]) -> None:
         self._state, self._names = state, names
-        self.tally = np.zeros(3, np.int64)
+        self.tally = np.zeros(1, READ_TALLY)
 
     def found(self, ids: Ints, sightings: Sightings) -> Columns:
         """Return the fields of vectors that a search found, each of the shape of `ids`, null where these are -1."""

@@ -14,15 +14,16 @@ from memhier.ann.zoom.calibration.calibrate import Calibration
 from memhier.ann.zoom.preview.code_scan import Candidates
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.search.search import CANDIDATE_BYTES, Found, Search
-from memhier.ann.zoom.storage.part import gather
-from memhier.rows.ranking import RankRequest, rank_rows
+from memhier.io.read_arguments import Tallies
 from memhier.shield import check_interrupt
 
-__all__ = ["Within", "all_nearest", "range_effort", "search_range"]
+__all__ = ["WITHIN_TALLY", "Within", "all_nearest", "range_effort", "search_range"]
 
 _LIMIT = 1024  # candidates of a query that are read together
 _LIST_BYTES = 24  # of its number, for a query that probes all of them
 _ROUNDING = 1e-5  # of the terms of a distance
+WITHIN_TALLY = np.dtype([(name, np.int64) for name in ("probed", "scanned", "ranked", "page_requests", "hot_pages")])
+"""Of a query: the numbers of these names in `SCAN_TALLY` and `RANK_TALLY`."""
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -30,11 +31,11 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Within:
-    """Ids and distances of one query, in their order; tally int64 ``[5]``: lists, codes, ranked, pages, hot pages."""
+    """Ids and distances of one query, in their order, and a record of `WITHIN_TALLY`."""
 
     ids: Ints
     distances: Floats
-    tally: Ints
+    tally: np.void
 
 
 def range_effort(calibration: Calibration, lists: int, recall: float) -> tuple[Effort, bool]:
@@ -60,7 +61,7 @@ def search_range(search: Search, queries: Floats, radii: Floats, effort: Effort)
         check_interrupt()
         part = slice(start, start + step)
         scan = _Scan(search, queries[part], radii[part], effort.eps)
-        if search.coded:
+        if snapshot.parts:
             scan.all_lists()
         if len(snapshot.fresh):
             every = len(snapshot.fresh)
@@ -104,10 +105,16 @@ def all_nearest(
         away = np.concatenate([more.distances, found.distances[query, alone]])
         order = np.lexsort((ids, away))[:k]
         found.ids[query], found.distances[query] = ids[order], away[order]
-        found.scanned[query, :2], found.scanned[query, 2] = more.tally[:2], 0
-        found.ranked[query, :3] += more.tally[2:]
-        found.ranked[query, 3] += 1
+        found.scanned[query] = more.tally["probed"], more.tally["scanned"], 0, found.scanned["open"][query]
+        _add(found.ranked, query, more.tally)
+        found.ranked["rounds"][query] += 1
     return found
+
+
+def _add(sums: Tallies, rows: int | Ints, more: Tallies | np.void) -> None:
+    """Add tallies to rows of others, in the fields that both have."""
+    for name in set(sums.dtype.names or ()) & set(more.dtype.names or ()):
+        sums[name][rows] += more[name]
 
 
 class _Scan:
@@ -121,7 +128,7 @@ class _Scan:
         self._most = space.remoteness(radii, queries, _ROUNDING)
         self._ids: list[list[Ints]] = [[] for _ in queries]
         self._near: list[list[Floats]] = [[] for _ in queries]
-        self._tally = np.zeros((len(queries), 5), np.int64)
+        self._tally = np.zeros(len(queries), WITHIN_TALLY)
 
     def all_lists(self) -> None:
         """Look for the vectors within the radius of each query."""
@@ -163,29 +170,24 @@ class _Scan:
 
     def _scan(self, chosen: Ints, probes: Ints, limit: int) -> Candidates:
         return self._snapshot.preview.scan(
-            self._turned[chosen], np.ascontiguousarray(probes), self._search.coded, limit,
+            self._turned[chosen], np.ascontiguousarray(probes), self._search.selection.rows.coded, limit,
             eps=self._eps, limit=limit, most=self._most[chosen],
         )  # fmt: skip
 
     def _rank(self, chosen: Ints, found: Candidates, rows: Ints) -> None:
         counts = found.counts[rows]
-        self._tally[chosen, :2] += found.tally[rows, :2]
+        _add(self._tally, chosen, found.tally[rows])
         if not counts.sum():
             return
-        snapshot, most = self._snapshot, int(counts.max())
+        search, most = self._search, int(counts.max())
         inside = np.arange(found.positions.shape[1]) < counts[:, None]
-        positions = found.positions[rows][inside]
-        files, offsets, ids = gather(snapshot.parts, positions)
-        everything = np.full(len(ids), -np.inf, np.float32)
-        request = RankRequest(
-            queries=self.queries[chosen], metric=snapshot.space.metric, dtype=snapshot.dtype.name,
-            row_bytes=self._search.row_bytes, first=np.concatenate([[0], np.cumsum(counts)]), files=files,
-            offsets=offsets, lower=everything, ids=ids, thresholds=np.full(len(chosen), np.inf, np.float32),
-            k=most, first_round=most,
+        everything = np.full(int(counts.sum()), -np.inf, np.float32)
+        ranking = search.rank(
+            self.queries[chosen], found.positions[rows][inside], counts, lower=everything,
+            thresholds=np.full(len(chosen), np.inf, np.float32), k=most, first_round=most,
         )  # fmt: skip
-        search = self._search
-        ranking = rank_rows(search.reader, request, search.workspace, hot=snapshot.hot, tally=search.tally)
-        self._tally[chosen, 2:] += ranking.tally[:, :3]
-        search.note(ranking, ranking.distances <= self._radii[chosen, None])
+        _add(self._tally, chosen, ranking.tally)
+        if search.sightings is not None:
+            search.note(ranking, ranking.distances <= self._radii[chosen, None])
         for place, (number, count) in enumerate(zip(chosen.tolist(), counts.tolist(), strict=True)):
             self.take(number, ranking.ids[place, :count], ranking.distances[place, :count])

@@ -112,6 +112,17 @@ class RangeResult(Hits):
         Plain numbers of this call: those of :class:`memhier.ann.SearchResult` that apply.
     fields
         Attributes and documents by name, ``[n]`` each, as :class:`memhier.ann.SearchResult` has them.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import ZoomIndex
+    >>> vectors = np.arange(20, dtype="float32").reshape(10, 2)
+    >>> with ZoomIndex.build(tempfile.mkdtemp() + "/index", vectors, dram="4MiB") as index:
+    ...     found = index.range_search([[4, 5], [0, 0]], radius=10)
+    >>> [found.ids[start:stop].tolist() for start, stop in zip(found.offsets, found.offsets[1:])]
+    [[2, 1, 3], [0]]
     """
 
     offsets: Ints
@@ -158,6 +169,17 @@ class Explanation:
         Why the search ended: ``"bound"``, ``"all_read"``, ``"max_reads"`` or ``"deadline"``.
     calibrated
         Whether the effort is known to reach the recall asked for.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.ann import ZoomIndex
+    >>> vectors = np.arange(20, dtype="float32").reshape(10, 2)
+    >>> with ZoomIndex.build(tempfile.mkdtemp() + "/index", vectors, dram="4MiB") as index:
+    ...     steps = index.explain([4, 5], k=2)
+    >>> steps.vectors, steps.scanned, steps.pages, steps.stopped
+    (10, 10, 1, 'all_read')
     """
 
     lists: int

@@ -1,35 +1,26 @@
 """The way of a search: from queries to lists, to candidates with bounds, to rounds of reads, to ids."""
 
 from dataclasses import dataclass, replace
-from typing import Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from memhier.ann.zoom.calibration.needs import USUAL_MOST
-from memhier.ann.zoom.filters.bitmaps import Words, popcount
 from memhier.ann.zoom.filters.conditions import check_types
 from memhier.ann.zoom.filters.where import evaluate, parse
-from memhier.ann.zoom.preview.code_scan import Candidates, positions_of
+from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
 from memhier.ann.zoom.storage.fullview import make_workspace
 from memhier.ann.zoom.storage.ids import Sightings
-from memhier.ann.zoom.storage.part import alive_rows, gather
+from memhier.ann.zoom.storage.part import Findable, findable, gather
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
+from memhier.io.read_arguments import READ_TALLY, Tallies
 from memhier.io.reader import Reader
-from memhier.rows.ranking import PageRows, Ranking, RankRequest, page_rows_of, rank_rows
+from memhier.rows.ranking import RANK_TALLY, Ranking, RankRequest, rank_rows
 from memhier.shield import check_interrupt
 
-__all__ = [
-    "CANDIDATE_BYTES",
-    "NO_LIMITS",
-    "Found",
-    "ReadLimits",
-    "Search",
-    "Selection",
-    "candidate_limit",
-    "is_cut_short",
-]
+__all__ = ["CANDIDATE_BYTES", "NO_LIMITS", "Found", "ReadLimits", "Search", "Selection", "candidate_limit"]
 
 CANDIDATE_BYTES = 64  # position, bound, estimate, file, offset and id of one candidate
 _AXIS_BYTES = 16  # of a query on its way into the preview's space
@@ -46,15 +37,15 @@ class Selection:
 
     Attributes
     ----------
-    parts
-        The bitmap of rows of each part, without removed ones; None for all rows.
+    rows
+        Those on SSD.
     fresh
         bool ``[n]`` of the fresh vectors; None for all.
     share, left
         The share of the vectors on SSD that the filter leaves, and their number; None where it leaves all.
     """
 
-    parts: tuple[Words | None, ...]
+    rows: Findable
     fresh: npt.NDArray[np.bool_] | None = None
     share: float = 1.0
     left: int | None = None
@@ -69,15 +60,14 @@ class Selection:
             When it is no filter, or names attributes that the index does not have.
         """
         if where is None:
-            return cls((None,) * len(snapshot.parts))
+            return cls(snapshot.findable)
         expression = parse(where)
         if not snapshot.schema:
             raise ValueError(f"where={where!r}: this index has no attributes; give them to build() or add()")
         check_types(expression, snapshot.schema)
         fresh = evaluate(expression, snapshot.fresh.attributes) if len(snapshot.fresh.ids) else None
-        bits = tuple(part.select(expression) for part in snapshot.parts)
-        left, every = sum(map(popcount, bits)), alive_rows(snapshot.parts)
-        return cls(bits, fresh, left / every if every else 1.0, left if left < every else None)
+        rows, every = findable(snapshot.parts, expression), snapshot.findable.total
+        return cls(rows, fresh, rows.total / every if every else 1.0, rows.total if rows.total < every else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +89,20 @@ class Found:
     ----------
     ids, distances
         int64 and float32 ``[q, k]``.
-    scanned
-        int64 ``[q, 4]``: lists scanned, codes scanned, whether candidates were dropped for lack of room, and whether
-        there were lists to scan beyond those looked at.
+    scanned, ranked
+        `SCAN_TALLY` and `RANK_TALLY` ``[q]``.
     admitted
         int64 ``[q]``: candidates that the bounds left.
-    ranked
-        int64 ``[q, 5]``; see `memhier.rows.ranking.Ranking`.
+    cut_short
+        bool ``[q]``: whether candidates were dropped that the search should have looked at.
     """
 
     ids: Ints
     distances: Floats
-    scanned: Ints
+    scanned: Tallies
     admitted: Ints
-    ranked: Ints
+    ranked: Tallies
+    cut_short: npt.NDArray[np.bool_]
 
 
 def candidate_limit(k: int, effort: Effort, scan_bytes: int) -> int:
@@ -121,12 +111,6 @@ def candidate_limit(k: int, effort: Effort, scan_bytes: int) -> int:
         return effort.candidates
     room = max(_LIMIT, 4 * k, scan_bytes // CANDIDATE_BYTES)
     return room if effort.most is None else min(room, max(k, USUAL_MOST * max(effort.most, effort.usual)))
-
-
-def is_cut_short(found: Found, k: int, effort: Effort, scan_bytes: int) -> npt.NDArray[np.bool_]:
-    """Return the queries, bool ``[q]``, that lost candidates which the search should have looked at."""
-    wanted = effort.most is None or candidate_limit(k, effort, scan_bytes) < USUAL_MOST * effort.most
-    return (found.scanned[:, 2] > 0) & (effort.candidates is None and wanted)
 
 
 class Search:
@@ -144,23 +128,18 @@ class Search:
     Attributes
     ----------
     tally
-        int64 ``[3]``: I/Os, pages and bytes read.
+        `memhier.io.read_arguments.READ_TALLY` ``[1]``.
     sightings
         Where the vectors found are; None where nothing asks.
-    coded
-        The codes of each part.
-    row_bytes, workspace
-        Bytes of a vector on SSD, and room for the vectors of one submission.
+    workspace
+        Room for the vectors of one submission; None where they lie whole in pages.
     """
 
     def __init__(self, snapshot: IndexSnapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
         self.snapshot, self.reader, self.selection = snapshot, reader, selection
-        self.tally = np.zeros(3, np.int64)
+        self.tally = np.zeros(1, READ_TALLY)
         self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
-        self.coded = [part.coded(bits) for part, bits in zip(snapshot.parts, selection.parts, strict=True)]
-        self.row_bytes = snapshot.row_bytes
-        self.workspace = make_workspace(self.row_bytes)
-        self._on_page = page_rows_of(self.row_bytes)
+        self.workspace = None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
 
     def nearest(self, queries: Floats, k: int, effort: Effort, limits: ReadLimits = NO_LIMITS) -> Found:
         """Return the `k` nearest of each query, float32 ``[q, d]``; -1 and infinity where there are fewer."""
@@ -168,32 +147,44 @@ class Search:
         found = Found(
             np.full((count, k), -1, np.int64),
             np.full((count, k), np.inf, np.float32),
-            np.zeros((count, 4), np.int64),
+            np.zeros(count, SCAN_TALLY),
             np.zeros(count, np.int64),
-            np.zeros((count, 5), np.int64),
+            np.zeros(count, RANK_TALLY),
+            np.zeros(count, np.bool_),
         )
         limit = candidate_limit(k, effort, snapshot.scan_bytes)
         each = limit * CANDIDATE_BYTES + snapshot.space.padded * _AXIS_BYTES + effort.nprobe * _PROBE_BYTES
         step = max(1, snapshot.scan_bytes // each)
+        short = effort.candidates is None and (effort.most is None or limit < USUAL_MOST * effort.most)
         for start in range(0, count, step):
-            check_interrupt()
+            if start:
+                check_interrupt()
             part = slice(start, start + step)
             if snapshot.parts:
-                turned = snapshot.preview.turn(snapshot.space.queries(queries[part], start))
-                candidates = self._candidates(turned, k, effort, limit)
+                candidates = self._candidates(queries[part], start, k, effort, limit)
                 ranking = self._rank(queries[part], candidates, k, effort, limits)
                 found.ids[part], found.distances[part] = ranking.ids, ranking.distances
                 found.scanned[part], found.admitted[part] = candidates.tally, candidates.counts
                 found.ranked[part] = ranking.tally
+                found.cut_short[part] = (candidates.tally["cut_short"] > 0) & short
             if len(snapshot.fresh.ids):
                 near = snapshot.fresh.nearest(queries[part], snapshot.space.metric, k, self.selection.fresh)
                 _merge(found, part, near, k)
         return found
 
+    def rank(self, queries: Floats, positions: Ints, counts: Ints, **bounds: Any) -> Ranking:
+        """Read the vectors at positions, `counts` of each query; `bounds` are the rest of a `RankRequest`."""
+        snapshot = self.snapshot
+        files, offsets, ids = gather(snapshot.parts, positions)
+        request = RankRequest(
+            queries=queries, metric=snapshot.space.metric, dtype=snapshot.dtype.name, row_bytes=snapshot.row_bytes,
+            first=np.concatenate([[0], np.cumsum(counts)]), files=files, offsets=offsets, ids=ids, **bounds,
+        )  # fmt: skip
+        return rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally)
+
     def note(self, ranking: Ranking, wanted: npt.NDArray[np.bool_] | None = None) -> None:
-        """Note where the ranked vectors are, or those `wanted`, where their strings have to be read."""
-        if self.sightings is None:
-            return
+        """Note where the ranked vectors are, or those `wanted`, to read their strings."""
+        assert self.sightings is not None
         positions = np.full(ranking.ids.shape, -1, np.int64)
         for number, part in enumerate(self.snapshot.parts):
             here = ranking.files == part.file
@@ -201,16 +192,17 @@ class Search:
         chosen = slice(None) if wanted is None else wanted
         self.sightings.note(ranking.ids[chosen], positions[chosen])
 
-    def _candidates(self, turned: Floats, k: int, effort: Effort, limit: int) -> Candidates:
-        """Return the candidates of turned queries.
+    def _candidates(self, queries: Floats, first: int, k: int, effort: Effort, limit: int) -> Candidates:
+        """Return the candidates of queries; `first` is the row of the first of them in the call.
 
         A query whose lists hold fewer than `k` rows, or that did not scan all near lists, scans more of them.
         """
-        snapshot, lists = self.snapshot, len(self.snapshot.preview.radii)
-        candidates = snapshot.preview.search(turned, self.coded, k, effort, limit)
+        snapshot, coded, lists = self.snapshot, self.selection.rows.coded, len(self.snapshot.preview.radii)
+        turned = snapshot.preview.turn(snapshot.space.queries(queries, first))
+        candidates = snapshot.preview.search(turned, coded, k, effort, limit)
         is_open = candidates.counts < k
         if effort.gap < np.inf:
-            is_open |= candidates.tally[:, 3] > 0
+            is_open |= candidates.tally["open"] > 0
         short, wider = np.flatnonzero(is_open), effort
         while len(short) and wider.nprobe < lists:
             wider = replace(wider, nprobe=min(4 * wider.nprobe, lists))
@@ -218,43 +210,32 @@ class Search:
             left = []
             for start in range(0, len(short), step):
                 some = short[start : start + step]
-                more = snapshot.preview.search(turned[some], self.coded, k, wider, limit)
-                more.tally[:, 1] += candidates.tally[some, 1]  # scanned once more
+                more = snapshot.preview.search(turned[some], coded, k, wider, limit)
+                more.tally["scanned"] += candidates.tally["scanned"][some]  # once more
                 for name in ("positions", "lower", "estimates", "counts", "thresholds", "tally"):
                     getattr(candidates, name)[some] = getattr(more, name)
-                left.append(some[(more.counts < k) | ((more.tally[:, 3] > 0) & (wider.gap < np.inf))])
+                left.append(some[(more.counts < k) | ((more.tally["open"] > 0) & (wider.gap < np.inf))])
             short = np.concatenate(left)
         if effort.candidates is None and effort.most is not None:
             # The number of candidates is unknown where some were dropped for lack of room.
-            times = np.where(candidates.tally[:, 2] > 0, USUAL_MOST, candidates.counts / effort.usual)
+            times = np.where(candidates.tally["cut_short"] > 0, USUAL_MOST, candidates.counts / effort.usual)
             most = np.maximum(k, (effort.most * np.clip(times, 1, USUAL_MOST)).astype(np.int64))
             np.minimum(candidates.counts, most, out=candidates.counts)
         return candidates
 
     def _rank(self, queries: Floats, candidates: Candidates, k: int, effort: Effort, limits: ReadLimits) -> Ranking:
         """Read the vectors of candidates and return the nearest."""
-        snapshot, space = self.snapshot, self.snapshot.space
+        space, bounded = self.snapshot.space, effort.candidates is None
         inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
-        files, offsets, ids = gather(snapshot.parts, candidates.positions[inside])
         lower, thresholds = space.distances(candidates.lower, queries), space.distances(candidates.thresholds, queries)
-        request = RankRequest(
-            queries=queries, metric=space.metric, dtype=snapshot.dtype.name, row_bytes=self.row_bytes,
-            first=np.concatenate([[0], np.cumsum(candidates.counts)]), files=files, offsets=offsets,
-            lower=lower[inside], ids=ids, thresholds=thresholds, k=k,
-            first_round=k if effort.candidates is None else effort.candidates,
-            max_reads=limits.max_reads, deadline=limits.deadline,
-            page_rows=self._page_rows() if effort.candidates is None else None,
+        ranking = self.rank(
+            queries, candidates.positions[inside], candidates.counts, lower=lower[inside], thresholds=thresholds, k=k,
+            first_round=effort.candidates or k, max_reads=limits.max_reads, deadline=limits.deadline,
+            page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
-        ranking = rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally)
-        self.note(ranking)
+        if self.sightings is not None:
+            self.note(ranking)
         return ranking
-
-    def _page_rows(self) -> list[PageRows] | None:
-        """Return the rows on the pages of each part that may be found; None where rows straddle pages."""
-        if not self._on_page:
-            return None
-        both = zip(self.snapshot.parts, self.coded, strict=True)
-        return [PageRows(part.file, part.arrays.ids, coded.allowed) for part, coded in both]
 
 
 def _merge(found: Found, part: slice, near: tuple[Ints, Floats], k: int) -> None:

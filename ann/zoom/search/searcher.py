@@ -1,6 +1,9 @@
 """The searches of an open index, and the recall that they keep."""
 
+import itertools
+import os
 import warnings
+from _thread import LockType, allocate_lock
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -12,18 +15,18 @@ from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.planning import Plan, plan_search
-from memhier.ann.zoom.search.range_search import Within, all_nearest, range_effort, search_range
+from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import RangeResult, SearchResult
-from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection, is_cut_short
-from memhier.ann.zoom.search.turns import Turns
+from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection
 from memhier.ann.zoom.storage.ids import locate_all, with_repeats
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.callers import user_stacklevel
 from memhier.errors import RecallWarning
+from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.rows.ranking import STOPS
 
-__all__ = ["Answer", "Searcher"]
+__all__ = ["Answer", "Searcher", "Turns"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -37,6 +40,34 @@ class Answer:
     state: IndexSnapshot
     plan: Plan
     result: SearchResult
+
+
+class Turns:
+    """Lets a fixed number of threads in at a time: ``with turns.next(): ...``.
+
+    A turn is a built-in lock. No signal is handled between the lock and the `with` that takes and releases it. The
+    steps of a semaphore are lines of Python, where an interrupt could keep a turn taken for ever.
+
+    Parameters
+    ----------
+    count
+        Threads at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._asked = itertools.count()
+        self._locks, self._pid = [allocate_lock() for _ in range(count)], os.getpid()
+
+    def next(self) -> LockType:
+        """Return a turn to take: a free one if there is any, otherwise each in rotation."""
+        if self._pid != os.getpid():  # threads of the parent process may have had all turns
+            self._locks, self._pid = [allocate_lock() for _ in range(self._count)], os.getpid()
+        locks = self._locks
+        for lock in locks:
+            if not lock.locked():
+                return lock
+        return locks[next(self._asked) % len(locks)]
 
 
 class Searcher:
@@ -75,10 +106,10 @@ class Searcher:
             k = int(min(options.k, max(1, count)))
             wanted = chosen_fields(state, options.fields)
             selection = Selection.of(state, options.where)
+            plan = plan_search(state, k, count, options, selection)
             search = Search(state, self._reader, selection, named=named or bool(wanted))
-            plan = plan_search(state, k, count, options, search.selection)
             found = search.nearest(queries, k, plan.effort, limits)
-            cut = is_cut_short(found, k, plan.effort, state.scan_bytes)
+            cut = found.cut_short
             if limits is NO_LIMITS and plan.escalation == "exact":
                 found = all_nearest(search, queries, found)
             elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
@@ -170,25 +201,29 @@ class Searcher:
             warnings.warn(words, RecallWarning, stacklevel=user_stacklevel())
 
 
-def _stats(found: Found, tally: Ints) -> dict[str, Any]:
+def _stats(found: Found, tally: Tallies) -> dict[str, Any]:
     """Return plain numbers of the work done; see :class:`SearchResult`."""
-    probed, scanned, cut_short, _ = found.scanned.sum(axis=0).tolist()
-    ranked, requests, hot, _, _ = found.ranked.sum(axis=0).tolist()
-    rounds, stops = found.ranked[:, 3].tolist(), found.ranked[:, 4]
-    reads, pages, read = tally.tolist()
+    scanned, ranked, stops = _sums(found.scanned), _sums(found.ranked), found.ranked["stopped"]
     early = STOPS.index("max_reads")  # or the deadline
     return {
-        "queries": len(found.ids), "probed": probed, "scanned": scanned, "cut_short": cut_short,
-        "candidates": int(found.admitted.sum()), "ranked": ranked, "reads": reads, "pages": pages, "bytes": read,
-        "page_requests": requests, "hot_pages": hot, "rounds": max(rounds, default=0),
-        "stopped_early": int((stops >= early).sum()), "stopped": STOPS[stops[0]] if len(stops) else "all_read",
+        "queries": len(found.ids), "probed": scanned["probed"], "scanned": scanned["scanned"],
+        "cut_short": scanned["cut_short"], "candidates": int(found.admitted.sum()), "ranked": ranked["ranked"],
+        **_sums(tally), "page_requests": ranked["page_requests"], "hot_pages": ranked["hot_pages"],
+        "rounds": max(found.ranked["rounds"].tolist(), default=0), "stopped_early": int((stops >= early).sum()),
+        "stopped": STOPS[stops[0]] if len(stops) else "all_read",
     }  # fmt: skip
+
+
+def _sums(tallies: Tallies) -> dict[str, int]:
+    """Return the sum of each field over all records."""
+    names = tallies.dtype.names or ()
+    sums = tallies.view(np.int64).reshape(-1, len(names)).sum(axis=0)
+    return dict(zip(names, sums.tolist(), strict=True))
 
 
 def _payload(fields: FieldReader) -> dict[str, int]:
     """Return the reads of fields as plain numbers."""
-    names = ("payload_reads", "payload_pages", "payload_bytes")
-    return dict(zip(names, fields.tally.tolist(), strict=True))
+    return {f"payload_{name}": count for name, count in _sums(fields.tally).items()}
 
 
 def _range_result(found: Sequence[Within], search: Search, fields: FieldReader, calibrated: bool) -> RangeResult:
@@ -198,11 +233,8 @@ def _range_result(found: Sequence[Within], search: Search, fields: FieldReader, 
     names: npt.NDArray[Any] = ids
     if search.sightings is not None and search.snapshot.fresh.texts is not None:
         names = search.sightings.named(ids, search.tally)
-    sums = np.sum([each.tally for each in found], axis=0, initial=0) if found else np.zeros(5, np.int64)
-    counted = ("probed", "scanned", "ranked", "page_requests", "hot_pages")
-    stats: dict[str, Any] = {"queries": len(found)} | dict(zip(counted, sums.tolist(), strict=True))
-    stats |= dict(zip(("reads", "pages", "bytes"), search.tally.tolist(), strict=True)) | {"calibrated": calibrated}
-    stats |= _payload(fields)
+    work = _sums(np.array([each.tally for each in found], WITHIN_TALLY))
+    stats = {"queries": len(found)} | work | _sums(search.tally) | {"calibrated": calibrated} | _payload(fields)
     return RangeResult(
         np.concatenate([[0], np.cumsum([len(each.ids) for each in found], dtype=np.int64)]).astype(np.int64),
         names,

@@ -10,6 +10,7 @@ from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.ids import Located
 from memhier.ann.zoom.storage.part import IndexPart
+from memhier.io.read_arguments import Tallies
 
 __all__ = ["records_at"]
 
@@ -17,7 +18,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def records_at(
-    parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, tally: Ints | None = None
+    parts: Sequence[IndexPart], fresh: Fresh, places: Located, work_bytes: int, tally: Tallies | None = None
 ) -> Iterator[tuple[int, bytes]]:
     """Yield the records at different places with their number, in any order; none for a place without documents.
 
@@ -36,5 +37,5 @@ def records_at(
         here = np.flatnonzero((numbers == which) & (places.positions >= 0))
         if part.records is None or not len(here):
             continue
-        for place, record in part.records.read(part.records.spans(rows[here], work_bytes, tally), work_bytes, tally):
+        for place, record in part.records.read(rows[here], work_bytes, tally):
             yield int(here[place]), record

@@ -11,11 +11,13 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.files import as_array
 from memhier.ann.zoom.arguments import check_ids
 from memhier.ann.zoom.ids.texts import Texts, as_texts, hash_texts, is_text
 from memhier.ann.zoom.preview.code_scan import split_positions
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.part import IndexPart, find_ids
+from memhier.io.read_arguments import Tallies
 
 __all__ = [
     "IdKind",
@@ -77,6 +79,7 @@ def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
     ValueError
         When one of them repeats.
     """
+    ids = _held(ids, name)
     if not is_text(ids):
         if kind == "str" and np.size(ids):
             raise TypeError(f"{name}={_short(ids)}: this index has strings as ids, so expected strings")
@@ -91,6 +94,13 @@ def as_ids(ids: Any, kind: IdKind | None, name: str = "ids") -> Ids:
             raise ValueError(f"{name} holds {word.decode()!r} more than once: every vector needs an id of its own")
         seen.add(word)
     return found
+
+
+def _held(ids: Any, name: str) -> Any:
+    """Return ids on another device, or in a sequence of another library, as an array or a list."""
+    if hasattr(ids, "__cuda_array_interface__") or (hasattr(ids, "__dlpack__") and not hasattr(ids, "__array__")):
+        return as_array(ids, name)
+    return list(ids) if isinstance(ids, Sequence) and not isinstance(ids, str | list | tuple) else ids
 
 
 def refuse_clashes(ids: Ids) -> None:
@@ -108,6 +118,7 @@ def _shared(numbers: Ints) -> Ints:
 
 def with_repeats(ids: Any, kind: IdKind) -> tuple[Ids, Ints]:
     """Return the distinct ids, and the place of each of `ids` among them, int64 ``[n]``."""
+    ids = _held(ids, "ids")
     if is_text(ids):
         places: dict[bytes, int] = {}
         texts = as_texts(ids)
@@ -190,7 +201,7 @@ def _rows_of(wanted: Ints, ids: Ints) -> Ints:
     return np.where(ids[rows] == wanted, rows, -1)
 
 
-def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Ints | None = None) -> Texts:
+def texts_at(parts: Sequence[IndexPart], fresh: Fresh, places: Located, tally: Tallies | None = None) -> Texts:
     """Return the string of each place."""
     pieces, rows = [], []
     waiting = np.flatnonzero(places.fresh >= 0)
@@ -229,7 +240,7 @@ class Sightings:
         self._ids.append(found[found >= 0])
         self._positions.append(positions[found >= 0])
 
-    def named(self, found: Ints, tally: Ints) -> npt.NDArray[np.object_]:
+    def named(self, found: Ints, tally: Tallies) -> npt.NDArray[np.object_]:
         """Return the strings of the ids found, of the shape of `found`, None for -1; `tally` as in a read."""
         numbers, inverse = np.unique(found, return_inverse=True)
         real = numbers >= 0  # hashes are never negative

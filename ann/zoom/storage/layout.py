@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from memhier.ann.zoom.filters.bitmaps import bitmap_bytes
 from memhier.ann.zoom.ids.stored_texts import PAGE_DRAM
-from memhier.ann.zoom.payload.stored import record_checksum_bytes
+from memhier.ann.zoom.payload.stored import records_bytes
 from memhier.ann.zoom.preview.preview import Coding
 from memhier.ann.zoom.preview.router import EXACT_LISTS, router_bytes_per_list
 from memhier.ann.zoom.preview.scan import CODES_PER_BOOK
@@ -174,7 +174,7 @@ def _fit(sizes: IndexSizes, dram: int, *, may_rotate: bool) -> IndexLayout | Non
     searches = max(1, min(_SEARCHES_MOST, searches))
     fixed = searches * each + min(searches, CONTEXTS_MOST) * sizes.reader_bytes + _CATALOG_BYTES
     fixed += PAGE_DRAM * sizes.text_pages + _checksum_bytes(stored_bytes(count, sizes.row_bytes))
-    fixed += attribute_bytes(dram) * sizes.filtered + record_checksum_bytes(count, sizes.record_bytes)
+    fixed += attribute_bytes(dram) * sizes.filtered + records_bytes(count, sizes.record_bytes)
     if coded:
         fixed += 2 * bits  # bitmaps of removed rows, before and after a removal
     if sizes.growing:

@@ -3,9 +3,9 @@
 import itertools
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,18 +24,20 @@ from memhier.errors import ClosedError, CorruptionError
 from memhier.fields import stored_array, stored_segment
 from memhier.io.page_file import PAGE_BYTES
 from memhier.io.reader import Reader
+from memhier.rows.rank_request import PageRows
 from memhier.rows.rows import rows_per_page
 from memhier.shield import when_gone
 from memhier.store.store import Staging, Store, Transaction
 
 __all__ = [
+    "Findable",
     "IndexPart",
     "PartArrays",
     "PartFiles",
-    "alive_rows",
     "compact_dtype",
     "compact_ids",
     "find_ids",
+    "findable",
     "gather",
     "held_bytes",
 ]
@@ -129,6 +131,10 @@ class IndexPart:
         The strings that the ids are hashes of; None where ids are integers.
     records
         The documents of the rows; None where no row has any.
+    alive_count
+        Rows that were not removed.
+    per_page
+        Rows that a page takes; None where they lie end to end.
     """
 
     name: str
@@ -141,14 +147,15 @@ class IndexPart:
     lease: object = None
     texts: StoredTexts | None = None
     records: StoredRecords | None = None
+    alive_count: int = field(init=False)
+    per_page: int | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "alive_count", len(self) if self.alive is None else popcount(self.alive))
+        object.__setattr__(self, "per_page", rows_per_page(self.row_bytes))
 
     def __len__(self) -> int:
         return len(self.arrays.codes)
-
-    @property
-    def alive_count(self) -> int:
-        """Rows that were not removed."""
-        return len(self) if self.alive is None else popcount(self.alive)
 
     @property
     def memory_bytes(self) -> int:
@@ -159,26 +166,19 @@ class IndexPart:
 
     def offsets(self, rows: Ints) -> Ints:
         """Return the byte at which the vector of each row starts, int64 of the shape of `rows`."""
-        per_page = rows_per_page(self.row_bytes)
-        if per_page is None:
+        if (per_page := self.per_page) is None:
             return rows * self.row_bytes
         return rows // per_page * PAGE_BYTES + rows % per_page * self.row_bytes
 
     def rows_at(self, offsets: Ints) -> Ints:
         """Return the rows whose vectors start at offsets, the inverse of :meth:`offsets`."""
-        per_page = rows_per_page(self.row_bytes)
-        if per_page is None:
+        if (per_page := self.per_page) is None:
             return offsets // self.row_bytes
         return offsets // PAGE_BYTES * per_page + offsets % PAGE_BYTES // self.row_bytes
 
     def read(self, reader: Reader, rows: Ints) -> npt.NDArray[np.uint8]:
         """Return the vectors of rows as stored, uint8 ``[n, row_bytes]``, in any order; each page is read once."""
         return reader.read(self.file, self.offsets(rows), self.row_bytes)
-
-    def coded(self, selected: Words | None) -> CodedPart:
-        """Return the codes with the rows that a scan may find: those selected, or all that are alive."""
-        arrays = self.arrays
-        return CodedPart(arrays.starts, arrays.codes, arrays.numbers, self.alive if selected is None else selected)
 
     def select(self, expression: Expression) -> Words:
         """Return the rows that fulfil a filter and were not removed, a bit for each; read-only."""
@@ -259,10 +259,10 @@ class PartFiles:
         if self._texts:
             texts = StoredTexts(self._store, f"{name}-texts", len(arrays.codes), self._reader)
             self._when_gone(lease, [texts.file])
-        records, segments = None, self._store.segments()
-        if f"{name}-docs" in segments:
-            records = StoredRecords(segments, f"{name}-docs", len(arrays.codes), self._reader)
-            self._when_gone(lease, records.files)
+        records = None
+        if f"{name}-docs" in self._store.segments():
+            records = StoredRecords.load(self._store, f"{name}-docs", len(arrays.codes), self._reader)
+            self._when_gone(lease, [records.file])
         part = IndexPart(name, arrays, file, row_bytes, alive, alive_name, None, lease, texts, records)
         return self.widened(part, schema)
 
@@ -303,11 +303,6 @@ def _close_files(reader: Reader, files: Sequence[int | StoredColumn]) -> None:
                 reader.remove(file)
 
 
-def alive_rows(parts: Sequence[IndexPart]) -> int:
-    """Return the rows of all parts that were not removed."""
-    return sum([len(part.arrays.codes) if part.alive is None else popcount(part.alive) for part in parts])
-
-
 def held_bytes(parts: Sequence[IndexPart]) -> int:
     """Return the DRAM of parts, in bytes."""
     return sum([part.memory_bytes for part in parts])
@@ -324,13 +319,39 @@ def compact_ids(ids: Ints) -> npt.NDArray[Any]:
     return ids.astype(compact_dtype(ids), copy=False)
 
 
+class Findable(NamedTuple):
+    """The rows of parts that a search may find, as the scan and the ranking take them, and their number."""
+
+    coded: list[CodedPart]
+    page_rows: list[PageRows]
+    total: int
+
+
+def findable(parts: Sequence[IndexPart], expression: Expression | None = None) -> Findable:
+    """Return the rows that were not removed, and that fulfil a filter where there is one."""
+    coded, rows, total = [], [], 0
+    for part in parts:
+        arrays, allowed, count = part.arrays, part.alive, part.alive_count
+        if expression is not None:
+            allowed = part.select(expression)
+            count = popcount(allowed)
+        coded.append(CodedPart(arrays.starts, arrays.codes, arrays.numbers, allowed))
+        rows.append(PageRows(part.file, arrays.ids, allowed))
+        total += count
+    return Findable(coded, rows, total)
+
+
 def gather(parts: Sequence[IndexPart], positions: Ints) -> tuple[npt.NDArray[np.int32], Ints, Ints]:
     """Return file, offset and id of each position, a part's number and row in one."""
+    if len(parts) == 1:  # its number is 0: positions are rows
+        (part,) = parts
+        ids = part.arrays.ids[positions].astype(np.int64, copy=False)
+        return np.full(len(positions), part.file, np.int32), part.offsets(positions), ids
     number, rows = split_positions(positions)
     files = np.empty(len(positions), np.int32)
     offsets, ids = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
     for which, part in enumerate(parts):
-        here = slice(None) if len(parts) == 1 else np.flatnonzero(number == which)
+        here = np.flatnonzero(number == which)
         files[here] = part.file
         offsets[here] = part.offsets(rows[here])
         ids[here] = part.arrays.ids[rows[here]]

@@ -1,6 +1,7 @@
 """The state of an index at one moment, and the DRAM that it takes."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -15,18 +16,20 @@ from memhier.ann.zoom.preview.space import PreviewSpace
 from memhier.ann.zoom.storage.catalog import Description, load_preview
 from memhier.ann.zoom.storage.fresh import Fresh
 from memhier.ann.zoom.storage.fullview import vectors_of, workspace_bytes
-from memhier.ann.zoom.storage.hot_pages import load_hot, page_keys
 from memhier.ann.zoom.storage.ids import IdKind, Ids, locate_all
 from memhier.ann.zoom.storage.layout import CONTEXTS_MOST, scan_bytes
-from memhier.ann.zoom.storage.part import IndexPart, PartFiles, alive_rows, held_bytes
+from memhier.ann.zoom.storage.part import Findable, IndexPart, PartFiles, findable, held_bytes
 from memhier.io.reader import Reader
-from memhier.rows.ranking import HotPages
+from memhier.rows.rank_request import HotPages, page_keys
+from memhier.rows.ranking import page_rows_of
 from memhier.shield import settle
 from memhier.store.store import Store
 
 __all__ = ["Footprint", "IndexSnapshot"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+_BLOCK_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,10 @@ class IndexSnapshot:
         DRAM for the candidates of queries that are searched together.
     documents
         Names of the documents, in the order of their numbers.
+    findable, count
+        The rows on SSD that a search without a filter can find, and the number of vectors with those in DRAM.
+    row_bytes, page_rows
+        Bytes of a vector on SSD, and vectors that lie whole in a page; 0 where they straddle pages.
     """
 
     space: PreviewSpace
@@ -63,6 +70,16 @@ class IndexSnapshot:
     hot: HotPages
     scan_bytes: int
     documents: tuple[str, ...] = ()
+    findable: Findable = field(init=False)
+    count: int = field(init=False)
+    row_bytes: int = field(init=False)
+    page_rows: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "findable", findable(self.parts))
+        object.__setattr__(self, "count", self.findable.total + len(self.fresh.ids))
+        object.__setattr__(self, "row_bytes", self.dtype.itemsize * self.space.dimension)
+        object.__setattr__(self, "page_rows", page_rows_of(self.row_bytes))
 
     @classmethod
     def load(cls, store: Store, about: Description, files: PartFiles, reader: Reader) -> Self:
@@ -74,23 +91,13 @@ class IndexSnapshot:
         return cls(
             about.space, dtype, about.schema, preview, parts,
             Fresh.empty(about.space.dimension, dtype, about.id_kind == "str"), about.calibration,
-            load_hot(reader, np.sort(keys)), scan_bytes(about.dram), tuple(about.documents),
+            HotPages.load(reader, np.sort(keys)), scan_bytes(about.dram), tuple(about.documents),
         )  # fmt: skip
-
-    @property
-    def count(self) -> int:
-        """Vectors that a search can find."""
-        return alive_rows(self.parts) + len(self.fresh.ids)
 
     @property
     def id_kind(self) -> IdKind:
         """The type of the ids."""
         return "int64" if self.fresh.texts is None else "str"
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of a vector on SSD."""
-        return self.dtype.itemsize * self.space.dimension
 
     @property
     def longest_list(self) -> float:
@@ -117,6 +124,20 @@ class IndexSnapshot:
                 out[here] = vectors_of(part.read(reader, rows[here]), self.dtype)
         return out
 
+    def blocks(self, reader: Reader) -> Iterator[tuple[npt.NDArray[Any], npt.NDArray[Any]]]:
+        """Yield ids and vectors of all parts in the order on SSD, a few MiB at a time, then of those that wait."""
+        step = max(1, _BLOCK_BYTES // self.row_bytes)
+        for part in self.parts:
+            for start in range(0, len(part), step):
+                rows = np.arange(start, min(start + step, len(part)))
+                rows = rows[part.is_alive(rows)]
+                if len(rows):
+                    texts = None if part.texts is None else part.texts.read(rows)
+                    ids = Ids(part.arrays.ids[rows].astype(np.int64), texts)
+                    yield ids.values(), vectors_of(part.read(reader, rows), self.dtype)
+        if len(self.fresh):
+            yield Ids(self.fresh.ids, self.fresh.texts).values(), self.fresh.vectors
+
 
 class Footprint:
     """The DRAM of an index: the bytes that it holds with a snapshot, and the most that these become.
@@ -132,7 +153,9 @@ class Footprint:
     def __init__(self, store: Store, reader: Reader, cache: BitmapCache, about: Description) -> None:
         self._store, self._reader, self._cache = store, reader, cache
         self._searches, self._changes = about.searches, about.coding == "rabitq"
-        self.search_bytes = workspace_bytes(about.row_bytes) + scan_bytes(about.dram)  # of one search, filters apart
+        self.search_bytes: int = workspace_bytes(about.row_bytes) + scan_bytes(
+            about.dram
+        )  # of one search, filters apart
 
     def held(self, state: IndexSnapshot) -> int:
         """Return the DRAM held, in bytes: codes, ids, lists, checksums, fresh vectors, buffers of all searches."""

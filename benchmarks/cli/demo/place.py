@@ -4,7 +4,6 @@
 the last step. A lock keeps two builds apart.
 """
 
-import fcntl
 import json
 import os
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from memhier.errors import LockedError
+from memhier.files import RealFiles
 
 __all__ = ["Built", "Place", "default_folder"]
 
@@ -59,7 +59,7 @@ class Place:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder.absolute()
+        self.folder: Path = folder.absolute()
         if not folder.exists():
             return
         if not folder.is_dir():
@@ -95,13 +95,11 @@ class Place:
             When another process holds it.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / LOCK, "a") as lock:
-            try:
-                fcntl.flock(lock, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+        with RealFiles().open(str(self.folder / LOCK), "a") as file:
+            if not file.lock(exclusive=not shared):
                 raise LockedError(
                     f"another `memhier demo` is at work in {self.folder}: wait for it, or give another folder by --dir"
-                ) from error
+                )
             yield
 
     @contextmanager

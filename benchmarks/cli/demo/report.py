@@ -2,24 +2,25 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from memhier.benchmarks.cli.demo.measure import DECLARED, Cost
 from memhier.benchmarks.cli.demo.run import Answer, Report
+from memhier.benchmarks.cli.shell import Terminal, new_table
 from memhier.budget import format_bytes
 
 __all__ = ["print_answers", "print_next_steps", "print_report"]
 
 
-def print_report(console: Console, report: Report) -> None:
+def print_report(terminal: Terminal, report: Report) -> None:
     """Print the figures: of the build, of the index before and after it was tuned, and the seconds of each stage."""
-    console.print(_built(report))
-    console.print(_costs(report))
+    terminal.print("memhier demo")
+    terminal.print(_built(report))
+    terminal.print(f"{report.queries:,} sentences asked one at a time, cold; {report.tuning:,} others to tune")
+    terminal.print(_costs(report))
     stages = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in report.seconds.items())
-    console.print(Text(f"Seconds: {stages}; together {sum(report.seconds.values()):.1f}", "dim"))
+    terminal.print(Text(f"Seconds: {stages}; together {sum(report.seconds.values()):.1f}", "dim"))
 
 
 def _built(report: Report) -> Table:
@@ -29,9 +30,7 @@ def _built(report: Report) -> Table:
     if corpus.unreadable:
         left_out += f", {corpus.unreadable:,} files unreadable"
     io = "direct I/O" if index["direct"] else "buffered, so not cold: the file system refuses direct I/O"
-    table = Table(title="memhier demo", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+    table = new_table(("", "left"), ("", "left"), header=False)
     for name, figure in (
         ("functions and classes", f"{vectors:,} in {corpus.files:,} files{left_out}"),
         ("vectors", f"{vectors:,} x {index['dimension']} {index['dtype']}"),
@@ -40,17 +39,13 @@ def _built(report: Report) -> Table:
         ("I/O engine", f"{index['engine']}, {io}"),
         ("device under", report.path),
     ):
-        table.add_row(name, escape(figure))
+        table.add_row(name, figure)
     return table
 
 
 def _costs(report: Report) -> Table:
     both = [next(cost for cost in costs if cost.declared == DECLARED) for costs in (report.as_built, report.tuned)]
-    title = f"{report.queries:,} sentences asked one at a time, cold; {report.tuning:,} others to tune"
-    table = Table(title=title, title_justify="left")
-    table.add_column("", style="bold")
-    for name in ("as built", "tuned", "exact search"):
-        table.add_column(name, justify="right")
+    table = new_table(("", "left"), *((name, "right") for name in ("as built", "tuned", "exact search")))
     table.add_row("recall@10 declared", *(_declared(cost) for cost in both))
     table.add_row("recall@10 measured", *(f"{cost.recall:.4f}" for cost in both), "1.0000")
     table.add_row("function found in first 10", *(f"{cost.found:.1%}" for cost in both), f"{report.found_exact:.1%}")
@@ -65,23 +60,23 @@ def _declared(cost: Cost) -> str:
     return f"{cost.declared:g}" if cost.calibrated else f"{cost.declared:g}, not calibrated"
 
 
-def print_next_steps(console: Console, report: Report) -> None:
+def print_next_steps(terminal: Terminal, report: Report) -> None:
     """Print commands to try next."""
-    console.out("\nTry next:", highlight=False)
+    terminal.print("\nTry next:")
     for line in (
         'memhier demo --query "parse a date from text"',
         f"memhier demo --dram {format_bytes(report.index['memory_bytes'] * 3 // 4).replace(' ', '')}"
         "    (less memory: shorter codes, more reads for the same recall)",
         f"memhier probe {report.path}    (the speed of this device)",
     ):
-        console.out(f"  {line}", highlight=False)
+        terminal.print(f"  {line}")
 
 
-def print_answers(console: Console, query: str, answers: Sequence[Answer]) -> None:
+def print_answers(terminal: Terminal, query: str, answers: Sequence[Answer]) -> None:
     """Print the functions nearest to a query, nearest first."""
-    console.print(Text(f"nearest to {query!r}:", "bold"))
+    terminal.print(Text(f"nearest to {query!r}:", "bold"))
     for found in answers:
         function = found.function
-        console.out(f"{function.path}:{function.line}", style="cyan", highlight=False)
-        console.out(f"  {found.distance:.3f}  {function.name}", highlight=False)
-        console.out(f"         {function.signature}", style="dim", highlight=False)
+        terminal.print(f"{function.path}:{function.line}", style="cyan")
+        terminal.print(f"  {found.distance:.3f}  {function.name}")
+        terminal.print(f"         {function.signature}", style="dim")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import click
 import numpy as np
 from tqdm import tqdm
 
@@ -113,7 +114,7 @@ def build(place: Place, asked: Asked, stages: Stages) -> CorpusFacts:
     ------
     BudgetError
         When the budget asked for is too small.
-    ValueError
+    click.ClickException
         When the installation holds fewer than ten functions.
     """
     files = list(source_files(installed_roots()))
@@ -121,7 +122,7 @@ def build(place: Place, asked: Asked, stages: Stages) -> CorpusFacts:
     with place.replaced(Built(fingerprint(files), seed, asked.limit, asked.dram)) as folder:
         facts = _read(folder, files, asked.limit, stages)
         if facts.functions < K:
-            raise ValueError(
+            raise click.ClickException(
                 f"only {facts.functions} functions in {facts.files} files of {sys.prefix}: the demo needs {K}; "
                 "it reads .py files of the standard library and of site-packages"
             )
@@ -181,7 +182,7 @@ def measure(place: Place, facts: CorpusFacts, asked: Asked, stages: Stages) -> R
 
     Raises
     ------
-    ValueError
+    click.ClickException
         When too few docstrings are long enough for a query.
     """
     folder = place.current
@@ -189,7 +190,7 @@ def measure(place: Place, facts: CorpusFacts, asked: Asked, stages: Stages) -> R
     with stages.run("Search exactly"):
         rows, sentences = choose_queries(corpus, asked.seed or 0)
         if len(rows) < QUERIES_MIN:
-            raise ValueError(
+            raise click.ClickException(
                 f"only {len(rows)} of the {len(corpus):,} functions have a docstring that would do as a query: "
                 f"the demo needs {QUERIES_MIN} of them; raise --limit"
             )

@@ -23,7 +23,9 @@ FILES_FOR_POOL = 200  # fewer are read before a pool has started
 
 def read_files(files: Sequence[SourceFile]) -> Generator[list[ReadFile] | None]:
     """Yield the functions of each file, in the order of `files`; None for one that cannot be read as Python."""
-    processes = min(PROCESSES_MAX, len(os.sched_getaffinity(0)))
+    processes = min(
+        PROCESSES_MAX, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     if processes == 1 or len(files) < FILES_FOR_POOL:
         yield from map(read_file, files)
         return

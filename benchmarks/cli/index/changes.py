@@ -1,10 +1,11 @@
-"""``memhier index add``, ``remove`` and ``compact``: each changes an index as a whole, or not at all."""
+"""``memhier index add``, ``remove``, ``tune``, ``compact``: each changes an index as a whole, or not at all."""
 
 import sys
 import time
 from typing import Any
 
 import click
+import numpy as np
 from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
@@ -17,17 +18,19 @@ from memhier.benchmarks.cli.index.inputs import (
     ids_option,
     index_path,
     key_option,
+    query_key,
     read_table,
 )
-from memhier.benchmarks.cli.plain_errors import PlainCommand, plain_errors
-from memhier.benchmarks.cli.shell import json_option, notes, report
+from memhier.benchmarks.cli.shell import json_option, notes, report, working
 
-__all__ = ["add", "compact", "remove"]
+__all__ = ["add", "compact", "remove", "tune"]
 
 _FIGURES = ("vectors", "lists", "parts", "memory_bytes", "dram", "vector_bytes", "file_bytes")
+_ALWAYS = ("vectors", "added", "removed")  # in the table with 0 as well
+_TUNING_MOST = 10_000  # queries: a thousand are enough, and all are in DRAM
 
 
-@click.command(cls=PlainCommand)
+@click.command()
 @index_path
 @click.argument("vectors", type=click.Path(exists=True, dir_okay=False))
 @key_option
@@ -51,7 +54,6 @@ def add(
     The index at PATH takes all of them, or none if there is an error.
     """
     with (
-        plain_errors(),
         notes(),
         open_vectors(vectors, key=key, column=column) as source,
         ZoomIndex.open(path, writable=True) as opened,
@@ -69,10 +71,10 @@ def add(
                 opened.add(block, None if ids is None else ids[rows], columns)
                 bar.update(len(block))
         opened.commit()
-        report(f"Added {vectors} to {path}", _figures(opened, source.count, "added", started), json_path)
+        report(f"Added {vectors} to {path}", _figures(opened, source.count, "added", started), json_path, _ALWAYS)
 
 
-@click.command(cls=PlainCommand)
+@click.command()
 @index_path
 @click.argument("ids", type=click.Path(exists=True, dir_okay=False))
 @id_column_option
@@ -82,16 +84,42 @@ def remove(path: str, ids: str, id_column: str | None, json_path: str | None) ->
 
     IDS is a file of ids: .npy, .parquet, or text with one on each line.
     """
-    with plain_errors(), notes(), ZoomIndex.open(path, writable=True) as opened:
+    with notes(), ZoomIndex.open(path, writable=True) as opened:
         names = given_ids(ids, ids, id_column, opened.stats()["id_kind"])
         assert names is not None
         started = time.perf_counter()
         opened.remove(names)
         opened.commit()
-        report(f"Removed from {path}", _figures(opened, len(names), "removed", started), json_path)
+        report(f"Removed from {path}", _figures(opened, len(names), "removed", started), json_path, _ALWAYS)
 
 
-@click.command(cls=PlainCommand)
+@click.command()
+@index_path
+@click.argument("queries", type=click.Path(exists=True, dir_okay=False))
+@click.option("--key", help="Data set of an HDF5 file.  [default: test]")
+@column_option
+@json_option
+def tune(path: str, queries: str, key: str | None, column: str | None, json_path: str | None) -> None:
+    """Make searches of the index at PATH cheaper for queries like those of a file.
+
+    The file QUERIES holds at least 64 vectors; a thousand are enough, and of more than 10,000 the first are taken. They
+    are compared with every vector. A declared recall is kept for queries of this kind from now on.
+    """
+    with (
+        notes(),
+        open_vectors(queries, key=query_key(queries, key), column=column) as source,
+        ZoomIndex.open(path, writable=True) as opened,
+    ):
+        taken = source.take(np.arange(min(source.count, _TUNING_MOST)))
+        before, started = opened.stats(), time.perf_counter()
+        with working(f"Comparing {len(taken):,} queries with {len(opened):,} vectors ..."):
+            opened.tune(taken)
+        figures = _figures(opened, len(taken), "queries", started)
+        figures |= {"lists_probed_before": before["nprobe"], "lists_probed": opened.stats()["nprobe"]}
+        report(f"Tuned {path} with {queries}", figures, json_path, _ALWAYS)
+
+
+@click.command()
 @index_path
 @json_option
 def compact(path: str, json_path: str | None) -> None:
@@ -99,13 +127,13 @@ def compact(path: str, json_path: str | None) -> None:
 
     Its lists and codes then fit the vectors that are left.
     """
-    with plain_errors(), notes():
+    with notes():
         started = time.perf_counter()
         with ZoomIndex.open(path, writable=True) as opened:
             before = opened.stats()["file_bytes"]
             opened.compact()
             figures = _figures(opened, before - opened.stats()["file_bytes"], "freed_bytes", started)
-            report(f"Compacted {path}", figures, json_path)
+            report(f"Compacted {path}", figures, json_path, _ALWAYS)
 
 
 def _figures(opened: ZoomIndex, changed: int, name: str, started: float) -> dict[str, Any]:

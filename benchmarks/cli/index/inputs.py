@@ -12,7 +12,7 @@ import numpy.typing as npt
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header, reading
 
-__all__ = ["given_ids", "read_table"]
+__all__ = ["given_ids", "parquet_of", "query_key", "read_table"]
 
 
 index_path = click.argument("path", type=click.Path(exists=True, file_okay=False))
@@ -27,6 +27,26 @@ attributes_option = click.option("--attributes", "table_path", metavar="FILE",
                                  type=click.Path(exists=True, dir_okay=False),
                                  help="Columns to filter by: a .parquet file with a row for each vector; lists are "
                                  "left out.")  # fmt: skip
+
+
+def query_key(path: str, key: str | None) -> str | None:
+    """Return the data set of queries in a file: in HDF5 files of ann-benchmarks, ``test``."""
+    return "test" if key is None and Path(path).suffix.lower() in (".hdf5", ".h5") else key
+
+
+class Fields(click.ParamType[bool | list[str]]):
+    """Names of attributes and documents with commas between them, or `all`: a list, or True."""
+
+    name = "names"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | list[str]:
+        """Return the names."""
+        names = [name.strip() for name in value.split(",") if name.strip()]
+        return True if names == ["all"] else names
+
+
+fields_option = click.option("--fields", type=Fields(), help="Attributes and documents to print: names with commas "
+                             "between them, or all.")  # fmt: skip
 
 
 def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> npt.NDArray[Any] | None:
@@ -82,7 +102,7 @@ def _numbers(path: str, lines: list[str]) -> npt.NDArray[np.int64]:
 
 
 def _column_of_ids(path: str, column: str | None) -> npt.NDArray[Any]:
-    arrow, parquet = _arrow(path)
+    arrow, parquet = parquet_of(path)
     try:
         schema = parquet.read_schema(path)
         fitting = [field.name for field in schema if _holds_ids(arrow.types, field.type)]
@@ -109,7 +129,8 @@ def _holds_ids(types: Any, kind: Any) -> bool:
     return bool(types.is_integer(kind) or types.is_string(kind) or types.is_large_string(kind))
 
 
-def _arrow(path: str) -> tuple[Any, Any]:
+def parquet_of(path: str) -> tuple[Any, Any]:
+    """Return pyarrow and its module for Parquet, which `path` needs."""
     try:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
@@ -120,7 +141,7 @@ def read_table(path: str) -> Any:
     """Return the columns of a Parquet file that searches can filter by, as a table of pyarrow."""
     if Path(path).suffix.lower() != ".parquet":
         raise ValueError(f"--attributes {path}: expected a .parquet file")
-    arrow, parquet = _arrow(path)
+    arrow, parquet = parquet_of(path)
     try:
         table = parquet.read_table(path)
     except (OSError, arrow.ArrowException) as error:

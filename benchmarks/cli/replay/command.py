@@ -9,9 +9,8 @@ import click
 import numpy as np
 from tqdm import tqdm
 
-from memhier.benchmarks.cli.plain_errors import PlainGroup, plain_errors
 from memhier.benchmarks.cli.replay.doctor import examine
-from memhier.benchmarks.cli.shell import json_option, report
+from memhier.benchmarks.cli.shell import json_option, report, working
 from memhier.recsys.replay.stored import StoredSamples
 
 __all__ = ["replay"]
@@ -19,7 +18,7 @@ __all__ = ["replay"]
 _BLOCK = 1024
 
 
-@click.group(cls=PlainGroup)
+@click.group()
 def replay() -> None:
     """Inspect, check and export a replay buffer, and test whether its disk keeps up with training.
 
@@ -32,7 +31,7 @@ def replay() -> None:
 @json_option
 def info(path: str, json_path: str | None) -> None:
     """Print the contents of the last checkpoint of a buffer."""
-    with plain_errors(), StoredSamples(path) as stored:
+    with StoredSamples(path) as stored:
         meta, labels = stored.meta, stored.labels
         figures = {
             "samples": len(stored),
@@ -50,7 +49,7 @@ def info(path: str, json_path: str | None) -> None:
             "fields": repr(stored.schema),
             "codecs": ", ".join(f"{name}: {codec}" for name, codec in meta["codecs"].items()) or "none",
         }
-    report(f"replay buffer {path}", figures, json_path)
+    report(f"replay buffer {path}", figures, json_path, ("samples", "in_memory"))
 
 
 @replay.command()
@@ -61,7 +60,7 @@ def check(context: click.Context, path: str) -> None:
 
     The exit code is 1 if there is any.
     """
-    with plain_errors(), StoredSamples(path) as stored:
+    with StoredSamples(path) as stored:
         findings = [finding for finding in stored.check() if not finding.harmless]
         if not findings:
             for _ in tqdm(stored.blocks(_BLOCK), total=-(-len(stored) // _BLOCK), unit="block", leave=False):
@@ -83,7 +82,7 @@ def export(path: str, out: Path, memory: bool) -> None:
     The new folder OUT holds one file for each field. Labels and ids lie beside them, as buffer.labels and buffer.ids if
     a field has that name.
     """
-    with plain_errors(), StoredSamples(path) as stored:
+    with StoredSamples(path) as stored:
         positions = np.sort(stored.in_memory) if memory else np.arange(len(stored))
         out.mkdir()
         columns = {name: (column.dtype, column.shape) for name, column in stored.schema.columns.items()}
@@ -121,6 +120,6 @@ def doctor(
     step past the page cache, and decodes the samples. A step waits if its reads take longer than the computing of the
     step before it.
     """
-    with plain_errors():
+    with working(f"Reading from {path} ..."):
         figures = examine(Path(path), batch, ratio, step_ms / 1e3, seconds, sample_bytes)
-    report(f"swaps from {path}", figures, json_path)
+    report(f"swaps from {path}", figures, json_path, ("waits", "sustained_ratio"))

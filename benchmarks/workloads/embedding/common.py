@@ -51,12 +51,12 @@ class DLRM(nn.Module):
 
     def __init__(self, tables: int, dim: int) -> None:
         super().__init__()
-        self.bottom = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, dim), nn.ReLU())
+        self.bottom: torch.nn.Sequential = nn.Sequential(nn.Linear(13, 128), nn.ReLU(), nn.Linear(128, dim), nn.ReLU())
         features = tables + 1
         rows, columns = torch.tril_indices(features, features, -1)
         self._pairs = rows * features + columns
         self._dim = dim
-        self.top = nn.Sequential(
+        self.top: torch.nn.Sequential = nn.Sequential(
             nn.Linear(dim + features * (features - 1) // 2, 256), nn.ReLU(), nn.Linear(256, 64), nn.ReLU(),
             nn.Linear(64, 1),
         )  # fmt: skip

@@ -56,10 +56,12 @@ class DCN(nn.Module):
     def __init__(self, tables: int, dim: int) -> None:
         super().__init__()
         width = (tables + 1) * dim
-        self.bottom = _perceptron(13, 512, 256, dim)
-        self.down = nn.ModuleList(nn.Linear(width, CROSS_RANK, bias=False) for _ in range(CROSS_LAYERS))
-        self.up = nn.ModuleList(nn.Linear(CROSS_RANK, width) for _ in range(CROSS_LAYERS))
-        self.top = nn.Sequential(_perceptron(width, 1024, 1024, 512, 256), nn.Linear(256, 1))
+        self.bottom: torch.nn.Sequential = _perceptron(13, 512, 256, dim)
+        self.down: torch.nn.ModuleList = nn.ModuleList(
+            nn.Linear(width, CROSS_RANK, bias=False) for _ in range(CROSS_LAYERS)
+        )
+        self.up: torch.nn.ModuleList = nn.ModuleList(nn.Linear(CROSS_RANK, width) for _ in range(CROSS_LAYERS))
+        self.top: torch.nn.Sequential = nn.Sequential(_perceptron(width, 1024, 1024, 512, 256), nn.Linear(256, 1))
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Return logits [n]; `pooled` is [n, tables * dim]."""

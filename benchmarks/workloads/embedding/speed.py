@@ -59,7 +59,9 @@ class Memhier(Way):
     def __init__(self, folder: Path, sizes: list[int], needed: Ints, policy: Policy, window: int | None) -> None:
         folder.mkdir()
         configs = table_configs(sizes, DIM)
-        self.tables = EmbeddingBagCollection(configs, optimizer=SGD(lr=RATE), dram="16GiB", path=folder, policy=policy)
+        self.tables: EmbeddingBagCollection = EmbeddingBagCollection(
+            configs, optimizer=SGD(lr=RATE), dram="16GiB", path=folder, policy=policy
+        )
         self._window = window
         bases = self.tables.tables.bases
         for table in range(len(sizes)):

@@ -46,7 +46,7 @@ class Model(nn.Module):
     def __init__(self, body: nn.Sequential, width: int, classes: int) -> None:
         super().__init__()
         self.body = body
-        self.head = nn.Linear(width, classes)
+        self.head: torch.nn.Linear = nn.Linear(width, classes)
 
     def features(self, inputs: Tensor) -> Tensor:
         """Return the inputs of the last layer."""

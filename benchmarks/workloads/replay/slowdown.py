@@ -47,11 +47,13 @@ class Trainer:
             stride = 1 if side < 64 else 2
             layers += [nn.Conv2d(channels, width, 3, stride, 1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
             channels = width
-        self.model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10))
+        self.model: torch.nn.Sequential = nn.Sequential(
+            *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(96, 10)
+        )
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
         random = np.random.default_rng(1)
-        self.stream = torch.from_numpy(random.integers(0, 256, (BATCH, side, side, 3), np.uint8))
-        self.stream_labels = torch.from_numpy(random.integers(0, 10, BATCH))
+        self.stream: torch.Tensor = torch.from_numpy(random.integers(0, 256, (BATCH, side, side, 3), np.uint8))
+        self.stream_labels: torch.Tensor = torch.from_numpy(random.integers(0, 10, BATCH))
 
     def step(self, batch: Batch) -> None:
         """Learn from the stream's batch and one of memory."""

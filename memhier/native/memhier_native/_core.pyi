@@ -82,7 +82,7 @@ class ScanResult:
         estimates: numpy.typing.NDArray[numpy.float32],
         counts: numpy.typing.NDArray[numpy.int64],
         thresholds: numpy.typing.NDArray[numpy.float32],
-        tally: numpy.typing.NDArray[numpy.int64],
+        tally: numpy.typing.NDArray[numpy.void],
     ) -> None: ...
 
 def code_scan(
@@ -367,7 +367,7 @@ class RankResult:
         distances: numpy.typing.NDArray[numpy.float32],
         files: numpy.typing.NDArray[numpy.int32],
         offsets: numpy.typing.NDArray[numpy.int64],
-        tally: numpy.typing.NDArray[numpy.int64],
+        tally: numpy.typing.NDArray[numpy.void],
     ) -> None: ...
 
 class PageReader:
@@ -381,6 +381,7 @@ class PageReader:
         length: int,
         checksums: numpy.typing.NDArray[numpy.uint32] | None,
         file: object,
+        source: object | None = None,
     ) -> int: ...
     def extend(
         self,
@@ -400,7 +401,7 @@ class PageReader:
         length: int,
         out: numpy.typing.NDArray[Any] | memoryview,
         latency: numpy.typing.NDArray[numpy.float32] | None = None,
-        tally: numpy.typing.NDArray[numpy.int64] | None = None,
+        tally: numpy.typing.NDArray[numpy.void] | None = None,
     ) -> tuple[str, object, int, int, int] | None: ...
     def rank(
         self,
@@ -412,7 +413,7 @@ class PageReader:
         hot_pages: numpy.typing.NDArray[Any] | memoryview,
         page_rows: Sequence[PageRows],
         per_page: int,
-        tally: numpy.typing.NDArray[numpy.int64],
+        tally: numpy.typing.NDArray[numpy.void],
     ) -> tuple[str, object, int, int, int] | None: ...
     def counters(self) -> dict[str, int]: ...
     def close(self) -> None: ...

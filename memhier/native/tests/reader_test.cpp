@@ -148,14 +148,14 @@ struct TestFile {
 };
 
 std::optional<Fault> read_all(const Source& source, const std::vector<std::int64_t>& offsets, std::size_t length,
-                              std::vector<std::byte>& out, Counters& counters) {
+                              std::vector<std::byte>& out, ReadTally& tally) {
   constexpr unsigned kDepth = 8;
   Context context(kDepth, make_thread_engine(make_thread_pool(kDepth), kDepth), nullptr);
   const Source* sources[] = {&source};
   out.assign(offsets.size() * length, std::byte{0});
   const Batch batch{sources, nullptr, 0, offsets.data(), offsets.size(), length, out.data(), nullptr};
   for (std::size_t start = 0; start < offsets.size(); start += context.window())
-    if (auto fault = context.read_window(batch, start, counters)) return fault;
+    if (auto fault = context.read_window(batch, start, tally)) return fault;
   return std::nullopt;
 }
 
@@ -166,25 +166,25 @@ void test_reads() {
   for (const std::size_t length : {1ul, 100ul, 4096ul, 10000ul}) {
     std::vector<std::int64_t> offsets(2000);
     for (auto& each : offsets) each = static_cast<std::int64_t>(random() % (TestFile::kBytes - length + 1));
-    Counters counters;
-    check(!read_all(file.source(), offsets, length, out, counters), "a sound file is read");
+    ReadTally tally;
+    check(!read_all(file.source(), offsets, length, out, tally), "a sound file is read");
     for (std::size_t row = 0; row < offsets.size(); ++row)
       check(std::equal(out.begin() + static_cast<std::ptrdiff_t>(row * length),
                        out.begin() + static_cast<std::ptrdiff_t>((row + 1) * length),
                        file.bytes.begin() + static_cast<std::ptrdiff_t>(offsets[row])),
             "each row has its bytes");
-    check(counters.pages <= 2 * 41, "each page of a window is read once");
+    check(tally.pages <= 2 * 41, "each page of a window is read once");
   }
-  Counters counters;
+  ReadTally tally;
   file.checksums[17] ^= 1;
-  const auto damaged = read_all(file.source(), {0, 17 * kPageBytes + 5, 30 * kPageBytes}, 8, out, counters);
+  const auto damaged = read_all(file.source(), {0, 17 * kPageBytes + 5, 30 * kPageBytes}, 8, out, tally);
   check(damaged && damaged->kind == Fault::Kind::checksum && damaged->first == 17, "a damaged page is named");
   Source longer = file.source();
   longer.length += kPageBytes;
   longer.checksums = nullptr;
-  const auto cut = read_all(longer, {static_cast<std::int64_t>(TestFile::kBytes) + 8}, 8, out, counters);
+  const auto cut = read_all(longer, {static_cast<std::int64_t>(TestFile::kBytes) + 8}, 8, out, tally);
   check(cut && cut->kind == Fault::Kind::cut_short, "a file that was cut short is found out");
-  const auto beyond = read_all(longer, {static_cast<std::int64_t>(longer.length) - 7}, 8, out, counters);
+  const auto beyond = read_all(longer, {static_cast<std::int64_t>(longer.length) - 7}, 8, out, tally);
   check(beyond && beyond->kind == Fault::Kind::range && beyond->first == 0, "a range beyond the file is refused");
 }
 

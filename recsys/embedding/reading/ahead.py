@@ -18,12 +18,12 @@ import torch
 
 from memhier.errors import BudgetError
 from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.embedding.tables import Rows
+from memhier.recsys.embedding.tables import StepRows
 from memhier.shield import at_end, shielded, wait_for
 from memhier.store.segments import FullError
 from memhier.table.loans import Ticket
 
-__all__ = ["Ahead", "Epoch", "Limits", "Planned"]
+__all__ = ["Epoch", "Limits", "Planned", "ReadAhead"]
 
 # The window grows from a start by a step for each batch, so that the first step need not wait until it is full.
 _RAMP_START, _RAMP_STEP = 8, 4
@@ -61,7 +61,7 @@ class Planned(Protocol):
     def ids_of(self, *arguments: Any) -> Any:
         """Return the ids of a batch to come, from the arguments that the module will get."""
 
-    def distinct(self, ids: Any) -> Rows:
+    def distinct(self, ids: Any) -> StepRows:
         """Return the distinct rows of a batch."""
 
     def reading(self) -> AbstractContextManager[None]:
@@ -73,7 +73,7 @@ class Planned(Protocol):
     def settle(self) -> None:
         """Let the rows of gradients go that need not wait."""
 
-    def plan(self, ids: Any, rows: Rows, ticket: Ticket | None) -> None:
+    def plan(self, ids: Any, rows: StepRows, ticket: Ticket | None) -> None:
         """Load the rows of a batch that is handed out."""
 
     def end_plan(self) -> None:
@@ -84,7 +84,7 @@ class Planned(Protocol):
 class _Waiting:
     batch: Any
     ids: Any
-    rows: Rows
+    rows: StepRows
     bytes: int
     ticket: Ticket | None = None
 
@@ -92,11 +92,11 @@ class _Waiting:
 class Epoch(Iterator[Any]):
     """The iterator that a loop holds: the epoch ends when the loop is left and forgets it."""
 
-    def __init__(self, ahead: "Ahead") -> None:
+    def __init__(self, ahead: "ReadAhead") -> None:
         self._ahead = ahead
 
     @classmethod
-    def of(cls, ahead: "Ahead") -> "Epoch":
+    def of(cls, ahead: "ReadAhead") -> "Epoch":
         """Return the iterator for a loop of this thread."""
         epoch = cls(ahead)
         ahead.farewell = at_end(epoch, ahead.close)
@@ -113,7 +113,7 @@ class _EpochOfThread(Epoch):
         self._ahead.close()
 
 
-class Ahead:
+class ReadAhead:
     """The batches of one epoch, each handed out with its rows in DRAM.
 
     Attributes

@@ -40,10 +40,15 @@ def forecast(
         As in :func:`memhier.planning.simulation.simulate`: ``policy``, ``lookahead``, ``device``, ``compute_s``,
         ``ahead``.
 
+    Returns
+    -------
+    Simulation
+        As :func:`memhier.simulate` returns it.
+
     Examples
     --------
     >>> import torch
-    >>> from memhier.recsys import EmbeddingBagConfig
+    >>> from memhier.recsys import EmbeddingBagConfig, forecast
     >>> tables = [EmbeddingBagConfig(name="a", num_embeddings=1000, embedding_dim=32)]
     >>> batches = [torch.arange(start, start + 50)[:, None] for start in (0, 50, 0)]
     >>> forecast(batches, lambda batch: batch, tables, dram="64KiB").reads
@@ -56,7 +61,31 @@ def forecast(
 
 
 def save_trace(loader: Iterable[Any], ids: Callable[[Any], Any], tables: Sequence[Any], path: str | Path) -> int:
-    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return their number."""
+    """Write the keys that a loader's batches need as a .npy file for ``memhier simulate``; return their number.
+
+    The file holds int64 [n]: the distinct keys of each batch. Keys number the rows of all tables, one table after the
+    other.
+
+    Parameters
+    ----------
+    loader, ids, tables
+        As in :func:`forecast`.
+    path
+        The file to write, whose name ends in ``.npy``.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig, save_trace
+    >>> tables = [EmbeddingBagConfig(name=name, num_embeddings=1000, embedding_dim=32) for name in ("a", "b")]
+    >>> path = tempfile.mkdtemp() + "/trace.npy"
+    >>> save_trace([torch.tensor([[1, 1], [2, 1]])], lambda batch: batch, tables, path)
+    3
+    >>> np.load(path).tolist()
+    [1, 2, 1001]
+    """
     keys = [*_keys(loader, ids, FeatureParser(tables))]
     trace = np.concatenate(keys) if keys else np.empty(0, np.int64)
     np.save(path, trace)

@@ -16,7 +16,7 @@ from torch import nn
 
 from memhier.arguments import check_int
 from memhier.recsys.embedding.module import TableModule
-from memhier.recsys.embedding.reading.ahead import Ahead, Epoch, Limits
+from memhier.recsys.embedding.reading.ahead import Epoch, Limits, ReadAhead
 from memhier.shield import uninterrupted
 
 __all__ = ["Lookahead", "lookahead"]
@@ -68,7 +68,8 @@ def lookahead(
     Examples
     --------
     >>> import tempfile
-    >>> from memhier.recsys import EmbeddingBag
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, lookahead
     >>> batches = [torch.tensor([[1, 2]]), torch.tensor([[2, 3]])]
     >>> with EmbeddingBag(10, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
     ...     for batch in lookahead(batches, bag, ids=lambda batch: batch):
@@ -90,6 +91,20 @@ class Lookahead:
 
     A new epoch ends the one before. :class:`memhier.Lookahead` is another class: it plans loads and evictions for
     batches of keys, without a loader.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBag, lookahead
+    >>> batches = [torch.tensor([[row]]) for row in range(4)]
+    >>> with EmbeddingBag(10, 4, dram="32MiB", path=tempfile.mkdtemp()) as bag:
+    ...     ahead = lookahead(batches, bag, ids=lambda batch: batch)
+    ...     first = next(iter(ahead))
+    ...     state = ahead.state_dict()  # bag.checkpoint(state) keeps it, and bag.extra returns it
+    ...     ahead.load_state_dict(state)
+    ...     [batch.item() for batch in ahead]
+    [1, 2, 3]
     """
 
     def __init__(
@@ -108,7 +123,7 @@ class Lookahead:
         self._ids = ids
         self._window = window
         self._prefetch = prefetch
-        self._epoch: Ahead | None = None
+        self._epoch: ReadAhead | None = None
         self._random: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._skip = 0
 
@@ -133,8 +148,8 @@ class Lookahead:
         finally:
             if resumed is not None:
                 torch.set_rng_state(kept)
-        begin = partial(Ahead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
-        self._epoch = uninterrupted(begin, Ahead.close)
+        begin = partial(ReadAhead, _chain(first, batches), self._module, self._ids, self._limits(), skipped)
+        self._epoch = uninterrupted(begin, ReadAhead.close)
         return Epoch.of(self._epoch)
 
     @property

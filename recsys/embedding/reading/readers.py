@@ -43,16 +43,27 @@ AVAZU_COLUMNS = 22  # those after id and click
 
 @dataclass(frozen=True, slots=True)
 class CTRBatch:
-    """Samples of a data set of clicks.
+    r"""Samples of a data set of clicks.
 
     Attributes
     ----------
     labels
         float32 [n].
     dense
-        float32 [n, numbers]: log(x + 3) of each number, 0 if it is missing.
+        float32 [n, numbers]: log(x + 3) of each number x, with x + 3 at least 0.001; 0 if it is missing.
     ids
-        int64 [n, tables].
+        int64 [n, tables]: a row of each table.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import read_criteo
+    >>> path = tempfile.mkdtemp() + "/day.tsv"
+    >>> with open(path, "w") as file:
+    ...     print(1, *[0] * 13, *["68fd1e64"] * 26, sep="\t", file=file)
+    >>> batch = next(read_criteo(path, rows=[1000] * 26))
+    >>> batch.labels.tolist(), batch.dense.shape, batch.ids.shape
+    ([1.0], torch.Size([1, 13]), torch.Size([1, 26]))
     """
 
     labels: Tensor
@@ -61,19 +72,39 @@ class CTRBatch:
 
 
 def read_criteo(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[CTRBatch]:
-    """Read Criteo's TSV (label, 13 integers, 26 hashes; no header; cells may be empty), plain, .gz or .xz.
+    r"""Read Criteo's TSV (label, 13 integers, 26 hashes; no header; cells may be empty), plain, .gz or .xz.
 
     Parameters
     ----------
+    path
+        The file.
     rows
-        The number of rows of each of the 26 tables.
+        The number of rows of each of the 26 tables. Row 0 stands for a missing value.
     batch
         Samples at a time; the last batch may have fewer.
+
+    Yields
+    ------
+    CTRBatch
+        Of at most `batch` samples.
 
     Raises
     ------
     FormatError
         For a line of another shape; the message has its number.
+    ValueError, TypeError
+        For another number of tables, and numbers below 1.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import read_criteo
+    >>> path = tempfile.mkdtemp() + "/day.tsv"
+    >>> with open(path, "w") as file:
+    ...     print(0, *[0] * 13, *["68fd1e64"] * 26, sep="\t", file=file)
+    ...     print(1, *[0] * 13, *["68fd1e64"] * 26, sep="\t", file=file)
+    >>> [(batch.labels.tolist(), batch.ids[0, 0].item()) for batch in read_criteo(path, rows=[1000] * 26, batch=1)]
+    [([0.0], 653), ([1.0], 653)]
     """
     _check(rows, CRITEO_IDS, batch)
     with _lines(path) as lines:
@@ -86,8 +117,20 @@ def read_criteo(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[
 def read_avazu(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[CTRBatch]:
     """Read Avazu's CSV (header; id, click, hour, 21 columns), plain, .gz or .xz.
 
-    The ids are the 22 columns from ``hour`` on, of which the hour of the day is kept; there are no numbers. Arguments
-    and errors as in :func:`read_criteo`, for 22 tables.
+    The ids are the 22 columns from ``hour`` on, of which the hour of the day is kept; there are no numbers. Arguments,
+    results and errors as in :func:`read_criteo`, for 22 tables.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import read_avazu
+    >>> path = tempfile.mkdtemp() + "/train.csv"
+    >>> with open(path, "w") as file:
+    ...     print("id,click,hour", *[f"C{column}" for column in range(21)], sep=",", file=file)
+    ...     print(1000, 1, 14102100, *["1fbe01fe"] * 21, sep=",", file=file)
+    >>> batch = next(read_avazu(path, rows=[1000] * 22))
+    >>> batch.labels.tolist(), batch.dense.shape, batch.ids.shape
+    ([1.0], torch.Size([1, 0]), torch.Size([1, 22]))
     """
     _check(rows, AVAZU_COLUMNS, batch)
     with _lines(path) as lines:
@@ -112,11 +155,26 @@ def read_criteo_npy(
         int32 [n] or [n, 1], float32 [n, 13], int32 [n, 26]. Mapped, not loaded.
     rows
         The number of rows of each table; ids are taken modulo it.
+    batch
+        As in :func:`read_criteo`, as are results.
 
     Raises
     ------
     FormatError
         For arrays of other shapes.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys import read_criteo_npy
+    >>> folder = tempfile.mkdtemp()
+    >>> day = {"label": np.ones(1), "dense": np.zeros((1, 13)), "sparse": np.full((1, 26), 1007)}
+    >>> for name, array in day.items():
+    ...     np.save(f"{folder}/{name}.npy", array)
+    >>> paths = [f"{folder}/{name}.npy" for name in day]
+    >>> next(read_criteo_npy(*paths, rows=[1000] * 26)).ids[0, :3].tolist()
+    [7, 7, 7]
     """
     _check(rows, CRITEO_IDS, batch)
     parts = [_mapped(path) for path in (labels, dense, sparse)]
@@ -138,7 +196,8 @@ def read_criteo_npy(
 def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> Iterator[CTRBatch]:
     """Read Parquet with TorchRec's columns: ``label``, ``int_0`` to ``int_12`` and ``cat_0`` to ``cat_25``.
 
-    Ids that are text are hashed, others taken modulo `rows`. Numbers are as in :func:`read_criteo`.
+    Ids that are text are hashed, others are 1 + id modulo ``rows - 1``; row 0 stands for a missing one. Arguments,
+    results and numbers are as in :func:`read_criteo`.
 
     Raises
     ------
@@ -146,6 +205,17 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
         If pyarrow is not installed.
     FormatError
         When a column is missing, or the file is damaged.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import pyarrow.parquet
+    >>> from memhier.recsys import read_criteo_parquet
+    >>> path = tempfile.mkdtemp() + "/day.parquet"
+    >>> names = ["label", *[f"int_{at}" for at in range(13)], *[f"cat_{at}" for at in range(26)]]
+    >>> pyarrow.parquet.write_table(pyarrow.table({name: [1] for name in names}), path)
+    >>> next(read_criteo_parquet(path, rows=[1000] * 26)).ids[0, :3].tolist()
+    [2, 2, 2]
     """
     _check(rows, CRITEO_IDS, batch)
     try:
@@ -170,7 +240,16 @@ def read_criteo_parquet(path: Path, rows: Sequence[int], batch: int = 4096) -> I
 
 
 def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tensor]]:
-    """Read MovieLens' ratings: ``ratings.csv`` (with a header) or ``ratings.dat`` (``::`` between cells); also packed.
+    """Read MovieLens' ratings: ``ratings.csv`` (with a header) or ``ratings.dat`` (``::`` between cells).
+
+    Plain, .gz or .xz.
+
+    Parameters
+    ----------
+    path
+        The file.
+    batch
+        Ratings at a time.
 
     Yields
     ------
@@ -181,6 +260,17 @@ def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tens
     ------
     FormatError
         For a line of another shape.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import read_movielens
+    >>> path = tempfile.mkdtemp() + "/ratings.dat"
+    >>> with open(path, "w") as file:
+    ...     print(1, 1193, 5, 978300760, sep="::", file=file)
+    >>> pairs, ratings = next(read_movielens(path))
+    >>> pairs.tolist(), ratings.tolist()
+    ([[1, 1193]], [5.0])
     """
     check_int("batch", batch, 1, 2**31)
     with _lines(path) as lines:
@@ -197,7 +287,14 @@ def read_movielens(path: Path, batch: int = 4096) -> Iterator[tuple[Tensor, Tens
 
 
 def read_lightgcn(path: Path, batch: int = 4096) -> Iterator[Tensor]:
-    """Read a file of LightGCN's: on each line a user and the items that belong to it. Plain, .gz or .xz.
+    r"""Read a file of LightGCN's: on each line a user and the items that belong to it. Plain, .gz or .xz.
+
+    Parameters
+    ----------
+    path
+        The file.
+    batch
+        Pairs at a time; the last batch may have fewer.
 
     Yields
     ------
@@ -208,6 +305,16 @@ def read_lightgcn(path: Path, batch: int = 4096) -> Iterator[Tensor]:
     ------
     FormatError
         For a line that is not of numbers.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier.recsys import read_lightgcn
+    >>> path = tempfile.mkdtemp() + "/train.txt"
+    >>> with open(path, "w") as file:
+    ...     print("0 5 8\n1 5", file=file)
+    >>> [pairs.tolist() for pairs in read_lightgcn(path)]
+    [[[0, 5], [0, 8], [1, 5]]]
     """
     check_int("batch", batch, 1, 2**31)
     waiting: list[NDArray[np.int64]] = []

@@ -44,8 +44,10 @@ class Collectives:
     def __init__(self, group: Any, device: torch.device | None = None) -> None:
         self._group = group
         self._device = device_of(dist.get_backend(group)) if device is None else device
+        self.ranks: int
+        self.rank: int
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
-        self.sent_bytes = 0
+        self.sent_bytes: int = 0
 
     def like(self) -> "Collectives":
         """Return another group of the same ranks, for another thread or for exchanges under way at the same time."""

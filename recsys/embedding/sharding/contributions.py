@@ -11,7 +11,7 @@ from torch import Tensor
 from memhier.recsys.embedding.optimizers import SparseOptimizer, adds_in_turn
 from memhier.recsys.embedding.sharding.collectives import Arriving
 from memhier.recsys.embedding.sharding.exchange import Exchange, Flags
-from memhier.recsys.embedding.tables import Ints, Rows
+from memhier.recsys.embedding.tables import Ints, StepRows
 from memhier.recsys.embedding.torch_internals import sparse_rows
 
 __all__ = ["Contributions", "Late", "in_order"]
@@ -72,7 +72,7 @@ class Late:
         The number of the backward pass.
     """
 
-    rows: Rows
+    rows: StepRows
     following: "ReferenceType[Exchange] | None"
     here: Contributions
     counts: Ints

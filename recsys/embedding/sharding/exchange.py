@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from memhier.recsys.embedding.sharding.collectives import Collectives
-from memhier.recsys.embedding.tables import Ints, Rows, distinct_rows
+from memhier.recsys.embedding.tables import Ints, StepRows, distinct_rows
 
 __all__ = ["Exchange", "Packing", "ask", "check_all_hold", "refused_together", "say_what_can_wait"]
 
@@ -81,7 +81,7 @@ class Exchange:
     """
 
     ids: list[Ints]
-    rows: Rows
+    rows: StepRows
     order: Ints
     sent: list[int]
     received: list[int]

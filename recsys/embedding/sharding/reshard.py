@@ -66,7 +66,17 @@ def reshard(
 
     Examples
     --------
-    ``reshard("/ssd/on-four", "/ssd/on-six", tables, 6, optimizer=Adam(), dram="4GB")``
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig, ShardedEmbeddingBagCollection, reshard
+    >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    >>> folder, configs = tempfile.mkdtemp(), [EmbeddingBagConfig(name="item", num_embeddings=100, embedding_dim=4)]
+    >>> with ShardedEmbeddingBagCollection(configs, dram="32MiB", path=folder + "/on-one") as tables:
+    ...     tables(torch.tensor([[1], [7]]))["item"].sum().backward()
+    ...     _ = tables.checkpoint()
+    >>> torch.distributed.destroy_process_group()
+    >>> reshard(folder + "/on-one", folder + "/on-two", configs, ranks=2, dram="32MiB")
+    2
     """
     source, target = Path(path), Path(to)
     check_int("ranks", ranks, 1, 2**20)

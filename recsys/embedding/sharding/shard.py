@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from memhier.recsys.embedding.initial import FirstRows, TableSpec
-from memhier.recsys.embedding.tables import Floats, Ints, Rows, TableOptions, Tables
+from memhier.recsys.embedding.tables import Floats, Ints, StepRows, TableOptions, Tables
 
 __all__ = ["Shard"]
 
@@ -50,10 +50,10 @@ class Shard(Tables):
         """Return the table of each row."""
         return np.searchsorted(self.bases, numbers, side="right") - 1
 
-    def rows_of(self, numbers: Ints) -> Rows:
+    def rows_of(self, numbers: Ints) -> StepRows:
         """Return the distinct rows among these numbers."""
         keys, inverse = np.unique(numbers, return_inverse=True)
-        return Rows(keys, np.searchsorted(keys, self.bases), inverse=inverse.astype(np.int32))
+        return StepRows(keys, np.searchsorted(keys, self.bases), inverse=inverse.astype(np.int32))
 
     def read_numbers(self, numbers: Ints) -> Floats:
         """Return rows with their state, float32 [n, width of the widest]."""

@@ -25,7 +25,7 @@ from memhier.recsys.embedding.sharding.exchange import (
     say_what_can_wait,
 )
 from memhier.recsys.embedding.sharding.shard import Shard
-from memhier.recsys.embedding.tables import Ints, Rows
+from memhier.recsys.embedding.tables import Ints, StepRows
 from memhier.recsys.embedding.torch_internals import current_pass, values_of
 from memhier.shield import shielded
 
@@ -56,6 +56,9 @@ class ShardLookUps(LookUps):
         average: bool,
     ) -> None:
         super().__init__(shard, parser.ids_of)
+        self.ahead: Collectives
+        self.beside: Collectives
+        self.now: Collectives
         self.now, self.beside, self.ahead = groups
         self.shard = shard
         self._parser = parser
@@ -83,7 +86,7 @@ class ShardLookUps(LookUps):
         self._previous = exchange
         return exchange
 
-    def distinct(self, ids: Exchange) -> Rows:
+    def distinct(self, ids: Exchange) -> StepRows:
         """Return the distinct rows that all ranks ask of this one."""
         return self.shard.rows_of(ids.asked)
 
@@ -108,7 +111,7 @@ class ShardLookUps(LookUps):
             self.take_late()
         return exchange, is_planned
 
-    def rows_now(self, exchange: Exchange, trains: bool) -> Rows:
+    def rows_now(self, exchange: Exchange, trains: bool) -> StepRows:
         """Return the rows of a step that was not read ahead, once all ranks have theirs."""
         with refused_together(self.now):
             rows = self.rows_of(exchange, trains)
@@ -119,7 +122,7 @@ class ShardLookUps(LookUps):
             raise
         return rows
 
-    def weights(self, rows: Rows, exchange: Exchange) -> list[Tensor]:
+    def weights(self, rows: StepRows, exchange: Exchange) -> list[Tensor]:
         """Return the weights of the rows that this rank's batch needs, from their owners, of each table [u, dim]."""
         lent = torch.from_numpy(np.take(self.shard.whole(rows), rows.inverse, axis=0))
         theirs = Packing(self._dims[self.shard.tables_of(exchange.asked)])
@@ -143,7 +146,7 @@ class ShardLookUps(LookUps):
     # Gradients.
 
     def send(
-        self, look_up: LookUp | None, rows: Rows, exchange: Exchange, places: Ints, turns: Ints, values: Tensor
+        self, look_up: LookUp | None, rows: StepRows, exchange: Exchange, places: Ints, turns: Ints, values: Tensor
     ) -> None:
         """Send the gradients of a step's ids to the owners of their rows, and take those that come from all ranks.
 
@@ -244,7 +247,7 @@ class ShardLookUps(LookUps):
         turns = np.arange(self._turns) * self.now.ranks + np.arange(self.now.ranks)[:, None]
         return Contributions.in_turn(numbers, values, np.repeat(turns.reshape(-1), counts.reshape(-1)))
 
-    def _gradients(self, rows: Rows, found: Contributions) -> Sparse:
+    def _gradients(self, rows: StepRows, found: Contributions) -> Sparse:
         """Return the gradients of a step's rows, of each table."""
         places = np.searchsorted(rows.keys, found.numbers)
         table_of = np.searchsorted(rows.starts, places, side="right") - 1

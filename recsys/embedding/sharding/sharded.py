@@ -30,10 +30,11 @@ from memhier.recsys.embedding.sharding.collectives import Collectives
 from memhier.recsys.embedding.sharding.exchange import Exchange, refused_together
 from memhier.recsys.embedding.sharding.shard import Shard
 from memhier.recsys.embedding.sharding.shard_look_ups import ShardLookUps
-from memhier.recsys.embedding.tables import Ints, Rows, TableOptions, Update
+from memhier.recsys.embedding.tables import Ints, StepRows, TableOptions, Update
 from memhier.recsys.embedding.torch_internals import indices_of, not_compiled, values_of
 from memhier.shield import shielded
 from memhier.store.segments import FullError
+from memhier.store.store import Transfer
 from memhier.table.checkpoints import Saving
 
 __all__ = ["ShardedEmbeddingBagCollection"]
@@ -65,6 +66,21 @@ class ShardedEmbeddingBagCollection(TableModule):
     ------
     FormatError
         When the shards were made for another number of ranks, see :func:`reshard`, or by different trainings.
+
+    Examples
+    --------
+    One rank here; ``torchrun`` starts more, and gives ``init_process_group`` its arguments.
+
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import EmbeddingBagConfig, ShardedEmbeddingBagCollection
+    >>> torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    >>> configs = [EmbeddingBagConfig(name="item", num_embeddings=100, embedding_dim=4)]
+    >>> with ShardedEmbeddingBagCollection(configs, dram="32MiB", path=tempfile.mkdtemp()) as tables:
+    ...     tables(torch.tensor([[1], [7]]))["item"].sum().backward()
+    ...     tables.checkpoint({"batch": 1}), tables.extra
+    (1, {'batch': 1})
+    >>> torch.distributed.destroy_process_group()
     """
 
     look_ups: ShardLookUps
@@ -179,6 +195,13 @@ class ShardedEmbeddingBagCollection(TableModule):
             )
         return done.result()
 
+    def push(self, url: str, *, keep: int | None = None) -> Transfer:
+        """Back up this rank's part of the last checkpoint, to ``url/shard-<rank>``; call it on every rank.
+
+        To restore, :meth:`pull` each ``url/shard-<rank>`` into ``path/shard-<rank>``.
+        """
+        return super().push(f"{url.rstrip('/')}/{os.path.basename(self.tables.path)}", keep=keep)
+
     @shielded
     def start_checkpoint(self, extra: Any = None) -> "Future[int]":
         """Take a checkpoint beside the training, once every rank has the one before; see :meth:`checkpoint`.
@@ -238,7 +261,7 @@ class ShardedEmbeddingBagCollection(TableModule):
 
 @dataclass(slots=True)
 class _Step:
-    rows: Rows  # that all ranks ask of this one
+    rows: StepRows  # that all ranks ask of this one
     exchange: Exchange
     bags: list[Bags]
     look_up: LookUp | None

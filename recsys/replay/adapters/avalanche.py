@@ -67,6 +67,23 @@ class CarouselExemplars:
     ValueError
         If swaps of the buffer bring in samples of other classes, and from `post_adapt` for items that have more or
         fewer entries than the schema, or values that the dtype of their field would change.
+
+    Examples
+    --------
+    With the package avalanche-lib::
+
+        from avalanche.training.plugins import ReplayPlugin
+        from avalanche.training.supervised import Naive
+        from memhier.recsys import CarouselBuffer
+        from memhier.recsys.replay.adapters.avalanche import CarouselExemplars, CarouselPlugin
+
+        schema = {"image": ("float32", (3, 32, 32))}
+        with CarouselBuffer("/ssd/replay", memory=500, schema=schema, same_class=True) as buffer:
+            exemplars = CarouselExemplars(buffer)
+            replay = ReplayPlugin(exemplars.max_size, storage_policy=exemplars)
+            strategy = Naive(model=model, optimizer=optimizer, plugins=[replay, CarouselPlugin(exemplars)])
+            for experience in benchmark.train_stream:
+                strategy.train(experience, num_workers=0)
     """
 
     max_size: int
@@ -160,6 +177,18 @@ class CarouselPlugin:
     exemplars
         The storage policy of the strategy's `ReplayPlugin`. The strategy's loader needs ``num_workers=0``: reads of
         workers are not known here.
+
+    Examples
+    --------
+    With the package avalanche-lib::
+
+        from avalanche.training.plugins import ReplayPlugin
+        from avalanche.training.supervised import Naive
+        from memhier.recsys.replay.adapters.avalanche import CarouselExemplars, CarouselPlugin
+
+        exemplars = CarouselExemplars(buffer)
+        plugins = [ReplayPlugin(exemplars.max_size, storage_policy=exemplars), CarouselPlugin(exemplars)]
+        strategy = Naive(model=model, optimizer=optimizer, plugins=plugins)
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:

@@ -64,7 +64,7 @@ class UsedSlots:
     def __init__(self) -> None:
         self._batches: deque[Ints] = deque()
         self._count = 0
-        self.dropped = 0
+        self.dropped: int = 0
 
     def __len__(self) -> int:
         return self._count

@@ -47,6 +47,19 @@ class MammothBuffer:
         Its swap policy has to do without scores.
     device
         The device of batches.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import torch
+    >>> from memhier.recsys import CarouselBuffer
+    >>> from memhier.recsys.replay.adapters.mammoth import MammothBuffer
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/buffer", memory=4, schema={"examples": ("float32", 2)}) as carousel:
+    ...     buffer = MammothBuffer(carousel)
+    ...     buffer.add_data(examples=torch.rand(10, 2), labels=torch.arange(10) % 2)
+    ...     inputs, labels = buffer.get_data(3)
+    ...     buffer.num_seen_examples, len(buffer), inputs.shape
+    (10, 4, torch.Size([3, 2]))
     """
 
     def __init__(self, buffer: CarouselBuffer, device: Any = "cpu") -> None:
@@ -59,8 +72,8 @@ class MammothBuffer:
             except ValueError as error:
                 raise ValueError(f"buffer: Mammoth passes no scores, which {buffer.swap!r} needs") from error
         self.carousel = buffer
-        self.device = device
-        self.attributes = list(ATTRIBUTES)
+        self.device: Any = device
+        self.attributes: list[str] = list(ATTRIBUTES)
         self._used = UsedSlots()
         self._seen = SeenIds(buffer.stored_ids())
 
@@ -102,7 +115,7 @@ class MammothBuffer:
         task_labels: Tensor | None = None, attention_maps: Any = None, true_labels: Tensor | None = None,
         sample_selection_scores: Any = None,
     ) -> None:  # fmt: skip
-        """Take samples in that did not come before, and end a step.
+        """Take samples in that did not come before, and end a step; arguments are tensors ``[n, ...]``, as in Mammoth.
 
         Raises
         ------

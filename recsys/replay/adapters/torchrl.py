@@ -30,6 +30,24 @@ class CarouselStorage:
         Its fields are the keys of the items, all of them, those of nested ones joined by ``__``.
     label_key
         The key of integer labels, joined likewise, which is no field; None for no labels.
+
+    Examples
+    --------
+    With the package torchrl::
+
+        from memhier.recsys import CarouselBuffer
+        from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
+        from torchrl.data import TensorDictReplayBuffer
+
+        with CarouselBuffer("/ssd/replay", memory=1000, schema={"observation": ("float32", 3)}) as buffer:
+            storage = CarouselStorage(buffer, label_key="action")
+            replay = TensorDictReplayBuffer(
+                storage=storage, writer=ReservoirWriter(), batch_size=32, collate_fn=lambda items: items
+            )
+            for items in collector:  # TensorDicts with "observation" and "action"
+                replay.extend(items)
+                train(replay.sample())
+                storage.end_step()
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> Self:
@@ -137,7 +155,19 @@ def _flat(data: Any) -> dict[str, Tensor]:
 
 
 class ReservoirWriter:
-    """Writes through the admission of a `CarouselStorage`: a reservoir, unless the buffer was made with another."""
+    """Writes through the admission of a `CarouselStorage`: a reservoir, unless the buffer was made with another.
+
+    Examples
+    --------
+    With the package torchrl::
+
+        from memhier.recsys.replay.adapters.torchrl import CarouselStorage, ReservoirWriter
+        from torchrl.data import TensorDictReplayBuffer
+
+        replay = TensorDictReplayBuffer(
+            storage=CarouselStorage(buffer), writer=ReservoirWriter(), batch_size=32, collate_fn=lambda items: items
+        )
+    """
 
     _storage: Any
 

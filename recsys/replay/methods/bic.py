@@ -23,8 +23,8 @@ class BiC(Learner):
         Of distillation at most; small, since swapping brings many hard labels (CarM, 4.4).
     """
 
-    temperature = 2.0
-    weight = 0.2
+    temperature: float = 2.0
+    weight: float = 0.2
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -22,8 +22,8 @@ class DERPlusPlus(Learner):
 
     admit = "reservoir"
     stores_logits = True
-    alpha = 0.2
-    beta = 0.5
+    alpha: float = 0.2
+    beta: float = 0.5
     refreshes = False
 
     def step(self, images: Tensor, labels: Tensor, first: bool) -> None:

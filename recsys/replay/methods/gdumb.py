@@ -1,6 +1,7 @@
 """GDumb: greedily balanced memory, and a model trained on nothing else (Prabhu et al., ECCV 2020)."""
 
 import math
+from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -29,7 +30,7 @@ class GDumb(Learner):
     def learn_task(self, images: Tensor, labels: Tensor) -> None:
         """Take samples in, and train a model on memory."""
         super().learn_task(images, labels)
-        self.model = self.make_model()
+        self.model: Any = self.make_model()
         self.start_optimizer()
         for step in range(self.steps):
             self.optimizer.param_groups[0]["lr"] = self.rate * (0.505 + 0.495 * math.cos(math.pi * step / self.steps))

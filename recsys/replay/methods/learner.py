@@ -62,8 +62,12 @@ class Learner:
         self.buffer = buffer
         self.prepare = prepare
         self.classes = classes
+        self.decays: bool
+        self.epochs: int
+        self.batch: int
+        self.rate: float
         self.rate, self.batch, self.epochs, self.decays = rate, batch, epochs, decays
-        self.random = np.random.default_rng(seed)
+        self.random: np.random.Generator = np.random.default_rng(seed)
         self.seen: list[int] = []
         self.start_optimizer()
 
@@ -108,7 +112,7 @@ class Learner:
 
     def start_optimizer(self) -> None:
         """Begin to descend with the current model."""
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=self.rate)
+        self.optimizer: torch.optim.SGD = torch.optim.SGD(self.model.parameters(), lr=self.rate)
 
     def descend(self, loss: Tensor) -> None:
         """Take one step of SGD."""

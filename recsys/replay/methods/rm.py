@@ -21,8 +21,8 @@ class RM(Learner):
         Standard deviation of the noise on inputs that measures how sure the model is of them.
     """
 
-    mixed = 0.5
-    noise = 0.3
+    mixed: float = 0.5
+    noise: float = 0.3
 
     def learn_task(self, images: Tensor, labels: Tensor) -> None:
         """Learn the samples of new classes, then choose which of them memory keeps."""

@@ -27,6 +27,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from memhier.arguments import by_name
 from memhier.errors import BudgetError
 from memhier.recsys.replay.placement.placement import Decisions, Placement
 
@@ -43,9 +44,28 @@ class Admission(Protocol):
     Attributes
     ----------
     name
-        As `admission` takes it.
+        A name of its own. A checkpoint holds only the rules of this library: give `CarouselBuffer.open` any other.
     by_class
         Whether it needs labels.
+
+    Examples
+    --------
+    A rule of your own, made from one of the library's:
+
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier import BudgetError
+    >>> from memhier.recsys.replay import CarouselBuffer, Reservoir
+    >>> class Short(Reservoir):
+    ...     name = "short"
+    ...     def check(self, placement, count):
+    ...         if placement.seen + count > 10:
+    ...             raise BudgetError("a stream of at most 10 samples")
+    >>> with CarouselBuffer(tempfile.mkdtemp() + "/b", memory=2, schema={"x": "int64"}, admit=Short()) as buffer:
+    ...     buffer.add({"x": np.arange(11)})
+    Traceback (most recent call last):
+        ...
+    memhier.errors.BudgetError: a stream of at most 10 samples
     """
 
     name: str
@@ -55,19 +75,33 @@ class Admission(Protocol):
         """Raise BudgetError if `count` more samples do not fit."""
 
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
-        """Decide about samples, [n], and change the placement accordingly."""
+        """Decide about samples by labels and ids, int64 [n] each, and change the placement accordingly."""
 
 
 class Reservoir:
-    """Storage is a uniform sample of the stream, memory a uniform sample of storage."""
+    """Storage is a uniform sample of the stream, memory a uniform sample of storage.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, Reservoir
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, storage=4, schema={"x": "int64"}, admit=Reservoir()) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     len(buffer.stored_ids()), len(buffer)
+    (4, 2)
+    """
 
     name = "reservoir"
     by_class = False
 
     def check(self, placement: Placement, count: int) -> None:
+        """See :class:`Admission`."""
         return
 
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
+        """See :class:`Admission`."""
         decisions = Decisions(len(labels))
         before, limit = placement.seen, placement.limit
         placement.count_labels(labels)
@@ -107,7 +141,19 @@ class Reservoir:
 
 
 class Ring(Reservoir):
-    """Storage keeps the newest, memory a uniform sample of them. After `forget`, not strictly the oldest goes first."""
+    """Storage keeps the newest, memory a uniform sample of them. After `forget`, not strictly the oldest goes first.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, Ring
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, storage=4, schema={"x": "int64"}, admit=Ring()) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)})
+    ...     sorted(buffer.stored_ids().tolist())
+    [96, 97, 98, 99]
+    """
 
     name = "ring"
 
@@ -118,11 +164,25 @@ class Ring(Reservoir):
 
 
 class Everything(Reservoir):
-    """Storage keeps all, and refuses samples that it has no room for; memory is a uniform sample of it."""
+    """Storage keeps all, and refuses samples that it has no room for; memory is a uniform sample of it.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, Everything
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=2, storage=4, schema={"x": "int64"}, admit=Everything()) as buffer:
+    ...     buffer.add({"x": np.arange(5)})
+    Traceback (most recent call last):
+        ...
+    memhier.errors.BudgetError: storage=4 samples: 0 are there and 5 more do not fit; ...
+    """
 
     name = "everything"
 
     def check(self, placement: Placement, count: int) -> None:
+        """See :class:`Admission`."""
         if placement.limit is not None and placement.size + count > placement.limit:
             raise BudgetError(
                 f"storage={placement.limit} samples: {placement.size} are there and {count} more do not fit; use a "
@@ -136,15 +196,28 @@ class ClassBalanced:
     A class that has fewer samples than its share has all of them. When a new class comes, the largest give way, one
     sample at a time, drawn at random (greedy balancing, GDumb, ECCV 2020; within a class a reservoir, CBRS, ICML 2020).
     If memory has fewer slots than there are classes, swaps bring in classes that are not there, each equally likely.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> import numpy as np
+    >>> from memhier.recsys.replay import CarouselBuffer, ClassBalanced
+    >>> path = tempfile.mkdtemp() + "/buffer"
+    >>> with CarouselBuffer(path, memory=4, storage=4, schema={"x": "int64"}, admit=ClassBalanced()) as buffer:
+    ...     _ = buffer.add({"x": np.arange(100)}, labels=[0] * 98 + [1] * 2)
+    ...     sorted(buffer.sample(4).labels.tolist())
+    [0, 0, 1, 1]
     """
 
     name = "class_balanced"
     by_class = True
 
     def check(self, placement: Placement, count: int) -> None:
+        """See :class:`Admission`."""
         return
 
     def admit(self, placement: Placement, labels: Ints, ids: Ints) -> Decisions:
+        """See :class:`Admission`."""
         decisions = Decisions(len(labels))
         uniforms = placement.draws(len(labels)).tolist()
         for sample in range(len(labels)):
@@ -212,10 +285,5 @@ def admission(admit: str | Admission) -> Admission:
     TypeError
         For a class.
     """
-    if isinstance(admit, type):
-        raise TypeError(f"admit={admit.__name__}: expected an admission, such as {admit.__name__}(), not its class")
-    if not isinstance(admit, str):
-        return admit
-    if admit not in _ADMISSIONS:
-        raise ValueError(f"admit={admit!r}: expected one of {', '.join(map(repr, _ADMISSIONS))}")
-    return _ADMISSIONS[admit]()
+    found: Admission = by_name("admit", admit, _ADMISSIONS, "an admission, such as {}()")
+    return found

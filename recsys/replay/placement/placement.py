@@ -33,7 +33,7 @@ class Group:
     """The positions of a group, in an order that only changes as members come and go."""
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size: int = 0
         self._positions: Ints = np.empty(16, np.int64)
 
     @property
@@ -84,8 +84,8 @@ class Members:
     """
 
     def __init__(self, by_class: bool) -> None:
-        self.by_class = by_class
-        self.size = 0
+        self.by_class: bool = by_class
+        self.size: int = 0
         self.groups: dict[int, Group] = {}
         self._ids: Ints = np.zeros(0, np.int64)
         self._labels: NDArray[np.int32] = np.zeros(0, np.int32)
@@ -295,10 +295,10 @@ class Placement:
     """
 
     def __init__(self, seed: int, slots: int, limit: int | None, by_class: bool) -> None:
-        self.members = Members(by_class)
-        self.limit = limit
-        self.arrivals = 0
-        self.seen = 0
+        self.members: Members = Members(by_class)
+        self.limit: Any = limit
+        self.arrivals: int = 0
+        self.seen: int = 0
         self.seen_of: dict[int, int] = {}
         self._oldest = 0  # the position that a ring replaces next
         self._uniforms = Uniforms(seed, Purpose.ADMIT)
@@ -312,8 +312,8 @@ class Placement:
         self.refreshed: NDArray[np.bool_] = np.zeros(slots, np.bool_)
         self.order: Ints = np.arange(slots)
         self._rank: Ints = np.arange(slots)
-        self.count = 0
-        self.planned_count = 0
+        self.count: int = 0
+        self.planned_count: int = 0
         self.of_group: dict[int, int] = {}
         self._leaving: dict[int, int] = {}  # from positions that are visible, but not planned there, to their slots
         self._dirty: NDArray[np.bool_] = np.zeros(SLOTS.rows(slots), np.bool_)  # rows of the index to write

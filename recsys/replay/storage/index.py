@@ -3,20 +3,20 @@
 All rows lie in one log, since each log of a commit costs syncs. Each kind has every third key.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["INDEX_ROW_BYTES", "POSITIONS", "SLOTS", "IndexTable", "Kind", "index_keys"]
+__all__ = ["INDEX_ROW_BYTES", "POSITIONS", "SLOTS", "IndexTable", "Kind", "index_keys", "joined"]
 
 Ints = NDArray[np.int64]
 
 # Many entries to a row: the keys of rows take DRAM.
 INDEX_ROW_BYTES = 1536
-_ROWS = 1024  # packed at a time
+_ROWS = 512  # packed at a time
 
 
 class Kind(IntEnum):
@@ -30,6 +30,23 @@ class Kind(IntEnum):
 def index_keys(kind: Kind, start: int, stop: int) -> Ints:
     """Return the keys of rows of a kind."""
     return len(Kind) * np.arange(start, stop) + kind
+
+
+def joined(parts: Iterable[tuple[Ints, NDArray[np.uint8]]]) -> Iterator[tuple[Ints, NDArray[np.uint8]]]:
+    """Join keys and contents of rows that follow each other, as long as they are few: each append has a price."""
+    waiting: list[tuple[Ints, NDArray[np.uint8]]] = []
+    for part in parts:
+        if waiting and sum(len(keys) for keys, _ in [*waiting, part]) > _ROWS:
+            yield _join(waiting)
+            waiting = []
+        waiting.append(part)
+    if waiting:
+        yield _join(waiting)
+
+
+def _join(parts: list[tuple[Ints, NDArray[np.uint8]]]) -> tuple[Ints, NDArray[np.uint8]]:
+    keys, rows = zip(*parts, strict=True)
+    return parts[0] if len(parts) == 1 else (np.concatenate(keys), np.concatenate(rows))
 
 
 class IndexTable(NamedTuple):

@@ -21,7 +21,7 @@ from memhier.codecs import get_bytes_codec, get_codec
 from memhier.errors import CorruptionError
 from memhier.recsys.replay.schema import Column, Columns, Schema
 
-__all__ = ["FieldCodec", "ImageCodec", "PackedCodec", "PlainCodec", "RecordFormat", "RoundedCodec", "field_codec"]
+__all__ = ["FieldCodec", "ImageCodec", "PackedCodec", "RawCodec", "RoundedCodec", "SampleCodec", "field_codec"]
 
 Encoded = NDArray[np.uint8] | list[bytes]
 """uint8 ``[n, row_bytes]``; or n records, if their lengths differ."""
@@ -57,7 +57,7 @@ class FieldCodec(Protocol):
         """
 
 
-class PlainCodec:
+class RawCodec:
     """Values as they are."""
 
     name = "none"
@@ -194,7 +194,7 @@ def field_codec(name: str, column: Column) -> FieldCodec:
     if kind in ("jpeg", "webp"):
         return ImageCodec(name, column)
     if name == "none":
-        return PlainCodec(column)
+        return RawCodec(column)
     if name == "zstd":
         return PackedCodec(column)
     if name in ("fp16", "bf16", "int8"):
@@ -203,7 +203,7 @@ def field_codec(name: str, column: Column) -> FieldCodec:
     raise ValueError(f"codec={name!r}: expected {known}")
 
 
-class RecordFormat:
+class SampleCodec:
     """Packs the columns of samples that storage keeps together.
 
     Parameters
@@ -231,9 +231,11 @@ class RecordFormat:
         # Bytes of every record; None if they differ.
         self.row_bytes: int | None = sum(width or 0 for width in widths) if fixed else None
         # Whether a record is the bytes of one field.
-        self.is_plain = len(self._codecs) == 1 and all(isinstance(codec, PlainCodec) for codec in self._codecs.values())
+        self.is_plain: bool = len(self._codecs) == 1 and all(
+            isinstance(codec, RawCodec) for codec in self._codecs.values()
+        )
         columns = schema.columns
-        self.longest = 4 * len(self._codecs) + sum(
+        self.longest: int = 4 * len(self._codecs) + sum(
             _longest(codec, columns[name]) for name, codec in self._codecs.items()
         )
 
@@ -302,7 +304,7 @@ class RecordFormat:
             column = [piece[index] for piece in pieces]
             if name in self._varying:
                 _fill(column, out[name])
-            elif isinstance(codec, PlainCodec) or codec.row_bytes is not None:
+            elif isinstance(codec, RawCodec) or codec.row_bytes is not None:
                 codec.decode(_stacked(column, codec.row_bytes or 0), out[name])
             else:
                 codec.decode(column, out[name])

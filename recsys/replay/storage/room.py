@@ -7,17 +7,17 @@ again without a checkpoint: they write small parts, and can rewrite a part of th
 
 from collections.abc import Mapping, Sequence
 
+from memhier.io.page_file import PAGE_BYTES
 from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Schema
 from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, IndexTable
-from memhier.recsys.replay.storage.records import RecordFormat
+from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.rows.rows import rows_per_page
 from memhier.store.store import Store
 
 __all__ = ["Room", "reclaim", "samples_within", "storage_bytes"]
 
-_PAGE = 4096
 _ENTRY = 12
 # The least share of live bytes after a checkpoint; and of those written since, if room is short.
 _KEPT_ALIVE, _FRESH_ALIVE = 0.8, 0.9
@@ -47,7 +47,7 @@ class Room:
         self._store = store
         self._logs = logs
         self._limit = budget - _catalog_bytes(budget) - part_bytes(budget)
-        self.piece_bytes = part_bytes(budget)
+        self.piece_bytes: int = part_bytes(budget)
         self._generation = -1
         self._committed = 0
         for log in logs:
@@ -107,7 +107,7 @@ def storage_bytes(limit: int, schema: Schema, codecs: Mapping[str, str], slots: 
     total = int(held)
     for _ in range(20):  # the parts set aside depend on the total
         part = part_bytes(total)
-        padded = held * (1 + 2 * _PAGE / part)
+        padded = held * (1 + 2 * PAGE_BYTES / part)
         total = int(padded) + _catalog_bytes(total) + 3 * part
     return total
 
@@ -124,14 +124,14 @@ def samples_within(budget: int, schema: Schema, codecs: Mapping[str, str], slots
 
 def _sample_bytes(schema: Schema, codecs: Mapping[str, str]) -> tuple[float, float]:
     """Return the bytes of a sample in the log of fixed fields, and in the log of mutable ones."""
-    fixed = RecordFormat(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
-    side = RecordFormat(schema, schema.mutable, codecs)
+    fixed = SampleCodec(schema, [name for name in schema.fields if name not in schema.mutable], codecs)
+    side = SampleCodec(schema, schema.mutable, codecs)
     sizes = [0.0, 0.0]
     for index, format in enumerate((fixed, side)):
         size = format.longest if format.row_bytes is None else max(1, format.row_bytes)
         per_page = None if format.row_bytes is None else rows_per_page(size)
         # Pages are not full, since rows do not straddle them; large records begin and end on a page.
-        padded = _PAGE / per_page if per_page else size + (2 * _PAGE if size >= _LARGE_BYTES else 0)
+        padded = PAGE_BYTES / per_page if per_page else size + (2 * PAGE_BYTES if size >= _LARGE_BYTES else 0)
         sizes[index] = padded + _ENTRY
     return sizes[0], sizes[1] if schema.mutable else 0.0
 

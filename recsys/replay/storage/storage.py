@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,8 +18,8 @@ from memhier.log.row_log import RowLog
 from memhier.log.samples import Samples
 from memhier.recsys.replay.schema import Columns, Schema
 from memhier.recsys.replay.storage.described import META, check_positions, check_slots, decode_meta
-from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys
-from memhier.recsys.replay.storage.records import RecordFormat
+from memhier.recsys.replay.storage.index import INDEX_ROW_BYTES, POSITIONS, SLOTS, Kind, index_keys, joined
+from memhier.recsys.replay.storage.records import SampleCodec
 from memhier.recsys.replay.storage.room import Room, reclaim
 from memhier.store.store import Finding, Store
 
@@ -48,12 +48,12 @@ class Storage:
 
     def __init__(self, store: Store, schema: Schema, codecs: Mapping[str, str], bounded: bool) -> None:
         self.store = store
-        self.reader = Reader()
+        self.reader: Reader = Reader()
         self.schema = schema
         self._fixed = [name for name in schema.fields if not schema.fields[name].mutable]
         # A sample of mutable fields alone still has a record, which marks its position as used.
-        self.format = RecordFormat(schema, self._fixed, codecs)
-        self._side_format = RecordFormat(schema, schema.mutable, codecs)
+        self.format: SampleCodec = SampleCodec(schema, self._fixed, codecs)
+        self._side_format = SampleCodec(schema, schema.mutable, codecs)
         self._lossless = self.format.lossless and self._side_format.lossless
         value = store.get(META)
         meta: Any = {"size": 0, "slots": 0, "ahead": []} if value is None else decode_meta(store, value)
@@ -86,9 +86,9 @@ class Storage:
             if name not in schema.fields:
                 raise ValueError(f"codec: {name!r} is no field of {schema}")
         for name in schema.mutable:
-            if RecordFormat(schema, [name], codecs).row_bytes is None:
+            if SampleCodec(schema, [name], codecs).row_bytes is None:
                 raise ValueError(f"codec[{name!r}]={codecs[name]!r}: a mutable field needs one of fixed width")
-        RecordFormat(schema, list(schema.fields), codecs)
+        SampleCodec(schema, list(schema.fields), codecs)
         store = Store.create(path, KIND, files=files)
         try:
             return cls(store, schema, codecs, bounded)
@@ -196,7 +196,7 @@ class Storage:
         if self._side is not None:
             self._read_rows(self._side, self._side_format, positions, out)
 
-    def _read_rows(self, log: RowLog, format: RecordFormat, positions: Ints, out: Columns) -> None:
+    def _read_rows(self, log: RowLog, format: SampleCodec, positions: Ints, out: Columns) -> None:
         # A row of one plain field needs no room in between.
         rows, found = log.read(positions, format.in_place(out))
         if not found.all():
@@ -279,13 +279,12 @@ class Storage:
         values
             Of the catalog.
         """
-        for keys, rows in index:
-            self._append(self._index, keys, rows)
         data = b"".join(ahead)
         rows_now = _rows(len(data))
-        if data:
-            padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
-            self._append(self._index, index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES))
+        padded = np.frombuffer(data.ljust(rows_now * INDEX_ROW_BYTES, b"\0"), np.uint8)
+        drawn = index_keys(Kind.AHEAD, 0, rows_now), padded.reshape(rows_now, INDEX_ROW_BYTES)
+        for keys, rows in joined(chain(index, [drawn] if data else [])):
+            self._append(self._index, keys, rows)
         if rows_now < self._ahead_rows:
             self._index.delete(index_keys(Kind.AHEAD, rows_now, self._ahead_rows))
         self._ahead_rows = rows_now

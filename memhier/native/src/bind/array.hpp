@@ -22,9 +22,9 @@ inline void require(bool holds, const char* message) {
   if (!holds) throw std::invalid_argument(message);
 }
 
-// C-contiguous elements of one type, to read (const T) or to write. std::byte stands for elements of any type, and no
-// axes for any number of them. A destructor needs the GIL: functions take arrays by const reference, and structs are
-// made and dropped by Python.
+// C-contiguous elements of one type, to read (const T) or to write. A struct of T is a record of a NumPy dtype with the
+// same fields. std::byte stands for elements of any type, and no axes for any number of them. A destructor needs the
+// GIL: functions take arrays by const reference, and structs are made and dropped by Python.
 template <class T, int axes = 0>
 class Array {
  public:
@@ -100,7 +100,9 @@ namespace nanobind::detail {
 
 template <class T>
 constexpr auto element_name() {
-  if constexpr (std::is_same_v<T, bool>)
+  if constexpr (std::is_class_v<T>)
+    return const_name("void");
+  else if constexpr (std::is_same_v<T, bool>)
     return const_name("bool_");
   else if constexpr (std::is_floating_point_v<T>)
     return const_name("float") + const_name<8 * sizeof(T)>();

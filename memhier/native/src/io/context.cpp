@@ -60,13 +60,13 @@ void Context::reset() {
   for (Io& io : ios_) free_ios_.push_back(&io);
 }
 
-std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, Counters& counters) {
+std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start, ReadTally& tally) {
   assert(free_ios_.size() == ios_.size());
   batch_ = &batch;
   lands_in_rows_ = batch.out != nullptr && batch.length >= kPageBytes;
   fault_ = plan_window(batch, start);
   if (fault_) return fault_;
-  counters_ = {};
+  tally_ = {};
   engine_ = direct_.get();
   for (;;) {
     if (!fault_) issue();
@@ -82,9 +82,7 @@ std::optional<Fault> Context::read_window(const Batch& batch, std::size_t start,
     if (batch.latency != nullptr) now_ = Clock::now();
     for (Io* io : finished_) land(*io);
   }
-  counters.reads += counters_.reads;
-  counters.pages += counters_.pages;
-  counters.bytes += counters_.bytes;
+  tally += tally_;
   return fault_;
 }
 
@@ -165,7 +163,7 @@ bool Context::prepare(const Run& run) {
   io.aim();
   if (batch_->latency != nullptr) io.submitted = Clock::now();
   engine_->queue(io);
-  ++counters_.reads;
+  ++tally_.reads;
   return true;
 }
 
@@ -209,8 +207,8 @@ void Context::land(Io& io) {
              static_cast<std::int64_t>(io.source->length)});
     return release(io);
   }
-  counters_.pages += io.pages;
-  counters_.bytes += io.wanted;
+  tally_.pages += io.pages;
+  tally_.bytes += io.wanted;
   if (!fault_ && verify(io)) deliver(io);
 #if defined(POSIX_FADV_DONTNEED)
   if (io.source->drops_cache)

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -40,9 +42,18 @@ struct Batch {
   const Landed* landed = nullptr;
 };
 
-struct Counters {
-  std::uint64_t reads = 0, pages = 0, bytes = 0;
+// READ_TALLY of memhier.io.read_arguments: I/Os, and the pages and bytes that they read.
+struct ReadTally {
+  std::int64_t reads = 0, pages = 0, bytes = 0;
+
+  ReadTally& operator+=(const ReadTally& more) {
+    reads += more.reads;
+    pages += more.pages;
+    bytes += more.bytes;
+    return *this;
+  }
 };
+static_assert(sizeof(ReadTally) == 24 && offsetof(ReadTally, pages) == 8 && offsetof(ReadTally, bytes) == 16);
 
 class Context {
  public:
@@ -50,7 +61,7 @@ class Context {
   Context(unsigned depth, std::unique_ptr<Engine> direct, std::unique_ptr<Engine> buffered);
 
   // Reads requests [start, start + window()) of a batch. When it returns nothing is in flight.
-  std::optional<Fault> read_window(const Batch& batch, std::size_t start, Counters& counters);
+  std::optional<Fault> read_window(const Batch& batch, std::size_t start, ReadTally& tally);
 
   std::size_t window() const { return std::min(kWindowRequests, kWindowPerRead * ios_.size()); }
 
@@ -92,7 +103,7 @@ class Context {
   std::optional<Run> waiting_;  // a run that found no page buffers
   Engine* engine_ = nullptr;
   Clock::time_point now_;
-  Counters counters_;
+  ReadTally tally_;
   std::optional<Fault> fault_;
 };
 

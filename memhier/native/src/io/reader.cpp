@@ -1,5 +1,6 @@
 // The page reader as Python sees it: files by handle, and one crossing of the interpreter lock for a whole batch.
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <tuple>
 #include <variant>
@@ -24,11 +25,31 @@ namespace {
 using Ids = std::variant<Array<const std::uint32_t, 1>, Array<const std::int64_t, 1>>;
 using Checksums = std::optional<Array<const std::uint32_t, 1>>;
 
+// A file that holds only some of its extents; `source` (memhier.io.page_source) brings the others. The marks are shared
+// with other processes: 0 where an extent is absent, 1 where it is present, 2 where it was used of late.
+struct Extents {
+  explicit Extents(nb::object from)
+      : source(std::move(from)), bytes(nb::cast<std::uint64_t>(source.attr("extent_bytes"))) {
+    require(marks.take(source.attr("marks")) && bytes > 0, "source: marks, uint8 [n], and the bytes of an extent");
+  }
+  // Marks a present extent as used; false if it is absent.
+  bool use(std::uint64_t extent) const {
+    std::atomic_ref<std::uint8_t> mark(marks.data()[extent]);
+    std::uint8_t present = 1;
+    return mark.load(std::memory_order_acquire) == 2 || mark.compare_exchange_strong(present, 2) || present != 0;
+  }
+  nb::object source;
+  std::uint64_t bytes;
+  Array<std::uint8_t, 1> marks;
+};
+using SharedExtents = std::shared_ptr<const Extents>;
+
 struct OpenFile : Source {
-  OpenFile(const Source& source, nb::object owner_, Checksums sums)
-      : Source(source), owner(std::move(owner_)), checksum_array(std::move(sums)) {}
+  OpenFile(const Source& source, nb::object owner_, Checksums sums, SharedExtents extents_)
+      : Source(source), owner(std::move(owner_)), checksum_array(std::move(sums)), extents(std::move(extents_)) {}
   nb::object owner;
   Checksums checksum_array;
+  SharedExtents extents;
 };
 
 // The open files at one moment. A batch keeps the table it started with, so files may come and go while it runs. Tables
@@ -36,7 +57,38 @@ struct OpenFile : Source {
 struct Table {
   std::vector<std::shared_ptr<const OpenFile>> files;  // by handle; null where one was removed, until the next is added
   std::vector<const Source*> sources;
+  bool partial = false;  // whether any file may lack extents
 };
+
+// Has the extents brought that requests [start, stop) need and files lack; false once a Python error is set.
+bool bring_absent(const Table& table, const Batch& batch, std::size_t start, std::size_t stop) {
+  std::vector<std::pair<std::int64_t, std::uint64_t>> absent;
+  for (std::size_t i = start; i < std::min(stop, batch.count); ++i) {
+    const std::int64_t handle = batch.files == nullptr ? batch.file : batch.files[i];
+    if (handle < 0 || static_cast<std::size_t>(handle) >= table.files.size()) continue;  // refused when it is planned
+    const OpenFile* file = table.files[handle].get();
+    if (file == nullptr || !file->extents || batch.offsets[i] < 0) continue;
+    const Extents& extents = *file->extents;
+    const auto first = static_cast<std::uint64_t>(batch.offsets[i]);
+    for (std::uint64_t at = first / extents.bytes;
+         at <= (first + batch.length - 1) / extents.bytes && at < extents.marks.size(); ++at)
+      if (!extents.use(at)) absent.emplace_back(handle, at);
+  }
+  if (absent.empty()) return true;
+  std::sort(absent.begin(), absent.end());
+  absent.erase(std::unique(absent.begin(), absent.end()), absent.end());
+  nb::gil_scoped_acquire acquired;
+  try {
+    nb::list wanted;
+    for (const auto& [handle, extent] : absent)
+      wanted.append(nb::make_tuple(table.files[handle]->extents->source, extent));
+    table.files[absent.front().first]->extents->source.attr("fetch")(wanted);
+    return true;
+  } catch (nb::python_error& error) {
+    error.restore();
+    return false;
+  }
+}
 
 [[noreturn]] void raise_os_error(const std::system_error& error) {
   const nb::object text = nb::str(error.what());
@@ -120,21 +172,20 @@ struct RankRequest {
   }
 };
 
-// The nearest of each query, [q, k] and [q, 5]; see RankBatch.
+// The nearest of each query, [q, k] and [q]; see RankBatch.
 struct RankResult {
   Array<std::int64_t, 2> ids;
   Array<float, 2> distances;
   Array<std::int32_t, 2> files;
-  Array<std::int64_t, 2> offsets, tally;
+  Array<std::int64_t, 2> offsets;
+  Array<RankTally, 1> tally;
 
   void check(std::size_t count, std::size_t k) const {
     require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
-                offsets.has_shape(count, k) && tally.has_shape(count, 5),
-            "the results: k, k and 5 for each query");
+                offsets.has_shape(count, k) && tally.shape(0) == count,
+            "the results: k and a tally for each query");
   }
 };
-
-using Sums = Array<std::int64_t, 1>;  // [3]: I/Os, pages and bytes read
 
 class PageReader {
  public:
@@ -145,8 +196,11 @@ class PageReader {
 
   ~PageReader() { forget_parents_pool(); }
 
-  int add(int fd, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums, nb::object owner) {
-    auto file = open(Source{fd, direct, drops_cache, length, nullptr}, std::move(checksums), std::move(owner));
+  int add(int fd, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums, nb::object owner,
+          nb::object source) {
+    auto extents = source.is_none() ? nullptr : std::make_shared<const Extents>(std::move(source));
+    auto file = open(Source{fd, direct, drops_cache, length, nullptr}, std::move(checksums), std::move(owner),
+                     std::move(extents));
     const auto handle =
         static_cast<int>(std::find(table_->files.begin(), table_->files.end(), nullptr) - table_->files.begin());
     replace(handle, std::move(file));
@@ -155,7 +209,8 @@ class PageReader {
 
   void extend(int handle, bool direct, bool drops_cache, std::uint64_t length, Checksums checksums) {
     const OpenFile& old = at(handle);
-    replace(handle, open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner));
+    replace(handle,
+            open(Source{old.fd, direct, drops_cache, length, nullptr}, std::move(checksums), old.owner, old.extents));
   }
 
   void remove(int handle) {
@@ -166,7 +221,7 @@ class PageReader {
   std::optional<Description> read(const std::variant<std::int32_t, Array<const std::int32_t, 1>>& files,
                                   const Array<const std::int64_t, 1>& offsets, std::size_t length,
                                   const Array<std::byte>& out, const std::optional<Array<float, 1>>& latency,
-                                  const std::optional<Sums>& tally) {
+                                  const std::optional<Array<ReadTally, 1>>& tally) {
     const auto* one_file = std::get_if<std::int32_t>(&files);
     const auto* file_of = std::get_if<1>(&files);
     const std::size_t count = offsets.size();
@@ -174,7 +229,7 @@ class PageReader {
     require(file_of == nullptr || file_of->size() == count, "file: one int32 per offset");
     require(out.bytes() / length == count && out.bytes() % length == 0, "out: length bytes per offset");
     require(!latency || latency->size() == count, "latency: one float32 per offset");
-    require(!tally || tally->size() == 3, "tally: three int64");
+    require(!tally || tally->size() == 1, "tally: one record");
 
     const std::shared_ptr<const Table> table = table_;
     const Batch batch{table->sources,
@@ -186,15 +241,16 @@ class PageReader {
                       out.data(),
                       latency ? latency->data() : nullptr};
     make_pool_after_fork();
-    Counters done;
+    ReadTally done;
     std::optional<Fault> fault;
     {
       nb::gil_scoped_release released;
-      fault = run(batch, done);
+      fault = run(*table, batch, done);
     }
     ++calls_;
     requests_ += count;
-    count_reads(done, tally ? &*tally : nullptr);
+    done_ += done;
+    if (tally) (*tally)[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -206,13 +262,13 @@ class PageReader {
                                   const Array<const std::int64_t, 1>& hot_keys,
                                   const Array<const std::byte, 2>& hot_pages,
                                   const std::vector<const PageRowArrays*>& page_rows, std::size_t per_page,
-                                  const Sums& tally) {
+                                  const Array<ReadTally, 1>& tally) {
     const std::size_t count = of.queries.shape(0), total = of.offsets.size();
     of.check();
     result.check(count, of.k);
     require(workspace.bytes() == 0 || workspace.bytes() >= of.row_bytes, "workspace: empty, or room for a row");
     require(hot_pages.bytes() == hot_keys.size() * kPageBytes, "hot_pages: a page for each key");
-    require(tally.size() == 3, "tally: three int64");
+    require(tally.size() == 1, "tally: one record");
     require(per_page == 0 || (per_page * of.row_bytes <= kPageBytes && workspace.bytes() == 0),
             "page_rows: rows that fit their page, which need no workspace");
     std::vector<PageRows> of_pages;
@@ -252,7 +308,7 @@ class PageReader {
                           result.offsets.data(),
                           result.tally.data()};
     make_pool_after_fork();
-    Counters done;
+    ReadTally done;
     std::size_t requests = 0, calls = 0;
     bool interrupted = false;
     std::optional<Fault> fault;
@@ -266,13 +322,14 @@ class PageReader {
           interrupted = PyErr_CheckSignals() != 0;
         }
         if (interrupted) return Fault{Fault::Kind::closed};
-        return run(reads, done);
+        return run(*table, reads, done);
       });
       fault = rounds.run();
     }
     ++calls_;
     requests_ += requests;
-    count_reads(done, &tally);
+    done_ += done;
+    tally[0] += done;
     if (PyErr_Occurred() != nullptr) throw nb::python_error();
     return describe(fault);
   }
@@ -308,18 +365,10 @@ class PageReader {
   // Of the many small batches of one ranking, every so manieth looks whether a signal wants the call to end.
   static constexpr std::size_t kCallsPerSignal = 16;
 
-  void count_reads(const Counters& done, const Sums* sums) {
-    done_.reads += done.reads;
-    done_.pages += done.pages;
-    done_.bytes += done.bytes;
-    if (sums == nullptr) return;
-    (*sums)[0] += static_cast<std::int64_t>(done.reads);
-    (*sums)[1] += static_cast<std::int64_t>(done.pages);
-    (*sums)[2] += static_cast<std::int64_t>(done.bytes);
-  }
-
   // Runs without the GIL, and takes it between windows to see whether a signal wants the call to end.
-  std::optional<Fault> run(const Batch& batch, Counters& done) {
+  std::optional<Fault> run(const Table& table, const Batch& batch, ReadTally& done) {
+    // Before the loan, which others may wait for.
+    if (table.partial && !bring_absent(table, batch, 0, kWindowRequests)) return Fault{Fault::Kind::closed};
     const Pool::Loan context(*pool_);
     if (!context) return Fault{Fault::Kind::closed};
     for (std::size_t start = 0; start < batch.count; start += context->window()) {
@@ -327,6 +376,8 @@ class PageReader {
         nb::gil_scoped_acquire acquired;
         if (PyErr_CheckSignals() != 0) return std::nullopt;
       }
+      if (start > 0 && table.partial && !bring_absent(table, batch, start, start + context->window()))
+        return Fault{Fault::Kind::closed};
       if (auto fault = context->read_window(batch, start, done)) return fault;
     }
     return std::nullopt;
@@ -339,14 +390,15 @@ class PageReader {
     return (files.size() - removed) * sizeof(OpenFile) + files.size() * (sizeof(files[0]) + sizeof(Source*));
   }
 
-  static std::shared_ptr<const OpenFile> open(Source source, Checksums checksums, nb::object owner) {
+  static std::shared_ptr<const OpenFile> open(Source source, Checksums checksums, nb::object owner,
+                                              SharedExtents extents) {
     if (checksums) {
       const std::size_t pages = (source.length + kPageBytes - 1) / kPageBytes;
       require(checksums->size() >= pages, "checksums: one uint32 per page");
       source.checksums = checksums->data();
     }
     if (source.direct) source.alignment = direct_alignment(source.fd, kPageBytes);
-    return std::make_shared<const OpenFile>(source, std::move(owner), std::move(checksums));
+    return std::make_shared<const OpenFile>(source, std::move(owner), std::move(checksums), std::move(extents));
   }
 
   const OpenFile& at(int handle) const {
@@ -362,6 +414,8 @@ class PageReader {
     next->files.resize(count);
     next->sources[handle] = file.get();
     next->files[handle] = std::move(file);
+    next->partial = std::any_of(next->files.begin(), next->files.end(),
+                                [](const auto& each) { return each != nullptr && each->extents; });
     table_ = std::move(next);
   }
 
@@ -390,7 +444,7 @@ class PageReader {
   std::shared_ptr<const Table> table_;
   std::unique_ptr<Pool> pool_;
   std::uint64_t calls_ = 0, requests_ = 0;
-  Counters done_;
+  ReadTally done_;
 };
 
 }  // namespace
@@ -411,12 +465,12 @@ void register_reader(nb::module_& m) {
            "lower"_a, "ids"_a, "thresholds"_a, "k"_a, "first_round"_a, "max_reads"_a, "deadline"_a);
   nb::class_<RankResult>(m, "RankResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<std::int32_t, 2>, Array<std::int64_t, 2>,
-                    Array<std::int64_t, 2>>(),
+                    Array<RankTally, 1>>(),
            nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a);
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,
-           "checksums"_a.none(), "file"_a)
+           "checksums"_a.none(), "file"_a, "source"_a.none() = nb::none())
       .def("extend", &PageReader::extend, nb::kw_only(), "handle"_a, "direct"_a, "drops_cache"_a, "length"_a,
            "checksums"_a.none())
       .def("remove", &PageReader::remove, "handle"_a)

@@ -18,7 +18,7 @@ std::size_t next_round(std::int64_t ranked) { return std::max(kLeastRound, stati
 
 const std::byte* HotPages::find(std::int32_t file, std::uint64_t page) const {
   if (keys.empty()) return nullptr;
-  const std::int64_t wanted = key(file, page);
+  const PageKey wanted = page_key_of(file, page);
   const auto found = std::lower_bound(keys.begin(), keys.end(), wanted);
   if (found == keys.end() || *found != wanted) return nullptr;
   return bytes + static_cast<std::size_t>(found - keys.begin()) * kPageBytes;
@@ -30,7 +30,7 @@ Rounds::Rounds(const RankBatch& batch, Read read)
       read_(batch.per_page > 0 ? batch.count : 0) {
   for (auto& heap : nearest_) heap = TopK<Nearest>(batch.k);
   distances_.resize(batch.per_page);  // now: nothing may throw while reads are on their way
-  std::fill_n(batch.out_tally, batch.count * 5, 0);
+  std::fill_n(batch.out_tally, batch.count, RankTally{});
 }
 
 std::optional<Fault> Rounds::run() {
@@ -48,7 +48,7 @@ std::optional<Fault> Rounds::run() {
     });
     if (auto fault = batch_.workspace.empty() ? rank_as_they_land() : rank_by_parts()) return fault;
     if (end != Clock::time_point::max() && Clock::now() >= end) {
-      for (const std::uint32_t query : active) tally(query)[4] = static_cast<std::int64_t>(Stop::deadline);
+      for (const std::uint32_t query : active) tally(query).stopped = Stop::deadline;
       break;
     }
   }
@@ -61,15 +61,15 @@ float Rounds::threshold(std::uint32_t query) const {
   return std::min(batch_.thresholds[query], heap.is_full() ? heap.last().distance : kInfinity);
 }
 
-std::int64_t Rounds::page_key(std::int64_t candidate) const {
-  return HotPages::key(batch_.files[candidate], static_cast<std::uint64_t>(batch_.offsets[candidate]) / kPageBytes);
+PageKey Rounds::page_key(std::int64_t candidate) const {
+  return page_key_of(batch_.files[candidate], static_cast<std::uint64_t>(batch_.offsets[candidate]) / kPageBytes);
 }
 
 bool Rounds::in_one_page(std::int64_t candidate) const {
   return static_cast<std::uint64_t>(batch_.offsets[candidate]) % kPageBytes + batch_.row_bytes <= kPageBytes;
 }
 
-bool Rounds::is_hot(std::int64_t key) const {
+bool Rounds::is_hot(PageKey key) const {
   return std::binary_search(batch_.hot.keys.begin(), batch_.hot.keys.end(), key);
 }
 
@@ -78,8 +78,9 @@ bool Rounds::choose(std::uint32_t query) {
   const std::int64_t stop = batch_.first[query + 1];
   const float most = threshold(query);
   // Of pages, where these are ranked whole: of each, only the first candidate is wanted.
-  const std::int64_t before_now = batch_.per_page > 0 ? tally(query)[1] + tally(query)[2] : tally(query)[0];
-  const std::size_t quota = tally(query)[3] == 0 ? batch_.first_round : next_round(before_now);
+  RankTally& done = tally(query);
+  const std::int64_t before_now = batch_.per_page > 0 ? done.page_requests + done.hot_pages : done.ranked;
+  const std::size_t quota = done.rounds == 0 ? batch_.first_round : next_round(before_now);
   const std::size_t before = wanted_.size();
   pages_.clear();
   Stop reason = Stop::all_read;
@@ -95,28 +96,28 @@ bool Rounds::choose(std::uint32_t query) {
     }
   }
   if (wanted_.size() == before) {
-    tally(query)[4] = static_cast<std::int64_t>(reason);
+    done.stopped = reason;
     return false;
   }
   if (batch_.per_page == 0) add_page_mates(query, most);
-  ++tally(query)[3];
+  ++done.rounds;
   return true;
 }
 
 // Takes a candidate, unless its pages are more than may be read.
 bool Rounds::want(std::uint32_t query, std::int64_t candidate) {
   const auto start = static_cast<std::uint64_t>(batch_.offsets[candidate]) % kPageBytes;
-  const std::int64_t first = page_key(candidate);
-  const std::int64_t last = first + static_cast<std::int64_t>((start + batch_.row_bytes - 1) / kPageBytes);
-  const auto chosen = [this](std::int64_t key) { return std::find(pages_.begin(), pages_.end(), key) != pages_.end(); };
+  const PageKey first = page_key(candidate);
+  const PageKey last = first + static_cast<std::int64_t>((start + batch_.row_bytes - 1) / kPageBytes);
+  const auto chosen = [this](PageKey key) { return std::find(pages_.begin(), pages_.end(), key) != pages_.end(); };
   const bool had_first = chosen(first), had_last = first == last || chosen(last);
   std::int64_t pages = had_first ? 0 : 1;
   // A row that straddles pages is read whole, whatever of it is held. Those between its ends are of no other row.
   if (first != last)
     pages = last - first + 1 - (had_first && !is_hot(first) ? 1 : 0) - (had_last && !is_hot(last) ? 1 : 0);
   const bool hot = first == last && is_hot(first);
-  if (!hot && static_cast<std::size_t>(tally(query)[1] + pages) > batch_.max_reads) return false;
-  tally(query)[hot ? 2 : 1] += pages;
+  if (!hot && static_cast<std::size_t>(tally(query).page_requests + pages) > batch_.max_reads) return false;
+  (hot ? tally(query).hot_pages : tally(query).page_requests) += pages;
   if (!had_first) pages_.push_back(first);
   if (!had_last) pages_.push_back(last);
   taken_[static_cast<std::size_t>(candidate)] = true;
@@ -126,13 +127,13 @@ bool Rounds::want(std::uint32_t query, std::int64_t candidate) {
 
 // Takes the page of a candidate, unless it was taken before or is more than may be read.
 bool Rounds::want_page(std::uint32_t query, std::int64_t candidate) {
-  const std::int64_t key = page_key(candidate);
+  const PageKey key = page_key(candidate);
   auto& pages = read_[query];
   const auto place = std::lower_bound(pages.begin(), pages.end(), key);
   if (place != pages.end() && *place == key) return true;
   const bool hot = is_hot(key);
-  if (!hot && static_cast<std::size_t>(tally(query)[1]) >= batch_.max_reads) return false;
-  ++tally(query)[hot ? 2 : 1];
+  if (!hot && static_cast<std::size_t>(tally(query).page_requests) >= batch_.max_reads) return false;
+  ++(hot ? tally(query).hot_pages : tally(query).page_requests);
   pages.insert(place, key);
   wanted_.push_back({query, candidate});
   return true;
@@ -216,7 +217,7 @@ std::optional<Fault> Rounds::rank_part(std::span<const Wanted> wanted) {
 }
 
 void Rounds::rank_row(const Wanted& item, const std::byte* row) {
-  ++tally(item.query)[0];
+  ++tally(item.query).ranked;
   float distance = 0;
   distances(
       {batch_.queries + std::size_t{item.query} * batch_.dimension, row, 0, 1, batch_.dimension, nullptr, &distance},
@@ -239,7 +240,7 @@ void Rounds::rank_page(const Wanted& item, const std::byte* page) {
   for (std::size_t i = 0; i < count; ++i) {
     const std::int64_t row = first + static_cast<std::int64_t>(i);
     if (!rows.allows(row)) continue;
-    ++tally(item.query)[0];
+    ++tally(item.query).ranked;
     const auto offset = start * static_cast<std::int64_t>(kPageBytes) + static_cast<std::int64_t>(i * batch_.row_bytes);
     offer(item.query, {distances_[i], file, rows.id(row), offset});
   }

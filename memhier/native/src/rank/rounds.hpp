@@ -2,6 +2,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -14,14 +15,17 @@
 
 namespace memhier {
 
+// A page of any file: its handle, then 40 bits of page number, as page_keys of memhier.rows.rank_request makes it.
+using PageKey = std::int64_t;
+inline PageKey page_key_of(std::int32_t file, std::uint64_t page) {
+  return static_cast<PageKey>(file) << 40 | static_cast<PageKey>(page);
+}
+
 // Pages held in DRAM: keys ascend, page i lies at bytes + i * kPageBytes.
 struct HotPages {
-  std::span<const std::int64_t> keys;
+  std::span<const PageKey> keys;
   const std::byte* bytes;
 
-  static std::int64_t key(std::int32_t file, std::uint64_t page) {
-    return static_cast<std::int64_t>(file) << 40 | static_cast<std::int64_t>(page);
-  }
   const std::byte* find(std::int32_t file, std::uint64_t page) const;
 };
 
@@ -41,6 +45,17 @@ struct PageRows {
     return allowed == nullptr || (allowed[row >> 6] >> (static_cast<std::uint64_t>(row) & 63) & 1) != 0;
   }
 };
+
+enum class Stop : std::int64_t { bound, all_read, max_reads, deadline };
+
+// RANK_TALLY of memhier.rows.rank_request, for each query.
+struct RankTally {
+  std::int64_t ranked, page_requests, hot_pages, rounds;
+  Stop stopped;
+};
+static_assert(sizeof(RankTally) == 40 && offsetof(RankTally, page_requests) == 8 &&
+              offsetof(RankTally, hot_pages) == 16 && offsetof(RankTally, rounds) == 24 &&
+              offsetof(RankTally, stopped) == 32);
 
 // The caller keeps all of it alive. Candidates of query q are those from first[q] to first[q + 1], by ascending bound.
 struct RankBatch {
@@ -67,10 +82,8 @@ struct RankBatch {
   float* out_distances;                 // [count, k], infinity where there is none
   std::int32_t* out_files;              // [count, k]: where each lies, -1 where there is none
   std::int64_t* out_offsets;
-  std::int64_t* out_tally;  // [count, 5]: rows ranked, pages read, pages found in DRAM, rounds, why it stopped
+  RankTally* out_tally;  // [count]
 };
-
-enum class Stop : std::int64_t { bound, all_read, max_reads, deadline };
 
 class Rounds {
  public:
@@ -105,20 +118,20 @@ class Rounds {
   void rank_page(const Wanted& item, const std::byte* page);
   void offer(std::uint32_t query, const Nearest& item);
   float threshold(std::uint32_t query) const;
-  std::int64_t page_key(std::int64_t candidate) const;
+  PageKey page_key(std::int64_t candidate) const;
   bool in_one_page(std::int64_t candidate) const;
-  bool is_hot(std::int64_t key) const;
-  std::int64_t* tally(std::uint32_t query) { return batch_.out_tally + std::size_t{query} * 5; }
+  bool is_hot(PageKey key) const;
+  RankTally& tally(std::uint32_t query) { return batch_.out_tally[query]; }
   void finish();
 
   const RankBatch& batch_;
   Read fetch_;
-  std::vector<TopK<Nearest>> nearest_;           // by query
-  std::vector<std::int64_t> next_;               // by query, the first candidate not looked at
-  std::vector<bool> taken_;                      // by candidate
-  std::vector<std::vector<std::int64_t>> read_;  // by query, the pages that are ranked whole, ascending
-  std::vector<Wanted> wanted_, cold_;            // of this round; and those of them not held in DRAM
-  std::vector<std::int64_t> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
+  std::vector<TopK<Nearest>> nearest_;      // by query
+  std::vector<std::int64_t> next_;          // by query, the first candidate not looked at
+  std::vector<bool> taken_;                 // by candidate
+  std::vector<std::vector<PageKey>> read_;  // by query, the pages that are ranked whole, ascending
+  std::vector<Wanted> wanted_, cold_;       // of this round; and those of them not held in DRAM
+  std::vector<PageKey> pages_;  // that the query being chosen for is to have in this round: the ends of its rows
   std::vector<std::int32_t> files_;
   std::vector<std::int64_t> offsets_;
   std::vector<float> distances_;

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <utility>
@@ -410,20 +411,26 @@ struct CodedPart {
   }
 };
 
-// The candidates of each query, [q, limit] in ascending order of the lower bound; how many they are and the threshold
-// they passed, [q]; and [q, 4]: lists probed, codes scanned, whether candidates were dropped for lack of room, and
-// whether the probes ended before the reach did.
+// SCAN_TALLY of memhier.ann.zoom.preview.code_scan, for each query.
+struct ScanTally {
+  std::int64_t probed, scanned, cut_short, open;
+};
+static_assert(sizeof(ScanTally) == 32 && offsetof(ScanTally, scanned) == 8 && offsetof(ScanTally, cut_short) == 16 &&
+              offsetof(ScanTally, open) == 24);
+
+// The candidates of each query, [q, limit] in ascending order of the lower bound; and [q]: how many they are, the
+// threshold they passed, and the work done.
 struct ScanResult {
   Array<std::int64_t, 2> positions;
   Array<float, 2> lower, estimates;
   Array<std::int64_t, 1> counts;
   Array<float, 1> thresholds;
-  Array<std::int64_t, 2> tally;
+  Array<ScanTally, 1> tally;
 
   void check(std::size_t count) const {
     const std::size_t limit = positions.shape(1);
     require(positions.shape(0) == count && lower.has_shape(count, limit) && estimates.has_shape(count, limit) &&
-                counts.shape(0) == count && thresholds.shape(0) == count && tally.has_shape(count, 4),
+                counts.shape(0) == count && thresholds.shape(0) == count && tally.shape(0) == count,
             "code_scan: the arrays of a result do not fit together");
   }
 
@@ -437,10 +444,7 @@ struct ScanResult {
       estimates[q * limit + i] = items[i].estimate;
     }
     counts[q] = static_cast<std::int64_t>(items.size());
-    tally[q * 4] = scanner.probed;
-    tally[q * 4 + 1] = scanner.scanned;
-    tally[q * 4 + 2] = scanner.admitted().truncated() ? 1 : 0;
-    tally[q * 4 + 3] = scanner.closed() ? 0 : 1;
+    tally[q] = {scanner.probed, scanner.scanned, scanner.admitted().truncated() ? 1 : 0, scanner.closed() ? 0 : 1};
   }
 };
 
@@ -507,7 +511,7 @@ void register_code_scan(nb::module_& m) {
       .def(nb::init<std::size_t, float, std::int64_t, float>(), nb::kw_only(), "k"_a, "eps"_a, "least"_a, "gap"_a);
   nb::class_<ScanResult>(m, "ScanResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<float, 2>, Array<std::int64_t, 1>, Array<float, 1>,
-                    Array<std::int64_t, 2>>(),
+                    Array<ScanTally, 1>>(),
            nb::kw_only(), "positions"_a, "lower"_a, "estimates"_a, "counts"_a, "thresholds"_a, "tally"_a);
   m.def("code_scan", &code_scan, nb::kw_only(), "queries"_a, "lists"_a, "book"_a, "parts"_a, "limits"_a, "result"_a,
         "instructions"_a = static_cast<int>(Instructions::kAvx512));

@@ -1,0 +1,3 @@
+"""The command ``memhier doctor``."""
+
+__all__: list[str] = []

@@ -1,0 +1,214 @@
+"""The generations at a place: reading, publishing and removing them.
+
+A generation is published by its manifest, the last object that a push writes. Manifests have ascending numbers, and the
+one of the greatest number counts. A number is taken once: of two pushes at a time, the second finds it taken and begins
+again behind the first.
+"""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+from memhier.arguments import check_int
+from memhier.errors import CorruptionError, FormatError
+from memhier.remote.manifest import Manifest, digest, object_path
+from memhier.remote.place import Place
+
+__all__ = [
+    "Backup",
+    "backups",
+    "check_backup",
+    "manifest_of",
+    "newest",
+    "object_of",
+    "prune_backups",
+    "prune_place",
+    "publish",
+]
+
+_FOLDER = "manifests"
+_TRIES = 3  # of a manifest that arrives damaged
+_BATCH = 64  # objects removed between two looks for a newer push
+
+
+@dataclass(frozen=True, slots=True)
+class Backup:
+    """A generation at a place.
+
+    Attributes
+    ----------
+    number
+        Of the push, from 1.
+    kind, generation
+        Of the store.
+    objects, nbytes
+        That the generation consists of; most are shared with the generations beside it.
+    """
+
+    number: int
+    kind: str
+    generation: int
+    objects: int
+    nbytes: int
+
+
+def backups(url: str) -> list[Backup]:
+    """Return the generations at a URL, the newest last.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier import Store, backups
+    >>> with Store.create(tempfile.mkdtemp() + "/store", kind="example") as store, store.begin() as tx:
+    ...     offset = tx.segment("numbers").append(bytes(100))
+    ...     generation = tx.commit()
+    ...     moved = store.push("memory://backups-example")
+    >>> [(each.number, each.generation, each.nbytes) for each in backups("memory://backups-example")]
+    [(1, 1, 4100)]
+    """
+    place = Place(url)
+    found = []
+    for number, manifest in _manifests(place):
+        sizes = manifest.sizes()
+        found.append(Backup(number, manifest.kind, manifest.generation, len(sizes), sum(sizes.values())))
+    return found
+
+
+def prune_backups(url: str, keep: int) -> int:
+    """Remove all but the newest generations at a URL, and the objects that no other one needs.
+
+    Do not prune while another machine pushes there: the push notices objects that went, and writes them again, but an
+    object that goes after its last look is lost until the next push. Leftovers of killed pushes go as well.
+
+    Parameters
+    ----------
+    keep
+        Generations that stay, at least 1.
+
+    Returns
+    -------
+    int
+        Objects removed.
+    """
+    return prune_place(Place(url), check_int("keep", keep, 1, unit="generations"))
+
+
+def prune_place(place: Place, keep: int) -> int:
+    """Do the work of `prune_backups`."""
+    there = place.sizes("objects")
+    manifests = dict(_manifests(place))
+    doomed = sorted(manifests)[:-keep]
+    place.remove([_path(number) for number in doomed])
+    named = {name for number, manifest in manifests.items() if number not in doomed for name in manifest.sizes()}
+    garbage = sorted(there.keys() - named)
+    newest_here = max(manifests, default=0)
+    for start in range(0, len(garbage), _BATCH):
+        if max(_numbers(place), default=0) != newest_here:
+            return start  # a push came in between, and may need the rest
+        place.remove([object_path(name) for name in garbage[start : start + _BATCH]])
+    return len(garbage)
+
+
+def check_backup(url: str) -> list[str]:
+    """Read every generation at a URL and return every inconsistency; the objects are streamed, each once.
+
+    An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was
+    removed.
+    """
+    place, findings, sizes = Place(url), [], {}
+    for number in _numbers(place):
+        try:
+            sizes.update(_read(place, number).sizes())
+        except (CorruptionError, FormatError) as error:
+            findings.append(str(error))
+    for name in sorted(sizes):
+        try:
+            object_of(place, name, sizes[name])
+        except CorruptionError as error:
+            findings.append(str(error))
+    return findings
+
+
+def object_of(place: Place, name: str, size: int) -> bytes:
+    """Return a whole object, checked against its name.
+
+    Raises
+    ------
+    CorruptionError
+        When it is not there, or its bytes are others.
+    """
+    path = object_path(name)
+
+    def check(contents: bytes) -> None:
+        if len(contents) != size or digest(contents) != name:
+            raise CorruptionError(f"{place.address(path)}: {len(contents)} bytes that do not match the object's name")
+
+    try:
+        return place.get(path, check)
+    except FileNotFoundError:
+        raise CorruptionError(
+            f"{place.address(path)}: missing, but a manifest names it; was the generation pruned?"
+        ) from None
+
+
+def newest(place: Place) -> tuple[int, Manifest | None]:
+    """Return the number of the last push and its manifest; 0 and None where nothing was pushed."""
+    numbers = _numbers(place)
+    return (numbers[-1], _read(place, numbers[-1])) if numbers else (0, None)
+
+
+def manifest_of(place: Place, generation: int | None) -> Manifest:
+    """Return the last manifest of a generation, or of all.
+
+    Raises
+    ------
+    FileNotFoundError
+        When there is none.
+    """
+    for number in reversed(_numbers(place)):
+        manifest = _read(place, number)
+        if generation in (None, manifest.generation):
+            return manifest
+    sought = "memhier backup" if generation is None else f"generation {generation}"
+    raise FileNotFoundError(2, f"no {sought} here", place.url)
+
+
+def publish(place: Place, number: int, manifest: Manifest) -> bool:
+    """Make a generation the newest at a place; False where another push took the number.
+
+    The manifest is read back: one that arrived damaged is removed and written again. A place may lose the answer to a
+    write that it made. Then the number is taken by this very manifest.
+    """
+    tries = 0
+    while True:
+        with suppress(FileExistsError):
+            place.put(_path(number), manifest.encode(), new=True)
+        try:
+            return _read(place, number) == manifest
+        except CorruptionError:
+            place.remove([_path(number)])
+            tries += 1
+            if tries == _TRIES:
+                raise
+
+
+def _manifests(place: Place) -> Iterator[tuple[int, Manifest]]:
+    for number in _numbers(place):
+        with suppress(FileNotFoundError):  # pruned meanwhile
+            yield number, _read(place, number)
+
+
+def _numbers(place: Place) -> list[int]:
+    names = (name.removesuffix(".json") for name in place.sizes(_FOLDER))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def _read(place: Place, number: int) -> Manifest:
+    found: list[Manifest] = []
+    where = place.address(_path(number))
+    place.get(_path(number), lambda contents: found.append(Manifest.decode(contents, where)))
+    return found[-1]
+
+
+def _path(number: int) -> str:
+    return f"{_FOLDER}/{number:08d}.json"

@@ -1,0 +1,49 @@
+"""Several transfers at a time: the first error ends the others, and so does an interrupt."""
+
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from typing import TypeVar
+
+from memhier.shield import check_interrupt
+
+__all__ = ["IN_FLIGHT", "each_in_parallel"]
+
+T = TypeVar("T")
+
+IN_FLIGHT = 8
+_LOOK_S = 0.05
+
+
+def each_in_parallel(work: Callable[[T], object], items: Iterable[T]) -> None:
+    """Do the work for each item, eight at a time; items are taken only as others end.
+
+    Raises
+    ------
+    Exception
+        The first error; no further item is begun then.
+    """
+    with ThreadPoolExecutor(IN_FLIGHT, "memhier-transfer") as pool:
+        under_way: set[Future[object]] = set()
+        for item in items:
+            check_interrupt()
+            under_way.add(pool.submit(work, item))
+            if len(under_way) == 2 * IN_FLIGHT:
+                under_way = _after_some(under_way)
+        while under_way:
+            under_way = _after_some(under_way)
+
+
+def _after_some(under_way: set[Future[object]]) -> set[Future[object]]:
+    """Wait until some of the work is done, and return the rest; on an error take back what has not begun."""
+    done: set[Future[object]] = set()
+    try:
+        while not done:
+            check_interrupt()
+            done, under_way = wait(under_way, timeout=_LOOK_S, return_when=FIRST_COMPLETED)
+        for future in done:
+            future.result()
+    except BaseException:
+        for future in under_way:
+            future.cancel()
+        raise
+    return under_way

@@ -1,0 +1,187 @@
+"""A folder on a file system that fsspec knows, such as an object store; calls that fail are made again."""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
+from typing import Any, TypeVar
+
+from memhier.errors import CorruptionError
+
+__all__ = ["Place"]
+
+T = TypeVar("T")
+
+TRIES = 6
+FIRST_WAIT_S = 0.05  # doubles with each try
+_NEEDS = "a URL needs the package fsspec: pip install 'memhier[remote]'"
+_FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError)
+
+
+class Place:
+    """Objects by name below a URL. Many threads may use it, and a forked child.
+
+    An `OSError` other than "not found", "exists" or "not permitted" is taken to be passing: a call is made six times in
+    all, with growing waits of 1.6 seconds in sum. So is an object that is short or does not pass its check.
+
+    Parameters
+    ----------
+    url
+        Of a folder, which need not exist. Its file system takes options from fsspec's configuration.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        When fsspec is not installed, or the package that it needs for this URL.
+    ValueError
+        When fsspec does not know the URL's protocol.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        self._connect()
+
+    def _connect(self) -> None:
+        try:
+            from fsspec.core import url_to_fs
+            from fsspec.implementations.local import LocalFileSystem
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(_NEEDS, name=error.name) from error
+        # A child of a fork must not share the connections of its parent, which fsspec keeps by their options.
+        forked = {"skip_instance_cache": True} if hasattr(self, "_pid") else {}
+        self._fs, root = url_to_fs(self.url, **forked)
+        self._root = str(root).rstrip("/")
+        self._is_local = isinstance(self._fs, LocalFileSystem)
+        self._pid = os.getpid()
+
+    def get(
+        self, name: str, check: Callable[[bytes], None], start: int | None = None, stop: int | None = None
+    ) -> bytes:
+        """Return an object, or its bytes from `start` to `stop`.
+
+        Parameters
+        ----------
+        check
+            Raises CorruptionError for bytes that are not those expected.
+
+        Raises
+        ------
+        FileNotFoundError
+            When there is no such object.
+        CorruptionError
+            When the object did not pass the check, however often it was read.
+        OSError
+            When it could not be read.
+        """
+
+        def read(fs: Any) -> bytes:
+            found = bytes(fs.cat_file(self._path(name), start=start, end=stop))
+            if start is not None and stop is not None and len(found) != stop - start:
+                raise OSError(errno.EIO, f"{len(found)} bytes came, expected {stop - start}", self.address(name))
+            check(found)
+            return found
+
+        return self._again(name, read)
+
+    def put(self, name: str, contents: bytes, *, new: bool = False) -> None:
+        """Write an object whole.
+
+        Parameters
+        ----------
+        new
+            Raise FileExistsError if there is such an object.
+
+        Raises
+        ------
+        FileExistsError, OSError
+            When it could not be written.
+        """
+
+        def write(fs: Any) -> None:
+            if self._is_local:
+                self._put_durably(name, contents, new)
+            else:
+                fs.pipe_file(self._path(name), contents, mode="create" if new else "overwrite")
+
+        self._again(name, write)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the names of the objects in a folder with their bytes; none where there is no folder."""
+
+        def look(fs: Any) -> dict[str, int]:
+            fs.invalidate_cache()
+            try:
+                found = fs.ls(self._path(folder), detail=True)
+            except FileNotFoundError:
+                return {}
+            return {
+                each["name"].rstrip("/").rpartition("/")[2]: int(each["size"])
+                for each in found
+                if each["type"] == "file"
+            }
+
+        return self._again(folder, look)
+
+    def remove(self, names: Collection[str]) -> None:
+        """Remove objects; those that are gone already do no harm."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._again(name, partial(_remove, self._path(name)))
+
+    def address(self, name: str) -> str:
+        """Return the URL of an object."""
+        return f"{self.url}/{name}"
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}"
+
+    def _put_durably(self, name: str, contents: bytes, new: bool) -> None:
+        path = self._path(name)
+        folder, base = os.path.split(path)
+        fresh = f"{folder}/.{base}.{os.getpid()}-{threading.get_ident()}"
+        os.makedirs(folder, exist_ok=True)
+        try:
+            with open(fresh, "wb") as file:
+                file.write(contents)
+                file.flush()
+                os.fsync(file.fileno())
+            if new:
+                os.link(fresh, path)
+            else:
+                os.replace(fresh, path)
+        except FileNotFoundError as error:  # another process that prunes took the file for a leftover
+            raise OSError(errno.EAGAIN, str(error), path) from error
+        finally:
+            if os.path.exists(fresh):
+                os.remove(fresh)
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def _again(self, name: str, call: Callable[[Any], T]) -> T:
+        """Make a call until it succeeds, a bounded number of times."""
+        if self._pid != os.getpid():
+            self._connect()
+        for attempt in range(TRIES):
+            try:
+                return call(self._fs)
+            except _FINAL:
+                raise
+            except (OSError, CorruptionError) as error:
+                if attempt < TRIES - 1:
+                    time.sleep(FIRST_WAIT_S * 2**attempt)
+                    continue
+                if isinstance(error, CorruptionError):
+                    raise
+                said = f"failed {TRIES} times, the last time with: {error.strerror or error!r}"
+                raise OSError(error.errno or errno.EIO, said, self.address(name)) from error
+        raise AssertionError
+
+
+def _remove(path: str, fs: Any) -> None:
+    fs.rm_file(path)

@@ -1,0 +1,85 @@
+"""An index in a backup: searched in place it answers as it does here, with warm pages and without, and so do copies."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import memhier.remote.place
+from memhier.ann import ZoomIndex
+from memhier.ann.decoder import LogitIndex
+from memhier.benchmarks.simulated_store import Bucket, simulated
+
+URL = "simulated://bucket/index"
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    monkeypatch.setattr(memhier.remote.place, "FIRST_WAIT_S", 0.0)
+    with simulated("bucket") as bucket:
+        yield bucket
+
+
+def assert_same(index: ZoomIndex, other: ZoomIndex, queries: np.ndarray, **options: object) -> None:
+    found, expected = index.search(queries, 10, **options), other.search(queries, 10, **options)  # type: ignore[arg-type]
+    assert np.array_equal(found.ids, expected.ids)
+    assert np.array_equal(found.distances, expected.distances)
+    assert found.stats["pages"] == expected.stats["pages"]
+
+
+@pytest.mark.parametrize(("dimension", "dtype"), [(96, "float32"), (64, "float16"), (1200, "uint8")])
+def test_search_in_place_equals_search_here(tmp_path: Path, bucket: Bucket, dimension: int, dtype: str) -> None:
+    random = np.random.default_rng(0)
+    vectors = (random.normal(size=(3000, dimension)) * 20 + 100).astype(dtype)
+    queries = random.normal(size=(20, dimension)) * 20 + 100
+    attributes = {"color": random.choice(["red", "green"], 3000), "price": random.integers(0, 100, 3000)}
+    ids = [f"name-{number}" for number in range(3000)] if dtype == "float16" else None
+    with ZoomIndex.build(tmp_path / "index", vectors, dram="4MiB", attributes=attributes, ids=ids) as here:
+        assert here.push(URL).moved_bytes > vectors.nbytes
+        with ZoomIndex.open(URL, cache=tmp_path / "cache") as far:
+            for options in ({}, {"where": "color == 'red' and price < 30"}, {"recall": 1.0}):
+                assert_same(far, here, queries, **options)
+            warm = bucket.requests
+            assert_same(far, here, queries)
+            assert bucket.requests == warm
+            wanted = [here.search(queries[0], 1).ids[0]]
+            assert np.array_equal(far.reconstruct(wanted), here.reconstruct(wanted))
+            with pytest.raises(OSError, match="open for searching"):
+                far.add(vectors[:1])
+            # The cache holds the pages of the last backup; a change moves little, and is seen by those that open it.
+            added = here.add(vectors[:50] + 1, ids=None if ids is None else [f"new-{number}" for number in range(50)])
+            here.remove(added[:10])
+            here.commit()
+            moved = here.push(URL)
+            assert moved.moved_bytes < moved.nbytes / 3
+            assert len(far) == 3000
+        with ZoomIndex.open(URL, cache=tmp_path / "cache", cache_bytes="1MiB") as far:
+            assert len(far) == 3040
+            assert_same(far, here, queries)
+        ZoomIndex.pull(URL, tmp_path / "copy")
+        with ZoomIndex.open(tmp_path / "copy", writable=True) as copy:
+            assert copy.check() == []
+            assert_same(copy, here, queries)
+            copy.remove(wanted)
+            copy.commit()
+            assert copy.push(URL).generation == moved.generation + 1
+
+
+def test_an_empty_index(tmp_path: Path, bucket: Bucket) -> None:
+    with ZoomIndex.build(tmp_path / "index", np.zeros((0, 8), "float32"), dram="4MiB", grow_to=1000) as here:
+        here.save_to(URL)
+    with ZoomIndex.open(URL, cache=tmp_path / "cache") as far:
+        assert far.search(np.zeros(8), 3).ids.tolist() == [-1, -1, -1]
+
+
+def test_a_decoder(tmp_path: Path, bucket: Bucket) -> None:
+    random = np.random.default_rng(0)
+    weight = random.normal(size=(8_000, 64)).astype("float32")
+    hidden = random.normal(size=(300, 64)).astype("float32")
+    here = LogitIndex.build(weight, contexts=hidden, k=5)
+    here.save(URL)
+    for dram in (None, here.memory_bytes + (1 << 21)):
+        with_rows = LogitIndex.open(URL, dram=dram, cache=tmp_path / "cache")
+        assert np.array_equal(with_rows.topk(hidden[:20], 5).indices, here.topk(hidden[:20], 5).indices)
+        with_rows.close()
