@@ -36,6 +36,7 @@ class DocumentIndex(Closing):
     Examples
     --------
     >>> import tempfile
+    >>> from memhier.ann.documents import DocumentIndex
     >>> with DocumentIndex(tempfile.mkdtemp() + "/x", attributes=["year"], dram="16MiB", grow_to=1000) as index:
     ...     index.put(["a", "b"], [[1, 0], [0, 1]], [{"text": "A"}, {"text": "B"}], [{"year": 1999}, {"year": 2024}])
     ...     index.search([1, 0], 2, "year > 2000")
@@ -199,6 +200,12 @@ def comparison(name: str, operator: str, value: Any) -> str:
     ------
     TypeError
         For any other value.
+
+    Examples
+    --------
+    >>> from memhier.ann.documents import comparison
+    >>> comparison("price", "<", 10), comparison("lang", "in", ["en", "de"])
+    ('price < 10', "lang in ('en', 'de')")
     """
     if value is None and operator in ("==", "!="):
         return f"{name} is {'' if operator == '==' else 'not '}null"

@@ -73,6 +73,7 @@ class ZoomNeighbors(BaseEstimator):
     Examples
     --------
     >>> import numpy as np
+    >>> from memhier.ann.sklearn import ZoomNeighbors
     >>> X = np.random.default_rng(0).normal(size=(200, 8))
     >>> distances, indices = ZoomNeighbors(n_neighbors=3).fit(X).kneighbors(X[:2])
     >>> indices[:, 0]
@@ -300,6 +301,7 @@ class ZoomTransformer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, ZoomNei
     Examples
     --------
     >>> import numpy as np
+    >>> from memhier.ann.sklearn import ZoomTransformer
     >>> X = np.random.default_rng(0).normal(size=(200, 8))
     >>> ZoomTransformer(n_neighbors=5).fit_transform(X).nnz
     1200

@@ -146,6 +146,7 @@ def is_url(path: object) -> TypeGuard[str]:
 
     Examples
     --------
+    >>> from memhier.arguments import is_url
     >>> is_url("s3://bucket/index"), is_url("/data/index"), is_url("index")
     (True, False, False)
     """

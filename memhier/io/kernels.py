@@ -50,6 +50,7 @@ def crc32c_each(pieces: Iterable[Any], values: Iterable[int] = repeat(0)) -> lis
 
     Examples
     --------
+    >>> from memhier.io.kernels import crc32c, crc32c_each
     >>> crc32c_each([b"6789"], crc32c_each([b"12345"])) == [crc32c(b"123456789")]
     True
     """

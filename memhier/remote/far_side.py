@@ -89,6 +89,21 @@ def prune_backups(url: str, keep: int) -> int:
     -------
     int
         Objects removed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier import Store, backups, prune_backups
+    >>> with Store.create(tempfile.mkdtemp() + "/store", kind="example") as store:
+    ...     for value in (b"first", b"second"):
+    ...         with store.begin() as tx:
+    ...             tx.put("value", value)
+    ...             _ = tx.commit()
+    ...         _ = store.push("memory://prune-example")
+    >>> len(backups("memory://prune-example")), prune_backups("memory://prune-example", keep=1) > 0
+    (2, True)
+    >>> len(backups("memory://prune-example"))
+    1
     """
     return prune_place(Place(url), check_int("keep", keep, 1, unit="generations"))
 
@@ -114,6 +129,19 @@ def check_backup(url: str) -> list[str]:
 
     An object that is damaged or missing comes back with the next push of a store that holds the same bytes, once it was
     removed.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> from memhier import Store, check_backup
+    >>> with Store.create(tempfile.mkdtemp() + "/store", kind="example") as store:
+    ...     for value in (b"first", b"second"):
+    ...         with store.begin() as tx:
+    ...             tx.put("value", value)
+    ...             _ = tx.commit()
+    ...         _ = store.push("memory://check-example")
+    >>> check_backup("memory://check-example")
+    []
     """
     place, findings, sizes = Place(url), [], {}
     for number in _numbers(place):

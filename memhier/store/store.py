@@ -428,6 +428,8 @@ class Store(Closing):
         Examples
         --------
         >>> import tempfile
+        >>> from pathlib import Path
+        >>> from memhier import Store
         >>> place = Path(tempfile.mkdtemp())
         >>> with Store.create(place / "store", kind="example") as store, store.begin() as tx:
         ...     offset = tx.segment("numbers").append(bytes(range(250)) * 20)

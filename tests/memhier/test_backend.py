@@ -106,7 +106,7 @@ def test_the_stub_names_what_the_core_has() -> None:
 
 def test_mypy_sees_all_of_the_core() -> None:
     tree = ast.parse((ROOT / "memhier/backend.py").read_text())
-    (core,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "Core"]
+    (core,) = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == "_Core"]
     aliases = {
         ast.unparse(part.targets[0]): ast.unparse(part.value) for part in core.body if isinstance(part, ast.Assign)
     }
