@@ -1,6 +1,7 @@
 """``memhier bench``: list, run, compare, report, install, papers."""
 
 import os
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,8 @@ def _run(plan: Plan, results: Results) -> bool:
     with console.status("starting", spinner="line") as status:
 
         def say(words: str) -> None:
-            console.log(words)
+            # Not by `log`, which fills each line to the width of a file.
+            console.print(f"[{time.strftime('%H:%M:%S')}] {words}")
             status.update(words)
 
         try:

@@ -44,7 +44,7 @@ class Terminal(Console):
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
-        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, log_path=False)
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
         if not self.is_terminal:
             self.width = _UNLIMITED
 

@@ -137,6 +137,8 @@ def test_the_folder_of_data_is_named_on_the_command_line(tmp_path: Path, monkeyp
     words = ["run", "tiers-policies", "search-sift1m", "--data", str(tmp_path / "named"), *place]
     told = CliRunner().invoke(main, ["bench", *words], catch_exceptions=False)
     assert told.exit_code == 0
+    said = told.stderr.splitlines()
+    assert any(line.endswith("measuring the device") for line in said), said  # in a file a line is filled with nothing
     problems = problem_rows(read_rows(tmp_path / "r.jsonl"))
     assert {name for name, _, _, _ in problems} == {"tiers-policies", "search-sift1m"}
     for _, _, what, why in problems:
