@@ -18,8 +18,9 @@ import pytest
 import memhier
 
 PUBLIC = [
-    "memhier", "memhier.ann", "memhier.ann.datasets", "memhier.ann.decoder", "memhier.ann.documents", "memhier.ann.huggingface", "memhier.codecs", "memhier.errors",
-    "memhier.ann.sklearn", "memhier.policies", "memhier.recsys", "memhier.recsys.replay", "memhier.recsys.replay.adapters.avalanche",
+    "memhier", "memhier.ann", "memhier.ann.datasets", "memhier.ann.decoder", "memhier.ann.documents",
+    "memhier.ann.huggingface", "memhier.ann.sklearn", "memhier.codecs", "memhier.errors", "memhier.policies",
+    "memhier.recsys", "memhier.recsys.replay", "memhier.recsys.replay.adapters.avalanche",
     "memhier.recsys.replay.adapters.mammoth", "memhier.recsys.replay.adapters.torchrl",
 ]  # fmt: skip
 NOT_RUN = ("avalanche", "torchrl")  # adapters with an example as text: no extra brings the packages that it needs
