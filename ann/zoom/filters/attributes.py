@@ -193,7 +193,7 @@ class Attributes:
         work_bytes: int = WORKSPACE_BYTES,
     ) -> None:
         self._schema = dict(schema)
-        self._count = count
+        self._count, self._words = count, word_count(count)
         self._cache = cache
         self._work_bytes = work_bytes
         self._owner = object()  # Keys of the cache: a part to come may have this one's prefix.
@@ -301,7 +301,7 @@ class Attributes:
         each += sum(column.width + 2 for column in used.values())
         step = _block_rows((self._work_bytes - len(used) * PAGE_BYTES) // each)
         blocks = Blocks(used, min(step, self._count))
-        words = np.zeros(word_count(self._count), np.uint64)
+        words = np.zeros(self._words, np.uint64)
         for start in range(0, self._count, step):
             count = min(step, self._count - start)
             rows = select(expression, partial(blocks.cells, start, count), count)
