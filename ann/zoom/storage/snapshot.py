@@ -1,7 +1,8 @@
 """The state of an index at one moment, and the DRAM that it takes."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 _BLOCK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class IndexSnapshot:
     """The state of an index at one moment. A search keeps the snapshot that it started with.
 
@@ -54,10 +55,6 @@ class IndexSnapshot:
         DRAM for the candidates of queries that are searched together.
     documents
         Names of the documents, in the order of their numbers.
-    findable, count
-        The rows on SSD that a search without a filter can find, and the number of vectors with those in DRAM.
-    row_bytes, page_rows
-        Bytes of a vector on SSD, and vectors that lie whole in a page; 0 where they straddle pages.
     """
 
     space: PreviewSpace
@@ -70,16 +67,26 @@ class IndexSnapshot:
     hot: HotPages
     scan_bytes: int
     documents: tuple[str, ...] = ()
-    findable: Findable = field(init=False)
-    count: int = field(init=False)
-    row_bytes: int = field(init=False)
-    page_rows: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "findable", findable(self.parts))
-        object.__setattr__(self, "count", self.findable.total + len(self.fresh.ids))
-        object.__setattr__(self, "row_bytes", self.dtype.itemsize * self.space.dimension)
-        object.__setattr__(self, "page_rows", page_rows_of(self.row_bytes))
+    @cached_property
+    def findable(self) -> Findable:
+        """The rows on SSD that a search without a filter can find."""
+        return findable(self.parts)
+
+    @cached_property
+    def count(self) -> int:
+        """Vectors that a search can find."""
+        return self.findable.total + len(self.fresh.ids)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a vector on SSD."""
+        return self.dtype.itemsize * self.space.dimension
+
+    @cached_property
+    def page_rows(self) -> int:
+        """Vectors that lie whole in a page; 0 where they straddle pages."""
+        return page_rows_of(self.row_bytes)
 
     @classmethod
     def load(cls, store: Store, about: Description, files: PartFiles, reader: Reader) -> Self:
