@@ -6,7 +6,7 @@ import os
 import stat
 
 from memhier.errors import CorruptionError
-from memhier.files import O_DIRECT, OPEN_FLAGS, close_with, keep_out_of_cache, read_at, set_direct
+from memhier.files import O_DIRECT, OPEN_FLAGS, close_with, keep_out_of_cache, set_direct
 
 __all__ = ["PAGE_BYTES", "PageFile"]
 
@@ -67,7 +67,7 @@ class PageFile:
         if self.direct:
             with mmap.mmap(-1, PAGE_BYTES) as page:
                 try:
-                    read_at(self.fd, memoryview(page), 0)
+                    os.preadv(self.fd, [page], 0)  # where there is O_DIRECT, there is this
                 except OSError as error:
                     if error.errno != errno.EINVAL:
                         error.filename = self.path
