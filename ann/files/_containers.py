@@ -68,10 +68,14 @@ def as_array(vectors: Any, name: str = "vectors", start: int = 0) -> Array:
     Raises
     ------
     ValueError
-        When rows are null or differ in length; the message counts rows from `start`.
+        When rows are null, hold masked values or differ in length; the message counts rows from `start`.
     TypeError
         When an array on another device, or of a dtype that NumPy lacks, cannot be read.
     """
+    if isinstance(vectors, np.ma.MaskedArray) and np.ma.is_masked(vectors):
+        mask = np.atleast_1d(np.ma.getmaskarray(vectors))
+        row = start + int(np.unravel_index(int(mask.argmax()), mask.shape)[0])
+        raise ValueError(f"{name} row {row} holds a masked value: expected numbers")
     if isinstance(vectors, np.ndarray) and vectors.dtype != object:
         return vectors
     if _is_a(vectors, "torch", "Tensor"):

@@ -1,6 +1,7 @@
 """Checks at the border of the index: every error names the argument, its value and the values expected."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ __all__ = [
     "AS_FLOAT32",
     "STORED_DTYPES",
     "SearchOptions",
+    "check_columns",
     "check_fields",
     "check_ids",
     "check_queries",
@@ -61,6 +63,15 @@ class SearchOptions:
                 )
         if self.nprobe is not None:
             check_int("nprobe", self.nprobe, 1)
+
+
+def check_columns(names: Iterable[Any], argument: str) -> list[Any]:
+    """Return the names of the columns of a table; refuse two of the same name."""
+    counts = Counter(names)
+    for name, count in counts.items():
+        if count > 1:
+            raise ValueError(f"{argument} has {count} columns {name!r}: expected different names")
+    return list(counts)
 
 
 def check_fields(fields: object) -> None:

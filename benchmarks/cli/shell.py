@@ -12,6 +12,7 @@ import click
 from rich.console import Console
 from rich.status import Status
 from rich.table import Table
+from rich.text import Text
 
 from memhier.budget import format_bytes
 
@@ -28,6 +29,8 @@ __all__ = [
 ]
 
 _UNLIMITED = 10_000  # columns of a file or a pipe
+# All but tabs, ends of lines and those that rich leaves out: an index must not steer the terminal.
+_CONTROLS = {code: f"\\x{code:02x}" for code in (*range(7), *range(14, 32), *range(127, 160))}
 
 
 class NameList(click.Choice[str]):
@@ -38,7 +41,7 @@ class NameList(click.Choice[str]):
 
 
 class Terminal(Console):
-    """Standard output, or standard error: text is printed as it is.
+    """Standard output, or standard error: text is printed as it is, with control characters as ``\\x1b``.
 
     A narrow terminal folds lines. In a file or a pipe a line is as long as it must be, whatever COLUMNS says.
     """
@@ -47,6 +50,10 @@ class Terminal(Console):
         super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
         if not self.is_terminal:
             self.width = _UNLIMITED
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text as rich prints it."""
+        return super().render_str(text.translate(_CONTROLS), **options)
 
     def on_broken_pipe(self) -> None:
         """Let the command end, as by a plain print."""

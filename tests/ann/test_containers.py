@@ -222,6 +222,9 @@ WRONG = {
     "no vector": (lambda: [MATRIX[0], None], ValueError, "row 1 is null"),
     "none within": (lambda: [[1.0, None]], TypeError, r"row 0 is \[1.0, None\]: expected numbers"),
     "nan for a vector": (lambda: [[1.0], float("nan")], ValueError, "row 1 is null"),
+    "masked": (lambda: np.ma.MaskedArray(MATRIX, MATRIX[3, 2] == MATRIX), ValueError, "row 3 holds a masked value"),
+    "masked stream": (
+        lambda: iter([MATRIX[:2], np.ma.MaskedArray(MATRIX[:2], [[0] * 5, [1] * 5])]), ValueError, "holds a masked"),
     "dicts": (lambda: iter([{"v": [1.0]}]), TypeError, "yields dict as item 0.* give one column"),
     "table": (lambda: pyarrow.table({"v": [[1.0]], "w": ["a"]}), TypeError, "give one column"),
     "ragged stream": (lambda: iter([[1.0], [1.0], [1.0, 2.0]]), ValueError, "row 2 has dimension 2"),

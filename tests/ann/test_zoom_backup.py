@@ -66,6 +66,28 @@ def test_search_in_place_equals_search_here(tmp_path: Path, bucket: Bucket, dime
             assert copy.push(URL).generation == moved.generation + 1
 
 
+def test_documents_in_place_equal_those_here(tmp_path: Path, bucket: Bucket) -> None:
+    vectors = np.random.default_rng(0).normal(size=(2500, 24)).astype("float32")
+    documents = {
+        "text": [f"text {number} " * (number % 40) for number in range(2500)],
+        "long": [None if number % 500 else "x" * 9000 for number in range(2500)],
+    }
+    with ZoomIndex.build(tmp_path / "index", vectors, documents=documents, dram="4MiB") as here:
+        here.add(vectors[:3] + 0.1, documents=[{"text": "waits"}, {}, {"new": [1, {"a": None}]}])
+        here.commit()
+        here.update([7, 2501], vectors[:2], documents={"long": ["y" * 5000, None]})
+        here.commit()
+        here.push(URL)
+        with ZoomIndex.open(URL, cache=tmp_path / "cache", cache_bytes="128KiB") as far:
+            for _ in range(2):
+                found = far.search(vectors[::10], 8, recall=1, fields=True).rows()
+                assert found == here.search(vectors[::10], 8, recall=1, fields=True).rows()
+            every = np.arange(2503)
+            assert {name: column.tolist() for name, column in far.fetch(every).items()} == {
+                name: column.tolist() for name, column in here.fetch(every).items()
+            }
+
+
 def test_an_empty_index(tmp_path: Path, bucket: Bucket) -> None:
     with ZoomIndex.build(tmp_path / "index", np.zeros((0, 8), "float32"), dram="4MiB", grow_to=1000) as here:
         here.save_to(URL)

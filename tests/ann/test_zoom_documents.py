@@ -324,6 +324,15 @@ def test_a_change_that_is_refused_changes_nothing(tmp_path, documents, attribute
         assert index.fetch([1])["title"].tolist() == ["a"]
 
 
+@pytest.mark.parametrize("argument", ["documents", "attributes"])
+def test_a_table_with_two_columns_of_a_name_is_refused(tmp_path, argument):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_arrays([pyarrow.array(range(300))] * 2, ["x", "x"])
+    with pytest.raises(ValueError, match=f"{argument} has 2 columns 'x'"):
+        build(tmp_path, **{argument: table})
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_fields_are_named(tmp_path):
     with build(tmp_path, documents={"title": ["a"] * 300}, attributes={"price": np.arange(300)}) as index:
         assert index.fields == {"price": "int64", "title": "document"}

@@ -194,6 +194,15 @@ BAD = [
 ]
 
 
+def test_text_of_an_index_does_not_steer_the_terminal(tmp_path: Path) -> None:
+    titles, ids = ["a\x1b[31m\nb\tc", "\x9b2J", "d\x00e"], ["\x1b]0;x", "y", "z"]
+    ZoomIndex.build(tmp_path / "x", VECTORS[:3], ids=ids, documents={"title\x1b": titles}, dram="2MiB").close()
+    write_vectors(tmp_path / "q.npy", VECTORS[:3])
+    shown = run("search", tmp_path / "x", tmp_path / "q.npy", "-k", 1, "--fields", "all").stdout
+    assert not {character for character in shown if ord(character) < 32 or 127 <= ord(character) < 160} - {"\n"}
+    assert all(text in shown for text in ("a\\x1b[31m", "\\x9b2J", "d\\x00e", "\\x1b]0;x", "title\\x1b"))
+
+
 @pytest.mark.parametrize(("arguments", "code", "words"), BAD)
 def test_errors_take_one_line(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], code: int, words: str

@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from memhier.ann.zoom.arguments import check_columns
 from memhier.ann.zoom.filters.conditions import KEYWORDS, AttributeType, Cells
 from memhier.ann.zoom.filters.times import as_moments, microseconds, moments
 
@@ -331,7 +332,10 @@ def as_columns(attributes: Any, count: int) -> dict[str, Column]:
     else:
         # pyarrow's name for them, and that of pandas and polars.
         names = getattr(attributes, "column_names", getattr(attributes, "columns", None))
-        columns = _transposed(attributes, count) if names is None else {name: attributes[name] for name in names}
+        if names is None:
+            columns = _transposed(attributes, count)
+        else:
+            columns = {name: attributes[name] for name in check_columns(names, "attributes")}
     made: dict[str, Column] = {}
     for name, data in columns.items():
         _check_name(name)

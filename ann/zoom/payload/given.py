@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from memhier.ann.zoom.arguments import check_columns
 from memhier.ann.zoom.payload.record import Document, encode, is_missing
 
 __all__ = ["NAMES_MOST", "GivenDocuments", "check_names"]
@@ -42,7 +43,7 @@ class GivenDocuments:
         if isinstance(documents, Mapping):
             self._columns = {name: _column(name, values) for name, values in documents.items()}
         elif (names := getattr(documents, "column_names", getattr(documents, "columns", None))) is not None:
-            self._columns = {name: documents[name] for name in names}
+            self._columns = {name: documents[name] for name in check_columns(names, "documents")}
         elif isinstance(documents, Iterable) and not isinstance(documents, str | bytes):
             self._rows = _column("rows", documents)
         else:

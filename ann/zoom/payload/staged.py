@@ -94,7 +94,9 @@ class StagedDocuments:
         """Yield the records in another order, block by block; nothing where no row has documents."""
         completed = self._writer.complete()
         if completed is not None:
-            yield from in_order([StoredRecords(*completed, reader)], [self._writer.count], order, _WORK_BYTES)
+            info, first = completed
+            records = StoredRecords(info, first, reader, reader.add(str(info.path), info.length, info.checksums))
+            yield from in_order([records], [self._writer.count], order, _WORK_BYTES)
 
     def _number(self) -> None:
         assert self._given is not None

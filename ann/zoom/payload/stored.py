@@ -141,12 +141,13 @@ class StoredRecords:
     first
         Integers ``[pages + 1]``: the first row of each page, and the number of rows.
     reader
-        Does the reads; `file` is its handle, which the caller removes.
+        Does the reads.
+    file
+        Its handle of the segment, which the caller removes.
     """
 
-    def __init__(self, info: SegmentInfo, first: npt.NDArray[np.integer], reader: Reader) -> None:
-        self._path, self._first, self._reader = info.path, first, reader
-        self.file = reader.add(str(info.path), info.length, info.checksums)
+    def __init__(self, info: SegmentInfo, first: npt.NDArray[np.integer], reader: Reader, file: int) -> None:
+        self._path, self._first, self._reader, self.file = info.path, first, reader, file
 
     @classmethod
     def load(cls, store: Store, name: str, count: int, reader: Reader) -> Self:
@@ -161,7 +162,7 @@ class StoredRecords:
         first = stored_array(store, f"{name}-rows", _row_dtype(count), (info.payload // PAGE_BYTES + 1,))
         if first[0] != 0 or first[-1] != count or (first[1:] < first[:-1]).any():
             raise CorruptionError(f"{info.path}: its pages do not hold the documents of {count} rows")
-        return cls(info, first, reader)
+        return cls(info, first, reader, store.attach(name, reader))
 
     @property
     def memory_bytes(self) -> int:

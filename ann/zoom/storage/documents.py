@@ -27,7 +27,7 @@ def records_at(
     work_bytes
         DRAM for the pages that are read together.
     tally
-        int64 ``[3]`` to which the I/Os, pages and bytes read are added.
+        `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added.
     """
     if fresh.records is not None:
         waiting = np.flatnonzero(places.fresh >= 0)
