@@ -70,7 +70,7 @@ PLUGIN_TESTS := $(foreach name,avalanche torchrl mammoth plugins,tests/recsys/te
 test-plugins: $(PLUGINS)/.installed  ## the adapters, tried with the real libraries
 	MEMHIER_PLUGINS=1 OMP_NUM_THREADS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider $(PLUGIN_TESTS) -k "not workers" \
 	    -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function
-	$(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
+	MEMHIER_PLUGINS=1 $(PLUGINS)/bin/python -m pytest -p no:cacheprovider tests/test_house.py -k public_names \
 	    -o asyncio_default_fixture_loop_scope=function
 
 $(PLUGINS)/.installed: $(VENV)/.developing constraints-plugins.txt

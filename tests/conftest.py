@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import _base
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -36,6 +37,23 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not any(argument.startswith(("-m", "--markexpr")) for argument in config.invocation_params.args):
         config.option.markexpr = "not slow"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def torchvision() -> Iterator[None]:
+    """Define the operators that torchvision asks for at import, where its own are those of another torch."""
+    if os.environ.get("MEMHIER_PLUGINS") is None:
+        yield
+        return
+    import torch
+
+    library = None
+    with suppress(RuntimeError):  # torchvision is whole here
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
+            library.define(name)
+    yield
+    del library  # the operators live as long as it
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 import pytest
-import torch
 from torch import distributed as dist
 
 _FORKS = multiprocessing.get_context("forkserver")
@@ -80,22 +79,6 @@ def plugin() -> Callable[[str, str], Any]:
         return importlib.import_module(module)
 
     return load
-
-
-KEPT: list[Any] = []  # operators live as long as the library that defines them
-
-
-@pytest.fixture
-def torchvision() -> None:
-    """Define the operators that torchvision asks for at import, where its own are those of another torch."""
-    if not KEPT:
-        try:
-            library = torch.library.Library("torchvision", "DEF")
-            KEPT.append(library)
-            for name in ("nms(Tensor a, Tensor b, float c) -> Tensor", "qnms(Tensor a, Tensor b, float c) -> Tensor"):
-                library.define(name)
-        except RuntimeError:
-            pass  # torchvision is whole here
 
 
 @pytest.fixture
