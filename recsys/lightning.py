@@ -88,7 +88,7 @@ class MemhierCheckpointIO(TorchCheckpointIO):
         if about["number"] != number:
             raise ValueError(
                 f"ckpt_path={str(path)!r}: a model of checkpoint {about['number']}, expected {number}, that of the "
-                f"tables or buffer on SSD; open these with what they had then, or load {newest!r}"
+                f"tables or buffer on SSD; open these with their state at that time, or load {newest!r}"
             )
         pointers = _pointers(self._store)
         checkpoint["state_dict"] |= {name: pointers[own] for name, own in about["names"].items()}

@@ -30,7 +30,7 @@ class Interrupted(click.ClickException):
 
 @contextmanager
 def plain_manners(ctx: click.Context) -> Iterator[None]:
-    """Run a command: its errors take one line, output that nobody reads ends it, SIGTERM and Ctrl-C clean up."""
+    """Run a command: its errors take one line, output without a reader ends it, SIGTERM and Ctrl-C clean up."""
     _print_any_text(sys.stdout)
     try:
         with _terminable(), plain_errors(), _one_line(ctx):
@@ -41,7 +41,7 @@ def plain_manners(ctx: click.Context) -> Iterator[None]:
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
     except BrokenPipeError:
-        # Python writes the rest of its buffer at exit: where nobody hears it.
+        # Python writes the rest of its buffer at exit, here to a place without a reader.
         with suppress(io.UnsupportedOperation), open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         ctx.exit(128 + getattr(signal, "SIGPIPE", 13))

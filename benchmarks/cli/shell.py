@@ -61,7 +61,7 @@ class Terminal(Console):
 
 
 def working(text: str) -> Status:
-    """Return a block that shows what takes time, on a terminal."""
+    """Return a block that names the work under way, on a terminal."""
     return Terminal(stderr=True).status(text, spinner="line")  # the plain one, which ASCII has
 
 

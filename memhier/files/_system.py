@@ -31,7 +31,7 @@ fdatasync = getattr(os, "fdatasync", os.fsync)
 """Makes contents and length of a descriptor durable."""
 
 _F_NOCACHE = 48  # macOS: fcntl's way to keep reads out of the page cache
-_LOCKED_BYTE = 1 << 40  # Windows: beyond every file, as nobody can read a locked byte
+_LOCKED_BYTE = 1 << 40  # Windows: beyond every file, as no process can read a locked byte
 
 
 def set_direct(fd: int, wanted: bool) -> bool:

@@ -34,7 +34,7 @@ def each_in_parallel(work: Callable[[T], object], items: Iterable[T]) -> None:
 
 
 def _after_some(under_way: set[Future[object]]) -> set[Future[object]]:
-    """Wait until some of the work is done, and return the rest; on an error take back what has not begun."""
+    """Wait until some of the work is done, and return the rest; on an error take back the work that has not begun."""
     done: set[Future[object]] = set()
     try:
         while not done:

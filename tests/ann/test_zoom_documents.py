@@ -244,7 +244,7 @@ def test_documents_of_a_megabyte(tmp_path):
 
 
 def cursor(count):
-    """Yield rows as a database does: nobody holds more than a few of them."""
+    """Yield rows as a database does, so that only a few are held at a time."""
     for row in range(count):
         yield {"title": f"title {row}", "vector": make(1, seed=row)[0], "meta": {"row": row}}
 

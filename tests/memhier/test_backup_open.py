@@ -109,7 +109,7 @@ def test_a_limit_holds_and_bytes_stay_right(
             for row, offset in zip(reader.read(handle, offsets, 10), offsets, strict=True):
                 assert np.array_equal(row, contents["rows"][offset : offset + 10])
             assert used_bytes(tmp_path) <= limit + 8 * EXTENT
-        # More than the limit at a time: the call keeps what it needs.
+        # More than the limit at a time: the call keeps all that it needs.
         offsets = np.arange(40) * EXTENT
         found = reader.read(handle, offsets, 10)
         assert np.array_equal(found, np.stack([contents["rows"][at : at + 10] for at in offsets]))

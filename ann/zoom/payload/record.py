@@ -27,7 +27,7 @@ _MISSING_TYPES = frozenset({"NoneType", "NAType", "NaTType"})  # of libraries th
 
 
 def is_missing(value: object) -> bool:
-    """Whether a value is None, or what pandas has in its place."""
+    """Whether a value is None, or the mark of pandas for a missing value."""
     return type(value).__name__ in _MISSING_TYPES
 
 

@@ -1,4 +1,4 @@
-"""What ``memhier doctor`` looks at: the installation, the machine and the place of the data."""
+"""The checks of ``memhier doctor``: the installation, the machine and the place of the data."""
 
 import importlib
 import os

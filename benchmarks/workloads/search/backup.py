@@ -93,11 +93,11 @@ def transfers(index: ZoomIndex, scratch: Path, bucket: Bucket, added: Floats) ->
     return [
         Figure.of("index", index_bytes, "MB", "neither"),
         *(
-            Figure.of(f"{what}, {title}", value, unit, "less")
+            Figure.of(f"{name}, {title}", value, unit, "less")
             for title, (requests, received, sent) in {
                 "first push": first, "push after 1 % changed": second, "pull": pull,
             }.items()
-            for what, value, unit in (
+            for name, value, unit in (
                 ("requests", requests, "requests"), ("sent there", received / 1e6, "MB"),
                 ("read from there", sent / 1e6, "MB"),
             )
