@@ -7,9 +7,10 @@ from memhier.lazy import lazy
 if TYPE_CHECKING:
     from memhier.ann.decoder import LogitIndex, SparseLogits, TopKSoftmax
     from memhier.ann.files import GroundTruth, VectorReader, open_vectors, read_ground_truth, write_vectors
-    from memhier.ann.zoom import Explanation, RangeResult, SearchResult, ZoomIndex
+    from memhier.ann.zoom import CandidateRecord, Explanation, RangeResult, SearchResult, ZoomIndex
 
 __all__ = [
+    "CandidateRecord",
     "Explanation",
     "GroundTruth",
     "LogitIndex",
@@ -28,7 +29,7 @@ __all__ = [
 _HOMES = {
     "decoder": ("LogitIndex", "SparseLogits", "TopKSoftmax"),
     "files": ("GroundTruth", "VectorReader", "open_vectors", "read_ground_truth", "write_vectors"),
-    "zoom": ("Explanation", "RangeResult", "SearchResult", "ZoomIndex"),
+    "zoom": ("CandidateRecord", "Explanation", "RangeResult", "SearchResult", "ZoomIndex"),
 }
 if not TYPE_CHECKING:  # a type checker would take any name for one of the package
     __getattr__, __dir__ = lazy(

@@ -1,6 +1,7 @@
 """The Zoom vector index (arXiv 1809.04067): a preview in DRAM, full vectors on SSD."""
 
 from memhier.ann.zoom.index import ZoomIndex
-from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResult
+from memhier.ann.zoom.search.explanation import CandidateRecord, Explanation
+from memhier.ann.zoom.search.results import RangeResult, SearchResult
 
-__all__ = ["Explanation", "RangeResult", "SearchResult", "ZoomIndex"]
+__all__ = ["CandidateRecord", "Explanation", "RangeResult", "SearchResult", "ZoomIndex"]

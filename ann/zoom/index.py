@@ -21,7 +21,8 @@ from memhier.ann.zoom.preview.preview import CODINGS, Coding
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.renewal.life import IndexWriter
 from memhier.ann.zoom.renewal.tune import tune_snapshot
-from memhier.ann.zoom.search.results import Explanation, RangeResult, SearchResult, iterate
+from memhier.ann.zoom.search.explanation import Explanation
+from memhier.ann.zoom.search.results import RangeResult, SearchResult, iterate
 from memhier.ann.zoom.search.searcher import Searcher
 from memhier.ann.zoom.storage.catalog import KIND, Description
 from memhier.ann.zoom.storage.ids import as_ids, locate, refuse_clashes, with_repeats
@@ -300,7 +301,7 @@ class ZoomIndex(Closing):
         dimension = self.dimension
         options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields)
         matrix, single = check_queries(queries, dimension)
-        found = self._searcher.search(matrix, options).result
+        found = self._searcher.search(matrix, options)
         if not single:
             return found
         columns = {name: column[0] for name, column in found.fields.items()}
@@ -377,6 +378,11 @@ class ZoomIndex(Closing):
     def explain(self, query: object, k: int = 10, **options: Any) -> Explanation:
         """Search for one query and tell its steps: lists scanned, candidates admitted, pages read, why it stopped.
 
+        :attr:`Explanation.records` says of each candidate by which bounds it was admitted or refused, and whether its
+        page was read. The search is that of :meth:`search`. Afterwards the account scans the same lists once more and
+        reads the pages of the vectors in it again. It has at most 4,096 records, or twice `k` where that is more,
+        and one for each vector found beyond these. A record takes half a KiB.
+
         Parameters
         ----------
         query
@@ -388,17 +394,7 @@ class ZoomIndex(Closing):
         self._check_open()
         if unknown := options.keys() - SearchOptions.__dataclass_fields__.keys():
             raise TypeError(f"{min(unknown)}=: expected options of ZoomIndex.search")
-        chosen = SearchOptions(k, **options)
-        answer = self._searcher.search(query[None], chosen)
-        state, effort, stats = answer.state, answer.plan.effort, answer.result.stats
-        lists = state.preview.lists
-        return Explanation(
-            lists=lists, probed=stats["probed"], routed=min(max(effort.nprobe, stats["probed"]), lists),
-            vectors=state.count, scanned=stats["scanned"], candidates=stats["candidates"],
-            eps=None if effort.candidates is not None else effort.eps, ranked=stats["ranked"],
-            pages=stats["page_requests"], hot_pages=stats["hot_pages"], rounds=stats["rounds"],
-            stopped=stats["stopped"], calibrated=stats["calibrated"],
-        )  # fmt: skip
+        return self._searcher.explain(query, SearchOptions(k, **options))
 
     def reconstruct(self, ids: object) -> npt.NDArray[Any]:
         """Return the vectors of these ids, which may repeat, as they are stored: ``[n, d]``.

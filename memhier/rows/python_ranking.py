@@ -27,8 +27,9 @@ def rank(
     hot: HotPages,
     found: Ranking,
     tally: Tallies,
+    rounds: npt.NDArray[np.int32] | None = None,
 ) -> None:
-    """Fill `found`; see `memhier.rows.ranking.rank_rows`."""
+    """Fill `found`, and `rounds`; see `memhier.rows.ranking.rank_rows`."""
     end = time.monotonic() + request.deadline
     keys = page_keys(request.files, request.offsets // PAGE_BYTES)
     states = [_Query(request, hot, keys, number) for number in range(len(request.queries))]
@@ -42,6 +43,9 @@ def rank(
             ((state, at) for state in active for at in state.wanted),
             key=lambda item: (request.files[item[1]], request.offsets[item[1]]),
         )
+        if rounds is not None:
+            for state, at in wanted:
+                rounds[at] = state.tally["rounds"]
         for start in range(0, len(wanted), step):
             if request.page_rows is None:
                 _rank_part(reader, request, wanted[start : start + step], room, tally)

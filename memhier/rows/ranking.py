@@ -38,6 +38,7 @@ def rank_rows(
     *,
     hot: HotPages | None = None,
     tally: Tallies | None = None,
+    rounds: npt.NDArray[np.int32] | None = None,
 ) -> Ranking:
     """Rank candidates by the exact distances of their rows.
 
@@ -55,6 +56,9 @@ def rank_rows(
     tally
         A record of `memhier.io.read_arguments.READ_TALLY` ``[1]``, to which the I/Os, pages and bytes read are added; a
         page that several queries share counts once.
+    rounds
+        int32 ``[n]`` of zeros, to be filled: the round that ranked each candidate, from 1 on. Where pages are ranked
+        whole, only the first candidate on a page has the number.
 
     Raises
     ------
@@ -93,7 +97,7 @@ def rank_rows(
     known = [core.PageRows(file=each.file, ids=each.ids, allowed=each.allowed) for each in page_rows] if core else []
     compiled = reader.compiled
     if core is None or compiled is None:
-        rank_in_python(reader, request, workspace, pages, found, sums)
+        rank_in_python(reader, request, workspace, pages, found, sums, rounds)
         return found
     ranking = partial(
         compiled.rank,
@@ -104,7 +108,8 @@ def rank_rows(
             first_round=request.first_round, max_reads=request.max_reads, deadline=request.deadline,
         ),
         result=core.RankResult(
-            ids=found.ids, distances=found.distances, files=found.files, offsets=found.offsets, tally=found.tally
+            ids=found.ids, distances=found.distances, files=found.files, offsets=found.offsets, tally=found.tally,
+            rounds=rounds,
         ),
         workspace=workspace, hot_keys=pages.keys, hot_pages=pages.pages,
         page_rows=known, per_page=whole if known else 0, tally=sums,

@@ -1,5 +1,8 @@
 """Options of a search, and its account of itself: filters, limits, efforts, explanations, copies."""
 
+import json
+from dataclasses import asdict
+
 import numpy as np
 import pytest
 
@@ -136,7 +139,9 @@ def test_bad_options_are_named(index, queries, options, error, message):
 def test_an_explanation_tells_what_the_search_did(index, queries):
     stats = index.search(queries[3], 7, recall=0.9).stats
     told = index.explain(queries[3], 7, recall=0.9)
-    assert told.to_dict() == {name: getattr(told, name) for name in told.__dataclass_fields__}
+    plain = {name: getattr(told, name) for name in told.__dataclass_fields__}
+    assert told.to_dict() == plain | {"records": [asdict(record) for record in told.records]}
+    assert json.loads(json.dumps(told.to_dict())) == told.to_dict() | {"scans": [list(scan) for scan in told.scans]}
     for name in ("probed", "scanned", "candidates", "ranked", "rounds", "hot_pages", "stopped"):
         assert getattr(told, name) == stats[name]
     assert told.pages == stats["page_requests"]

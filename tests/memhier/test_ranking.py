@@ -184,8 +184,14 @@ def test_both_implementations_do_the_same(folder: Path, seed: int) -> None:
             held = np.arange(0, min(2 * (seed % 4), len(raw)), 2)
             hot = HotPages(page_keys(rows.handles[:1], held), raw[held])
             sums = np.zeros(1, READ_TALLY)
-            results.append((run(reader, request, 9, hot=hot, tally=sums), sums))
-    (native, native_sums), (plain, plain_sums) = results
+            rounds = np.zeros(len(request.lower), np.int32)
+            results.append((run(reader, request, 9, hot=hot, tally=sums, rounds=rounds), sums, rounds))
+    (native, native_sums, native_rounds), (plain, plain_sums, plain_rounds) = results
+    np.testing.assert_array_equal(native_rounds, plain_rounds)
+    for query, tally in enumerate(native.tally):
+        taken = native_rounds[request.first[query] : request.first[query + 1]]
+        assert (taken > 0).sum() == tally["ranked"]
+        assert taken.max(initial=0) == tally["rounds"]
     np.testing.assert_array_equal(native.ids, plain.ids)
     np.testing.assert_array_equal(native.distances, plain.distances)
     np.testing.assert_array_equal(native.tally, plain.tally)

@@ -157,10 +157,14 @@ def test_both_implementations_read_the_same_pages(
             packed = Packed(folder, opened, (300, 200), 128, "float32", seed)
             request = replace(packed.request(4, metric, k, seed), first_round=first_round, max_reads=most)
             sums = np.zeros(1, READ_TALLY)
-            found = rank_rows(opened, request, tally=sums)
-            results.append((found, sums))
+            rounds = np.zeros(len(request.lower), np.int32)
+            found = rank_rows(opened, request, tally=sums, rounds=rounds)
+            results.append((found, sums, rounds))
             assert (found.tally["page_requests"] <= most).all()
-    (one, sums), (other, other_sums) = results
+            first = np.add.reduceat(np.append(rounds > 0, 0), request.first[:-1]) * (np.diff(request.first) > 0)
+            np.testing.assert_array_equal(first, found.tally["page_requests"])  # one candidate of each page
+    (one, sums, rounds), (other, other_sums, other_rounds) = results
+    np.testing.assert_array_equal(rounds, other_rounds)
     for name in ("ids", "distances", "files", "offsets", "tally"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
     np.testing.assert_array_equal(sums, other_sums)

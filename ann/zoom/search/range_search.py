@@ -96,6 +96,9 @@ def all_nearest(
     wanted = np.isfinite(radii) if rows is None else np.isfinite(radii) & rows
     complete = np.flatnonzero(wanted)  # fewer than k are all there are
     effort = effort or Effort(snapshot.preview.lists, eps=snapshot.calibration.exact_eps)
+    if search.trace is not None and len(complete):
+        most = snapshot.space.remoteness(radii[complete], queries[complete], _ROUNDING)
+        search.trace.completed(effort.eps, float(most[0]), float(radii[complete[0]]))
     within = search_range(search, queries[complete], radii[complete], effort)
     found = replace(found, scanned=found.scanned.copy(), ranked=found.ranked.copy())
     for query, more in zip(complete.tolist(), within, strict=True):

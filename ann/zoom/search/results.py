@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,17 +10,10 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.payload.table import Hits, HitTable
 
-__all__ = ["Explanation", "RangeResult", "SearchResult", "iterate"]
+__all__ = ["RangeResult", "SearchResult", "iterate"]
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
-
-_WHY = {
-    "bound": "the bound of every candidate left was beyond the k-th nearest vector",
-    "all_read": "every candidate had been read",
-    "max_reads": "the pages allowed by max_reads were read",
-    "deadline": "the time allowed by deadline_ms was over",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,71 +138,6 @@ class RangeResult(Hits):
         """Return the vectors found."""
         query = np.repeat(np.arange(len(self.offsets) - 1), np.diff(self.offsets))
         return HitTable(query, np.arange(len(query)) - self.offsets[query], self.ids, self.distances, self.fields)
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """One search, step by step.
-
-    Attributes
-    ----------
-    lists, probed
-        Inverted lists of the index, and lists scanned.
-    routed
-        Lists that the graph was asked for; the search passed over those between.
-    vectors, scanned
-        Vectors in the index, and codes compared.
-    candidates
-        Vectors left by the bounds, which lie `eps` standard errors from an estimate.
-    eps
-        See above; None where a fixed number of candidates is read.
-    ranked, pages, hot_pages, rounds
-        Vectors compared exactly, pages read for them, pages found in DRAM, and rounds of reads.
-    stopped
-        Why the search ended: ``"bound"``, ``"all_read"``, ``"max_reads"`` or ``"deadline"``.
-    calibrated
-        Whether the effort is known to reach the recall asked for.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> import numpy as np
-    >>> from memhier.ann import ZoomIndex
-    >>> vectors = np.arange(20, dtype="float32").reshape(10, 2)
-    >>> with ZoomIndex.build(tempfile.mkdtemp() + "/index", vectors, dram="4MiB") as index:
-    ...     steps = index.explain([4, 5], k=2)
-    >>> steps.vectors, steps.scanned, steps.pages, steps.stopped
-    (10, 10, 1, 'all_read')
-    """
-
-    lists: int
-    probed: int
-    routed: int
-    vectors: int
-    scanned: int
-    candidates: int
-    eps: float | None
-    ranked: int
-    pages: int
-    hot_pages: int
-    rounds: int
-    stopped: str
-    calibrated: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        bounds = "their estimates" if self.eps is None else f"bounds of {self.eps:.2f} standard errors"
-        known = "" if self.calibrated else "\nThe recall asked for is not known to be reached: see ZoomIndex.tune."
-        return (
-            f"{self.probed} of {self.lists} lists were scanned ({self.routed} were near enough to be looked at),\n"
-            f"{self.scanned:,} of {self.vectors:,} codes compared, and {self.candidates} vectors left by {bounds}.\n"
-            f"{self.ranked} were ranked exactly in {self.rounds} round{'' if self.rounds == 1 else 's'}: "
-            f"{self.pages} pages read, {self.hot_pages} in DRAM.\n"
-            f"It stopped as {_WHY[self.stopped]}.{known}"
-        )
 
 
 def iterate(search: Callable[[int], SearchResult], batch: int) -> Iterator[SearchResult]:

@@ -11,6 +11,7 @@ from memhier.ann.zoom.filters.conditions import check_types
 from memhier.ann.zoom.filters.where import evaluate, parse
 from memhier.ann.zoom.preview.code_scan import SCAN_TALLY, Candidates, positions_of
 from memhier.ann.zoom.preview.preview import Effort
+from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.fullview import make_workspace
 from memhier.ann.zoom.storage.ids import Sightings
 from memhier.ann.zoom.storage.part import Findable, findable, gather
@@ -124,6 +125,8 @@ class Search:
         The vectors that may be found.
     named
         Whether the call notes where it finds vectors, to read the strings that are their ids.
+    trace
+        Takes down the decisions of a call of one query; None where nothing asks.
 
     Attributes
     ----------
@@ -135,8 +138,16 @@ class Search:
         Room for the vectors of one submission; None where they lie whole in pages.
     """
 
-    def __init__(self, snapshot: IndexSnapshot, reader: Reader, selection: Selection, *, named: bool = False) -> None:
-        self.snapshot, self.reader, self.selection = snapshot, reader, selection
+    def __init__(
+        self,
+        snapshot: IndexSnapshot,
+        reader: Reader,
+        selection: Selection,
+        *,
+        named: bool = False,
+        trace: Trace | None = None,
+    ) -> None:
+        self.snapshot, self.reader, self.selection, self.trace = snapshot, reader, selection, trace
         self.tally = np.zeros(1, READ_TALLY)
         self.sightings = Sightings(snapshot.parts, snapshot.fresh) if named else None
         self.workspace = None if snapshot.page_rows else make_workspace(snapshot.row_bytes)
@@ -172,15 +183,26 @@ class Search:
                 _merge(found, part, near, k)
         return found
 
-    def rank(self, queries: Floats, positions: Ints, counts: Ints, **bounds: Any) -> Ranking:
-        """Read the vectors at positions, `counts` of each query; `bounds` are the rest of a `RankRequest`."""
+    def rank(
+        self,
+        queries: Floats,
+        positions: Ints,
+        counts: Ints,
+        *,
+        rounds: npt.NDArray[np.int32] | None = None,
+        **bounds: Any,
+    ) -> Ranking:
+        """Read the vectors at positions, `counts` of each query; `bounds` are the rest of a `RankRequest`.
+
+        `rounds` is filled as `memhier.rows.ranking.rank_rows` does.
+        """
         snapshot = self.snapshot
         files, offsets, ids = gather(snapshot.parts, positions)
         request = RankRequest(
             queries=queries, metric=snapshot.space.metric, dtype=snapshot.dtype.name, row_bytes=snapshot.row_bytes,
             first=np.concatenate([[0], np.cumsum(counts)]), files=files, offsets=offsets, ids=ids, **bounds,
         )  # fmt: skip
-        return rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally)
+        return rank_rows(self.reader, request, self.workspace, hot=snapshot.hot, tally=self.tally, rounds=rounds)
 
     def note(self, ranking: Ranking, wanted: npt.NDArray[np.bool_] | None = None) -> None:
         """Note where the ranked vectors are, or those `wanted`, to read their strings."""
@@ -216,6 +238,8 @@ class Search:
                     getattr(candidates, name)[some] = getattr(more, name)
                 left.append(some[(more.counts < k) | ((more.tally["open"] > 0) & (wider.gap < np.inf))])
             short = np.concatenate(left)
+        if self.trace is not None:
+            self.trace.routed(wider.nprobe)
         if effort.candidates is None and effort.most is not None:
             # The number of candidates is unknown where some were dropped for lack of room.
             times = np.where(candidates.tally["cut_short"] > 0, USUAL_MOST, candidates.counts / effort.usual)
@@ -228,11 +252,15 @@ class Search:
         space, bounded = self.snapshot.space, effort.candidates is None
         inside = np.arange(candidates.positions.shape[1]) < candidates.counts[:, None]
         lower, thresholds = space.distances(candidates.lower, queries), space.distances(candidates.thresholds, queries)
+        positions = candidates.positions[inside]
+        rounds = None if self.trace is None else np.zeros(len(positions), np.int32)
         ranking = self.rank(
-            queries, candidates.positions[inside], candidates.counts, lower=lower[inside], thresholds=thresholds, k=k,
+            queries, positions, candidates.counts, lower=lower[inside], thresholds=thresholds, k=k, rounds=rounds,
             first_round=effort.candidates or k, max_reads=limits.max_reads, deadline=limits.deadline,
             page_rows=self.selection.rows.page_rows if self.snapshot.page_rows and bounded else None,
         )  # fmt: skip
+        if self.trace is not None and rounds is not None:
+            self.trace.ranked(positions, rounds, float(thresholds[0]))
         if self.sightings is not None:
             self.note(ranking)
         return ranking

@@ -5,7 +5,7 @@ import os
 import warnings
 from _thread import LockType, allocate_lock
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,11 +13,14 @@ import numpy.typing as npt
 
 from memhier.ann.zoom.arguments import SearchOptions
 from memhier.ann.zoom.calibration.calibrate import TARGET
+from memhier.ann.zoom.search.explaining import explain
+from memhier.ann.zoom.search.explanation import Explanation
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.planning import Plan, plan_search
 from memhier.ann.zoom.search.range_search import WITHIN_TALLY, Within, all_nearest, range_effort, search_range
 from memhier.ann.zoom.search.results import RangeResult, SearchResult
 from memhier.ann.zoom.search.search import NO_LIMITS, Found, ReadLimits, Search, Selection
+from memhier.ann.zoom.search.trace import Trace
 from memhier.ann.zoom.storage.ids import locate_all, with_repeats
 from memhier.ann.zoom.storage.snapshot import IndexSnapshot
 from memhier.callers import user_stacklevel
@@ -26,22 +29,13 @@ from memhier.io.read_arguments import Tallies
 from memhier.io.reader import Reader
 from memhier.rows.ranking import STOPS
 
-__all__ = ["Answer", "Searcher", "Turns"]
+__all__ = ["Searcher", "Turns"]
 
 _NO_PAYLOAD = dict.fromkeys(("payload_reads", "payload_pages", "payload_bytes"), 0)
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Columns: TypeAlias = dict[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of a search, with the snapshot and the plan that it comes from."""
-
-    state: IndexSnapshot
-    plan: Plan
-    result: SearchResult
 
 
 class Turns:
@@ -95,47 +89,61 @@ class Searcher:
         self._reader, self._turns = reader, Turns(searches)
         self._warned: set[str] = set()  # reasons why a recall was not kept
 
-    def search(self, queries: Floats, options: SearchOptions) -> Answer:
+    def search(self, queries: Floats, options: SearchOptions) -> SearchResult:
         """Return the nearest vectors of queries ``[q, d]``; see :meth:`memhier.ann.ZoomIndex.search`."""
+        with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
+            return self._search(queries, options)[2]
+
+    def explain(self, query: Floats, options: SearchOptions) -> Explanation:
+        """Return the account of the search of a query ``[d]``; see :meth:`memhier.ann.ZoomIndex.explain`."""
+        trace = Trace()
+        with self._turns.next():
+            return explain(*self._search(query[None], options, trace), query[None], trace)
+
+    def _search(
+        self, queries: Floats, options: SearchOptions, trace: Trace | None = None
+    ) -> tuple[Search, Plan, SearchResult]:
         limits, ms = NO_LIMITS, options.deadline_ms
         if timed := ms is not None and ms < np.inf:
             limits = ReadLimits(deadline=float(ms) / 1000)
         if options.max_reads is not None:
             limits = replace(limits, max_reads=int(options.max_reads))
-        with self._turns.next():  # a filter's bitmap is made, and held, by no more searches than these
-            state = self.state
-            count, named = state.count, state.fresh.texts is not None
-            k = int(min(options.k, max(1, count)))
-            wanted = chosen_fields(state, options.fields) if options.fields else ()
-            selection = Selection.of(state, options.where)
-            plan = plan_search(state, k, count, options, selection)
-            search = Search(state, self._reader, selection, named=named or bool(wanted))
-            found = search.nearest(queries, k, plan.effort, limits)
-            cut = found.cut_short
-            if limits is NO_LIMITS and plan.escalation == "exact":
-                found = all_nearest(search, queries, found)
-            elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
-                found = all_nearest(search, queries, found, plan.effort, cut)
-            ids, distances = found.ids, found.distances
-            if k < options.k:
-                more = ((0, 0), (0, options.k - k))
-                ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
-            columns, payload = _payload(search, ids, wanted)
-            names: npt.NDArray[Any] = ids
-            if search.sightings is not None and named:
-                names = search.sightings.named(ids, search.tally)
-            stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
-            stats |= payload
-            if options.nprobe is None and options.candidates is None:
-                if limits is NO_LIMITS:
-                    stats["recall"] = self._kept(plan, options)
-                else:
-                    best = plan.kept
-                    if plan.escalation == "exact" or cut.any():  # a limit leaves no time to make the search exact
-                        best = min(best, state.calibration.reached_at(k))
-                    within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
-                    stats["recall"] = self._kept_within(best, within, options, stats, timed=timed)
-            return Answer(state, plan, SearchResult(names, distances, stats, columns))
+        state = self.state
+        count, named = state.count, state.fresh.texts is not None
+        k = int(min(options.k, max(1, count)))
+        wanted = chosen_fields(state, options.fields) if options.fields else ()
+        selection = Selection.of(state, options.where)
+        plan = plan_search(state, k, count, options, selection)
+        noted = named or bool(wanted) or trace is not None
+        search = Search(state, self._reader, selection, named=noted, trace=trace)
+        found = search.nearest(queries, k, plan.effort, limits)
+        cut = found.cut_short
+        if limits is NO_LIMITS and plan.escalation == "exact":
+            found = all_nearest(search, queries, found)
+        elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
+            found = all_nearest(search, queries, found, plan.effort, cut)
+        ids, distances = found.ids, found.distances
+        if k < options.k:
+            more = ((0, 0), (0, options.k - k))
+            ids, distances = np.pad(ids, more, constant_values=-1), np.pad(distances, more, constant_values=np.inf)
+        columns, payload = _payload(search, ids, wanted)
+        names: npt.NDArray[Any] = ids
+        if search.sightings is not None and named:
+            names = search.sightings.named(ids, search.tally)
+        stats = _stats(found, search.tally) | {"calibrated": plan.calibrated, "escalated": plan.escalation}
+        stats |= payload
+        if options.nprobe is None and options.candidates is None:
+            if limits is NO_LIMITS:
+                stats["recall"] = self._kept(plan, options)
+            else:
+                best = plan.kept
+                if plan.escalation == "exact" or cut.any():  # a limit leaves no time to make the search exact
+                    best = min(best, state.calibration.reached_at(k))
+                within = 0.0 if timed else state.calibration.within(k, limits.max_reads)
+                stats["recall"] = self._kept_within(best, within, options, stats, timed=timed)
+        if trace is not None and search.sightings is not None:
+            trace.found(search.sightings.places(ids[ids >= 0]))
+        return search, plan, SearchResult(names, distances, stats, columns)
 
     def search_range(
         self, queries: Floats, radii: Floats, recall: float, where: str | None, fields: bool | Sequence[str] | None

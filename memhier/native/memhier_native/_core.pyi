@@ -368,6 +368,7 @@ class RankResult:
         files: numpy.typing.NDArray[numpy.int32],
         offsets: numpy.typing.NDArray[numpy.int64],
         tally: numpy.typing.NDArray[numpy.void],
+        rounds: numpy.typing.NDArray[numpy.int32] | None,
     ) -> None: ...
 
 class PageReader:

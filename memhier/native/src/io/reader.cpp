@@ -172,18 +172,20 @@ struct RankRequest {
   }
 };
 
-// The nearest of each query, [q, k] and [q]; see RankBatch.
+// The nearest of each query, [q, k] and [q], and the rounds of all candidates; see RankBatch.
 struct RankResult {
   Array<std::int64_t, 2> ids;
   Array<float, 2> distances;
   Array<std::int32_t, 2> files;
   Array<std::int64_t, 2> offsets;
   Array<RankTally, 1> tally;
+  std::optional<Array<std::int32_t, 1>> rounds;
 
-  void check(std::size_t count, std::size_t k) const {
+  void check(std::size_t count, std::size_t k, std::size_t candidates) const {
     require(ids.has_shape(count, k) && distances.has_shape(count, k) && files.has_shape(count, k) &&
                 offsets.has_shape(count, k) && tally.shape(0) == count,
             "the results: k and a tally for each query");
+    require(!rounds || rounds->size() == candidates, "rounds: one for each candidate");
   }
 };
 
@@ -265,7 +267,7 @@ class PageReader {
                                   const Array<ReadTally, 1>& tally) {
     const std::size_t count = of.queries.shape(0), total = of.offsets.size();
     of.check();
-    result.check(count, of.k);
+    result.check(count, of.k, total);
     require(workspace.bytes() == 0 || workspace.bytes() >= of.row_bytes, "workspace: empty, or room for a row");
     require(hot_pages.bytes() == hot_keys.size() * kPageBytes, "hot_pages: a page for each key");
     require(tally.size() == 1, "tally: one record");
@@ -306,7 +308,8 @@ class PageReader {
                           result.distances.data(),
                           result.files.data(),
                           result.offsets.data(),
-                          result.tally.data()};
+                          result.tally.data(),
+                          result.rounds ? result.rounds->data() : nullptr};
     make_pool_after_fork();
     ReadTally done;
     std::size_t requests = 0, calls = 0;
@@ -465,8 +468,8 @@ void register_reader(nb::module_& m) {
            "lower"_a, "ids"_a, "thresholds"_a, "k"_a, "first_round"_a, "max_reads"_a, "deadline"_a);
   nb::class_<RankResult>(m, "RankResult")
       .def(nb::init<Array<std::int64_t, 2>, Array<float, 2>, Array<std::int32_t, 2>, Array<std::int64_t, 2>,
-                    Array<RankTally, 1>>(),
-           nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a);
+                    Array<RankTally, 1>, std::optional<Array<std::int32_t, 1>>>(),
+           nb::kw_only(), "ids"_a, "distances"_a, "files"_a, "offsets"_a, "tally"_a, "rounds"_a.none());
   nb::class_<PageReader>(m, "PageReader")
       .def(nb::init<std::string, unsigned>(), nb::kw_only(), "engine"_a, "depth"_a)
       .def("add", &PageReader::add, nb::kw_only(), "fd"_a, "direct"_a, "drops_cache"_a, "length"_a,

@@ -101,6 +101,9 @@ bool Rounds::choose(std::uint32_t query) {
   }
   if (batch_.per_page == 0) add_page_mates(query, most);
   ++done.rounds;
+  if (batch_.out_rounds != nullptr)
+    for (std::size_t i = before; i < wanted_.size(); ++i)
+      batch_.out_rounds[wanted_[i].candidate] = static_cast<std::int32_t>(done.rounds);
   return true;
 }
 

@@ -82,7 +82,8 @@ struct RankBatch {
   float* out_distances;                 // [count, k], infinity where there is none
   std::int32_t* out_files;              // [count, k]: where each lies, -1 where there is none
   std::int64_t* out_offsets;
-  RankTally* out_tally;  // [count]
+  RankTally* out_tally;      // [count]
+  std::int32_t* out_rounds;  // of each candidate, the round that took it, or its page as the first there; or null
 };
 
 class Rounds {
