@@ -8,8 +8,11 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.browser import Browser, find_chromium
 
 FOLDER = Path(__file__).parents[1] / "docs" / "examples"
 PAGE = FOLDER.parent / "how-to" / "examples.md"
@@ -128,23 +131,80 @@ def test_the_page_of_semantic_search_is_whole_and_needs_no_other_file(notes, tmp
     page.feed(text)
     page.close()
     assert page.open == []
-    assert not [name for name, _ in page.attributes if name in ("src", "href", "srcset", "data", "action")]
+    assert [value for name, value in page.attributes if name in ("src", "href", "srcset", "action")] == ["data:,"]
     assert re.search(r"url\(|@import|import\(|fetch\(|https?:(?!//www\.w3\.org/2000/svg)", text) is None
     data = json.loads(page.scripts["application/json"])
     assert [search["query"] for search in data["searches"]] == ["zebra & quartz", "oven </script>"]
     for search in data["searches"]:
-        near = [neighbour["distance"] for neighbour in search["neighbours"]]
-        assert near == sorted(near)
         for run_ in search["runs"]:
             steps = run_["steps"]
             assert steps["candidates"] <= steps["scanned"] <= steps["vectors"] == 41
             assert len(run_["hits"]) == 4
+            assert sum(each["codes"] for each in run_["lists"]) == steps["scanned"] == len(run_["records"])
+            assert steps["kth"] == run_["hits"][-1]["distance"]
     exact = data["searches"][0]["runs"][-1]
-    assert [hit["id"] for hit in exact["hits"]] == [near["id"] for near in data["searches"][0]["neighbours"][:4]]
     assert any(hit["text"].startswith("</script><b>zebra & quartz</b>") for hit in exact["hits"])
     if shutil.which("node"):
         (tmp_path / "page.js").write_text(page.scripts["code"])
         subprocess.run(["node", "--check", str(tmp_path / "page.js")], check=True, timeout=800)
+
+
+@pytest.mark.skipif(find_chromium() is None, reason="draws the page in a browser: needs chromium on PATH")
+@pytest.mark.parametrize(("width", "dark"), [(1100, False), (360, True)])
+def test_a_browser_draws_the_page_of_semantic_search(notes, tmp_path, width, dark):
+    place, profile = tmp_path / "page.html", tmp_path / "profile"
+    options = ["--folder", str(notes), "--k", "4", "--html", str(place)]
+    run("semantic_search.py", "zebra & quartz", "oven </script>", *options, folder=tmp_path)
+    page = Page()
+    page.feed(place.read_text())
+    data = json.loads(page.scripts["application/json"])
+    with Browser(find_chromium() or "", profile) as browser:
+        browser.show(width, 800, dark=dark)
+        browser.open(place)
+        for query, search in enumerate(data["searches"]):
+            for recall, shown in enumerate(search["runs"]):
+                browser.run(f"query.value = {query}; recall.value = {recall}; recall.onchange()")
+                check_drawing(browser, shown)
+        # A user who reads the options sees the queries as they were asked.
+        asked = "[...document.getElementById('query').options].map((option) => option.textContent)"
+        assert browser.run(asked) == ["zebra & quartz", "oven </script>"]
+        assert browser.run("document.documentElement.scrollWidth <= window.innerWidth")
+        paper, text = (
+            sum(map(int, re.findall(r"\d+", browser.run(f"getComputedStyle(document.body).{name}"))))
+            for name in ("backgroundColor", "color")
+        )
+        assert (paper < text) is dark
+        assert browser.errors == []
+        assert browser.requests == [place.as_uri()]
+
+
+def check_drawing(browser: Browser, shown: dict[str, Any]) -> None:
+    """Assert that lists, candidates, pages and hits are drawn as the data has them, and told in words."""
+    steps, found = shown["steps"], [hit["id"] for hit in shown["hits"]]
+    lists = browser.run("[...document.querySelectorAll('#lists g')].map((group) => Number(group.dataset.list))")
+    assert lists == [each["list"] for each in shown["lists"]]
+    script = """[...document.querySelectorAll('#candidates g')].map((group) => [Number(group.dataset.id),
+        group.getAttribute('class'), Number(group.querySelector('.interval').getAttribute('x1')),
+        Number(group.querySelector('.estimate').getAttribute('x1')), group.querySelectorAll('circle').length])"""
+    drawn = browser.run(script)
+    assert [name for name, *_ in drawn] == [record["id"] for record in shown["records"]]
+    for (name, state, lower, estimate, dots), record in zip(drawn, shown["records"], strict=True):
+        read = record["round"] is not None
+        states = ("read", "mate") if read else ("spared", "refused")
+        assert state == ("found" if name in found else states[not record["admitted"]])
+        assert (lower <= estimate, dots) == (True, int(read))
+    limits = browser.run("[...document.querySelectorAll('#candidates .limit')].map((line) => line.classList[1])")
+    assert limits == [name for name in ("threshold", "kth") if steps[name] is not None]
+    pages = browser.run("[...document.querySelectorAll('#pages li')].map((item) => item.textContent)")
+    assert len(pages) == len(shown["pages"]) > 0
+    assert sum(text.count("\u25cf") for text in pages) == len(found)
+    rows = browser.run("[...document.querySelectorAll('#rows tr')].map((row) => row.cells[0].textContent)")
+    assert len(rows) == len(shown["records"])
+    texts = browser.run("[...document.querySelectorAll('#hits li')].map((item) => item.textContent)")
+    assert all(hit["text"][:300] in text for hit, text in zip(shown["hits"], texts, strict=True))
+    assert browser.run("document.querySelectorAll('main b.zebra, #hits b, #rows b').length") == 0
+    for name in ("words", "lists-words", "candidates-words", "pages-words"):
+        assert re.search(r"\d", browser.run(f"document.getElementById('{name}').textContent"))
 
 
 def test_every_example_is_listed():
