@@ -165,6 +165,14 @@ def test_a_browser_draws_the_page_of_semantic_search(notes, tmp_path, width, dar
             for recall, shown in enumerate(search["runs"]):
                 browser.run(f"query.value = {query}; recall.value = {recall}; recall.onchange()")
                 check_drawing(browser, shown)
+        # Of so few vectors none is admitted and left unread.
+        shown = data["searches"][0]["runs"][0]
+        for record in shown["records"][-3:]:
+            record.update(admitted=True, round=None, distance=None, lower=None)
+        browser.run(
+            f"Object.assign(data.searches[0].runs[0], {json.dumps(shown)}); query.value = recall.value = 0; show()"
+        )
+        check_drawing(browser, shown)
         # A user who reads the options sees the queries as they were asked.
         asked = "[...document.getElementById('query').options].map((option) => option.textContent)"
         assert browser.run(asked) == ["zebra & quartz", "oven </script>"]
