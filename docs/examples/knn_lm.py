@@ -9,7 +9,7 @@ and their next words vote. The votes are mixed with the model's own probabilitie
     python docs/examples/knn_lm.py --quick             # a few seconds
 
 It prints the perplexity per word on held-out text, with the model alone and with both, the DRAM of index and decoder,
-and a context with the words that both propose.
+and a context with the words that each proposes, and both together.
 """
 
 import argparse
@@ -41,8 +41,8 @@ def docstrings() -> Iterator[str]:
 def read_words(text: Path | None, most: int, vocabulary: int) -> tuple[torch.Tensor, list[str]]:
     """Return words of a text as numbers, int64 [n], paragraphs in random order, and names; 0 stands for rare words."""
     parts: list[list[str]] = []
-    for part in docstrings() if text is None else text.read_text().split("\n\n"):
-        parts.append(re.findall(r"\w+|[^\w\s]", part.lower()))
+    for part in docstrings() if text is None else re.split(r"\n\s*\n", text.read_text("utf-8", "replace")):
+        parts.append(re.findall(r"\w+|[^\w\s]", part.lower())[:most])
         if (most := most - len(parts[-1])) <= 0:
             break
     words = [word for at in torch.randperm(len(parts)).tolist() for word in parts[at]]
@@ -109,6 +109,8 @@ def main() -> None:
 
     torch.manual_seed(args.seed)
     words, names = read_words(args.text, 20_000 if args.quick else args.words, 4_000)
+    if len(words) < 5_000:
+        parser.error(f"{args.text} has {len(words):,} words: expected at least 5,000 to learn from")
     held = len(words) // 10
     model = train(words[:-held], len(names), args.epochs)
     keys, following = contexts(model, words[:-held])
@@ -135,13 +137,20 @@ def main() -> None:
 
         at = int(np.argmax(voted - alone))  # where the votes helped most
         before = " ".join(names[number] for number in words[-held:][max(0, at - 9) : at + 1].tolist())
-        likely = [names[number] for number in decoder.topk(states[at : at + 1])[1][0].tolist()]
-        totals: Counter[int] = Counter()
+        words_of_model, words_of_contexts = Counter[int](), Counter[int]()
+        likely = decoder.topk(states[at : at + 1])[1]
+        chances = decoder.log_prob(states[at : at + 1].expand(likely.shape[1], -1), likely[0]).exp()
+        for number, chance in zip(likely[0].tolist(), chances.tolist(), strict=True):
+            words_of_model[number] += (1 - args.share) * chance
         for number, weight in zip(proposed[at].tolist(), weights[at].tolist(), strict=True):
-            totals[number] += weight
-        elected = [names[number] for number, _ in totals.most_common(5)]
-        print(f"... {before}\n  the model proposes: {', '.join(likely)}\n  the contexts propose: {', '.join(elected)}\n"
-              f"  the text goes on: {names[targets[at]]}")  # fmt: skip
+            words_of_contexts[number] += args.share * weight
+        print(f"... {before}")
+        together = words_of_model + words_of_contexts
+        for name, scores in (
+            ("the model proposes", words_of_model), ("the contexts propose", words_of_contexts), ("together", together)
+        ):  # fmt: skip
+            print(f"  {name}: {', '.join(names[number] for number, _ in scores.most_common(5))}")
+        print(f"  the text goes on: {names[targets[at]]}")
 
 
 if __name__ == "__main__":
