@@ -71,7 +71,7 @@ def train(tables: EmbeddingBagCollection, clicks: np.ndarray, first: int, last: 
             losses.append(loss.item())
         tables.checkpoint({"epochs": epoch + 1})
         stats = tables.stats()
-        print(f"epoch {epoch + 1}: loss {np.mean(losses):.3f}; since the start, {stats['hits']:,} rows were found in "
+        print(f"epoch {epoch + 1}: loss {np.mean(losses):.3f}; since they were opened, {stats['hits']:,} rows were found in "
               f"DRAM and {stats['refetches']:,} read again from SSD")  # fmt: skip
 
 
@@ -124,7 +124,7 @@ def main() -> None:
                   f"vectors; {found.stats['page_requests'] / len(queries):.1f} pages read a user")  # fmt: skip
         print(f"recall at {args.k}: {recall:.3f}, declared 0.95")
         print(f"hit rate at {args.k}: {hit_rate(found.ids, held_out[:, 1]):.3f}; exact search "
-              f"{hit_rate(exact, held_out[:, 1]):.3f}, at random {args.k / items:.3f}")  # fmt: skip
+              f"{hit_rate(exact, held_out[:, 1]):.3f}, at random {args.k / items:.4f}")  # fmt: skip
 
 
 if __name__ == "__main__":
