@@ -71,8 +71,8 @@ def train(tables: EmbeddingBagCollection, clicks: np.ndarray, first: int, last: 
             losses.append(loss.item())
         tables.checkpoint({"epochs": epoch + 1})
         stats = tables.stats()
-        print(f"epoch {epoch + 1}: loss {np.mean(losses):.3f}; since they were opened, {stats['hits']:,} rows were found "
-              f"in DRAM and {stats['refetches']:,} read again from SSD")  # fmt: skip
+        print(f"epoch {epoch + 1}: loss {np.mean(losses):.3f}; since they were opened, {stats['hits']:,} rows "
+              f"were found in DRAM and {stats['refetches']:,} read again from SSD")  # fmt: skip
 
 
 def hit_rate(found: np.ndarray, wanted: np.ndarray) -> float:
