@@ -80,6 +80,10 @@ FAILURES: dict[tuple[str, ...], list[object]] = {
     ("index", "tune"): ["empty", "x.fvecs"],
     ("index", "compact"): ["empty"],
     ("index", "export"): ["index", "x.fvecs"],
+    ("index", "push"): ["empty", "memory://manners"],
+    ("index", "pull"): ["memory://manners", "new"],
+    ("index", "backups"): ["memory://manners"],
+    ("index", "prune"): ["memory://manners", "--keep", "1"],
     ("doctor",): ["/proc", "--seconds", "0"],
 }
 
