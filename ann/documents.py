@@ -108,15 +108,26 @@ class DocumentIndex(Closing):
                 self.index.remove(there)
                 self.index.commit()
 
-    def discard_where(self, where: str) -> None:
-        """Remove all records that a filter selects."""
+    def discard_where(self, where: str, ids: Sequence[str] | None = None) -> None:
+        """Remove all records that a filter selects, or those of them that have one of these ids."""
         with self._changing:
-            if self.index is not None and len(self.index) and (selected := self._selected(where)) is not False:
-                everywhere = float(np.finfo(np.float32).max)
-                found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=selected)
-                if len(found.ids):
-                    self.index.remove(found.ids)
-                    self.index.commit()
+            if self.index is not None and (chosen := self.select(where, ids)):
+                self.index.remove(chosen)
+                self.index.commit()
+
+    def select(self, where: str | None = None, ids: Sequence[str] | None = None) -> list[str]:
+        """Return the ids of all records that a filter selects, or those of them that are in `ids`."""
+        if self.index is None or not len(self.index) or (selected := self._selected(where)) is False:
+            return []
+        if where is None and ids is not None:
+            return self._there(ids)
+        everywhere = float(np.finfo(np.float32).max)
+        found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=selected)
+        if ids is None:
+            names: list[str] = found.ids.tolist()
+            return names
+        chosen = set(found.ids)
+        return [name for name in dict.fromkeys(ids) if name in chosen]
 
     def get(self, ids: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """Return ids and records; ids that are not there are left out."""

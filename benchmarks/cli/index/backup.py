@@ -58,9 +58,9 @@ def push(path: str, url: str, keep: int | None, json_path: str | None) -> None:
 @click.option("--generation", type=click.IntRange(1), help="The one to restore.  [default: the newest]")
 @json_option
 def pull(url: str, path: str, generation: int | None, json_path: str | None) -> None:
-    """Restore a backup at a URL into the directory PATH, or bring the index there up to date.
+    """Restore a backup at a URL into the directory PATH.
 
-    Each object is checked. A pull that was cut short goes on where it ended.
+    An older copy there is brought up to date. Each object is checked. A pull that was cut short goes on where it ended.
     """
     with working(f"Pulling {url} ..."):
         moved = ZoomIndex.pull(url, path, generation=generation)
@@ -86,9 +86,9 @@ def list_backups(url: str, json_path: str | None) -> None:
 @_url
 @click.option("--keep", type=click.IntRange(1), required=True, help="Generations that stay.")
 def prune(url: str, keep: int) -> None:
-    """Remove the older generations at a URL, and the objects that no other one needs.
+    """Remove the older generations at a URL.
 
-    Do not prune while another machine pushes there.
+    Their objects go, but for those that a newer one needs. Do not prune while another machine pushes there.
     """
     existing_backups(url)
     with working(f"Pruning {url} ..."):

@@ -100,7 +100,10 @@ def build(
 @cache_bytes_option
 @json_option
 def info(path: str, cache: str | None, cache_bytes: str, json_path: str | None) -> None:
-    """Print the contents and the sizes of the index at PATH, a directory or the URL of a backup."""
+    """Print the contents and the sizes of an index.
+
+    The index is at PATH, a directory or the URL of a backup.
+    """
     with ZoomIndex.open(path, cache=cache, cache_bytes=cache_bytes) as opened:
         report(path, opened.stats(), json_path, ("vectors",))
 

@@ -25,7 +25,7 @@ TABLES = (".parquet", ".jsonl")
 """Suffixes of files that hold columns by name, fields among them."""
 
 _PLAIN = ("int64", "float64", "float32", "bool", "datetime", "str")  # other fields become bytes or text
-_PIECE_BYTES = 32 << 20  # of vectors and documents, held at a time
+_PIECE_BYTES = 8 << 20  # of vectors and documents, held at a time
 _PIECE_ROWS = 8192
 
 Column: TypeAlias = npt.NDArray[Any]
