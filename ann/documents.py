@@ -54,6 +54,8 @@ class DocumentIndex(Closing):
         seed: int = 0,
     ) -> None:
         self._path = Path(path).absolute()
+        if isinstance(attributes, str):
+            raise TypeError(f"attributes={attributes!r}: expected a list of names")
         self.attributes = tuple(attributes)
         self._options: dict[str, Any] = {
             "metric": metric, "dram": dram, "grow_to": check_int("grow_to", grow_to, 1), "seed": seed
@@ -193,6 +195,8 @@ class DocumentIndex(Closing):
 
     def _there(self, ids: Sequence[str]) -> list[str]:
         assert self.index is not None
+        if isinstance(ids, str):
+            raise TypeError(f"ids={ids!r}: expected a list of ids")
         distinct = list(dict.fromkeys(ids))
         return [distinct[row] for row in np.flatnonzero(self.index.contains(distinct))] if distinct else []
 
@@ -205,7 +209,8 @@ def comparison(name: str, operator: str, value: Any) -> str:
     operator
         ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
     value
-        A number, a bool or text; a sequence of these for ``in``; None, which is null, for ``==`` and ``!=``.
+        A number, a bool or text; a sequence of these for ``in``, which may be empty; None, which is null, for ``==``
+        and ``!=``.
 
     Raises
     ------
@@ -220,6 +225,8 @@ def comparison(name: str, operator: str, value: Any) -> str:
     """
     if value is None and operator in ("==", "!="):
         return f"{name} is {'' if operator == '==' else 'not '}null"
+    if operator in ("in", "not in") and not len(value):
+        return f"{name} is null {'and' if operator == 'in' else 'or'} {name} is not null"
     if operator in ("in", "not in"):
         return f"{name} {operator} ({', '.join(_literal(name, each) for each in value)})"
     return f"{name} {operator} {_literal(name, value)}"

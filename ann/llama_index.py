@@ -214,9 +214,7 @@ class ZoomVectorStore(BasePydanticVectorStore):
 
 
 def _any_of(name: str, values: Any) -> str:
-    """Return the test whether an attribute is one of these values, of which there may be none."""
+    """Return the test whether an attribute is one of these values."""
     if not isinstance(values, list):
         raise TypeError(f"filters: {name} in {values!r}: expected a list of values")
-    if not values:
-        return f"{name} is null and {name} is not null"
     return f"{name} is not null and {comparison(name, 'in', values)}"
