@@ -81,8 +81,8 @@ class MemhierCheckpointIO(TorchCheckpointIO):
         """
         if (ranks := dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1) > 1:
             raise NotImplementedError(
-                f"MemhierCheckpointIO: {ranks} ranks, expected 1, as Lightning saves on rank 0 alone: leave this plugin "
-                f"out, and call checkpoint() of the tables on every rank"
+                f"MemhierCheckpointIO: {ranks} ranks, expected 1, as Lightning saves on rank 0 alone: leave it out, "
+                f"and call checkpoint() of the tables on every rank"
             )
         place = Path(path).absolute()
         number = self._noted()[0] + 1

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ from rich.text import Text
 from memhier.budget import format_bytes
 
 __all__ = [
+    "FiniteRange",
     "NameList",
     "Terminal",
     "json_option",
@@ -41,6 +43,17 @@ class NameList(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return list(dict.fromkeys(super(NameList, self).convert(name.strip(), param, ctx) for name in value.split(",")))
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, without NaN and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Terminal(Console):

@@ -24,7 +24,7 @@ from memhier.benchmarks.cli.index.inputs import (
     read_path,
 )
 from memhier.benchmarks.cli.index.written import TABLES, field_kinds, rows_at_a_time, write_archive, write_table
-from memhier.benchmarks.cli.shell import Terminal, json_option, new_table, notes, print_figures, write_json
+from memhier.benchmarks.cli.shell import FiniteRange, Terminal, json_option, new_table, notes, print_figures, write_json
 
 __all__ = ["search"]
 
@@ -117,7 +117,7 @@ class _Request:
 @click.option("--where", help="Only vectors that meet this condition, such as \"price < 10 and lang == 'en'\".")
 @fields_option
 @click.option("--max-reads", type=click.IntRange(1), help="Pages read for one query at most.")
-@click.option("--deadline-ms", type=click.FloatRange(0, min_open=True),
+@click.option("--deadline-ms", type=FiniteRange(0, min_open=True),
               help="Milliseconds after which no further reads start.")  # fmt: skip
 @click.option("--truth", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
               help="True neighbours, by id: .ivecs, .hdf5, .h5, or the form of big-ann-benchmarks.")  # fmt: skip
