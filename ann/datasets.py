@@ -106,6 +106,11 @@ def add_zoom_index(
     FileExistsError
         When `path` holds anything already.
     """
+    if not isinstance(dataset, Dataset):
+        raise TypeError(
+            f"dataset={type(dataset).__name__}: expected a Dataset; ZoomIndex.build(path, dataset[column]) indexes the "
+            f"column of an iterable one, and a DatasetDict holds a Dataset for each split"
+        )
     if column not in dataset.column_names:
         raise ValueError(f"column={column!r}: expected one of {', '.join(dataset.column_names)}")
     if "ids" in options:

@@ -54,6 +54,8 @@ class DocumentIndex(Closing):
         seed: int = 0,
     ) -> None:
         self._path = Path(path).absolute()
+        if isinstance(attributes, str):
+            raise TypeError(f"attributes={attributes!r}: expected a list of names")
         self.attributes = tuple(attributes)
         self._options: dict[str, Any] = {
             "metric": metric, "dram": dram, "grow_to": check_int("grow_to", grow_to, 1), "seed": seed
@@ -108,15 +110,26 @@ class DocumentIndex(Closing):
                 self.index.remove(there)
                 self.index.commit()
 
-    def discard_where(self, where: str) -> None:
-        """Remove all records that a filter selects."""
+    def discard_where(self, where: str, ids: Sequence[str] | None = None) -> None:
+        """Remove all records that a filter selects, or those of them that have one of these ids."""
         with self._changing:
-            if self.index is not None and len(self.index) and (selected := self._selected(where)) is not False:
-                everywhere = float(np.finfo(np.float32).max)
-                found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=selected)
-                if len(found.ids):
-                    self.index.remove(found.ids)
-                    self.index.commit()
+            if self.index is not None and (chosen := self.select(where, ids)):
+                self.index.remove(chosen)
+                self.index.commit()
+
+    def select(self, where: str | None = None, ids: Sequence[str] | None = None) -> list[str]:
+        """Return the ids of all records that a filter selects, or those of them that are in `ids`."""
+        if self.index is None or not len(self.index) or (selected := self._selected(where)) is False:
+            return []
+        if where is None and ids is not None:
+            return self._there(ids)
+        everywhere = float(np.finfo(np.float32).max)
+        found = self.index.range_search(np.ones(self.index.dimension), everywhere, recall=1, where=selected)
+        if ids is None:
+            names: list[str] = found.ids.tolist()
+            return names
+        chosen = set(found.ids)
+        return [name for name in dict.fromkeys(ids) if name in chosen]
 
     def get(self, ids: Sequence[str]) -> list[tuple[str, dict[str, Any]]]:
         """Return ids and records; ids that are not there are left out."""
@@ -182,6 +195,8 @@ class DocumentIndex(Closing):
 
     def _there(self, ids: Sequence[str]) -> list[str]:
         assert self.index is not None
+        if isinstance(ids, str):
+            raise TypeError(f"ids={ids!r}: expected a list of ids")
         distinct = list(dict.fromkeys(ids))
         return [distinct[row] for row in np.flatnonzero(self.index.contains(distinct))] if distinct else []
 
@@ -194,7 +209,8 @@ def comparison(name: str, operator: str, value: Any) -> str:
     operator
         ``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in`` or ``not in``.
     value
-        A number, a bool or text; a sequence of these for ``in``; None, which is null, for ``==`` and ``!=``.
+        A number, a bool or text; a sequence of these for ``in``, which may be empty; None, which is null, for ``==``
+        and ``!=``.
 
     Raises
     ------
@@ -209,6 +225,8 @@ def comparison(name: str, operator: str, value: Any) -> str:
     """
     if value is None and operator in ("==", "!="):
         return f"{name} is {'' if operator == '==' else 'not '}null"
+    if operator in ("in", "not in") and not len(value):
+        return f"{name} is null {'and' if operator == 'in' else 'or'} {name} is not null"
     if operator in ("in", "not in"):
         return f"{name} {operator} ({', '.join(_literal(name, each) for each in value)})"
     return f"{name} {operator} {_literal(name, value)}"

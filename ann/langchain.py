@@ -174,10 +174,17 @@ class ZoomStore(VectorStore):
     def _where(self, filter: Filter) -> str | None:
         if filter is None or isinstance(filter, str):
             return filter
+        if not isinstance(filter, dict):
+            raise TypeError(f'filter={filter!r}: expected a dict of values, or text such as "price < 10"')
         if unknown := sorted(filter.keys() - set(self.records.attributes)):
             raise ValueError(
                 f"filter: {unknown[0]!r} is none of the attributes {self.records.attributes} of this store"
             )
+        for key, value in filter.items():
+            if isinstance(value, dict):
+                raise TypeError(
+                    f"filter: {key} is compared with {value}: write such a test as text, filter='{key} > 3'"
+                )
         tests = [
             comparison(key, "in" if isinstance(value, list | tuple) else "==", value) for key, value in filter.items()
         ]

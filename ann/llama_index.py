@@ -22,6 +22,7 @@ from memhier.ann.documents import DocumentIndex, comparison
 
 try:
     from llama_index.core.bridge.pydantic import PrivateAttr
+    from llama_index.core.indices.query.embedding_utils import get_top_k_mmr_embeddings
     from llama_index.core.schema import BaseNode
     from llama_index.core.vector_stores.types import (
         BasePydanticVectorStore,
@@ -40,12 +41,14 @@ except ModuleNotFoundError as error:
 __all__ = ["ZoomVectorStore"]
 
 _SOURCE = "ref_doc_id"
+_SOURCE_TOO = ("doc_id", "document_id")  # other names that LlamaIndex has for it
 
 
 class ZoomVectorStore(BasePydanticVectorStore):
     """Nodes with vectors on SSD, of which DRAM holds a small preview.
 
-    Changes are durable when a call returns. Similarities are 1 - distance for the metrics ``cosine``, the inner product
+    Changes are durable when a call returns; ``persist`` of a storage context writes nothing more, and the store is
+    opened again by its `path`. Similarities are 1 - distance for the metrics ``cosine``, the inner product
     for ``ip``, and 1 / (1 + squared distance) for ``l2``.
 
     Parameters
@@ -92,18 +95,17 @@ class ZoomVectorStore(BasePydanticVectorStore):
     def delete_nodes(
         self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None, **options: Any
     ) -> None:
-        """Remove nodes by ids, or by filters; those that are not there are passed over."""
-        if node_ids is not None and filters is not None:
-            raise ValueError("node_ids and filters: expected one of them")
+        """Remove nodes by ids, by filters, or those of these ids that filters choose; without either, none."""
         if filters is not None and (where := self._where(filters)):
-            self._records.discard_where(where)
-        self._records.discard(node_ids or [])
+            self._records.discard_where(where, node_ids)
+        else:
+            self._records.discard(node_ids or [])
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Return nodes by ids; those that are not there are left out."""
-        if node_ids is None or filters is not None:
-            raise NotImplementedError("get_nodes: expected node_ids, without filters")
-        return [metadata_dict_to_node(record) for _, record in self._records.get(node_ids)]
+        """Return nodes by ids, by filters, or those of these ids that filters choose; without either, all."""
+        where = None if filters is None else self._where(filters) or None
+        chosen = self._records.select(where, node_ids)
+        return [metadata_dict_to_node(record) for _, record in self._records.get(chosen)]
 
     def query(self, query: VectorStoreQuery, **options: Any) -> VectorStoreQueryResult:
         """Return the nodes nearest to a vector.
@@ -111,23 +113,35 @@ class ZoomVectorStore(BasePydanticVectorStore):
         Parameters
         ----------
         query
-            Of the default mode, with an embedding. Its filters compare keys in `attributes` with values (``==``,
-            ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``nin``, ``is_empty``), joined by and, or, not.
+            Of the mode ``default`` or ``mmr``, with an embedding. Its filters compare keys in `attributes` with values
+            (``==``, ``!=``, ``<``, ``<=``, ``>``, ``>=``, ``in``, ``nin``, ``is_empty``), joined by and, or, not.
         **options
-            Of :meth:`memhier.ann.ZoomIndex.search`, such as ``recall=``.
+            Of :meth:`memhier.ann.ZoomIndex.search`, such as ``recall=``; for ``mmr`` also ``mmr_threshold``, and the
+            number of nodes to choose from, ``mmr_prefetch_k`` or ``mmr_prefetch_factor`` (4) times the nodes asked for.
+
+        Raises
+        ------
+        NotImplementedError
+            For any other mode or operator.
         """
-        if query.mode != VectorStoreQueryMode.DEFAULT or query.query_embedding is None:
-            raise NotImplementedError(f"query: mode {query.mode.value!r}, expected 'default' with a query_embedding")
+        if query.mode not in (VectorStoreQueryMode.DEFAULT, VectorStoreQueryMode.MMR) or query.query_embedding is None:
+            raise NotImplementedError(
+                f"query: mode {query.mode.value!r}, expected 'default' or 'mmr' with a query_embedding"
+            )
         if query.node_ids:  # the library gives an empty list for no choice
             raise NotImplementedError("query: node_ids; filter by an attribute instead")
         tests = [self._where(query.filters)] if query.filters is not None else []
         if query.doc_ids is not None:
             tests.append(_any_of(_SOURCE, query.doc_ids))
         where = " and ".join(f"({test})" for test in tests if test) or None
-        found = self._records.search(query.query_embedding, query.similarity_top_k, where, **options)
+        if query.mode == VectorStoreQueryMode.MMR:
+            found = self._unlike(query, where, **options)
+        else:
+            hits = self._records.search(query.query_embedding, query.similarity_top_k, where, **options)
+            found = [(name, record, self._similarity(distance)) for name, record, distance in hits]
         return VectorStoreQueryResult(
             nodes=[metadata_dict_to_node(record) for _, record, _ in found],
-            similarities=[self._similarity(distance) for *_, distance in found],
+            similarities=[similarity for *_, similarity in found],
             ids=[name for name, *_ in found],
         )
 
@@ -138,6 +152,30 @@ class ZoomVectorStore(BasePydanticVectorStore):
     def close(self) -> None:
         """Close the index. May be called twice."""
         self._records.close()
+
+    def _unlike(
+        self,
+        query: VectorStoreQuery,
+        where: str | None,
+        mmr_threshold: float | None = None,
+        mmr_prefetch_k: int | None = None,
+        mmr_prefetch_factor: float = 4.0,
+        **options: Any,
+    ) -> list[tuple[str, dict[str, Any], float]]:
+        """Return ids, records and scores of the nodes by maximal marginal relevance, the best first."""
+        k = query.similarity_top_k
+        most = max(k, int(k * mmr_prefetch_factor)) if mmr_prefetch_k is None else max(k, mmr_prefetch_k)
+        found = {
+            name: record for name, record, _ in self._records.search(query.query_embedding, most, where, **options)
+        }
+        if not found or self._records.index is None:
+            return []
+        names, threshold = [*found], query.mmr_threshold if mmr_threshold is None else mmr_threshold
+        vectors = self._records.index.reconstruct(names).astype(float).tolist()
+        scores, chosen = get_top_k_mmr_embeddings(
+            query.query_embedding, vectors, similarity_top_k=k, embedding_ids=names, mmr_threshold=threshold
+        )
+        return [(name, found[name], float(score)) for score, name in zip(scores, chosen, strict=True)]
 
     def _similarity(self, distance: float) -> float:
         metric = self._records.metric
@@ -154,10 +192,14 @@ class ZoomVectorStore(BasePydanticVectorStore):
 
     def _test(self, test: MetadataFilter) -> str:
         key, value, operator = test.key, test.value, test.operator
+        if key in _SOURCE_TOO and key not in self._records.attributes:
+            key = _SOURCE
         if key not in self._records.attributes:
             raise ValueError(f"filters: {key!r} is none of the attributes {self._records.attributes} of this store")
         if operator == FilterOperator.IS_EMPTY:
-            return f"{key} is null"
+            index = self._records.index
+            is_text = index is not None and index.fields.get(key) == "str"
+            return f"{key} is null or {key} == ''" if is_text else f"{key} is null"
         if operator == FilterOperator.IN:
             return _any_of(key, value)
         if operator == FilterOperator.NIN:
@@ -172,7 +214,7 @@ class ZoomVectorStore(BasePydanticVectorStore):
 
 
 def _any_of(name: str, values: Any) -> str:
-    """Return the test whether an attribute is one of these values, which no value may be."""
-    if not values:
-        return f"{name} is null and {name} is not null"
+    """Return the test whether an attribute is one of these values."""
+    if not isinstance(values, list):
+        raise TypeError(f"filters: {name} in {values!r}: expected a list of values")
     return f"{name} is not null and {comparison(name, 'in', values)}"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from memhier.recsys.embedding.module import TableModule
 from memhier.recsys.replay import CarouselBuffer
@@ -44,22 +45,45 @@ class MemhierCheckpointIO(TorchCheckpointIO):
     :meth:`latest` finds the file.
 
     The tables on SSD are those of the newest checkpoint. An older file is refused when it is loaded. Files may lie on a
-    local disk only.
+    local disk only. A training has one rank: Lightning writes checkpoints on rank 0 alone, and would leave the tables
+    of the others behind. With several ranks, call the `checkpoint` of the tables on each.
 
     Parameters
     ----------
     store
         A module of tables (a collection holds any number of them in one commit), which may be part of the model, or a
-        replay buffer. With its ``extra``, or its value ``"lightning"``, it notes the number and the file.
+        replay buffer. With its ``extra``, or its value ``"lightning"``, it notes the number and the file. It is one
+        store, as two do not commit in one step.
+
+    Raises
+    ------
+    TypeError
+        For any other store, such as a list of several.
     """
 
     def __init__(self, store: TableModule | CarouselBuffer) -> None:
+        if not isinstance(store, TableModule | CarouselBuffer):
+            raise TypeError(
+                f"store={type(store).__name__}: expected a module of tables or a replay buffer; several tables belong "
+                f"into one EmbeddingBagCollection, which commits in one step"
+            )
         self._store = store
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any = None
     ) -> None:
-        """Write a checkpoint of the model, and one of the tables or the buffer."""
+        """Write a checkpoint of the model, and one of the tables or the buffer.
+
+        Raises
+        ------
+        NotImplementedError
+            When the training has several ranks.
+        """
+        if (ranks := dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1) > 1:
+            raise NotImplementedError(
+                f"MemhierCheckpointIO: {ranks} ranks, expected 1, as Lightning saves on rank 0 alone: leave it out, "
+                f"and call checkpoint() of the tables on every rank"
+            )
         place = Path(path).absolute()
         number = self._noted()[0] + 1
         pointers = _pointers(self._store)
@@ -68,8 +92,12 @@ class MemhierCheckpointIO(TorchCheckpointIO):
         kept = {name: value for name, value in model.items() if name not in names}
         made = checkpoint | {"state_dict": kept, "memhier": {"number": number, "names": names}}
         unfinished = place.with_name(place.name + _NEW)
-        super().save_checkpoint(made, str(unfinished), storage_options)
-        _sync(unfinished)
+        try:
+            super().save_checkpoint(made, str(unfinished), storage_options)
+            _sync(unfinished)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
         self._commit({"number": number, "path": str(place)})
         os.replace(unfinished, place)
         _sync(place.parent)

@@ -90,7 +90,8 @@ def _one_line(ctx: click.Context) -> Iterator[None]:
         raise
     except click.UsageError as error:
         command = (error.ctx or ctx).command_path
-        raise BadArgument(f"{error.format_message()} See {command} --help.") from error
+        told = " ".join(error.format_message().split())
+        raise BadArgument(f"{told} See {command} --help.") from error
 
 
 def words_of(error: Exception) -> str:

@@ -1,10 +1,13 @@
 """Manners of all commands: figures as a table or JSON, text for terminals, pipes and files, and notes."""
 
+import base64
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,11 +20,13 @@ from rich.text import Text
 from memhier.budget import format_bytes
 
 __all__ = [
+    "FiniteRange",
     "NameList",
     "Terminal",
     "json_option",
     "new_table",
     "notes",
+    "plain_value",
     "print_figures",
     "report",
     "working",
@@ -38,6 +43,17 @@ class NameList(click.Choice[str]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         return list(dict.fromkeys(super(NameList, self).convert(name.strip(), param, ctx) for name in value.split(",")))
+
+
+class FiniteRange(click.FloatRange):
+    """A range of numbers, without NaN and infinity."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 class Terminal(Console):
@@ -85,12 +101,19 @@ json_option = click.option("--json", "json_path", metavar="FILE", callback=_in_a
                      help="Write the figures as JSON to FILE; '-' prints them in place of the table.")  # fmt: skip
 
 
+def plain_value(value: object) -> object:
+    """Return a value that JSON lacks as one that it has: bytes as ``{"base64": text}``, datetimes in ISO 8601."""
+    if isinstance(value, bytes):
+        return {"base64": base64.b64encode(value).decode()}
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
 def write_json(value: Any, json_path: str | None) -> bool:
     """Write a value as JSON to `json_path` if it is given; return whether that is standard output."""
     if json_path == "-":
-        click.echo(json.dumps(value, indent=2, default=str))
+        click.echo(json.dumps(value, indent=2, default=plain_value))
     elif json_path is not None:
-        Path(json_path).write_text(json.dumps(value, indent=2, default=str) + "\n")
+        Path(json_path).write_text(json.dumps(value, indent=2, default=plain_value) + "\n")
     return json_path == "-"
 
 

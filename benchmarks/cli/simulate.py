@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from memhier.benchmarks.cli.curve_plot import draw_curves, save_curves
-from memhier.benchmarks.cli.shell import NameList, Terminal, json_option, new_table, working, write_json
+from memhier.benchmarks.cli.shell import FiniteRange, NameList, Terminal, json_option, new_table, working, write_json
 from memhier.benchmarks.cli.traces import TRACE_FORMATS, read_trace
 from memhier.budget import format_bytes, parse_bytes
 from memhier.io.device import DeviceProfile
@@ -41,9 +41,7 @@ _CURVE_POINTS = 24
 @click.option("--lookahead", type=click.IntRange(0), help="Batches that Belady knows ahead; all by default.")
 @click.option("--dirty", is_flag=True, help="Accesses change rows, so evicted rows are written.")
 @click.option("--device", help=f"{', '.join(CostModel.CLASSES)}, or a file that memhier probe --json wrote.")
-@click.option(
-    "--compute-ms", type=click.FloatRange(0), default=0.0, show_default=True, help="Computing time of each batch."
-)
+@click.option("--compute-ms", type=FiniteRange(0), default=0.0, show_default=True, help="Computing time of each batch.")
 @click.option(
     "--format", "trace_format", type=click.Choice(sorted(TRACE_FORMATS)), help="Format of TRACE; guessed by default."
 )

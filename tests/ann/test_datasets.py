@@ -12,6 +12,7 @@ if os.environ.get("MEMHIER_PLUGINS") != "1":  # there it must not be missing
     pytest.importorskip("datasets", reason="make test-plugins tries it")
 import datasets
 
+from memhier.ann import ZoomIndex
 from memhier.ann.datasets import ZoomDatasetIndex, add_zoom_index, load_zoom_index
 
 MATRIX = np.random.default_rng(0).normal(size=(400, 8)).astype(np.float32)
@@ -95,3 +96,64 @@ def test_options_and_filters(tmp_path):
         add_zoom_index(dataset, "v", path=tmp_path / "y", ids=range(400))
     with pytest.raises(FileExistsError):
         add_zoom_index(dataset, "v", path=tmp_path / "x")
+
+
+def test_changes_of_a_data_set_are_those_of_one_with_a_faiss_index(both):
+    plain = data()
+    plain.add_faiss_index("v", index_name="zoom")
+    both.drop_index("v")
+    for change in (
+        lambda dataset: dataset.shuffle(seed=0), lambda dataset: dataset.filter(lambda row: True),
+        lambda dataset: dataset.select(range(3)), lambda dataset: dataset.sort("text"),
+        lambda dataset: dataset.train_test_split(0.5), lambda dataset: dataset.save_to_disk("unused"),
+        lambda dataset: dataset.shard(2, 0), lambda dataset: dataset.drop_index("none"),
+    ):  # fmt: skip
+        errors = []
+        for dataset in (both, plain):
+            with pytest.raises(Exception) as error:  # noqa: PT011
+                change(dataset)
+            errors.append((type(error.value), str(error.value)))
+        assert errors[0] == errors[1]
+    for change in (
+        lambda dataset: dataset.map(lambda row: {"n": len(row["text"])}),
+        lambda dataset: dataset.remove_columns("v"), lambda dataset: dataset.rename_column("text", "title"),
+        lambda dataset: dataset.add_item({"text": "new", "v": MATRIX[0]}),
+    ):  # fmt: skip
+        mine, theirs = change(both), change(plain)
+        assert mine.list_indexes() == theirs.list_indexes()
+        if mine.list_indexes():
+            mine, theirs = (each.get_nearest_examples("zoom", QUERIES[0], 3) for each in (mine, theirs))
+            assert mine.examples == theirs.examples
+    near = both.map(lambda row: {"near": both.search("zoom", np.array(row["v"], np.float32), 1).indices[0]})
+    assert near["near"][:] == list(range(400))
+
+
+def test_an_index_of_chosen_rows_numbers_those(tmp_path):
+    for name, dataset in (
+        ("shuffled", data().shuffle(seed=1)), ("filtered", data().filter(lambda row: row["text"].endswith("7")))
+    ):  # fmt: skip
+        add_zoom_index(dataset, "v", path=tmp_path / name, index_name="x")
+        assert len(dataset.get_index("x").index) == len(dataset)
+        for row in (0, len(dataset) - 1):
+            found = dataset.get_nearest_examples("x", np.array(dataset[row]["v"], np.float32), 1)
+            assert found.examples["text"] == [dataset[row]["text"]]
+
+
+def test_a_data_set_is_saved_without_its_index_which_is_attached_again(tmp_path):
+    dataset = data()
+    add_zoom_index(dataset, "v", path=tmp_path / "x")
+    dataset.drop_index("v")
+    dataset.save_to_disk(tmp_path / "data")
+    again = datasets.load_from_disk(tmp_path / "data")
+    load_zoom_index(again, "v", tmp_path / "x")
+    assert again.get_nearest_examples("v", MATRIX[9], 1).examples["text"] == ["row 9"]
+
+
+def test_data_sets_without_numbered_rows_are_refused(tmp_path):
+    stream = data().to_iterable_dataset()
+    for dataset in (stream, datasets.DatasetDict(train=data())):
+        with pytest.raises(TypeError, match="expected a Dataset"):
+            add_zoom_index(dataset, "v", path=tmp_path / "x")
+        assert not (tmp_path / "x").exists()
+    with ZoomIndex.build(tmp_path / "x", stream["v"]) as index:  # as the error says
+        assert index.search(MATRIX[7], 1).ids.tolist() == [7]

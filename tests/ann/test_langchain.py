@@ -1,6 +1,9 @@
 """The vector store with LangChain's own tests (``make test-plugins``)."""
 
+import importlib
 import os
+import re
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -105,3 +108,77 @@ def test_a_store_without_documents(tmp_path):
     store.delete(["1", "2"])
     assert store.similarity_search("x") == store.max_marginal_relevance_search("x") == []
     store.close()
+
+
+@pytest.mark.filterwarnings("ignore:Relevance scores must be between 0 and 1")
+async def test_every_search_has_its_asynchronous_twin(store):
+    vector = EMBEDDING.embed_query("text 7")
+    for name, arguments, options in (
+        ("similarity_search", ("text 7",), {"k": 3, "filter": {"part": 1}}),
+        ("similarity_search_with_score", ("text 7",), {"k": 3}),
+        ("similarity_search_by_vector", (vector,), {"k": 3, "filter": "part != 1"}),
+        ("similarity_search_with_relevance_scores", ("text 7",), {"k": 3}),
+        ("max_marginal_relevance_search", ("text 7",), {"k": 3, "fetch_k": 9, "lambda_mult": 0.2}),
+        ("max_marginal_relevance_search_by_vector", (vector,), {"k": 3, "fetch_k": 9}),
+        ("get_by_ids", (["n3", "n2"],), {}),
+        ("search", ("text 7",), {"search_type": "mmr", "k": 2}),
+    ):
+        found = getattr(store, name)(*arguments, **options)
+        assert len(found) == options.get("k", 2)
+        assert await getattr(store, f"a{name}")(*arguments, **options) == found
+    assert await store.aadd_documents([Document("new", id="n99", metadata={"part": 9})]) == ["n99"]
+    retriever = store.as_retriever(search_kwargs={"k": 3, "filter": {"part": 9}})
+    assert [[each.id for each in found] for found in await retriever.abatch(["x", "y"])] == [["n99"]] * 2
+    assert await store.adelete(["n99"])
+    assert store.get_by_ids(["n99"]) == []
+
+
+async def test_stores_are_made_from_texts_and_documents(tmp_path):
+    documents = [Document("a", id="x", metadata={"n": 1}), Document("b")]
+    made = [
+        ZoomStore.from_documents(documents, EMBEDDING, path=tmp_path / "a", attributes=["n"], **SMALL),
+        await ZoomStore.afrom_documents(documents, EMBEDDING, path=tmp_path / "b", attributes=["n"], **SMALL),
+        await ZoomStore.afrom_texts(
+            ["a", "b"], EMBEDDING, [{"n": 1}, {}], ids=["x", "y"], path=tmp_path / "c", attributes=["n"], **SMALL
+        ),
+    ]
+    for store in made:
+        assert [found.page_content for found in store.similarity_search("a", filter={"n": 1})] == ["a"]
+        assert store.similarity_search("a", filter={"n": []}) == []
+        assert len(store.similarity_search("a", filter="n is null or n > 0")) == 2
+        store.close()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda store: store.similarity_search("x", filter=lambda document: True),
+            "expected a dict of values, or text",
+        ),
+        (lambda store: store.similarity_search("x", filter={"part": {"$gt": 1}}), "filter='part > 3'"),
+        (lambda store: store.delete("n3"), "ids='n3': expected a list of ids"),
+        (lambda store: store.get_by_ids("n3"), "ids='n3': expected a list of ids"),
+        (lambda store: ZoomStore(EMBEDDING, "unused", attributes="lang"), "attributes='lang': expected a list"),
+        (lambda store: store.similarity_search("x", fetch=3), "unexpected keyword argument 'fetch'"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(store, call, words):
+    with pytest.raises(TypeError, match=re.escape(words)):
+        call(store)
+    assert len(store.similarity_search("x", k=100)) == 60
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_indexing_of_langchain_renews_and_removes(tmp_path):
+    indexing = importlib.import_module("langchain_core.indexing")
+    manager = indexing.InMemoryRecordManager("notes")
+    manager.create_schema()
+    with closing(ZoomStore(EMBEDDING, tmp_path / "store", **SMALL)) as store:
+        documents = [Document(f"text {number}", metadata={"source": f"s{number}"}) for number in range(5)]
+        for kept, added, removed in ((documents, 5, 0), (documents[:3], 0, 2)):
+            told = indexing.index(kept, manager, store, cleanup="full", source_id_key="source", key_encoder="sha256")
+            assert (told["num_added"], told["num_deleted"]) == (added, removed)
+            assert {each.page_content for each in store.similarity_search("x", k=9)} == {
+                each.page_content for each in kept
+            }

@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import importlib
 import os
 import pickle
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 if os.environ.get("MEMHIER_PLUGINS") != "1":  # there it must not be missing
     pytest.importorskip("sklearn", reason="make test-plugins tries it")
+from scipy.sparse import csr_matrix, issparse
 from sklearn.base import clone
 from sklearn.cluster import DBSCAN
 from sklearn.manifold import TSNE, Isomap
@@ -173,3 +175,49 @@ def test_parameters_out_of_range(options, words):
         call()
     with pytest.raises(ValueError, match="mode='x'"):
         ZoomTransformer(mode="x").fit(X)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int64", "uint8", "bool", "object"])
+def test_samples_of_any_dtype(dtype):
+    values = np.abs(X * 20)
+    samples = (values > 20) if dtype == "bool" else values.astype(int).astype(dtype)
+    ours = ZoomNeighbors(n_neighbors=4, recall=1).fit(samples)
+    exact = NearestNeighbors(n_neighbors=4, algorithm="brute").fit(samples)
+    np.testing.assert_allclose(ours.kneighbors(samples[:9])[0], exact.kneighbors(samples[:9])[0], rtol=1e-4, atol=1e-4)
+    assert ours.index_.stats()["dtype"] == ("float16" if dtype == "float16" else "float32")
+
+
+def test_tables_and_output_in_tables():
+    pandas = importlib.import_module("pandas")
+    table = pandas.DataFrame(X, columns=[f"c{column}" for column in range(8)])
+    ours = ZoomNeighbors().fit(table)
+    assert ours.feature_names_in_.tolist() == [*table]
+    np.testing.assert_array_equal(ours.kneighbors(table)[1], ZoomNeighbors().fit(X).kneighbors(X)[1])
+    with pytest.raises(ValueError, match="feature names should match"):
+        ours.kneighbors(table[["c1", "c0", *table.columns[2:]]])
+    assert issparse(ZoomTransformer().set_output(transform="default").fit_transform(table))
+    for transformer in (ZoomTransformer(), KNeighborsTransformer()):  # a sparse graph fits no table
+        with pytest.raises(ValueError, match="outputs a scipy sparse matrix"):
+            transformer.set_output(transform="pandas").fit_transform(table)
+
+
+def test_sparse_samples_are_refused_with_the_way_out():
+    for call in (lambda: ZoomNeighbors().fit(csr_matrix(X)), lambda: ZoomNeighbors().fit(X).kneighbors(csr_matrix(X))):
+        with pytest.raises(TypeError, match=r"dense data is required. Use '\.toarray\(\)'"):
+            call()
+
+
+def test_pipelines_are_searched_in_parallel_cached_and_dumped(tmp_path):
+    model = make_pipeline(
+        ZoomTransformer(n_neighbors=9), KNeighborsClassifier(5, metric="precomputed"), memory=str(tmp_path / "memory")
+    )
+    grid = {"zoomtransformer__metric": ["euclidean", "cosine"], "kneighborsclassifier__n_neighbors": [3, 5]}
+    search = GridSearchCV(model, grid, cv=2, n_jobs=2, error_score="raise").fit(X, LABELS)
+    wanted = search.predict(QUERIES)
+    importlib.import_module("joblib").dump(search, tmp_path / "model.joblib")
+    code = (
+        "import joblib, sys, json\n"
+        f"print(joblib.load({str(tmp_path / 'model.joblib')!r}).predict({QUERIES.tolist()}).tolist())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == f"{wanted.tolist()}\n", done.stderr

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,10 @@ FAILURES: dict[tuple[str, ...], list[object]] = {
     ("index", "tune"): ["empty", "x.fvecs"],
     ("index", "compact"): ["empty"],
     ("index", "export"): ["index", "x.fvecs"],
+    ("index", "push"): ["empty", "memory://manners"],
+    ("index", "pull"): ["memory://manners", "new"],
+    ("index", "backups"): ["memory://manners"],
+    ("index", "prune"): ["memory://manners", "--keep", "1"],
     ("doctor",): ["/proc", "--seconds", "0"],
 }
 
@@ -104,6 +109,94 @@ def test_a_wrong_option_ends_with_2_and_a_failure_with_1(
         assert result.stderr.splitlines()[-1].startswith("Error: ")
         assert "Traceback" not in result.output
     assert sorted(os.listdir(place)) == before
+
+
+# Arguments with which a command would run; wrong values of each option are tried beside them.
+RUNS: dict[tuple[str, ...], list[str]] = {
+    ("demo",): [],
+    ("probe",): ["."],
+    ("simulate",): ["keys.txt", "--dram", "1MiB"],
+    ("bench", "list"): [],
+    ("bench", "run"): ["tiers-policies"],
+    ("bench", "compare"): ["text.txt", "text.txt"],
+    ("bench", "report"): ["text.txt"],
+    ("bench", "install"): ["search"],
+    ("bench", "papers"): ["text.txt"],
+    ("replay", "info"): ["buffer"],
+    ("replay", "check"): ["buffer"],
+    ("replay", "export"): ["buffer", "out"],
+    ("replay", "doctor"): ["buffer", "--step-ms", "3"],
+    ("index", "build"): ["new", "x.fvecs"],
+    ("index", "search"): ["index", "x.fvecs"],
+    ("index", "info"): ["index"],
+    ("index", "check"): ["index"],
+    ("index", "add"): ["index", "x.fvecs"],
+    ("index", "remove"): ["index", "keys.txt"],
+    ("index", "tune"): ["index", "x.fvecs"],
+    ("index", "compact"): ["index"],
+    ("index", "export"): ["index", "out.npz"],
+    ("index", "push"): ["index", "memory://wrong"],
+    ("index", "pull"): ["memory://wrong", "new"],
+    ("index", "backups"): ["memory://wrong"],
+    ("index", "prune"): ["memory://wrong", "--keep", "1"],
+    ("doctor",): ["."],
+}
+
+
+def wrong_values(kind: click.ParamType) -> list[str]:
+    """Return values that an option or an argument of this type does not take."""
+    if isinstance(kind, click.types.IntParamType | click.types.FloatParamType):
+        outside = ["nan", "inf", "-inf"] if isinstance(kind, click.types.FloatParamType) else []
+        outside += ["-99999999999"] if isinstance(kind, click.IntRange) and kind.min is not None else []
+        return ["", "x", "1 2", "0x", *outside]
+    if isinstance(kind, click.Choice):
+        return ["", "x", "L2 ", "\x1b[31m"]
+    if isinstance(kind, click.Path):
+        return ["none/none/none", "\x00", "a" * 5000, "none\udcff/x"]
+    return []
+
+
+def wrong_calls() -> Iterator[tuple[tuple[str, ...], list[str]]]:
+    for words, usual in RUNS.items():
+        command: click.Command = main
+        for word in words:
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(main), word)
+            assert found is not None
+            command = found
+        yield words, [*usual, *(["x"] * 9 if not any(p.nargs == -1 for p in command.params) else ["--x"])]
+        required = [each for each in command.params if isinstance(each, click.Argument) and each.required]
+        yield from ((words, usual[:count]) for count in range(len(required)))
+        for option in command.params:
+            if not isinstance(option, click.Option):
+                continue
+            name = option.opts[0]
+            yield words, [*usual, f"{name}=yes", "--x"] if option.is_flag else [*usual, name]
+            exists = not isinstance(option.type, click.Path) or option.type.exists
+            yield from ((words, [*usual, name, value]) for value in wrong_values(option.type) if exists)
+
+
+def test_wrong_values_are_tried_on_every_command() -> None:
+    assert set(RUNS) == set(leaves(main))
+    assert len([*wrong_calls()]) > 300
+
+
+@pytest.mark.parametrize("words", RUNS, ids=" ".join)
+def test_no_wrong_value_of_an_option_gives_a_traceback(
+    words: tuple[str, ...], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(place / "cache"))
+    before = sorted(os.listdir(place))
+    for tried, arguments in wrong_calls():
+        if tried != words:
+            continue
+        result = CliRunner().invoke(main, [*words, *arguments])
+        assert isinstance(result.exception, SystemExit), (arguments, result.exception)
+        assert result.exit_code == 2, (arguments, result.output)
+        assert result.stderr.startswith("Error: "), (arguments, result.stderr)
+        assert result.stderr.count("\n") == 1, (arguments, result.stderr)
+        assert sorted(os.listdir(place)) == before
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def test_a_search_is_filtered_and_as_exact_as_asked(place: Path) -> None:
         (["add", "index", "more.fbin", "--ids", "known.txt"], 2, "ids holds 3, which is in the index already"),
         (["add", "index", "more.fbin", "--ids", "few.txt"], 2, "--ids: 1 rows for 200 vectors"),
         (["add", "index", "more.fbin", "--attributes", "few.parquet"], 2, "--attributes: 2 rows for 200 vectors"),
-        (["add", "index", "more.fbin", "--attributes", "known.txt"], 2, "expected a .parquet file"),
+        (["add", "index", "more.fbin", "--attributes", "known.txt"], 2, "expected a file ending in .parquet or .jsonl"),
         (["add", "index", "more.fbin", "--attributes", "words.parquet"], 1, "words.parquet"),
         (["add", "index", "many.fbin"], 2, "more vectors need"),
         (["remove", "index", "few.txt"], 2, "ids holds 400, which is not in the index"),

@@ -181,7 +181,7 @@ BAD = [
     (["search", "index", "x.fvecs", "--truth", "t.ivecs"], 2, "expected at least 10 of 2,500"),
     (["search", "index", "q.fbin", "--truth", "x.fvecs"], 2, "expected ground truth"),
     (["search", "index", "q.fbin", "--truth", "words.txt"], 1, "words.txt"),
-    (["search", "index", "q.fbin", "--out", "new.fvecs"], 2, "--out new.fvecs: expected a file ending in .ivecs"),
+    (["search", "index", "q.fbin", "--out", "new.fvecs"], 2, "--out new.fvecs: expected a file ending in .parquet"),
     (["search", "index", "q.fbin", "--out", "t.ivecs"], 1, "exists already"),
     (["search", "index", "nan.fbin"], 2, "dimension of the index"),
     (["search", "none", "q.fbin"], 2, "none"),

@@ -96,13 +96,77 @@ def test_strings_and_fields_go_into_parquet_and_come_back(tmp_path: Path) -> Non
         np.testing.assert_array_equal(found, again)
 
 
-def test_a_document_of_bytes_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+def test_documents_of_two_kinds_are_refused_where_a_column_has_one_and_leave_nothing(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow")
-    ZoomIndex.build(tmp_path / "index", VECTORS[:20], documents={"raw": [b"x"] * 20}, dram="2MiB").close()
-    result = run("export", tmp_path / "index", tmp_path / "out.parquet")
-    assert result.exit_code == 2
-    assert "document 'raw' holds bytes" in result.stderr
-    assert [file.name for file in tmp_path.iterdir()] == ["index"]
+    for number, raw in enumerate(([b"x"] * 19 + ["text"], ["text"] * 19 + [b"x"], [{"a": 1}] * 10 + [b"x"] * 10)):
+        index = tmp_path / f"index{number}"
+        ZoomIndex.build(index, VECTORS[:20], documents={"raw": raw}, dram="2MiB").close()
+        result = run("export", index, tmp_path / "out.parquet")
+        assert result.exit_code == 2
+        assert "document 'raw' holds bytes and other values: use .jsonl" in result.stderr
+        assert {file.name for file in tmp_path.iterdir()} == {f"index{each}" for each in range(number + 1)}
+
+
+def test_bytes_datetimes_and_half_surrogates_are_exported(tmp_path: Path) -> None:
+    raw = [None, b"\xff\x00", *([b""] * 18)]
+    text = ["\ud800 half", 'a "quote"\n', *map(str, range(18))]
+    days = np.array(["2024-01-31T12:30", "NaT", *["1969-01-01"] * 18], "datetime64[us]")
+    documents = {"raw": raw, "text": text, "distance": [[1, None]] * 20}
+    attributes = {"day": days, "price": [None, *map(float, range(19))], "n": [None, *range(19)]}
+    index = tmp_path / "index"
+    ZoomIndex.build(index, VECTORS[:20], documents=documents, attributes=attributes, dram="2MiB").close()
+    assert run("export", index, tmp_path / "out.jsonl").exit_code == 0
+    rows = {row["id"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().split("\n")[:-1])}
+    for number in range(20):
+        row = rows[number]
+        assert row["vector"] == VECTORS[number].tolist()
+        assert row["raw"] == (None if number == 0 else {"base64": "/wA=" if number == 1 else ""})
+        assert (row["text"], row["distance"]) == (text[number], [1, None])
+        assert row["day"] == {0: "2024-01-31T12:30:00", 1: None}.get(number, "1969-01-01T00:00:00")
+        assert (row["price"], row["n"]) == (attributes["price"][number], attributes["n"][number])
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert run("export", index, tmp_path / "out.parquet", "--fields", "raw,day,raw").exit_code == 0
+    table = parquet.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["id", "vector", "raw", "day"]
+    assert [row["raw"] for row in sorted(table.to_pylist(), key=lambda row: row["id"])] == raw
+    result = run("export", index, tmp_path / "half.parquet")
+    assert (result.exit_code, (tmp_path / "half.parquet").exists()) == (2, False)
+    assert "'text' holds text that is no Unicode: use .jsonl" in result.stderr
+
+
+def test_neighbours_are_written_with_their_fields(tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet")
+    build(tmp_path / "index")
+    write_vectors(tmp_path / "q.fvecs", QUERIES)
+    options = ["-k", 4, "--where", "year > 30", "--fields", "all", "--show", 2]
+    with ZoomIndex.open(tmp_path / "index") as index:
+        expected = index.search(QUERIES, 4, where="year > 30", fields=True)
+        ids, distances = index.search(QUERIES, 4).ids, index.search(QUERIES, 4).distances
+    for suffix in (".jsonl", ".parquet"):
+        out = tmp_path / f"out{suffix}"
+        result = run("search", tmp_path / "index", tmp_path / "q.fvecs", *options, "--out", out, "--json", "-")
+        assert result.exit_code == 0, result.output
+        assert len(json.loads(result.stdout)["neighbours"]) == 2
+        if suffix == ".parquet":
+            rows = parquet.read_table(out).to_pylist()
+        else:
+            rows = [json.loads(line) for line in out.read_text().split("\n")[:-1]]
+        wanted = expected.to_arrow().to_pylist()
+        assert [*rows[0]] == [*wanted[0]]
+        for row, want in zip(rows, wanted, strict=True):
+            more = row.pop("more")
+            assert (more if suffix == ".parquet" else json.dumps(more)) == want.pop("more")
+            assert str(row.pop("day")).replace("T", " ") == str(want.pop("day"))
+            assert row == want
+    assert run("search", tmp_path / "index", tmp_path / "q.fvecs", "-k", 4, "--out", tmp_path / "o.npz").exit_code == 0
+    with np.load(tmp_path / "o.npz") as arrays:
+        np.testing.assert_array_equal(arrays["ids"], ids)
+        np.testing.assert_array_equal(arrays["distances"], distances)
+    for suffix, fields in ((".npz", "title"), (".npy", "title"), (".parquet", "author")):
+        out = tmp_path / f"x{suffix}"
+        result = run("search", tmp_path / "index", tmp_path / "q.fvecs", "--out", out, "--fields", fields)
+        assert (result.exit_code, out.exists()) == (2, False)
+        assert "--fields" in result.stderr
 
 
 def test_an_empty_index_is_exported_where_a_file_may_be_empty(tmp_path: Path) -> None:

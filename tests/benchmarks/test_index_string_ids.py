@@ -79,7 +79,10 @@ def test_strings_found_are_written_as_json_lines(place: Path) -> None:
     figures("search", place / "index", place / "q.fvecs", "-k", 3, "--out", place / "found.jsonl")
     rows = [json.loads(line) for line in (place / "found.jsonl").read_text().split("\n")[:-1]]
     with ZoomIndex.open(place / "index") as index:
-        assert rows == index.search(VECTORS[:97], 3).ids.tolist()
+        found = index.search(VECTORS[:97], 3)
+    assert [[row["query"], row["rank"], row["id"], row["distance"]] for row in rows] == [
+        [query, rank, found.ids[query, rank], found.distances[query, rank]] for query in range(97) for rank in range(3)
+    ]
     result = run("search", place / "index", place / "q.fvecs", "--out", place / "found.jsonl")
     assert result.exit_code == 1
     assert "found.jsonl" in result.stderr
@@ -88,7 +91,7 @@ def test_strings_found_are_written_as_json_lines(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["search", "index", "q.fvecs", "--out", "found.npy"], "expected a file ending in .jsonl"),
+        (["search", "index", "q.fvecs", "--out", "found.npy"], "expected .parquet or .jsonl"),
         (["search", "index", "q.fvecs", "--truth", "t.ivecs"], "the ids of this index are strings"),
         (["add", "index", "x.parquet"], "ids=None: this index has strings"),
         (["add", "index", "x.parquet", "--id-column", "row"], "this index has strings as ids"),

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,6 +55,29 @@ def loader() -> Any:
         torch.from_numpy(random.integers(0, 200, (48, 2, 3))), torch.from_numpy(random.normal(size=48)).float()
     )
     return torch.utils.data.DataLoader(data, batch_size=8)
+
+
+def fit(lightning: Any, folder: Path, store: Any, epochs: int, each: Any, fails_at: BaseException | None = None) -> Any:
+    """Train from the newest checkpoint, up to an error in the ninth step; return the trainer and its plugin."""
+    from memhier.recsys.lightning import MemhierCheckpointIO
+
+    checkpoints, model = MemhierCheckpointIO(store), module(lightning, store)
+    inner, steps = model.training_step, [0]
+
+    def step(batch: Any, batch_idx: int) -> torch.Tensor:
+        steps[0] += 1
+        loss: torch.Tensor = inner(batch, batch_idx)
+        if fails_at is not None and steps[0] == 9:
+            raise fails_at
+        return loss
+
+    model.training_step = step
+    trainer = lightning.Trainer(
+        plugins=[checkpoints], callbacks=[each], max_epochs=epochs, accelerator="cpu", logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(model, loader(), ckpt_path=checkpoints.latest())
+    return trainer, checkpoints
 
 
 def train(lightning: Any, folder: Path, prepare: Callable[[Any, Any], None] = lambda *_: None) -> list[float]:
@@ -154,3 +179,105 @@ def test_a_buffer_goes_back_to_the_file(lightning: Any, tmp_path: Path) -> None:
         np.testing.assert_array_equal(buffer.sample(8)["x"], wanted)
         with pytest.raises(ValueError, match="a model of checkpoint 2, expected 3"):
             checkpoints.load_checkpoint(tmp_path / "1.ckpt")
+
+
+def test_files_beyond_the_best_go_and_the_newest_stays(lightning: Any, tmp_path: Path) -> None:
+    each = lightning.callbacks.ModelCheckpoint(
+        tmp_path / "files", monitor="epoch", mode="max", save_top_k=2, filename="{epoch}"
+    )
+    with tables(tmp_path) as store:
+        trainer, checkpoints = fit(lightning, tmp_path, store, 5, each)
+        assert {file.name for file in (tmp_path / "files").iterdir()} == {"epoch=3.ckpt", "epoch=4.ckpt"}
+        newest = checkpoints.latest()
+        assert newest == str(tmp_path / "files" / "epoch=4.ckpt")
+    with tables(tmp_path) as store:
+        trainer, _ = fit(lightning, tmp_path, store, 6, each)
+        assert trainer.global_step == 36
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_a_checkpoint_at_an_exception_goes_on(lightning: Any, tmp_path: Path, kind: type[BaseException]) -> None:
+    each = lightning.callbacks.ModelCheckpoint(tmp_path / "files", save_on_exception=True)
+    with tables(tmp_path) as store, pytest.raises((RuntimeError, SystemExit)):
+        fit(lightning, tmp_path, store, 3, each, kind("in a step"))
+    with tables(tmp_path) as store:
+        assert store.steps == 8
+        again = lightning.callbacks.ModelCheckpoint(tmp_path / "files")
+        trainer, _ = fit(lightning, tmp_path, store, 3, again)
+        assert (trainer.global_step, store.steps) == (18, 18)
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_before(
+    lightning: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import memhier.recsys.lightning as room
+
+    with tables(tmp_path) as store:
+        trainer, checkpoints = fit(
+            lightning, tmp_path, store, 1, lightning.callbacks.ModelCheckpoint(tmp_path / "files")
+        )
+        newest = checkpoints.latest()
+
+        def fail(path: Path) -> None:
+            raise OSError(28, "No space left on device", str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(room, "_sync", fail)
+            with pytest.raises(OSError, match="No space left"):
+                trainer.save_checkpoint(tmp_path / "more.ckpt")
+        assert not list(tmp_path.glob("more*"))
+        assert checkpoints.latest() == newest
+        assert checkpoints.load_checkpoint(newest)["global_step"] == 6
+        trainer.save_checkpoint(tmp_path / "more.ckpt")
+        assert checkpoints.latest() == str(tmp_path / "more.ckpt")
+
+
+def test_one_store_is_taken(lightning: Any, tmp_path: Path) -> None:
+    from memhier.recsys.lightning import MemhierCheckpointIO
+
+    with tables(tmp_path) as store:
+        for several in ([store], torch.nn.ModuleList([store]), None):
+            with pytest.raises(TypeError, match="several tables belong into one EmbeddingBagCollection"):
+                MemhierCheckpointIO(several)  # type: ignore[arg-type]
+
+
+RANKS = """
+import sys, torch, lightning.pytorch as lightning
+from memhier.recsys import CarouselBuffer
+from memhier.recsys.lightning import MemhierCheckpointIO
+import os
+rank = os.environ.get("LOCAL_RANK", "0")
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.top = torch.nn.Linear(2, 1)
+    def training_step(self, batch, _):
+        return self.top(batch).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+with CarouselBuffer(f"{sys.argv[1]}/buffer{rank}", memory=4, schema={"x": ("float32", 2)}, seed=0) as buffer:
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=2, strategy=lightning.strategies.DDPStrategy(process_group_backend="gloo"),
+        plugins=[MemhierCheckpointIO(buffer)], max_epochs=1, logger=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=sys.argv[1],
+    )
+    trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
+"""
+
+
+def test_several_ranks_are_refused_before_anything_is_written(lightning: Any, tmp_path: Path) -> None:
+    """Lightning saves on rank 0 alone: the buffers of other ranks would stay behind."""
+    code = (
+        "import torch, sys, runpy\n"
+        "library = torch.library.Library('torchvision', 'DEF')\n"
+        "for name in ('nms(Tensor a, Tensor b, float c) -> Tensor', 'qnms(Tensor a, Tensor b, float c) -> Tensor'):\n"
+        "    try: library.define(name)\n"
+        "    except RuntimeError: pass\n"
+    )
+    (tmp_path / "train.py").write_text(code + RANKS)
+    command = [sys.executable, str(tmp_path / "train.py"), str(tmp_path)]
+    environment = os.environ | {"MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
+    assert done.returncode
+    assert "MemhierCheckpointIO: 2 ranks, expected 1" in done.stderr
+    assert not list(tmp_path.rglob("*.ckpt*"))

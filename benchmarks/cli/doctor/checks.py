@@ -62,21 +62,21 @@ def examine(path: Path, seconds: float) -> Iterator[Finding]:
 
     A fault of one check is its finding, and the others go on.
     """
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        _versions,
-        _core,
-        _faiss,
-        _processor,
-        _engines,
-        _limits,
-        lambda: _place(path),
-        lambda: _device(path, seconds),
-    ]
-    for check in checks:
+    checks: dict[str, Callable[[], Iterator[Finding]]] = {
+        "versions": _versions,
+        "core": _core,
+        "faiss": _faiss,
+        "processor": _processor,
+        "engines": _engines,
+        "limits": _limits,
+        "place": lambda: _place(path),
+        "device": lambda: _device(path, seconds),
+    }
+    for name, check in checks.items():
         try:
             yield from check()
         except Exception as error:
-            yield Finding(check.__name__.strip("_<>"), "bad", words_of(error))
+            yield Finding(name, "bad", words_of(error))
 
 
 def _versions() -> Iterator[Finding]:

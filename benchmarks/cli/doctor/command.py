@@ -5,14 +5,14 @@ from pathlib import Path
 import click
 
 from memhier.benchmarks.cli.doctor.checks import examine
-from memhier.benchmarks.cli.shell import Terminal, json_option, new_table, working, write_json
+from memhier.benchmarks.cli.shell import FiniteRange, Terminal, json_option, new_table, working, write_json
 
 __all__ = ["doctor"]
 
 
 @click.command()
 @click.argument("path", type=click.Path(exists=True, readable=True, path_type=Path), default=".")
-@click.option("--seconds", type=click.FloatRange(0, 60), default=1.0, show_default=True,
+@click.option("--seconds", type=FiniteRange(0, 60), default=1.0, show_default=True,
               help="Time to measure the device; 0 leaves it out.")  # fmt: skip
 @json_option
 def doctor(path: Path, seconds: float, json_path: str | None) -> None:

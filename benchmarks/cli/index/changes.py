@@ -2,24 +2,34 @@
 
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import click
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from memhier.ann import ZoomIndex
-from memhier.ann.files import open_vectors
+from memhier.ann.files import VectorReader, open_vectors
 from memhier.benchmarks.cli.index.inputs import (
-    attributes_option,
     column_option,
     given_ids,
     id_column_option,
     ids_option,
     index_path,
     key_option,
+    queries_path,
     query_key,
-    read_table,
+    vectors_path,
+)
+from memhier.benchmarks.cli.index.tables import (
+    TableFile,
+    attributes_option,
+    documents_option,
+    read_attributes,
+    read_documents,
 )
 from memhier.benchmarks.cli.shell import json_option, notes, report, working
 
@@ -27,17 +37,20 @@ __all__ = ["add", "compact", "remove", "tune"]
 
 _FIGURES = ("vectors", "lists", "parts", "memory_bytes", "dram", "vector_bytes", "file_bytes")
 _ALWAYS = ("vectors", "added", "removed")  # in the table with 0 as well
+_EACH = "expected one for each"
+_PIECE = 512  # vectors whose documents are in DRAM
 _TUNING_MOST = 10_000  # queries: a thousand are enough, and all are in DRAM
 
 
 @click.command()
 @index_path
-@click.argument("vectors", type=click.Path(exists=True, dir_okay=False))
+@vectors_path
 @key_option
 @column_option
 @ids_option
 @id_column_option
 @attributes_option
+@documents_option
 @json_option
 def add(
     path: str,
@@ -46,7 +59,8 @@ def add(
     column: str | None,
     ids_path: str | None,
     id_column: str | None,
-    table_path: str | None,
+    attributes: TableFile | None,
+    documents: TableFile | None,
     json_path: str | None,
 ) -> None:
     """Add the vectors of the file VECTORS to an index.
@@ -59,17 +73,24 @@ def add(
         ZoomIndex.open(path, writable=True) as opened,
     ):
         ids = given_ids(vectors, ids_path, id_column, opened.stats()["id_kind"])
-        table = None if table_path is None else read_table(table_path)
-        for name, given in (("--ids", ids), ("--attributes", table)):
+        columns = {} if attributes is None else read_attributes(attributes)
+        lengths = [("--ids", ids), *(("--attributes", column) for column in columns.values())]
+        for name, given in lengths:
             if given is not None and len(given) != source.count:
-                raise ValueError(f"{name}: {len(given):,} rows for {source.count:,} vectors, expected one for each")
+                raise ValueError(f"{name}: {len(given):,} rows for {source.count:,} vectors, {_EACH}")
+        rows = None if documents is None else read_documents(documents)
         started = time.perf_counter()
         with tqdm(total=source.count, unit=" vectors", disable=not sys.stderr.isatty()) as bar:
-            for first, block in source.blocks():
-                rows = slice(first, first + len(block))
-                columns = None if table is None else table.slice(first, len(block))
-                opened.add(block, None if ids is None else ids[rows], columns)
+            for first, block in _pieces(source, rows is not None):
+                part = slice(first, first + len(block))
+                taken = {name: column[part] for name, column in columns.items()}
+                told = None if rows is None else [*islice(rows, len(block))]
+                if told is not None and len(told) < len(block):
+                    raise ValueError(f"--documents: {first + len(told):,} rows for {source.count:,} vectors, {_EACH}")
+                opened.add(block, None if ids is None else ids[part], taken or None, told)
                 bar.update(len(block))
+        if rows is not None and next(rows, None) is not None:
+            raise ValueError(f"--documents: more than {source.count:,} rows for as many vectors, {_EACH}")
         opened.commit()
         report(f"Added {vectors} to {path}", _figures(opened, source.count, "added", started), json_path, _ALWAYS)
 
@@ -95,7 +116,7 @@ def remove(path: str, ids: str, id_column: str | None, json_path: str | None) ->
 
 @click.command()
 @index_path
-@click.argument("queries", type=click.Path(exists=True, dir_okay=False))
+@queries_path
 @click.option("--key", help="Data set of an HDF5 file.  [default: test]")
 @column_option
 @json_option
@@ -134,6 +155,14 @@ def compact(path: str, json_path: str | None) -> None:
             opened.compact()
             figures = _figures(opened, before - opened.stats()["file_bytes"], "freed_bytes", started)
             report(f"Compacted {path}", figures, json_path, _ALWAYS)
+
+
+def _pieces(source: VectorReader, small: bool) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Yield blocks of vectors with their first row, small ones if documents lie beside them."""
+    for first, block in source.blocks():
+        size = _PIECE if small else len(block)
+        for start in range(0, len(block), size):
+            yield first + start, block[start : start + size]
 
 
 def _figures(opened: ZoomIndex, changed: int, name: str, started: float) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``memhier index``: builds, searches, changes, exports, shows and checks a vector index from the shell."""
+"""``memhier index``: builds, searches, changes, exports, backs up and checks a vector index from the shell."""
 
 import sys
 import time
@@ -6,22 +6,33 @@ from typing import Any
 
 import click
 
+from memhier import check_backup
 from memhier.ann import ZoomIndex
 from memhier.ann.files import open_vectors
 from memhier.ann.zoom.preview.space import METRICS
+from memhier.arguments import is_url
+from memhier.benchmarks.cli.index.backup import existing_backups, list_backups, prune, pull, push
 from memhier.benchmarks.cli.index.changes import add, compact, remove, tune
 from memhier.benchmarks.cli.index.export import export
 from memhier.benchmarks.cli.index.inputs import (
-    attributes_option,
+    cache_bytes_option,
+    cache_option,
     column_option,
     given_ids,
     id_column_option,
     ids_option,
-    index_path,
     key_option,
-    read_table,
+    read_path,
+    vectors_path,
 )
 from memhier.benchmarks.cli.index.search import search
+from memhier.benchmarks.cli.index.tables import (
+    TableFile,
+    attributes_option,
+    documents_option,
+    read_attributes,
+    read_documents,
+)
 from memhier.benchmarks.cli.shell import json_option, notes, report
 
 __all__ = ["index"]
@@ -29,23 +40,25 @@ __all__ = ["index"]
 
 @click.group()
 def index() -> None:
-    """Build, search, change, export, show and check a vector index on SSD.
+    """Build, search, change, export, back up and check a vector index on SSD.
 
     Vectors and queries are read as a stream from .fvecs, .bvecs, .fbin, .f16bin, .u8bin, .i8bin, .npy, .hdf5, .h5 (with
-    the extra hdf5) and .parquet (with the extra parquet). The exit code is 2 for bad arguments and 1 for any other
-    failure. All commands but check take --json.
+    the extra hdf5) and .parquet (with the extra parquet; a path or a URL). Commands that only read an index take the
+    URL of a backup, too, such as s3://bucket/index. The exit code is 2 for bad arguments and 1 for any other failure.
+    All commands but check, export and prune take --json.
     """
 
 
 @index.command()
 @click.argument("path", type=click.Path())
-@click.argument("vectors", type=click.Path(exists=True, dir_okay=False))
+@vectors_path
 @key_option
 @column_option
 @ids_option
 @id_column_option
 @click.option("--string-ids", is_flag=True, help="Take the lines of a text file of ids as strings, not as integers.")
 @attributes_option
+@documents_option
 @click.option("--metric", type=click.Choice(METRICS), default="l2", show_default=True)
 @click.option("--dram", default="64MiB", show_default=True, help="DRAM of the open index.")
 @click.option("--grow-to", type=click.IntRange(0), default=0, help="Vectors that this DRAM must hold later.")
@@ -59,7 +72,8 @@ def build(
     ids_path: str | None,
     id_column: str | None,
     string_ids: bool,
-    table_path: str | None,
+    attributes: TableFile | None,
+    documents: TableFile | None,
     metric: Any,
     dram: str,
     grow_to: int,
@@ -70,8 +84,10 @@ def build(
     with notes(), open_vectors(vectors, key=key, column=column) as source:
         ids = given_ids(vectors, ids_path, id_column, "str" if string_ids else "int64")
         options: dict[str, Any] = {"metric": metric, "dram": dram, "grow_to": grow_to, "seed": seed}
-        if table_path is not None:
-            options["attributes"] = read_table(table_path)
+        if attributes is not None:
+            options["attributes"] = read_attributes(attributes)
+        if documents is not None:
+            options["documents"] = read_documents(documents)
         started = time.perf_counter()
         with ZoomIndex.build(path, source, ids=ids, progress=sys.stderr.isatty(), **options) as built:
             figures = {"seconds": time.perf_counter() - started} | built.stats()
@@ -79,31 +95,38 @@ def build(
 
 
 @index.command()
-@index_path
+@read_path
+@cache_option
+@cache_bytes_option
 @json_option
-def info(path: str, json_path: str | None) -> None:
-    """Print the contents and the sizes of the index at PATH."""
-    with ZoomIndex.open(path) as opened:
+def info(path: str, cache: str | None, cache_bytes: str, json_path: str | None) -> None:
+    """Print the contents and the sizes of an index.
+
+    The index is at PATH, a directory or the URL of a backup.
+    """
+    with ZoomIndex.open(path, cache=cache, cache_bytes=cache_bytes) as opened:
         report(path, opened.stats(), json_path, ("vectors",))
 
 
 @index.command()
-@index_path
+@read_path
 def check(path: str) -> None:
     """Read the whole index at PATH and print every error.
 
-    The exit code is 1 if there is any.
+    The exit code is 1 if there is any. Of a backup, whose URL is PATH, every generation is read.
     """
-    with ZoomIndex.open(path) as opened:
-        problems = opened.check()
-        for problem in problems:
-            click.echo(problem)
-        if problems:
-            raise click.ClickException(
-                f"{path}: {len(problems)} {'problem' if len(problems) == 1 else 'problems'} found"
-            )
-        click.echo(f"{path}: {len(opened):,} vectors, no problem found")
+    if is_url(path):
+        found = existing_backups(path)
+        problems, told = check_backup(path), f"{len(found):,} {'generation' if len(found) == 1 else 'generations'}"
+    else:
+        with ZoomIndex.open(path) as opened:
+            problems, told = opened.check(), f"{len(opened):,} vectors"
+    for problem in problems:
+        click.echo(problem)
+    if problems:
+        raise click.ClickException(f"{path}: {len(problems)} {'problem' if len(problems) == 1 else 'problems'} found")
+    click.echo(f"{path}: {told}, no problem found")
 
 
-for _command in (search, add, remove, tune, compact, export):
+for _command in (search, add, remove, tune, compact, export, push, pull, list_backups, prune):
     index.add_command(_command)

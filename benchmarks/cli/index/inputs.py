@@ -1,4 +1,4 @@
-"""Inputs of the index commands: their options, and ids and attributes from files."""
+"""Inputs of the index commands: their options, the index that they open, and ids from files."""
 
 import os
 from importlib import import_module
@@ -9,13 +9,40 @@ import click
 import numpy as np
 import numpy.typing as npt
 
+from memhier.arguments import is_url
 from memhier.errors import FormatError
 from memhier.io.outside import npy_header, reading
+from memhier.store.store import CACHE_BYTES
 
-__all__ = ["given_ids", "parquet_of", "query_key", "read_table"]
+__all__ = ["damaged", "given_ids", "parquet_of", "query_key"]
 
 
-index_path = click.argument("path", type=click.Path(exists=True, file_okay=False))
+class PathOrUrl(click.Path):
+    """A path of something that exists, or a URL, which is looked at when it is opened."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path, or the URL."""
+        return value if is_url(value) else super().convert(value, param, ctx)
+
+
+class ChangedIndex(click.Path):
+    """The directory of an index to be changed."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the path; refuse a URL."""
+        if is_url(value):
+            self.fail(f"{value} is a backup, which is only read: pull it, change the copy, and push that.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+index_path = click.argument("path", type=ChangedIndex(exists=True, file_okay=False))
+read_path = click.argument("path", type=PathOrUrl(exists=True, file_okay=False))
+vectors_path = click.argument("vectors", type=PathOrUrl(exists=True, dir_okay=False))
+queries_path = click.argument("queries", type=PathOrUrl(exists=True, dir_okay=False))
+cache_option = click.option("--cache", metavar="DIR", type=click.Path(file_okay=False), help="Keeps the pages read, "
+                            "where PATH is a URL.  [default: memhier in $XDG_CACHE_HOME or ~/.cache]")  # fmt: skip
+cache_bytes_option = click.option("--cache-bytes", default=CACHE_BYTES, show_default=True,
+                                  help="The most that these pages take.")  # fmt: skip
 key_option = click.option("--key", help="Data set of an HDF5 file.")
 column_option = click.option("--column", help="Column of a Parquet file.  [default: the only one of vectors]")
 ids_option = click.option("--ids", "ids_path", metavar="FILE", type=click.Path(exists=True, dir_okay=False),
@@ -23,10 +50,6 @@ ids_option = click.option("--ids", "ids_path", metavar="FILE", type=click.Path(e
                           "free integers, from 0]")  # fmt: skip
 id_column_option = click.option("--id-column", help="Column of ids, integers or text, in the Parquet file of the "
                                 "ids, or else of the vectors.")  # fmt: skip
-attributes_option = click.option("--attributes", "table_path", metavar="FILE",
-                                 type=click.Path(exists=True, dir_okay=False),
-                                 help="Columns to filter by: a .parquet file with a row for each vector; lists are "
-                                 "left out.")  # fmt: skip
 
 
 def query_key(path: str, key: str | None) -> str | None:
@@ -41,12 +64,12 @@ class Fields(click.ParamType[bool | list[str]]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> bool | list[str]:
         """Return the names."""
-        names = [name.strip() for name in value.split(",") if name.strip()]
+        names = [*dict.fromkeys(name.strip() for name in value.split(",") if name.strip())]
         return True if names == ["all"] else names
 
 
-fields_option = click.option("--fields", type=Fields(), help="Attributes and documents to print: names with commas "
-                             "between them, or all.")  # fmt: skip
+fields_option = click.option("--fields", type=Fields(), help="Attributes and documents of the neighbours: names with "
+                             "commas between them, or all.")  # fmt: skip
 
 
 def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> npt.NDArray[Any] | None:
@@ -65,6 +88,8 @@ def given_ids(vectors: str, ids: str | None, column: str | None, kind: str) -> n
         return None
     path = vectors if ids is None else ids
     suffix = Path(path).suffix.lower()
+    if is_url(path):
+        raise ValueError(f"--id-column {column}: {path} is a URL: give the ids by --ids, a file of this machine")
     if column is not None and suffix != ".parquet":
         raise ValueError(f"--id-column {column}: {path} is no .parquet file, which have columns")
     if suffix == ".parquet":
@@ -113,14 +138,14 @@ def _column_of_ids(path: str, column: str | None) -> npt.NDArray[Any]:
             raise ValueError(f"{path}: {named}, expected one of {', '.join(fitting) or 'integers or text'}")
         found = parquet.read_table(path, columns=[column]).column(0)
     except (OSError, arrow.ArrowException) as error:
-        raise _damaged(path, error) from error
+        raise damaged(path, error) from error
     if found.null_count:
         raise ValueError(f"{path}[{column!r}]: {found.null_count:,} rows are null, expected an id in each")
     ids: npt.NDArray[Any] = found.to_numpy()
     return ids
 
 
-def _damaged(path: str, error: Exception) -> Exception:
+def damaged(path: str, error: Exception) -> Exception:
     """Arrow reports damage as an `OSError` without a number, or as an error of its own."""
     return error if isinstance(error, OSError) and error.errno else FormatError(f"{path}: {error}")
 
@@ -135,15 +160,3 @@ def parquet_of(path: str) -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as error:
         raise ImportError(f"{path}: Parquet needs the package pyarrow: pip install 'memhier[parquet]'") from error
-
-
-def read_table(path: str) -> Any:
-    """Return the columns of a Parquet file that searches can filter by, as a table of pyarrow."""
-    if Path(path).suffix.lower() != ".parquet":
-        raise ValueError(f"--attributes {path}: expected a .parquet file")
-    arrow, parquet = parquet_of(path)
-    try:
-        table = parquet.read_table(path)
-    except (OSError, arrow.ArrowException) as error:
-        raise _damaged(path, error) from error
-    return table.select([field.name for field in table.schema if not arrow.types.is_nested(field.type)])

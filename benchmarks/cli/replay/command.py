@@ -10,7 +10,7 @@ import numpy as np
 from tqdm import tqdm
 
 from memhier.benchmarks.cli.replay.doctor import examine
-from memhier.benchmarks.cli.shell import json_option, report, working
+from memhier.benchmarks.cli.shell import FiniteRange, json_option, report, working
 from memhier.recsys.replay.stored import StoredSamples
 
 __all__ = ["replay"]
@@ -106,9 +106,9 @@ def export(path: str, out: Path, memory: bool) -> None:
 @replay.command()
 @click.argument("path", type=click.Path(exists=True, file_okay=False))
 @click.option("--batch", type=click.IntRange(1), default=32, show_default=True, help="Samples replayed in a step.")
-@click.option("--ratio", type=click.FloatRange(0, 1), default=0.5, show_default=True, help="Share of these to swap.")
-@click.option("--step-ms", type=click.FloatRange(0, min_open=True), required=True, help="Time of a training step.")
-@click.option("--seconds", type=click.FloatRange(0.1), default=5.0, show_default=True, help="How long to measure.")
+@click.option("--ratio", type=FiniteRange(0, 1), default=0.5, show_default=True, help="Share of these to swap.")
+@click.option("--step-ms", type=FiniteRange(0, min_open=True), required=True, help="Time of a training step.")
+@click.option("--seconds", type=FiniteRange(0.1), default=5.0, show_default=True, help="How long to measure.")
 @click.option("--sample-bytes", type=click.IntRange(1), help="Size of a sample, if PATH is a folder without a buffer.")
 @json_option
 def doctor(
