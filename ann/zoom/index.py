@@ -246,6 +246,7 @@ class ZoomIndex(Closing):
         max_reads: int | None = None,
         deadline_ms: float | None = None,
         fields: bool | Sequence[str] | None = None,
+        radius: float | npt.ArrayLike | None = None,
     ) -> SearchResult:
         """Return the `k` nearest vectors of each query.
 
@@ -282,6 +283,10 @@ class ZoomIndex(Closing):
             Attributes and documents to return with the vectors found: a list of names, or True for all. They are read
             once the vectors are found, those of all queries together, and beyond `max_reads` and `deadline_ms`;
             ``result.rows()`` has them as dicts.
+        radius
+            The largest distance wanted, as :class:`SearchResult` has them, or one for each query, ``[q]``. Farther
+            vectors are left out, and those whose bounds say so are not read. Where fewer than `k` are as near, ids of
+            -1 follow.
 
         Warns
         -----
@@ -298,7 +303,7 @@ class ZoomIndex(Closing):
         """
         self._check_open()
         dimension = self.dimension
-        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields)
+        options = SearchOptions(k, recall, where, candidates, nprobe, max_reads, deadline_ms, fields, radius)
         matrix, single = check_queries(queries, dimension)
         found = self._searcher.search(matrix, options).result
         if not single:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.zoom.arguments import SearchOptions
+from memhier.ann.zoom.arguments import SearchOptions, check_radius
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.search.fields import FieldReader, chosen_fields
 from memhier.ann.zoom.search.planning import Plan, plan_search
@@ -110,12 +110,13 @@ class Searcher:
             selection = Selection.of(state, options.where)
             plan = plan_search(state, k, count, options, selection)
             search = Search(state, self._reader, selection, named=named or bool(wanted))
-            found = search.nearest(queries, k, plan.effort, limits)
+            radius = check_radius(options.radius, len(queries))
+            found = search.nearest(queries, k, plan.effort, limits, radius)
             cut = found.cut_short
             if limits is NO_LIMITS and plan.escalation == "exact":
-                found = all_nearest(search, queries, found)
+                found = all_nearest(search, queries, found, radius=radius)
             elif limits is NO_LIMITS and cut.any() and state.preview.coding == "rabitq":
-                found = all_nearest(search, queries, found, plan.effort, cut)
+                found = all_nearest(search, queries, found, plan.effort, cut, radius)
             ids, distances = found.ids, found.distances
             if k < options.k:
                 more = ((0, 0), (0, options.k - k))
