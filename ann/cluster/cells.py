@@ -75,7 +75,7 @@ class Cells:
             return values
         norms = np.linalg.norm(values, axis=1)
         if self.metric == "cosine":
-            return values / np.where(norms > 0, norms, 1)[:, None]
+            return np.asarray(values / np.where(norms > 0, norms, 1)[:, None], np.float32)
         rest = np.sqrt(np.maximum(self.reach**2 - norms.astype(np.float64) ** 2, 0)).astype(np.float32)
         return np.hstack([values, rest[:, None]])
 
@@ -97,7 +97,7 @@ class Cells:
         return found
 
     def remoteness(self, queries: Floats) -> Floats:
-        """Return the squared distance of the nearest cell of each shard, ``[q, shards]``; infinity where it has none."""
+        """Return the squared distance of the nearest cell of each shard, ``[q, shards]``; infinity without one."""
         found = np.full((len(queries), self.shards), np.inf, np.float32)
         with one_thread():
             away = faiss.pairwise_distances(self.queries(queries), self.centroids)

@@ -1,70 +1,216 @@
-"""The actors of all shards: a call goes to a replica, and to another one if that one is lost."""
+"""ShardGroup: the actors of all shards. A call goes to one replica, and to another if that one is lost or slow."""
 
+import itertools
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray.exceptions import RayActorError, RayTaskError
 
-from memhier.ann.cluster.shard import Shard
+from memhier.ann.cluster.nodes import actor_on
+from memhier.ann.cluster.shard import NotOpenError, Shard
 
-__all__ = ["Call", "ShardGroup"]
+__all__ = ["MISSING", "Call", "ShardGroup"]
+
+_PAUSE_SECONDS = 0.05
+_THREADS = 4  # calls of one actor at a time
+
+MISSING = object()
+"""The result of a call of a shard of which no replica answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of one shard: the name of a method of `Shard`, and its arguments."""
+    """A call of one shard: a method of `Shard`, and its arguments."""
 
     shard: int
     method: str
-    arguments: tuple[Any, ...]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A call on its way."""
+
+    number: int
+    call: Call
+    replica: int
+    since: float
+    tried: set[int] = field(default_factory=set)
 
 
 class ShardGroup:
-    """Opens shards in actors on their nodes.
+    """Actors of all replicas of all shards, each on its node.
 
     Parameters
     ----------
     path
         The folder of the shards on each node.
-    nodes
-        The node id of each replica of each shard.
+    places
+        The node of each replica of each shard, ``[shards][replicas]``; None where it is missing.
+    epoch
+        The last commit over all shards.
     writable
         Whether shards may be changed.
+    patience
+        Seconds to wait for the answer of a replica, and for a lost one to come back.
     """
 
-    def __init__(self, path: str, nodes: Sequence[Sequence[str]], writable: bool) -> None:
-        self._actors = [
-            [
-                _actor(Shard, node).remote(path, shard, replica, writable)
-                for replica, node in enumerate(of_shard)
-            ]
-            for shard, of_shard in enumerate(nodes)
-        ]
-        self._turn = 0
+    def __init__(
+        self, path: str, places: Sequence[Sequence[str | None]], epoch: int, writable: bool, patience: float
+    ) -> None:
+        self.epoch = epoch
+        self._path, self._writable, self._patience = path, writable, patience
+        self._turns = itertools.count()
+        self._lock = threading.Lock()
+        self._places = [list(of_shard) for of_shard in places]
+        self._actors: list[list[Any]] = [[None] * len(of_shard) for of_shard in places]
+        self.stale: set[tuple[int, int]] = set()  # replicas that lack commits or changes: not to be asked
+        try:
+            opened = []
+            for shard, of_shard in enumerate(places):
+                for replica, node in enumerate(of_shard):
+                    if node is None:
+                        self.stale.add((shard, replica))
+                        continue
+                    actor = actor_on(node, Shard, path, shard, replica, threads=_THREADS, max_restarts=-1)
+                    self._actors[shard][replica] = actor
+                    opened.append((shard, replica, actor.open.remote(epoch, writable)))
+            for shard, replica, answer in opened:
+                self._take_in(shard, replica, answer)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self._actors)
+
+    def replicas(self, shard: int) -> list[int]:
+        """Return the replicas of a shard that have all commits and changes."""
+        every = range(len(self._actors[shard]))
+        return [replica for replica in every if (shard, replica) not in self.stale]
 
     def ask(self, calls: Sequence[Call]) -> list[Any]:
-        """Return the results of calls, which run at a time; each goes to one replica.
+        """Return the results of calls that change nothing, each from one replica; MISSING where none answers.
 
-        A call whose result is an exception raises it.
+        Raises
+        ------
+        Exception
+            An error that a call raised in its shard.
         """
-        self._turn += 1
-        waiting = [self._submit(call, self._turn) for call in calls]
-        return list(ray.get(waiting))
+        results: list[Any] = [MISSING] * len(calls)
+        waiting: dict[Any, _Asked] = {}
+        turn = next(self._turns)
+        for number, call in enumerate(calls):
+            if replicas := self.replicas(call.shard):
+                self._send(waiting, _Asked(number, call, replicas[turn % len(replicas)], time.monotonic()))
+        while waiting:
+            ready, _ = ray.wait(list(waiting), timeout=self._patience)
+            for answer in ready:
+                asked = waiting.pop(answer)
+                try:
+                    results[asked.number] = ray.get(answer)
+                except RayTaskError as error:
+                    if not isinstance(error.cause, NotOpenError):
+                        raise error.cause from None
+                    self._again(waiting, asked, reopen=True)
+                except RayActorError:
+                    self._again(waiting, asked)
+            if not ready:  # slow: another replica may be faster
+                for answer, asked in [*waiting.items()]:
+                    del waiting[answer]
+                    self._again(waiting, asked)
+        return results
 
-    def _submit(self, call: Call, turn: int) -> Any:
-        replicas = self._actors[call.shard]
-        return getattr(replicas[turn % len(replicas)], call.method).remote(*call.arguments)
+    def tell(self, calls: Sequence[Call]) -> list[list[Any]]:
+        """Make calls at every replica of their shards, and return the answers of each, exceptions included.
+
+        A replica that was lost, or started anew, is stale from then on.
+        """
+        sent = [[(replica, self._submit(call, replica)) for replica in self.replicas(call.shard)] for call in calls]
+        results: list[list[Any]] = []
+        for call, answers in zip(calls, sent, strict=True):
+            found = []
+            for replica, answer in answers:
+                try:
+                    found.append(ray.get(answer))
+                except RayTaskError as error:
+                    if isinstance(error.cause, NotOpenError):
+                        self.stale.add((call.shard, replica))
+                    else:
+                        found.append(error.cause)
+                except RayActorError:
+                    self.stale.add((call.shard, replica))
+            results.append(found)
+        return results
+
+    def reopen(self) -> None:
+        """Bring every replica back to the last commit."""
+        with self._lock:
+            for shard, actors in enumerate(self._actors):
+                for replica, actor in enumerate(actors):
+                    if actor is not None:
+                        try:
+                            ray.get(actor.close.remote())
+                            self._take_in(shard, replica, actor.open.remote(self.epoch, self._writable))
+                        except RayActorError:
+                            self.stale.add((shard, replica))
+
+    def kill(self, shard: int, replica: int) -> None:
+        """End the process of a replica, as a fault would; Ray starts it anew."""
+        ray.kill(self._actors[shard][replica], no_restart=False)
 
     def close(self) -> None:
-        """End the actors."""
-        for replicas in self._actors:
-            for actor in replicas:
-                ray.kill(actor)
-        self._actors = []
+        """Close all shards and end their actors."""
+        for actors in self._actors:
+            for actor in actors:
+                if actor is not None:
+                    ray.kill(actor)
+        self._actors = [[None] * len(actors) for actors in self._actors]
 
+    def _take_in(self, shard: int, replica: int, answer: Any) -> None:
+        """Take a replica in that was just opened; it is stale if it lacks commits."""
+        try:
+            mark = ray.get(answer)
+        except RayTaskError as error:
+            raise error.cause from None
+        if self._writable and mark != self.epoch:
+            self.stale.add((shard, replica))
+        else:
+            self.stale.discard((shard, replica))
 
-def _actor(kind: type, node: str) -> Any:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    def _send(self, waiting: dict[Any, _Asked], asked: _Asked) -> None:
+        waiting[self._submit(asked.call, asked.replica)] = asked
 
-    return ray.remote(kind).options(num_cpus=0, max_restarts=-1, scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+    def _submit(self, call: Call, replica: int) -> Any:
+        return getattr(self._actors[call.shard][replica], call.method).remote(*call.arguments)
+
+    def _again(self, waiting: dict[Any, _Asked], asked: _Asked, *, reopen: bool = False) -> None:
+        """Send a call once more: to a replica not tried, or to the first one that came back, while patience lasts."""
+        shard, replica = asked.call.shard, asked.replica
+        if reopen:
+            self._reopen(shard, replica)
+        else:
+            asked.tried.add(replica)
+        replicas = self.replicas(shard)
+        others = [each for each in replicas if each not in asked.tried]
+        if not replicas or (not others and time.monotonic() - asked.since > self._patience):
+            return
+        if not others:
+            time.sleep(_PAUSE_SECONDS)
+            asked.tried.clear()
+        asked.replica = (others or replicas)[0]
+        self._send(waiting, asked)
+
+    def _reopen(self, shard: int, replica: int) -> None:
+        """Open a replica whose actor was started anew."""
+        with self._lock:
+            try:
+                self._take_in(shard, replica, self._actors[shard][replica].open.remote(self.epoch, self._writable))
+            except RayActorError:
+                return

@@ -1,180 +1,123 @@
-"""One shard: an index in a folder of its node, with the map of all shards beside it. It runs in an actor."""
+"""Shard: an index that is open in an actor, one replica of one shard."""
 
-import json
-import os
-import pickle
-import shutil
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from memhier.ann.cluster.cells import Cells
-from memhier.ann.cluster.routing import Routing
-from memhier.ann.zoom import SearchResult, ZoomIndex
-from memhier.store.store import Store
+from memhier.ann.cluster.cluster_map import ClusterMap
+from memhier.ann.cluster.given import Columns, Rows, typed
+from memhier.ann.cluster.nodes import shard_folder
+from memhier.ann.zoom import RangeResult, SearchResult, ZoomIndex
 
-__all__ = ["ClusterMap", "Shard", "ShardBuild", "shard_folder"]
-
-KIND = "cluster"
-
-Rows = list[dict[str, Any]]
+__all__ = ["NotOpenError", "Shard"]
 
 
-def shard_folder(path: str, shard: int, replica: int) -> Path:
-    """Return the folder of a replica of a shard on this node; `path` may name environment variables."""
-    return Path(os.path.expandvars(path)).expanduser().absolute() / f"shard-{shard:04}-{replica}"
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterMap:
-    """The facts that every shard keeps of the whole.
-
-    Attributes
-    ----------
-    name
-        Of the cluster, a random word: folders of another one are told apart by it.
-    shard, replica, replicas
-        Which one keeps it, and the replicas of each shard.
-    epoch
-        The number of the last commit over all shards.
-    next_id
-        The next free id.
-    id_kind, dtype
-        Of the ids, and of the vectors as stored.
-    cells, routing
-        Where vectors lie, and which shards a query asks.
-    """
-
-    name: str
-    shard: int
-    replica: int
-    replicas: int
-    epoch: int
-    next_id: int
-    id_kind: str
-    dtype: str
-    cells: Cells
-    routing: Routing
-
-    def write(self, folder: Path) -> None:
-        """Write it into a new store."""
-        with Store.create(folder / "map", KIND) as store, store.begin() as tx:
-            tx.segment("centroids").append(np.ascontiguousarray(self.cells.centroids))
-            tx.segment("owners").append(self.cells.owners)
-            tx.put("about", json.dumps(self._about()).encode())
-            tx.commit()
-
-    @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Return the map of a folder."""
-        with Store.open(folder / "map", KIND) as store:
-            raw = store.get("about")
-            assert raw is not None
-            about = json.loads(raw)
-            owners = store.read_segment("owners").view(np.int64)
-            centroids = store.read_segment("centroids").view(np.float32).reshape(len(owners), -1)
-        metric, reach = about.pop("metric"), about.pop("reach")
-        routing = Routing.from_json(about.pop("routing"))
-        return cls(**about, cells=Cells(metric, centroids, owners, reach), routing=routing)
-
-    def _about(self) -> dict[str, Any]:
-        plain = {name: getattr(self, name) for name in self.__slots__ if name not in ("cells", "routing")}
-        return plain | {"metric": self.cells.metric, "reach": self.cells.reach, "routing": self.routing.to_json()}
-
-
-class ShardBuild:
-    """Takes the vectors of a shard, block by block, and builds its index from them.
-
-    Parameters
-    ----------
-    path, shard, replica
-        See :func:`shard_folder`; nothing may be there yet.
-    """
-
-    def __init__(self, path: str, shard: int, replica: int) -> None:
-        self.folder = shard_folder(path, shard, replica)
-        self.folder.parent.mkdir(exist_ok=True)
-        self.folder.mkdir()
-        self._spool = self.folder / "spool"
-        self._spool.mkdir()
-        self._shapes: list[tuple[int, int]] = []
-        self._ids: list[npt.NDArray[Any]] = []
-        self._attributes: list[dict[str, npt.NDArray[Any]]] = []
-        self._documents = False
-        self._dtype = np.dtype(np.float32)
-
-    def take(
-        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], attributes: dict[str, Any], documents: Rows | None
-    ) -> None:
-        """Keep a block on disk; its ids and attributes stay in DRAM."""
-        number = len(self._shapes)
-        vectors.tofile(self._spool / f"{number}.vectors")
-        if documents is not None:
-            (self._spool / f"{number}.documents").write_bytes(pickle.dumps(documents))
-            self._documents = True
-        self._shapes.append((vectors.shape[0], vectors.shape[1]))
-        self._dtype = vectors.dtype
-        self._ids.append(ids)
-        self._attributes.append(attributes)
-
-    def build(self, empty: npt.NDArray[Any], options: dict[str, Any]) -> int:
-        """Build the index and return the number of its vectors; `empty` is a block of no vectors."""
-        place, count = self.folder / "index", sum(rows for rows, _ in self._shapes)
-        ids = np.concatenate(self._ids) if self._ids else None
-        names = self._attributes[0] if self._attributes else {}
-        attributes = {name: np.ma.concatenate([each[name] for each in self._attributes]) for name in names}
-        documents = self._rows() if self._documents else None
-        vectors: Any = self._blocks() if count else empty
-        ZoomIndex.build(
-            place, vectors, ids=ids, attributes=attributes or None, documents=documents, **options
-        ).close()
-        shutil.rmtree(self._spool)
-        return count
-
-    def finish(self, about: ClusterMap) -> None:
-        """Write the map: the shard can be opened from now on."""
-        about.write(self.folder)
-
-    def discard(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _blocks(self) -> Iterator[npt.NDArray[Any]]:
-        for number, shape in enumerate(self._shapes):
-            yield np.fromfile(self._spool / f"{number}.vectors", self._dtype).reshape(shape)
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        for number in range(len(self._shapes)):
-            yield from pickle.loads((self._spool / f"{number}.documents").read_bytes())
+class NotOpenError(Exception):
+    """The actor was started anew since the shard was opened in it."""
 
 
 class Shard:
-    """A shard that is open.
+    """One replica of one shard. An actor that was started anew has to be opened again.
 
     Parameters
     ----------
     path, shard, replica
         See :func:`shard_folder`.
-    writable
-        Whether it may be changed.
     """
 
-    def __init__(self, path: str, shard: int, replica: int, writable: bool) -> None:
+    def __init__(self, path: str, shard: int, replica: int) -> None:
         self._folder = shard_folder(path, shard, replica)
-        self._index = ZoomIndex.open(self._folder / "index", writable=writable)
+        self._opened: ZoomIndex | None = None
 
-    def about(self) -> ClusterMap:
-        """Return the map."""
-        return ClusterMap.read(self._folder)
+    def open(self, epoch: int, writable: bool) -> int:
+        """Open the index at the last commit up to an epoch; return the epoch that it is at."""
+        if self._opened is None:
+            place = self._folder / "index"
+            decide = (lambda mark: mark <= epoch) if writable else None
+            self._opened = ZoomIndex.open(place, writable=writable, settle=decide)
+        return self._opened.mark
+
+    def close(self) -> None:
+        """Close the index; what was not committed is gone."""
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
     def facts(self) -> dict[str, Any]:
-        """Return `ZoomIndex.stats`, with ``fields``."""
+        """Return :meth:`ZoomIndex.stats`, with the types of ``fields``."""
         return self._index.stats() | {"fields": self._index.fields}
 
-    def search(self, queries: npt.NDArray[np.float32], k: int, options: dict[str, Any]) -> SearchResult:
-        """Search the index."""
-        return self._index.search(queries, k, **options)
+    def search(
+        self, queries: npt.NDArray[np.float32], k: int, fields: Sequence[str], options: Mapping[str, Any]
+    ) -> SearchResult:
+        """Search the index; of the fields return those that it has."""
+        return self._index.search(queries, k, fields=self._known(fields), **options)
+
+    def range_search(
+        self, queries: npt.NDArray[np.float32], radius: float, fields: Sequence[str], options: Mapping[str, Any]
+    ) -> RangeResult:
+        """Search the index within a radius."""
+        return self._index.range_search(queries, radius, fields=self._known(fields), **options)
+
+    def contains(self, ids: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        """Return which ids are here."""
+        return self._index.contains(ids)
+
+    def fetch(self, ids: npt.NDArray[Any], fields: Sequence[str]) -> Columns:
+        """Return fields of ids."""
+        return self._index.fetch(ids, self._known(fields))
+
+    def reconstruct(self, ids: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the vectors of ids."""
+        return self._index.reconstruct(ids)
+
+    def add(
+        self, vectors: npt.NDArray[Any], ids: npt.NDArray[Any], attributes: Columns, documents: Rows | None,
+        schema: Mapping[str, str],
+    ) -> None:  # fmt: skip
+        """Add vectors. Attributes are known from now on also where none of the vectors has a value."""
+        columns = {name: typed(attributes[name], kind) for name, kind in schema.items() if name in attributes}
+        self._index.add(vectors, ids, columns or None, documents if len(vectors) else None)
+
+    def remove(self, ids: npt.NDArray[Any]) -> None:
+        """Remove vectors."""
+        self._index.remove(ids)
+
+    def update(
+        self, ids: npt.NDArray[Any], vectors: npt.NDArray[Any], attributes: Rows | None, documents: Rows | None
+    ) -> None:
+        """Replace vectors, and the fields that are given."""
+        self._index.update(ids, vectors, attributes, documents)
+
+    def prepare(self, mark: int) -> None:
+        """Take the first half of a commit."""
+        self._index.prepare(mark)
+
+    def publish(self) -> None:
+        """Take the second half of a commit; join what earlier ones left."""
+        self._index.publish()
+        self._index.commit()
+
+    def withdraw(self) -> None:
+        """Take the first half of a commit back, if it was taken."""
+        self._index.withdraw()
+
+    def note(self, about: ClusterMap) -> None:
+        """Make a map durable."""
+        about.renew(self._folder)
+
+    def check(self) -> list[str]:
+        """Return every inconsistency of the index."""
+        return self._index.check()
+
+    @property
+    def _index(self) -> ZoomIndex:
+        if self._opened is None:
+            raise NotOpenError
+        return self._opened
+
+    def _known(self, fields: Sequence[str]) -> list[str]:
+        every = self._index.fields
+        return [name for name in fields if name in every]
