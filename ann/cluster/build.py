@@ -2,7 +2,6 @@
 
 import secrets
 import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from memhier.ann.cluster.cells import SAMPLE_OF_CELL, Cells
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.given import Columns, taken
 from memhier.ann.cluster.group import MISSING, Call, ShardGroup
-from memhier.ann.cluster.nodes import actor_on, cores_of_nodes
+from memhier.ann.cluster.nodes import actor_on, cores_of_nodes, remove_folders
 from memhier.ann.cluster.routing import NEIGHBOURS, Routing, gaps
 from memhier.ann.cluster.shard_build import ShardBuild
 from memhier.ann.zoom.filters.attributes import merge_schema
@@ -99,17 +98,17 @@ def build_shards(
             for replica, builder in reversed([*enumerate(builders[shard])]):
                 ray.get(builder.finish.remote(about.of(shard, replica)))
     except BaseException:
-        for builder in _every(builders):
-            builder.discard.remote()
+        _kill(builders)
+        if builders:
+            remove_folders(path, places)
         raise
-    finally:
-        for builder in _every(builders):
-            builder.__ray_terminate__.remote()  # after the calls before
+    _kill(builders)
 
 
-def _every(builders: list[list[Any]]) -> Iterator[Any]:
+def _kill(builders: list[list[Any]]) -> None:
     for of_shard in builders:
-        yield from of_shard
+        for builder in of_shard:
+            ray.kill(builder)
 
 
 def _learn(source: VectorSource, shards: int, options: ClusterOptions) -> tuple[Cells, npt.NDArray[np.int64]]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from os import PathLike
 from threading import RLock
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +17,11 @@ from memhier.ann.cluster.group import MISSING, Call, ShardGroup
 from memhier.ann.cluster.nodes import alive_nodes, find_maps, spread
 from memhier.ann.cluster.waves import Wanted, search_shards
 from memhier.ann.zoom import SearchResult
-from memhier.ann.zoom.arguments import check_fields, check_queries, check_vectors
+from memhier.ann.zoom.arguments import check_fields, check_queries, check_radius, check_vectors
 from memhier.ann.zoom.calibration.calibrate import TARGET
 from memhier.ann.zoom.filters.attributes import merge_schema
 from memhier.ann.zoom.filters.columns import as_columns, as_objects
+from memhier.ann.zoom.filters.where import parse
 from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.preview.space import METRICS, Metric
 from memhier.ann.zoom.storage.ids import as_ids, refuse_clashes
@@ -58,11 +59,7 @@ class ShardedIndex(Closing):
         self._path, self._about, self._group, self._writable = path, about, group, writable
         self._changing = RLock()
         self._next_id, self._dirty, self._torn, self._closed = about.next_id, False, False, False
-        facts = self._ask_every("facts")
-        self._count: int = sum(each["vectors"] for each in facts)
-        self._fields: dict[str, str] = {}
-        for each in facts:
-            self._fields |= each["fields"]
+        self._count, self._fields = self._facts()
 
     @classmethod
     def build(
@@ -205,10 +202,12 @@ class ShardedIndex(Closing):
         self._check_open()
         matrix, single = check_queries(queries, self.dimension)
         check_fields(fields)
+        if where is not None:
+            parse(where)
         share = TARGET if recall is None else check_number("recall", recall, 0, 1, above=True)
         wanted = Wanted(
             check_int("k", k, 1), share, self._chosen(fields), where is not None,
-            {"where": where, "deadline_ms": deadline_ms, "radius": radius},
+            {"where": where, "deadline_ms": deadline_ms, "radius": check_radius(radius, len(matrix))},
         )  # fmt: skip
         cells, routing = self._about.cells, self._about.routing
         found, lost = search_shards(self._group, cells, routing, matrix, wanted, text=self._about.id_kind == "str")
@@ -331,14 +330,41 @@ class ShardedIndex(Closing):
             self._check_writable()
             if not self._dirty:
                 return
-            epoch, every = self._about.epoch + 1, range(self._group.shards)
-            self._complete(self._group.tell([Call(shard, "prepare", (epoch,)) for shard in every]), "prepare")
-            about = replace(self._about, epoch=epoch, next_id=self._next_id)
-            noted = self._group.tell([Call(0, "note", (about.of(0, replica),)) for replica in [0]])
-            self._raise_first(noted)
-            self._about, self._group.epoch, self._dirty = about, epoch, False
-            published = self._group.tell([Call(shard, "publish") for shard in every])
-            self._raise_first(published)
+            group, epoch = self._group, self._about.epoch + 1
+            every = range(group.shards)
+            prepared = group.tell([Call(shard, "prepare", (epoch,)) for shard in every])
+            if errors := _errors(prepared):
+                self._withdraw()
+                raise errors[0]
+            if not all(prepared):
+                self._withdraw()
+                self._raise_torn("prepare", [shard for shard in every if not prepared[shard]])
+            noted = group.tell([Call(0, "note", (epoch, self._next_id))])
+            if (errors := _errors(noted)) or not noted[0]:
+                self._torn = True  # the note may be there or not
+                raise ShardLostError(f"{self._path}: shard 0 was lost during the commit: close, and open again") from (
+                    errors[0] if errors else None
+                )
+            self._about = replace(self._about, epoch=epoch, next_id=self._next_id)
+            group.epoch, group.changed, self._dirty = epoch, False, False
+            for error in _errors(group.tell([Call(shard, "publish") for shard in every])):
+                raise error
+
+    def heal(self) -> None:
+        """Bring replicas that lack commits, or whose node is gone, back: from their folder, or from a good replica.
+
+        ``stats()["stale"]`` lists such replicas. Searches go on meanwhile.
+
+        Raises
+        ------
+        ValueError
+            When changes wait for a commit.
+        """
+        with self._changing:
+            self._check_writable()
+            if self._dirty:
+                raise ValueError("changes wait: commit() or rollback() first")
+            self._group.heal(self._about, alive_nodes())
 
     def rollback(self) -> None:
         """Drop all changes since the last commit."""
@@ -346,7 +372,12 @@ class ShardedIndex(Closing):
             self._check_open()
             self._group.reopen()
             self._next_id, self._dirty, self._torn = self._about.next_id, False, False
-            self._count = sum(each["vectors"] for each in self._ask_every("facts"))
+            self._count, self._fields = self._facts()
+
+    def simulate_fault(self, shard: int, replica: int = 0) -> None:
+        """End the process of a replica at once, as a fault would, to try how an application bears it."""
+        self._check_open()
+        self._group.kill(shard, replica)
 
     def stats(self) -> dict[str, Any]:
         """Return plain numbers: sizes of all shards together, and those of each."""
@@ -363,7 +394,8 @@ class ShardedIndex(Closing):
         """Read all shards and return every inconsistency found, empty when there is none."""
         self._check_open()
         found = self._group.tell([Call(shard, "check") for shard in range(self._group.shards)])
-        self._raise_first(found)
+        for error in _errors(found):
+            raise error
         return [f"shard {n}: {each}" for n, replicas in enumerate(found) for lines in replicas for each in lines]
 
     def __len__(self) -> int:
@@ -390,6 +422,13 @@ class ShardedIndex(Closing):
             if not self._closed:
                 self._closed = True
                 self._group.close()
+
+    def _facts(self) -> tuple[int, dict[str, str]]:
+        """Return the number of vectors, and the types of all fields, attributes first."""
+        facts = self._ask_every("facts")
+        every = [(name, kind) for each in facts for name, kind in each["fields"].items()]
+        fields = dict(sorted(dict(every).items(), key=lambda field: field[1] == "document"))
+        return sum(each["vectors"] for each in facts), fields
 
     def _chosen(self, fields: bool | Sequence[str] | None) -> tuple[str, ...]:
         if not fields:
@@ -496,31 +535,25 @@ class ShardedIndex(Closing):
         """Make changes at all replicas of shards; a failure half way is one that only a rollback mends."""
         if not calls:
             return
-        self._dirty = True
-        self._complete(self._group.tell(calls), calls[0].method)
-
-    def _complete(self, answers: list[list[Any]], method: str) -> None:
-        """Raise unless every shard has made a change."""
-        lost = [number for number, of_shard in enumerate(answers) if not of_shard]
-        errors = [each for of_shard in answers for each in of_shard if isinstance(each, BaseException)]
-        if method == "prepare" and errors:
-            self._group.tell([Call(shard, "withdraw") for shard in range(self._group.shards)])
-            raise errors[0]
-        if not lost and not errors:
-            return
-        self._torn = bool(lost) or len(errors) < sum(map(len, answers))
+        self._dirty = self._group.changed = True
+        answers = self._group.tell(calls)
+        errors, made = _errors(answers), sum(map(len, answers))
+        if lost := [call.shard for call, of_shard in zip(calls, answers, strict=True) if not of_shard]:
+            self._raise_torn(calls[0].method, lost)
         if errors:
+            self._torn = len(errors) < made
             raise errors[0]
-        raise ShardLostError(
-            f"changes since the last commit were lost with a shard during {method}(): rollback() returns to that commit"
-        )
 
-    @staticmethod
-    def _raise_first(answers: list[list[Any]]) -> None:
-        for of_shard in answers:
-            for each in of_shard:
-                if isinstance(each, BaseException):
-                    raise each
+    def _withdraw(self) -> None:
+        """Take the first half of a commit back where it was taken."""
+        self._group.tell([Call(shard, "withdraw") for shard in range(self._group.shards)])
+
+    def _raise_torn(self, method: str, lost: Sequence[int]) -> NoReturn:
+        self._torn = True
+        raise ShardLostError(
+            f"{method}: shards {[*lost]} were lost, with changes since the last commit; rollback() returns to that "
+            f"commit"
+        )
 
     def _check_open(self) -> None:
         if self._closed:
@@ -549,3 +582,7 @@ def _found(path: str, maps: dict[tuple[int, int], tuple[str, ClusterMap]]) -> tu
         for shard in range(about.shards)
     ]
     return about, places
+
+
+def _errors(answers: list[list[Any]]) -> list[BaseException]:
+    return [each for of_shard in answers for each in of_shard if isinstance(each, BaseException)]

@@ -1,7 +1,9 @@
 """The nodes of a Ray cluster: where shards are placed, and where their folders are found again."""
 
 import os
+import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,16 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.errors import MemhierError
 
-__all__ = ["Place", "actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "shard_folder", "spread"]
+__all__ = [
+    "Place",
+    "actor_on",
+    "alive_nodes",
+    "cores_of_nodes",
+    "find_maps",
+    "remove_folders",
+    "shard_folder",
+    "spread",
+]
 
 Place = tuple[str, int]
 """A node, by its id, and the replica whose folder it holds."""
@@ -64,6 +75,25 @@ def find_maps(path: str, nodes: Sequence[str]) -> dict[tuple[int, int], tuple[st
     return found
 
 
+def remove_folders(path: str, places: Sequence[Sequence[str]]) -> None:
+    """Remove the folders of shards from their nodes, and the folder around them where nothing else is in it."""
+    remove = ray.remote(_remove)
+    by_node: dict[str, list[tuple[int, int]]] = {}
+    for shard, of_shard in enumerate(places):
+        for replica, node in enumerate(of_shard):
+            by_node.setdefault(node, []).append((shard, replica))
+    ray.get([
+        remove.options(num_cpus=0, scheduling_strategy=_on(node)).remote(path, mine) for node, mine in by_node.items()
+    ])  # fmt: skip
+
+
+def _remove(path: str, replicas: Sequence[tuple[int, int]]) -> None:
+    for shard, replica in replicas:
+        shutil.rmtree(shard_folder(path, shard, replica), ignore_errors=True)
+    with suppress(OSError):
+        _root(path).rmdir()
+
+
 def _maps(path: str) -> list[ClusterMap]:
     """Return the maps of all shards below a path of this node; a shard that is damaged, or half built, has none."""
     found = []
@@ -80,7 +110,8 @@ def _on(node: str) -> NodeAffinitySchedulingStrategy:
 
 
 def _nodes() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    nodes: Any = ray.nodes
+    found: list[dict[str, Any]] = nodes()
     return found
 
 

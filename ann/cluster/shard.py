@@ -1,6 +1,9 @@
 """Shard: an index that is open in an actor, one replica of one shard."""
 
+import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -104,13 +107,35 @@ class Shard:
         """Take the first half of a commit back, if it was taken."""
         self._index.withdraw()
 
-    def note(self, about: ClusterMap) -> None:
-        """Make a map durable."""
-        about.renew(self._folder)
+    def note(self, epoch: int, next_id: int) -> None:
+        """Note the last commit over all shards, and the next free id: on shard 0 this makes the commit."""
+        replace(ClusterMap.read(self._folder), epoch=epoch, next_id=next_id).renew(self._folder)
+
+    def lay_out(self) -> list[tuple[str, int]]:
+        """Copy the last commit for :meth:`read`; return the names of its files, and their bytes."""
+        place = self._out
+        shutil.rmtree(place, ignore_errors=True)
+        self._index.save_to(place)
+        files = [each for each in sorted(place.rglob("*")) if each.is_file()]
+        return [(str(each.relative_to(place)), each.stat().st_size) for each in files]
+
+    def read(self, name: str, offset: int, size: int) -> bytes:
+        """Return a piece of a file laid out."""
+        with (self._out / name).open("rb") as file:
+            file.seek(offset)
+            return file.read(size)
+
+    def put_away(self) -> None:
+        """Remove the files laid out."""
+        shutil.rmtree(self._out, ignore_errors=True)
 
     def check(self) -> list[str]:
         """Return every inconsistency of the index."""
         return self._index.check()
+
+    @property
+    def _out(self) -> Path:
+        return self._folder / "out"
 
     @property
     def _index(self) -> ZoomIndex:

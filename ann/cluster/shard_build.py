@@ -75,10 +75,6 @@ class ShardBuild:
         """Write the map; with that of shard 0 the cluster is there."""
         about.create(self._folder)
 
-    def discard(self) -> None:
-        """Remove the folder."""
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def _blocks(self) -> Iterator[npt.NDArray[Any]]:
         for number, count in enumerate(self._counts):
             yield np.fromfile(self._spool / f"{number}.vectors", self._dtype).reshape(count, self._dimension)

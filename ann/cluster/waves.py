@@ -119,11 +119,10 @@ def _wave(
     rows = [np.flatnonzero(asked[:, shard]) for shard in shards]
     calls = []
     for shard, mine in zip(shards, rows, strict=True):
-        radius = options.get("radius")
-        nearer = radius if radius is None or np.ndim(radius) == 0 else np.asarray(radius)[mine]
+        radius = None if (known := options["radius"]) is None else known[mine]
         if kth is not None:
-            nearer = kth[mine] if nearer is None else np.minimum(kth[mine], nearer)
-        arguments = (queries[mine], wanted.k, wanted.fields, {**options, "radius": nearer})
+            radius = kth[mine] if radius is None else np.minimum(kth[mine], radius)
+        arguments = (queries[mine], wanted.k, wanted.fields, {**options, "radius": radius})
         calls.append(Call(shard, "search", arguments))
     for shard, mine, found in zip(shards, rows, group.ask(calls), strict=True):
         if found is MISSING:
