@@ -13,7 +13,6 @@ import ray
 from memhier.ann.cluster.cells import SAMPLE_OF_CELL, Cells
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.ann.cluster.given import Columns, taken
-from memhier.ann.cluster.group import MISSING, Call, ShardGroup
 from memhier.ann.cluster.nodes import actor_on, cores_of_nodes, remove_folders
 from memhier.ann.cluster.routing import NEIGHBOURS, Routing, gaps
 from memhier.ann.cluster.shard_build import ShardBuild
@@ -23,14 +22,12 @@ from memhier.ann.zoom.payload.given import GivenDocuments
 from memhier.ann.zoom.preview.space import Metric
 from memhier.ann.zoom.source import VectorSource, open_source
 from memhier.ann.zoom.storage.ids import IdKind, Ids
-from memhier.errors import ShardLostError
 
 __all__ = ["ClusterOptions", "build_shards"]
 
 _CELLS_OF_SHARD, _CELLS_MOST = 64, 16384
 _HELD_OUT = 1024  # vectors that play queries
 _GROWTH = 1.25  # of a shard, times its share, as shards do not grow alike
-_PATIENCE = 600.0
 
 Floats = npt.NDArray[np.float32]
 
@@ -92,7 +89,7 @@ def build_shards(
             builders = _builders(path, places, source)
             counts, names = _deal(builders, source, cells, given, held)
         _build_all(builders, places, counts, given, options)
-        routing = _routing(path, places, cells, queries, names) if len(places) > 1 else Routing({}, 0)
+        routing = _routing(builders, cells, queries, names) if len(places) > 1 else Routing({}, 0)
         about = ClusterMap(**{name: getattr(about, name) for name in about.__slots__} | {"routing": routing})
         for shard in reversed(range(len(places))):  # the map of shard 0 goes last: with it the cluster is there
             for replica, builder in reversed([*enumerate(builders[shard])]):
@@ -187,21 +184,13 @@ def _build_all(
     ray.get([answer for running in busy.values() for answer in running])
 
 
-def _routing(path: str, places: list[list[str]], cells: Cells, queries: Floats, names: npt.NDArray[Any]) -> Routing:
+def _routing(builders: list[list[Any]], cells: Cells, queries: Floats, names: npt.NDArray[Any]) -> Routing:
     """Compare held-out vectors with all shards, and return the limits on gaps that their neighbours need."""
     most = max(NEIGHBOURS) + 1  # itself
-    group = ShardGroup(path, [of_shard[:1] for of_shard in places], 0, False, _PATIENCE)
-    try:
-        answers = group.ask(
-            [Call(shard, "search", (queries, most, (), {"recall": 1.0})) for shard in range(len(places))]
-        )
-    finally:
-        group.close()
-    if any(answer is MISSING for answer in answers):
-        raise ShardLostError("a shard was lost while its routing was measured: build again")
-    ids, distances = (np.hstack([getattr(each, part) for each in answers]) for part in ("ids", "distances"))
+    answers = ray.get([of_shard[0].nearest.remote(queries, most) for of_shard in builders])
+    ids, distances = (np.hstack(each) for each in zip(*answers, strict=True))
     distances[ids == names[:, None]] = np.inf  # itself
-    shard = np.repeat(np.arange(len(places)), most)[None]
+    shard = np.repeat(np.arange(len(builders)), most)[None]
     remoteness = cells.remoteness(queries)
     nearest = remoteness.argmin(axis=1)[:, None]
     order = np.argsort(distances, axis=1, kind="stable")

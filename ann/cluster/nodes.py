@@ -13,19 +13,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from memhier.ann.cluster.cluster_map import ClusterMap
 from memhier.errors import MemhierError
 
-__all__ = [
-    "Place",
-    "actor_on",
-    "alive_nodes",
-    "cores_of_nodes",
-    "find_maps",
-    "remove_folders",
-    "shard_folder",
-    "spread",
-]
-
-Place = tuple[str, int]
-"""A node, by its id, and the replica whose folder it holds."""
+__all__ = ["actor_on", "alive_nodes", "cores_of_nodes", "find_maps", "remove_folders", "shard_folder", "spread"]
 
 _PREFIX = "shard-"
 

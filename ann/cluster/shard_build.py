@@ -71,6 +71,12 @@ class ShardBuild:
         shutil.rmtree(self._spool)
         return count
 
+    def nearest(self, queries: npt.NDArray[np.float32], k: int) -> tuple[npt.NDArray[Any], npt.NDArray[np.float32]]:
+        """Return ids and distances of the true neighbours of queries in the index built, ``[q, k]``."""
+        with ZoomIndex.open(self._folder / "index") as index:
+            found = index.search(queries, k, recall=1.0)
+        return found.ids, found.distances
+
     def finish(self, about: ClusterMap) -> None:
         """Write the map; with that of shard 0 the cluster is there."""
         about.create(self._folder)

@@ -47,9 +47,10 @@ class Wanted:
 
 
 class _Hits:
-    """The nearest found so far of each query."""
+    """The nearest found so far of each query, and the shards that did not answer, bool ``[shards]``."""
 
-    def __init__(self, count: int, k: int, text: bool, fields: Sequence[str]) -> None:
+    def __init__(self, count: int, k: int, shards: int, text: bool, fields: Sequence[str]) -> None:
+        self.lost: Bools = np.zeros(shards, np.bool_)
         self.ids: npt.NDArray[Any] = np.full((count, k), None if text else -1, object if text else np.int64)
         self.distances: Floats = np.full((count, k), np.inf, np.float32)
         self.fields: Columns = {}
@@ -85,34 +86,33 @@ def search_shards(
     within the limit, for neighbours nearer than the k-th found. Both are one call to each shard.
     """
     count, k = len(queries), wanted.k
-    hits = _Hits(count, k, text, wanted.fields)
     remoteness = cells.remoteness(queries)
+    hits = _Hits(count, k, remoteness.shape[1], text, wanted.fields)
     loss = 1 - wanted.recall
     limit = routing.limit(k, 1 - _ROUTED * loss, any_k=wanted.filtered)
     options = {**wanted.options, "recall": 1 - (1 - _ROUTED) * loss}
     asked = np.zeros(remoteness.shape, bool)
-    lost = np.zeros(remoteness.shape[1], bool)
     if np.isinf(limit):  # all shards matter
         asked[:] = np.isfinite(remoteness)
     else:
         asked[np.arange(count), remoteness.argmin(axis=1)] = True
-    _wave(group, asked, queries, wanted, options, hits, lost)
+    _wave(group, asked, queries, wanted, options, hits)
     kth = hits.distances[:, -1] if count else np.empty(0, np.float32)
     with np.errstate(invalid="ignore"):
         following = gaps(remoteness, cells.squared(kth, queries)) <= limit
     following &= np.isfinite(remoteness) & ~asked
     if following.any():
-        _wave(group, following, queries, wanted, options, hits, lost, kth)
+        _wave(group, following, queries, wanted, options, hits, kth)
     hits.stats |= {
         "queries": count, "recall": wanted.recall, "shard_requests": int((asked | following).sum()),
-        "lost_shards": np.flatnonzero(lost).tolist(),
+        "lost_shards": np.flatnonzero(hits.lost).tolist(),
     }  # fmt: skip
-    return SearchResult(hits.ids, hits.distances, hits.stats, hits.fields), lost
+    return SearchResult(hits.ids, hits.distances, hits.stats, hits.fields), hits.lost
 
 
 def _wave(
     group: ShardGroup, asked: Bools, queries: Floats, wanted: Wanted, options: Mapping[str, Any], hits: _Hits,
-    lost: Bools, kth: Floats | None = None,
+    kth: Floats | None = None,
 ) -> None:  # fmt: skip
     """Ask shards for their queries, ``[q, shards]``, all at a time."""
     shards = np.flatnonzero(asked.any(axis=0)).tolist()
@@ -126,7 +126,7 @@ def _wave(
         calls.append(Call(shard, "search", arguments))
     for shard, mine, found in zip(shards, rows, group.ask(calls), strict=True):
         if found is MISSING:
-            lost[shard] = True
+            hits.lost[shard] = True
         else:
             hits.merge(mine, found)
 
