@@ -25,7 +25,7 @@ K = 10
 LEVELS = (0.9, 0.95, 0.99)
 BATCHES = (1, 16, 256)
 ASKED = (
-    Measure("recall", "recall@10", "share"),
+    Measure("recall", "recall@10", "share", "more"),
     Measure("asked", "shards asked", "a query"),
     Measure("pages", "pages", READS),
 )
@@ -33,7 +33,7 @@ TIMED = (
     Measure("ms", "time of a call", "ms", clock=True),
     Measure("single_ms", "the same of one index", "ms", clock=True),
     Measure("ray_ms", "a call of Ray that gives the queries back", "ms", clock=True),
-    Measure("ratio", "queries a second, of those of one index", "times", clock=True),
+    Measure("ratio", "queries a second, of those of one index", "times", "more", clock=True),
 )
 
 Vectors: TypeAlias = npt.NDArray[Any]
